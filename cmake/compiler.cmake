@@ -1,0 +1,32 @@
+# Warnings are errors, everywhere. Sanitizers and ccache are switched here and nowhere else.
+find_program(INFINIGEN_CCACHE ccache)
+if(INFINIGEN_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${INFINIGEN_CCACHE})
+endif()
+
+add_library(infinigen_options INTERFACE)
+target_include_directories(infinigen_options INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_compile_options(infinigen_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual -Wundef -Werror
+  -fno-math-errno)  # sqrt and friends inline; no value changes
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ 12 reports false positives for std::string and std::variant under -O2.
+  target_compile_options(infinigen_options INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
+endif()
+# One rounding per written operation: a fused multiply-add appears only where the code asks for it, so a result does not
+# depend on the inlining decisions of a compiler.
+target_compile_options(infinigen_options INTERFACE -ffp-contract=off)
+if(INFINIGEN_SANITIZE)
+  target_compile_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE})
+endif()
+if(INFINIGEN_FUZZ)
+  # The libraries are instrumented for coverage; only the targets link libFuzzer's main.
+  target_compile_options(infinigen_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# infinigen_library(NAME SOURCES... ): one static library per module directory.
+function(infinigen_library name)
+  add_library(${name} STATIC ${ARGN})
+  target_link_libraries(${name} PUBLIC infinigen_options)
+endfunction()

@@ -1,0 +1,9 @@
+# Third-party packages; their Debian 12 names are in scripts/install_packages.sh.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(CLI11 REQUIRED)
+pkg_check_modules(fmt REQUIRED IMPORTED_TARGET fmt)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)  # SIMD; Debian ships pkg-config files only
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)

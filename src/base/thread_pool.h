@@ -1,0 +1,69 @@
+// ThreadPool: a fixed team of threads that runs one parallel loop at a time. The calling thread works too, so a pool of
+// 1 starts no thread. Between loops the workers spin for a short while (a decode step has hundreds of loops,
+// microseconds apart), then sleep. One caller at a time; not reentrant.
+//
+// Work is cut by the caller into tasks; which thread runs which task is not fixed. Results must therefore depend on the
+// task alone: every output element is computed by exactly one task in a fixed order.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace infinigen {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(task, thread) for task in [0, tasks), thread in [0, threads()); returns when all are done. `body` must
+  // not throw. Allocates nothing.
+  template <class Body>
+  void Run(int64_t tasks, Body&& body) {
+    if (tasks <= 0) return;
+    if (tasks == 1 || workers_.empty()) {
+      for (int64_t task = 0; task < tasks; ++task) body(task, 0);
+      return;
+    }
+    RunErased(
+        tasks,
+        [](void* context, int64_t task, int thread) {
+          (*static_cast<std::remove_reference_t<Body>*>(context))(task, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+ private:
+  using Function = void (*)(void* context, int64_t task, int thread);
+
+  void RunErased(int64_t tasks, Function function, void* context);
+  void WorkerLoop(int thread);
+  void Drain(int thread);
+
+  // The current loop; written by the caller before `generation_` is raised, read by workers after they saw it.
+  Function function_ = nullptr;
+  void* context_ = nullptr;
+  int64_t tasks_ = 0;
+
+  alignas(64) std::atomic<uint64_t> generation_{0};
+  alignas(64) std::atomic<int64_t> next_task_{0};
+  alignas(64) std::atomic<int> working_{0};  // workers that have not yet finished the current loop
+  std::atomic<bool> stop_{false};
+
+  // Only for sleeping after a long idle spell.
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int sleepers_ = 0;  // guarded by mutex_
+
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,39 @@
+#include "base/result.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace infinigen {
+namespace {
+
+Result<int> Half(int value) {
+  if (value % 2 != 0) return Invalid("{} is odd", value);
+  return value / 2;
+}
+
+Result<int> Quarter(int value) {
+  ASSIGN_OR_RETURN(const int half, Half(value));
+  ASSIGN_OR_RETURN(const int quarter, Half(half));
+  return quarter;
+}
+
+TEST(Result, CarriesValueOrFirstError) {
+  EXPECT_EQ(Quarter(12).value(), 3);
+  EXPECT_EQ(Quarter(7).error().message, "7 is odd");
+  EXPECT_EQ(Quarter(6).error().message, "3 is odd");
+  EXPECT_EQ(Quarter(6).error().kind, ErrorKind::kInvalid);
+}
+
+TEST(Result, MovesOwningValues) {
+  Result<std::unique_ptr<int>> result = std::make_unique<int>(5);
+  std::unique_ptr<int> owned = std::move(result).value();
+  EXPECT_EQ(*owned, 5);
+}
+
+TEST(ResultDeathTest, ValueOfAnErrorIsABug) {
+  EXPECT_DEATH({ [[maybe_unused]] int x = Half(1).value(); }, "CHECK\\(ok\\(\\)\\)");
+}
+
+}  // namespace
+}  // namespace infinigen

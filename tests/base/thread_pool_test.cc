@@ -1,0 +1,48 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <vector>
+
+namespace infinigen {
+namespace {
+
+TEST(ThreadPool, EveryTaskRunsOnceForAnyTeam) {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.threads(), threads);
+    for (int64_t tasks : {0, 1, 2, 3, 64, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(tasks));
+      pool.Run(tasks, [&](int64_t task, int thread) {
+        ASSERT_GE(thread, 0);
+        ASSERT_LT(thread, threads);
+        ++runs[static_cast<size_t>(task)];
+      });
+      for (const auto& count : runs) EXPECT_EQ(count.load(), 1);
+    }
+  }
+}
+
+TEST(ThreadPool, WritesAreVisibleToTheCallerAfterRun) {
+  ThreadPool pool(3);
+  std::vector<int> squares(257);
+  for (int round = 0; round < 2000; ++round) {
+    pool.Run(257, [&](int64_t task, int) { squares[static_cast<size_t>(task)] = static_cast<int>(task) + round; });
+    for (int i = 0; i < 257; ++i) ASSERT_EQ(squares[static_cast<size_t>(i)], i + round);
+  }
+}
+
+TEST(ThreadPool, WakesAfterSleeping) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // far beyond the spinning time
+    std::atomic<int64_t> sum{0};
+    pool.Run(10, [&](int64_t task, int) { sum += task; });
+    EXPECT_EQ(sum.load(), 45);
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
