@@ -1,0 +1,77 @@
+// Weights: every parameter of a model as views, and whatever keeps their memory alive. Made by LoadWeights (matrices
+// lie in the mapped files, in their stored type; small vectors are converted to f32 once) or by RandomWeights
+// (benchmarks). Move-only; views stay valid when it moves, and die with it. Read-only, so any number of threads may use
+// it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "loader/checkpoint.h"
+#include "model/config.h"
+#include "tensor/buffer.h"
+#include "tensor/view.h"
+
+namespace infinigen {
+
+struct Linear {
+  ConstTensor weight;  // [out][in], stored type
+  ConstTensor bias;    // [1][out], f32; null when the model has none
+
+  explicit operator bool() const { return static_cast<bool>(weight); }
+};
+
+struct NormWeights {
+  ConstTensor weight;  // [1][hidden], f32
+  ConstTensor bias;    // [1][hidden], f32; null for RMS norms
+
+  explicit operator bool() const { return static_cast<bool>(weight); }
+};
+
+struct LayerWeights {
+  NormWeights attention_norm;
+  NormWeights mlp_norm;
+  Linear q;     // [heads · head_dim][hidden]
+  Linear k;     // [kv_heads · head_dim][hidden]
+  Linear v;     // [kv_heads · head_dim][hidden]
+  Linear o;     // [hidden][heads · head_dim]
+  Linear gate;  // [ffn][hidden]; null unless the MLP is gated
+  Linear up;    // [ffn][hidden]; OPT's fc1
+  Linear down;  // [hidden][ffn]; OPT's fc2
+};
+
+// What the views of a Weights point into. Held by pointer, so that moving a Weights moves no buffer's allocator.
+struct WeightStorage {
+  HostAllocator allocator;                 // outlives `buffers`: declared first
+  std::vector<Buffer> buffers;             // converted vectors, realigned matrices, random weights
+  std::unique_ptr<Checkpoint> checkpoint;  // null for random weights
+};
+
+struct Weights {
+  ConstTensor embedding;  // [vocab][embed_dim]
+  ConstTensor positions;  // [max_positions + position_offset][hidden]; null unless positions are learned
+  Linear project_in;      // [hidden][embed_dim]; null unless embed_dim ≠ hidden
+  Linear project_out;     // [embed_dim][hidden]; likewise
+  std::vector<LayerWeights> layers;
+  NormWeights final_norm;  // null when the model has none
+  Linear lm_head;          // [vocab][embed_dim]; the embedding itself when tied
+
+  std::unique_ptr<WeightStorage> storage;
+
+  // Bytes of all distinct parameters as held (a tied head counts once): what a step reads, and what a plan must place.
+  int64_t TotalBytes() const;
+};
+
+// Opens the checkpoint in `directory` and checks every tensor's presence and shape against `config`; a tensor that
+// belongs to no role is refused, since it would mean that the model is not what we take it for. Nothing is allocated
+// from the config's numbers before the file has confirmed them.
+Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config);
+
+// Weights that keep activations in a sane range (uniform of variance 1/fan_in, norms near 1, small biases): for speed,
+// not for text. Matrices have `type`. The same config, type and seed give the same bytes whatever `threads` is.
+Result<Weights> RandomWeights(const ModelConfig& config, DType type, uint64_t seed, int threads);
+
+}  // namespace infinigen
