@@ -1,0 +1,133 @@
+// The backend concept: every operation of the forward pass on one page.
+//
+// A backend is memory plus queues plus the operations below. The decoder (model/decoder.h) is written once over this
+// concept; `reference` is the oracle in plain loops, `cpu` the fast one, `cuda` comes beside them. The rules:
+//
+//  * Operations enqueue. Each takes the queue it runs on and returns nothing; what it writes may be read by later
+//  operations
+//    of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend runs each
+//    operation at once: program order is a legal schedule, and tickets are then always complete.
+//  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from Allocate(), Place() or
+//  pool_memory().
+//  * Activations have the type B::kActivation; weights keep the type they are stored in; logits are f32.
+//  * A token's result depends on that token, its sequence and the weights alone, never on its neighbours in the batch,
+//  on the
+//    number of threads or on how a prompt was cut into chunks. On CPU backends this holds bit for bit: one order of
+//    additions per output element, the same for one row and for a thousand.
+//  * Attention walks entries in ascending order in blocks of kAttentionBlock: per block a maximum, a sum and a weighted
+//  value,
+//    merged in order. Prefill and decode do the same arithmetic.
+//
+// Nothing here allocates or fails: operands are checked by the caller, and a mismatch is a bug (CHECK).
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/result.h"
+#include "kv/view.h"
+#include "tensor/buffer.h"
+#include "tensor/view.h"
+
+namespace infinigen {
+
+enum class Queue : uint8_t {
+  kCompute,   // the forward pass
+  kFetch,     // entries on their way to the compute device
+  kWriteout,  // entries on their way home to the pool
+};
+
+// Names a point in a queue: everything enqueued before it. Zero means "long done".
+struct Ticket {
+  uint64_t value = 0;
+};
+
+// Entries per softmax partial (see above); multiples of it cut work between passes and threads.
+inline constexpr int64_t kAttentionBlock = 64;
+
+// What a matrix product does with its result.
+enum class Epilogue : uint8_t { kStore, kAdd /* out += */, kRelu };
+
+// out = epilogue(x · weightᵀ + bias). Several projections of one x are given together, so that x is read once and the
+// team of threads is started once.
+struct Projection {
+  ConstTensor weight;  // [n][k], any stored type
+  ConstTensor bias;    // [1][n] f32, or null
+  Tensor out;          // [m][n] activation type, or f32
+  Epilogue epilogue = Epilogue::kStore;
+};
+
+// The tokens of one call, one item each; the arrays are backend memory.
+struct TokenBatch {
+  int64_t count = 0;
+  const int32_t* ids = nullptr;    // [count] vocabulary ids
+  const int32_t* slots = nullptr;  // [count] whose sequence
+  const int32_t* rows = nullptr;   // [count] row in the sequence = position
+};
+
+// A run of consecutive tokens of one sequence, rows [first_row, first_row + count): the shape of a prefill chunk.
+struct TokenRun {
+  SeqSlot slot;
+  int64_t first_row = 0;
+  int64_t count = 0;
+};
+
+// scale is 1/√head_dim; queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query head h
+// reads KV head h / (heads / kv_heads)).
+struct AttentionShape {
+  int64_t heads = 0;
+  float scale = 1.0f;
+};
+
+template <class B>
+concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
+                           LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
+                           const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
+                           const int32_t* ints) {
+  { B::kActivation } -> std::convertible_to<DType>;
+  { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
+
+  // Memory. compute_memory: activations, tables. pool_memory: where the pool's slabs come from. Place: a weight tensor
+  // in host memory → where the operations can read it; the host memory must outlive the backend.
+  { b.compute_memory() } -> std::same_as<Allocator&>;
+  { b.pool_memory() } -> std::same_as<Allocator&>;
+  { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
+  {
+    b.Upload(queue, host_in, bytes, host_out)
+    } -> std::same_as<void>;  // host → backend; the host bytes may be reused at once
+  {
+    b.Download(queue, host_in, bytes, host_out)
+    } -> std::same_as<Ticket>;  // backend → host; valid after Synchronize(ticket)
+
+  // Order.
+  { b.Record(queue) } -> std::same_as<Ticket>;
+  { b.Wait(queue, ticket) } -> std::same_as<void>;  // later operations of `queue` start after `ticket`
+  { b.Synchronize(ticket) } -> std::same_as<void>;  // the host waits
+
+  // out[i] = table[ids[i]], converted.                 table [vocab][hidden], out [count][hidden]
+  { b.Embed(queue, batch, c, t) } -> std::same_as<void>;
+  // x[i] += table[rows[i] + n].                        learned positions; OPT stores them from row 2 on
+  { b.AddPositions(queue, batch, c, n, t) } -> std::same_as<void>;
+  // out = x / rms(x) · weight.                         x, out [m][hidden]; weight [1][hidden] f32
+  { b.RmsNorm(queue, t, c, eps, t) } -> std::same_as<void>;
+  // out = (x − mean) / σ · weight + bias.
+  { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
+  // Each projection's out from the same x [m][k]; no out may overlap x.
+  { b.MatMul(queue, t, projections) } -> std::same_as<void>;
+  // table[i] = cos, then sin, of rows[i] · frequencies. frequencies [1][d/2] f32, table [count][d] f32; once per step
+  { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
+  // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
+  { b.Rope(queue, c, t) } -> std::same_as<void>;
+  // gate = silu(gate) · up.
+  { b.SiluMul(queue, t, t) } -> std::same_as<void>;
+  // Writes key and value rows [count][kv_heads·d] as entries, rounded to the stored type. The extents exist.
+  { b.Append(queue, batch, c, c, entries) } -> std::same_as<void>;
+  // Token i of the run attends to entries [0, first_row + i], its own included (it has been appended).
+  { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
+  // Token i attends to entries [0, rows[i]] of its own sequence. `n` is the largest row + 1 in the batch.
+  { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,31 @@
+// What the two host backends share: memory is host memory, weights stay where they are, and every queue runs at once,
+// so that tickets are complete when they are made.
+#pragma once
+
+#include <cstring>
+
+#include "backend/backend.h"
+
+namespace infinigen {
+
+class HostBackend {
+ public:
+  static constexpr DType kActivation = DType::kF32;
+
+  Allocator& compute_memory() { return memory_; }
+  Allocator& pool_memory() { return memory_; }
+  Result<ConstTensor> Place(const ConstTensor& weight) { return weight; }
+  void Upload(Queue, const void* host, size_t bytes, void* device) { std::memcpy(device, host, bytes); }
+  Ticket Download(Queue, const void* device, size_t bytes, void* host) {
+    std::memcpy(host, device, bytes);
+    return {};
+  }
+  Ticket Record(Queue) { return {}; }
+  void Wait(Queue, Ticket) {}
+  void Synchronize(Ticket) {}
+
+ private:
+  HostAllocator memory_;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,185 @@
+#include "backend/reference/reference_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace infinigen {
+namespace {
+
+float Load(const std::byte* data, DType type, int64_t index) {
+  return Dispatch(type, [&](auto tag) { return ToFloat(reinterpret_cast<const decltype(tag)*>(data)[index]); });
+}
+
+void Store(std::byte* data, DType type, int64_t index, float value) {
+  switch (type) {
+    case DType::kF32:
+      reinterpret_cast<float*>(data)[index] = value;
+      return;
+    case DType::kF16:
+      reinterpret_cast<F16*>(data)[index] = ToF16(value);
+      return;
+    case DType::kBF16:
+      reinterpret_cast<BF16*>(data)[index] = ToBF16(value);
+      return;
+  }
+}
+
+// One query head over entries [0, length) of one KV head: softmax(q·K · scale) · V.
+void AttendHead(const float* query, int64_t slot, int64_t head, int64_t length, float scale,
+                const LayerEntries& entries, float* out) {
+  const EntryLayout& layout = entries.layout;
+  std::vector<float> weights(static_cast<size_t>(length));
+  float largest = -INFINITY;
+  for (int64_t row = 0; row < length; ++row) {
+    const std::byte* key = entries.Entry(slot, head, row);
+    float score = 0;
+    for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+    weights[static_cast<size_t>(row)] = score * scale;
+    largest = std::max(largest, score * scale);
+  }
+  float sum = 0;
+  for (float& weight : weights) sum += weight = std::exp(weight - largest);
+  std::fill_n(out, layout.head_dim, 0.0f);
+  for (int64_t row = 0; row < length; ++row) {
+    const std::byte* value = entries.Entry(slot, head, row) + layout.key_bytes();
+    for (int64_t i = 0; i < layout.head_dim; ++i)
+      out[i] += weights[static_cast<size_t>(row)] / sum * Load(value, layout.type, i);
+  }
+}
+
+void AttendToken(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
+                 const LayerEntries& entries, float* out) {
+  const int64_t group = shape.heads / entries.layout.kv_heads;
+  for (int64_t head = 0; head < shape.heads; ++head) {
+    const int64_t offset = head * entries.layout.head_dim;
+    AttendHead(queries + offset, slot, head / group, length, shape.scale, entries, out + offset);
+  }
+}
+
+}  // namespace
+
+void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t i = 0; i < table.cols; ++i) out.as<float>(t)[i] = Load(table.row(batch.ids[t]), table.type, i);
+}
+
+void ReferenceBackend::AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
+                                    const Tensor& x) {
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t i = 0; i < table.cols; ++i)
+      x.as<float>(t)[i] += Load(table.row(batch.rows[t] + offset), table.type, i);
+}
+
+void ReferenceBackend::RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out) {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const float* in = x.as<float>(r);
+    float squares = 0;
+    for (int64_t i = 0; i < x.cols; ++i) squares += in[i] * in[i];
+    const float scale = 1.0f / std::sqrt(squares / static_cast<float>(x.cols) + eps);
+    for (int64_t i = 0; i < x.cols; ++i) out.as<float>(r)[i] = in[i] * scale * weight.as<float>()[i];
+  }
+}
+
+void ReferenceBackend::LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
+                                 const Tensor& out) {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const float* in = x.as<float>(r);
+    const float n = static_cast<float>(x.cols);
+    float sum = 0;
+    for (int64_t i = 0; i < x.cols; ++i) sum += in[i];
+    const float mean = sum / n;
+    float squares = 0;
+    for (int64_t i = 0; i < x.cols; ++i) squares += (in[i] - mean) * (in[i] - mean);
+    const float scale = 1.0f / std::sqrt(squares / n + eps);
+    for (int64_t i = 0; i < x.cols; ++i)
+      out.as<float>(r)[i] = (in[i] - mean) * scale * weight.as<float>()[i] + bias.as<float>()[i];
+  }
+}
+
+void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection> projections) {
+  for (const Projection& p : projections) {
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int64_t n = 0; n < p.weight.rows; ++n) {
+        float sum = 0;
+        for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * Load(p.weight.row(n), p.weight.type, k);
+        if (p.bias) sum += p.bias.as<float>()[n];
+        float& out = p.out.as<float>(r)[n];
+        switch (p.epilogue) {
+          case Epilogue::kStore:
+            out = sum;
+            break;
+          case Epilogue::kAdd:
+            out += sum;
+            break;
+          case Epilogue::kRelu:
+            out = std::max(sum, 0.0f);
+            break;
+        }
+      }
+    }
+  }
+}
+
+void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+  const int64_t half = frequencies.cols;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(batch.rows[t]) * frequencies.as<float>()[i];
+      table.as<float>(t)[i] = std::cos(angle);
+      table.as<float>(t)[half + i] = std::sin(angle);
+    }
+  }
+}
+
+void ReferenceBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
+  const int64_t half = table.cols / 2;
+  for (int64_t t = 0; t < x.rows; ++t) {
+    const float* cosines = table.as<float>(t);
+    const float* sines = cosines + half;
+    for (float* head = x.as<float>(t); head != x.as<float>(t) + x.cols; head += 2 * half) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+      }
+    }
+  }
+}
+
+void ReferenceBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {
+  for (int64_t r = 0; r < gate.rows; ++r) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const float g = gate.as<float>(r)[i];
+      gate.as<float>(r)[i] = g / (1.0f + std::exp(-g)) * up.as<float>(r)[i];
+    }
+  }
+}
+
+void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                              const LayerEntries& entries) {
+  const EntryLayout& layout = entries.layout;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    for (int64_t head = 0; head < layout.kv_heads; ++head) {
+      std::byte* entry = entries.Entry(batch.slots[t], head, batch.rows[t]);
+      for (int64_t i = 0; i < layout.head_dim; ++i) {
+        Store(entry, layout.type, i, keys.as<float>(t)[head * layout.head_dim + i]);
+        Store(entry + layout.key_bytes(), layout.type, i, values.as<float>(t)[head * layout.head_dim + i]);
+      }
+    }
+  }
+}
+
+void ReferenceBackend::AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run,
+                                     const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  for (int64_t t = 0; t < run.count; ++t)
+    AttendToken(queries.as<float>(t), run.slot.value(), run.first_row + t + 1, shape, entries, out.as<float>(t));
+}
+
+void ReferenceBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t,
+                                    const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  for (int64_t t = 0; t < batch.count; ++t)
+    AttendToken(queries.as<float>(t), batch.slots[t], batch.rows[t] + 1, shape, entries, out.as<float>(t));
+}
+
+}  // namespace infinigen

@@ -1,0 +1,33 @@
+// The oracle: every operation of backend.h as the plainest loop that states what it means, in f32, on one thread. Never
+// optimised; the tests compare every other backend with it.
+#pragma once
+
+#include "backend/backend.h"
+#include "backend/host_backend.h"
+
+namespace infinigen {
+
+class ReferenceBackend : public HostBackend {
+ public:
+  static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
+
+  void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
+  void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
+  void RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);
+  void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
+                 const Tensor& out);
+  void MatMul(Queue, const Tensor& x, std::span<const Projection> projections);
+  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
+  void Rope(Queue, const ConstTensor& table, const Tensor& x);
+  void SiluMul(Queue, const Tensor& gate, const Tensor& up);
+  void Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+              const LayerEntries& entries);
+  void AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
+                     const LayerEntries& entries, const Tensor& out);
+  void AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
+                    const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+};
+
+static_assert(Backend<ReferenceBackend>);
+
+}  // namespace infinigen
