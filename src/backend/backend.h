@@ -110,9 +110,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Embed(queue, batch, c, t) } -> std::same_as<void>;
   // x[i] += table[rows[i] + n].                        learned positions; OPT stores them from row 2 on
   { b.AddPositions(queue, batch, c, n, t) } -> std::same_as<void>;
-  // out = x / rms(x) · weight.                         x, out [m][hidden]; weight [1][hidden] f32
+  // out = x / rms(x) · weight; out may be x.           x, out [m][hidden]; weight [1][hidden] f32
   { b.RmsNorm(queue, t, c, eps, t) } -> std::same_as<void>;
-  // out = (x − mean) / σ · weight + bias.
+  // out = (x − mean) / σ · weight + bias; out may be x.
   { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
   // Each projection's out from the same x [m][k]; no out may overlap x.
   { b.MatMul(queue, t, projections) } -> std::same_as<void>;

@@ -1,0 +1,219 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "engine/sampler.h"
+#include "model/decoder.h"
+
+namespace infinigen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+// A request and what it holds while it is in the engine.
+struct Engine::Live {
+  RequestId id;
+  Request request;
+  RequestState state = RequestState::kQueued;
+  bool cancel = false;
+  Sampler sampler;
+  RequestResult result;
+
+  SeqSlot slot;              // from admission on
+  int64_t final_tokens = 0;  // rows of its quota
+  int64_t prefill_units_done = 0;
+  int64_t prefill_units = 0;
+  std::vector<int32_t> history;  // prompt, then what was generated
+  Clock::time_point submitted = Clock::now();
+  Clock::time_point admitted;
+  Clock::time_point first_token;
+
+  Live(RequestId id_, Request request_, int64_t vocab)
+      : id(id_), request(std::move(request_)), sampler(request.sampling, vocab), history(request.prompt) {}
+
+  bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
+  void Become(RequestState next) {
+    CHECK(MayFollow(state, next));
+    state = next;
+  }
+};
+
+Engine::Engine(Executor& executor) : executor_(executor) {
+  const size_t batch = static_cast<size_t>(executor.options().max_batch);
+  batch_.reserve(batch);
+  items_.reserve(batch);
+  stats_.step_ms.reserve(kStepSamples);  // a step allocates nothing
+  logits_.resize(batch * static_cast<size_t>(executor.config().vocab));
+}
+
+Engine::~Engine() {
+  for (const std::unique_ptr<Live>& live : requests_) {
+    const bool holds_slot = !live->finished() && live->state != RequestState::kQueued;
+    if (holds_slot) executor_.Release(live->slot);
+  }
+}
+
+Result<RequestId> Engine::Submit(Request request) {
+  const ModelConfig& config = executor_.config();
+  const int64_t context = executor_.options().max_tokens;
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt == 0) return Invalid("the prompt has no tokens");
+  if (prompt > context) return Invalid("the prompt has {} tokens, the context holds {}", prompt, context);
+  for (size_t i = 0; i < request.prompt.size(); ++i)
+    if (request.prompt[i] < 0 || request.prompt[i] >= config.vocab)
+      return Invalid("prompt token {} has the id {}, the vocabulary has {}", i, request.prompt[i], config.vocab);
+  CHECK(request.max_new_tokens >= 0);
+
+  const RequestId id(next_id_++);
+  auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
+  // The last generated token is never attended to, so it needs no row.
+  live->final_tokens = std::min(context, prompt + std::max<int64_t>(live->request.max_new_tokens - 1, 0));
+  live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
+  live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - prompt));
+  requests_.push_back(std::move(live));
+  return id;
+}
+
+void Engine::Cancel(RequestId id) {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->id == id) live->cancel = true;
+}
+
+void Engine::CancelAll() {
+  for (const std::unique_ptr<Live>& live : requests_) live->cancel = true;
+}
+
+bool Engine::RunOnce() {
+  DropCancelled();
+  Admit();
+  RunPrefillUnit();
+  RunDecodeStep();
+  SweepFinished();
+  return !requests_.empty();
+}
+
+void Engine::DropCancelled() {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->cancel && !live->finished()) Finish(*live, FinishReason::kCancelled);
+}
+
+void Engine::Admit() {
+  const auto holds_slot = [](const std::unique_ptr<Live>& live) {
+    return !live->finished() && live->state != RequestState::kQueued;
+  };
+  bool others = std::any_of(requests_.begin(), requests_.end(), holds_slot);
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (live->state != RequestState::kQueued) continue;
+    Result<SeqSlot> slot = executor_.Admit(live->final_tokens);
+    if (!slot.ok() && !others) {  // the pool is empty and still too small: waiting cannot help
+      Finish(*live, FinishReason::kError, slot.error().message);
+      continue;
+    }
+    if (!slot.ok()) return;  // first come, first served: nobody overtakes
+    live->slot = *slot;
+    live->Become(RequestState::kAdmitted);
+    live->admitted = Clock::now();
+    live->result.queue_s = Seconds(live->admitted - live->submitted);
+    others = true;
+    if (Status begun = executor_.BeginPrefill(live->slot, live->request.prompt); !begun.ok()) {
+      Finish(*live, FinishReason::kError, begun.error().message);
+      continue;
+    }
+    live->prefill_units = executor_.PrefillUnits(live->slot);
+    live->Become(RequestState::kPrefilling);
+  }
+}
+
+void Engine::RunPrefillUnit() {
+  const auto oldest = std::find_if(requests_.begin(), requests_.end(),
+                                   [](const auto& live) { return live->state == RequestState::kPrefilling; });
+  if (oldest == requests_.end()) return;
+  Live& live = **oldest;
+  const Clock::time_point start = Clock::now();
+  const bool finished = executor_.RunPrefillUnit(live.slot);
+  const int64_t prompt = static_cast<int64_t>(live.request.prompt.size());
+  const std::span<float> logits = std::span(logits_).first(static_cast<size_t>(executor_.config().vocab));
+  if (finished) executor_.PrefillLogits(live.slot, prompt - 1, 1, logits);
+  stats_.prefill_s += Seconds(Clock::now() - start);
+  ++live.prefill_units_done;
+  if (live.request.on_prefill) live.request.on_prefill(live.id, live.prefill_units_done, live.prefill_units);
+  if (!finished) return;
+
+  stats_.prefill_tokens += prompt;
+  executor_.EndPrefill(live.slot);
+  live.first_token = Clock::now();
+  live.result.prefill_s = Seconds(live.first_token - live.admitted);
+  live.Become(RequestState::kDecoding);
+  if (live.request.max_new_tokens == 0)
+    Finish(live, FinishReason::kLength);
+  else
+    Accept(live, logits);
+}
+
+void Engine::RunDecodeStep() {
+  batch_.clear();
+  items_.clear();
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (live->state != RequestState::kDecoding) continue;
+    const int64_t row = static_cast<int64_t>(live->history.size()) - 1;
+    batch_.push_back(live.get());
+    items_.push_back({.slot = live->slot, .token = live->history.back(), .row = row});
+    stats_.attended_rows += row + 1;
+  }
+  if (batch_.empty()) return;
+
+  const size_t vocab = static_cast<size_t>(executor_.config().vocab);
+  const Clock::time_point start = Clock::now();
+  const Status status = executor_.Step(items_, std::span(logits_).first(batch_.size() * vocab));
+  const double elapsed = Seconds(Clock::now() - start);
+  stats_.decode_s += elapsed;
+  const float step_ms = static_cast<float>(elapsed * 1e3);
+  if (stats_.step_ms.size() < kStepSamples)
+    stats_.step_ms.push_back(step_ms);
+  else
+    stats_.step_ms[static_cast<size_t>(stats_.decode_steps) % kStepSamples] = step_ms;
+  ++stats_.decode_steps;
+  stats_.decode_tokens += static_cast<int64_t>(batch_.size());
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    if (status.ok())
+      Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
+    else
+      Finish(*batch_[i], FinishReason::kError, status.error().message);
+  }
+}
+
+// Samples the next token of a decoding request and decides whether it goes on.
+void Engine::Accept(Live& live, std::span<float> logits) {
+  const std::optional<int32_t> token = live.sampler.Sample(logits, live.history);
+  if (!token) return Finish(live, FinishReason::kError, "the model gave no finite logit");
+  const std::vector<int64_t>& eos = executor_.config().eos_ids;
+  if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
+    return Finish(live, FinishReason::kEos);
+  live.history.push_back(*token);
+  live.result.tokens.push_back(*token);
+  if (live.request.on_token && !live.request.on_token(live.id, *token)) return Finish(live, FinishReason::kStopped);
+  const bool enough = static_cast<int64_t>(live.result.tokens.size()) >= live.request.max_new_tokens;
+  const bool full = static_cast<int64_t>(live.history.size()) > live.final_tokens;
+  if (enough || full) Finish(live, FinishReason::kLength);
+}
+
+void Engine::Finish(Live& live, FinishReason reason, std::string error) {
+  if (live.state != RequestState::kQueued) executor_.Release(live.slot);
+  if (live.state == RequestState::kDecoding) live.result.decode_s = Seconds(Clock::now() - live.first_token);
+  live.Become(reason == FinishReason::kCancelled ? RequestState::kCancelled : RequestState::kDone);
+  live.result.reason = reason;
+  live.result.error = std::move(error);
+  if (live.request.on_done) live.request.on_done(live.id, live.result);
+}
+
+void Engine::SweepFinished() {
+  std::erase_if(requests_, [](const std::unique_ptr<Live>& live) { return live->finished(); });
+}
+
+}  // namespace infinigen

@@ -1,0 +1,71 @@
+// A request: a prompt on its way to text. One state machine, driven by the engine's loop; the command line is a client
+// of it like a server.
+//
+//        ┌────────────────────── preempted ◄─┐
+//        ▼                                   │
+//     queued ──► admitted ──► prefilling ──► decoding ──► done
+//        │           │             │             │
+//        └───────────┴─────────────┴─────────────┴──────► cancelled
+//
+// admitted: has a slot and a quota of rows in the pool, so nothing its neighbours do can stop it for want of memory.
+// done, cancelled: final; slot and rows are back in the pool.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/strong_index.h"
+
+namespace infinigen {
+
+using RequestId = StrongIndex<struct RequestIdTag>;
+
+enum class RequestState : uint8_t { kQueued, kAdmitted, kPrefilling, kDecoding, kPreempted, kDone, kCancelled };
+
+// Whether the picture above has this arrow.
+bool MayFollow(RequestState from, RequestState to);
+
+enum class FinishReason : uint8_t {
+  kEos,        // the model ended the text
+  kStopped,    // the client's on_token said so (a stop string, a limit of its own)
+  kLength,     // max_new_tokens, or the context is full
+  kCancelled,  // Cancel()
+  kError,      // see RequestResult::error
+};
+std::string_view Name(FinishReason reason);
+
+struct SamplingOptions {
+  float temperature = 0.8f;     // 0: the most likely token, always
+  int32_t top_k = 40;           // keep the k most likely; 0: all
+  float top_p = 0.95f;          // keep the smallest set with this much probability; 1: all
+  float min_p = 0.05f;          // drop what is less likely than this share of the most likely; 0: none
+  float repeat_penalty = 1.0f;  // > 1: tokens among the last `repeat_window` become less likely
+  int32_t repeat_window = 64;
+  uint64_t seed = 0;
+};
+
+struct RequestResult {
+  FinishReason reason = FinishReason::kError;
+  std::string error;            // one line, with kError
+  std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
+  double queue_s = 0;
+  double prefill_s = 0;  // from admission to the first token's logits
+  double decode_s = 0;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  int64_t max_new_tokens = 0;
+  SamplingOptions sampling;
+  bool ignore_eos = false;
+
+  // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
+  std::function<bool(RequestId, int32_t token)> on_token;
+  std::function<void(RequestId, int64_t units_done, int64_t units)> on_prefill;
+  std::function<void(RequestId, const RequestResult&)> on_done;
+};
+
+}  // namespace infinigen

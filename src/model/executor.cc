@@ -1,0 +1,121 @@
+#include "model/executor.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/reference/reference_backend.h"
+#include "model/decoder.h"
+
+namespace infinigen {
+namespace {
+
+PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
+  return {.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
+          .layers = config.layers,
+          .max_sequences = options.max_batch,
+          .max_tokens = options.max_tokens,
+          .limit_bytes = options.pool_limit_bytes};
+}
+
+template <Backend B>
+class DecoderExecutor final : public Executor {
+ public:
+  template <class... BackendArgs>
+  DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name, BackendArgs... args)
+      : config_(config),
+        options_(options),
+        name_(std::move(name)),
+        backend_(args...),
+        pool_(PoolFor(config, options), backend_.pool_memory()),
+        jobs_(static_cast<size_t>(options.max_batch)) {}
+
+  Status Start(const Weights& weights) {
+    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.max_batch));
+    return Ok();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  const ExecutorOptions& options() const override { return options_; }
+  std::string device_name() const override { return name_; }
+
+  Result<SeqSlot> Admit(int64_t final_tokens) override { return pool_.Admit(final_tokens); }
+  void Release(SeqSlot slot) override {
+    jobs_[slot.index()].reset();
+    pool_.Release(slot);
+  }
+
+  Status BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) override {
+    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, tokens));
+    return Ok();
+  }
+  int64_t PrefillUnits(SeqSlot slot) const override { return decoder_->PrefillUnits(*jobs_[slot.index()]); }
+  bool RunPrefillUnit(SeqSlot slot) override { return decoder_->RunPrefillUnit(*jobs_[slot.index()]); }
+  void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) override {
+    decoder_->PrefillLogits(*jobs_[slot.index()], first, count, logits);
+  }
+  void EndPrefill(SeqSlot slot) override { jobs_[slot.index()].reset(); }
+
+  Status Step(std::span<const StepItem> items, std::span<float> logits) override {
+    return decoder_->Step(items, logits);
+  }
+
+  uint64_t pool_bytes() const override { return pool_.allocated_bytes(); }
+  uint64_t pool_peak_bytes() const override { return pool_.peak_bytes(); }
+
+ private:
+  const ModelConfig& config_;
+  ExecutorOptions options_;
+  std::string name_;
+  B backend_;
+  Pool pool_;  // its memory is the backend's: declared after it
+  std::unique_ptr<Decoder<B>> decoder_;
+  std::vector<std::optional<PrefillJob>> jobs_;  // [max_batch]; set while a sequence prefills
+};
+
+template <Backend B>
+MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
+  const PoolOptions pool = PoolFor(config, options);
+  return {.weights_bytes = weights_bytes,
+          .workspace_bytes = Decoder<B>::WorkspaceBytes(config, pool, options.max_batch),
+          .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * SizeOf(B::kActivation),
+          .pool_bytes =
+              static_cast<uint64_t>(options.max_batch) * Pool::QuotaBytes(pool.layout, pool.layers, options.max_tokens),
+          .pool_bytes_per_token = static_cast<uint64_t>(pool.layers) * pool.layout.row_bytes()};
+}
+
+template <Backend B, class... BackendArgs>
+Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights& weights,
+                                       const ExecutorOptions& options, std::string name, BackendArgs... args) {
+  auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), args...);
+  RETURN_IF_ERROR(executor->Start(weights));
+  return Result<std::unique_ptr<Executor>>(std::move(executor));
+}
+
+}  // namespace
+
+MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
+  switch (options.device) {
+    case Device::kCpu:
+      return Plan<CpuBackend>(config, options, weights_bytes);
+    case Device::kReference:
+      return Plan<ReferenceBackend>(config, options, weights_bytes);
+  }
+  CHECK(false);
+}
+
+Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
+                                               const ExecutorOptions& options) {
+  CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
+  switch (options.device) {
+    case Device::kCpu:
+      return Make<CpuBackend>(config, weights, options, "cpu", options.threads);
+    case Device::kReference:
+      return Make<ReferenceBackend>(config, weights, options, "reference");
+  }
+  CHECK(false);
+}
+
+}  // namespace infinigen

@@ -1,0 +1,74 @@
+// Executor: a model ready to run on some backend, for those who must not care which. The only virtual interface of the
+// engine room: one call per prefill unit or decode step, so its cost vanishes. Called from the engine's thread only.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "kv/ids.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace infinigen {
+
+enum class Device { kCpu, kReference };
+
+struct ExecutorOptions {
+  Device device = Device::kCpu;
+  int threads = 1;
+  int64_t max_tokens = 0;  // context: rows a sequence may have
+  int64_t max_batch = 1;   // sequences at once
+  DType kv_type = DType::kF32;
+  uint64_t pool_limit_bytes = UINT64_MAX;
+};
+
+// What a run needs, stated before anything is allocated.
+struct MemoryPlan {
+  uint64_t weights_bytes = 0;    // mapped from the files, or allocated for random weights
+  uint64_t workspace_bytes = 0;  // activations, tables, logits
+  uint64_t prefill_bytes = 0;    // residual stream of one prompt of max_tokens
+  uint64_t pool_bytes = 0;       // max_batch sequences of max_tokens
+  uint64_t pool_bytes_per_token = 0;
+
+  uint64_t total_bytes() const { return weights_bytes + workspace_bytes + prefill_bytes + pool_bytes; }
+};
+
+struct StepItem;
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual const ExecutorOptions& options() const = 0;
+  virtual std::string device_name() const = 0;  // for people: "cpu (AVX-512, 2 threads)"
+
+  // A place for a sequence that will have at most `final_tokens` rows; kExhausted when there is none now.
+  virtual Result<SeqSlot> Admit(int64_t final_tokens) = 0;
+  // Gives everything of the sequence back; also ends a prefill that is under way.
+  virtual void Release(SeqSlot slot) = 0;
+
+  // The prompt's grid of units. After BeginPrefill, RunPrefillUnit until it says true; then PrefillLogits for any of
+  // the prompt's tokens; EndPrefill frees the grid's memory.
+  virtual Status BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) = 0;
+  virtual int64_t PrefillUnits(SeqSlot slot) const = 0;
+  virtual bool RunPrefillUnit(SeqSlot slot) = 0;
+  virtual void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) = 0;
+  virtual void EndPrefill(SeqSlot slot) = 0;
+
+  // One token for each item, which must all be of different sequences; logits [items][vocab].
+  virtual Status Step(std::span<const StepItem> items, std::span<float> logits) = 0;
+
+  virtual uint64_t pool_bytes() const = 0;
+  virtual uint64_t pool_peak_bytes() const = 0;
+};
+
+MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);
+
+// `config` and `weights` outlive the executor.
+Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
+                                               const ExecutorOptions& options);
+
+}  // namespace infinigen
