@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs the Debian 12 packages that building and testing need; asks for nothing that is already there.
+# usage: scripts/install_packages.sh [build|test]     (build: what scripts/demo.sh needs; test: everything)
+set -euo pipefail
+
+BUILD=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev)
+TEST=(libgtest-dev libgmock-dev libopenblas-dev clang libclang-rt-14-dev clang-format clang-tidy ccache python3)
+
+wanted=("${BUILD[@]}")
+[ "${1:-test}" = test ] && wanted+=("${TEST[@]}")
+
+missing=()
+for package in "${wanted[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "install_packages: missing ${missing[*]}; run as root or install sudo" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "installing: ${missing[*]}"
+"${as_root[@]}" apt-get update -q
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test that needs no GPU. Last line: "N passed, N failed, N skipped".
+# usage: scripts/test.sh [--quick]     (--quick: the release build's tests only)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+quick=false
+[ "${1:-}" = --quick ] && quick=true
+
+scripts/install_packages.sh test || exit 1
+
+passed=0 failed=0 skipped=0
+failures=()
+
+# check NAME COMMAND…: one pass or failure; output is shown only when it fails. Exit status 77 means skipped.
+check() {
+  local name=$1 log
+  shift
+  log=$(mktemp)
+  "$@" >"$log" 2>&1
+  local status=$?
+  if [ $status -eq 0 ]; then
+    passed=$((passed + 1)) && echo "ok       $name"
+  elif [ $status -eq 77 ]; then
+    skipped=$((skipped + 1)) && echo "skipped  $name: $(tail -n 1 "$log")"
+  else
+    failed=$((failed + 1)) && failures+=("$name") && echo "FAILED   $name" && tail -n 60 "$log"
+  fi
+  rm -f "$log"
+  return $status
+}
+
+# run_ctest PRESET ARGS…: every test of a build counts by itself.
+run_ctest() {
+  local preset=$1 log
+  shift
+  log=$(mktemp)
+  ctest --test-dir "build/$preset" --output-on-failure -j 2 "$@" >"$log" 2>&1
+  local status=$? total bad skip
+  grep -E '\*\*\*(Failed|Skipped|Timeout|Exception)|Subprocess aborted' "$log" | sed "s/^/$preset: /"
+  # "100% tests passed, 0 tests failed out of 123"
+  read -r bad total < <(sed -n 's/.*, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\).*/\1 \2/p' "$log" | tail -n 1)
+  skip=$(grep -cE '\*\*\*Skipped' "$log")
+  if [ -z "${total:-}" ] || [ "$total" -eq 0 ]; then
+    echo "FAILED   ctest $preset ran no test" && tail -n 40 "$log"
+    failed=$((failed + 1)) && failures+=("ctest $preset")
+  else
+    passed=$((passed + total - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
+    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && sed -n '/The following tests FAILED/,$p' "$log" && grep -B2 -A40 'Failed' "$log" | head -n 200
+    echo "ok       ctest $preset: $((total - bad - skip)) passed, $bad failed, $skip skipped"
+  fi
+  rm -f "$log"
+  return $status
+}
+
+build() { cmake --preset "$1" && cmake --build --preset "$1"; }
+
+check "include directions" python3 tools/check_layers.py
+check "formatting" bash -c "git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror"
+if check "build release" build release; then
+  run_ctest release
+fi
+if ! $quick; then
+  check "lint" scripts/lint.sh
+  if check "build asan" build asan; then
+    run_ctest asan -LE slow
+  fi
+  if check "build fuzz" build fuzz; then
+    for target in build/fuzz/fuzz_*; do
+      [ -x "$target" ] && check "fuzz ${target##*/fuzz_}" tests/fuzz/run.sh "$target" 8
+    done
+  fi
+fi
+
+[ ${#failures[@]} -gt 0 ] && printf 'failed: %s\n' "${failures[@]}"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
