@@ -1,0 +1,52 @@
+// The shapes that attention's kernels and their caller share.
+//
+// The arithmetic of one query head, whichever path computes it:
+//   entries are cut into blocks of kAttentionBlock, blocks into chunks of kAttentionChunk entries, both from entry 0
+//   on; score = Σ over head_dim in ascending order of (query · scale · log2 e) · key; a block gives its maximum, Σ
+//   2^(score - maximum) and Σ 2^(score - maximum) · value in ascending entry order; the blocks of a chunk are merged in
+//   ascending order, then the chunks.
+// So a chunk can be computed by any thread, and the result knows nothing of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+namespace infinigen {
+
+// The unit of work of a split decode. 1,024 entries of 256 bytes are 256 KB, about 25 µs of one core's memory
+// bandwidth: enough to hide a task's start, and a context of 2K with 8 KV heads still gives 16 tasks.
+inline constexpr int64_t kAttentionChunk = 1024;
+static_assert(kAttentionChunk % kAttentionBlock == 0 && kExtentTokens % kAttentionBlock == 0);
+
+// Query rows (a token's query heads of one KV head are consecutive rows) that share a widened block in prefill: the
+// widening then costs 3 % of the block's arithmetic, and the rows' state stays in L2.
+inline constexpr int64_t kPrefillRows = 128;
+
+// The running softmax of one query row: {maximum, sum, unused..., value[padded_dim]}.
+inline constexpr int64_t kStateHead = 16;  // floats before the value; keeps it aligned
+
+inline constexpr int64_t kMaxHeadDim = 512;
+
+struct AttentionPlan {
+  AttentionPlan(const LayerEntries& e, const AttentionShape& shape)
+      : entries(e),
+        group(shape.heads / e.layout.kv_heads),
+        scale(shape.scale),
+        dim(e.layout.head_dim),
+        padded_dim((e.layout.head_dim + 15) / 16 * 16) {}
+
+  int64_t state_floats() const { return kStateHead + padded_dim; }
+  // Scratch of one thread that works on `rows` query rows.
+  int64_t scratch_floats(int64_t rows) const {
+    return rows * (padded_dim + 2 * state_floats()) + 2 * kAttentionBlock * padded_dim;
+  }
+
+  LayerEntries entries;
+  int64_t group;  // query heads per KV head
+  float scale;
+  int64_t dim;
+  int64_t padded_dim;  // in whole vectors of the widest target
+};
+
+}  // namespace infinigen

@@ -1,0 +1,78 @@
+// Loads, stores and sums that every CPU kernel shares, once per SIMD target. Stored types become f32 in registers,
+// exactly.
+#if defined(INFINIGEN_CPU_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INFINIGEN_CPU_VECTOR_INL_H_
+#undef INFINIGEN_CPU_VECTOR_INL_H_
+#else
+#define INFINIGEN_CPU_VECTOR_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace infinigen::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+using D4 = hn::Full128<float>;
+
+inline constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+inline constexpr int64_t kMostLanes = 16;  // of any target; block sizes are multiples of it
+
+HWY_INLINE VF LoadF32(DF d, const float* p) { return hn::LoadU(d, p); }
+HWY_INLINE VF LoadF32(DF d, const BF16* p) {
+  const hn::Rebind<uint16_t, DF> d16;
+  const hn::RebindToUnsigned<DF> d32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
+}
+HWY_INLINE VF LoadF32(DF d, const F16* p) {
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+// The last `count` < kLanes elements of a row; the other lanes are zero and their memory is not touched.
+template <class T>
+HWY_INLINE VF LoadTail(DF d, const T* p, int64_t count) {
+  HWY_ALIGN float lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i] = ToFloat(p[i]);
+  return hn::Load(d, lanes);
+}
+HWY_INLINE void StoreTail(DF d, VF v, float* p, int64_t count) {
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(v, d, lanes);
+  std::copy_n(lanes, count, p);
+}
+
+// Sum over 128-bit blocks, halves first: a fixed tree.
+template <class D>
+HWY_INLINE hn::Vec<D4> SumBlocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    (void)d;
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return SumBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// {Σa, Σb, Σc, Σe}: the sums over the lanes of four vectors, each by the same fixed tree.
+HWY_INLINE hn::Vec<D4> SumLanesOfFour(DF d, VF a, VF b, VF c, VF e) {
+  const hn::Repartition<uint64_t, DF> d64;
+  const VF ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const VF ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const VF low = hn::BitCast(d, hn::InterleaveLower(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce)));
+  const VF high = hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce)));
+  return SumBlocks(d, hn::Add(low, high));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace infinigen::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,164 @@
+// AttendDecode and AttendPrefill against the reference. Bound: weights sum to one, so an output differs by at most a
+// few ulp of the largest value, more where scores are large (a score's rounding error is multiplied by its
+// exponential): 1e-6 · (8 + |largest score|) · max|value|.
+#include "backend/backends.h"
+#include "backend/operands.h"
+
+namespace infinigen {
+namespace {
+
+template <class Factory>
+class AttentionTest : public OpTest<Factory> {};
+TYPED_TEST_SUITE(AttentionTest, TestedBackends, BackendName);
+
+struct Setting {
+  DType type = DType::kBF16;
+  int64_t kv_heads = 2, group = 4, dim = 64;
+  float query_scale = 1.0f;  // sharp or flat attention
+  float value_scale = 1.0f;
+};
+
+// The same random entries in both backends: lengths[s] rows of sequence s.
+template <class B>
+class Both {
+ public:
+  Both(B& backend, ReferenceBackend& reference, const Setting& setting, const std::vector<int64_t>& lengths,
+       Random& random)
+      : backend_(backend),
+        reference_(reference),
+        setting_(setting),
+        mine_(backend, Layout(setting), std::ssize(lengths), Longest(lengths), random),
+        theirs_(reference, Layout(setting), std::ssize(lengths), Longest(lengths), random) {
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      const int64_t n = lengths[s], width = setting.kv_heads * setting.dim;
+      HostTensor keys = HostTensor::Normal(random, DType::kF32, n, width);
+      HostTensor values = HostTensor::Normal(random, DType::kF32, n, width, setting.value_scale);
+      std::vector<int32_t> slots(static_cast<size_t>(n), static_cast<int32_t>(s)), rows(static_cast<size_t>(n));
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+      DeviceTensor dkeys(backend, keys), dvalues(backend, values);
+      DeviceInts dslots(backend, slots), drows(backend, rows);
+      backend.Append(Queue::kCompute, {n, nullptr, dslots, drows}, dkeys, dvalues, mine_.view());
+      reference.Append(Queue::kCompute, {n, nullptr, slots.data(), rows.data()}, keys.view(), values.view(),
+                       theirs_.view());
+    }
+  }
+
+  void CheckDecode(const std::vector<int32_t>& slots, const std::vector<int32_t>& rows, Random& random) {
+    const int64_t count = std::ssize(rows), width = setting_.kv_heads * setting_.group * setting_.dim;
+    HostTensor queries = HostTensor::Normal(random, DType::kF32, count, width, setting_.query_scale, 3);
+    HostTensor out(DType::kF32, count, width, 5);
+    DeviceTensor dqueries(backend_, queries), dout(backend_, out);
+    DeviceInts dslots(backend_, slots), drows(backend_, rows);
+    const int64_t longest = *std::max_element(rows.begin(), rows.end()) + 1;
+    backend_.AttendDecode(Queue::kCompute, dqueries, {count, nullptr, dslots, drows}, longest, Shape(), mine_.view(),
+                          dout);
+    reference_.AttendDecode(Queue::kCompute, queries.view(), {count, nullptr, slots.data(), rows.data()}, longest,
+                            Shape(), theirs_.view(), out.view());
+    Compare(dout.Fetch(), out);
+  }
+
+  void CheckPrefill(int64_t slot, int64_t first, int64_t count, Random& random) {
+    const int64_t width = setting_.kv_heads * setting_.group * setting_.dim;
+    HostTensor queries = HostTensor::Normal(random, DType::kF32, count, width, setting_.query_scale, 1);
+    HostTensor out(DType::kF32, count, width, 2);
+    DeviceTensor dqueries(backend_, queries), dout(backend_, out);
+    const TokenRun run{SeqSlot(static_cast<int32_t>(slot)), first, count};
+    backend_.AttendPrefill(Queue::kCompute, dqueries, run, Shape(), mine_.view(), dout);
+    reference_.AttendPrefill(Queue::kCompute, queries.view(), run, Shape(), theirs_.view(), out.view());
+    Compare(dout.Fetch(), out);
+  }
+
+ private:
+  static EntryLayout Layout(const Setting& s) { return {s.type, s.kv_heads, s.dim}; }
+  static int64_t Longest(const std::vector<int64_t>& lengths) {
+    return *std::max_element(lengths.begin(), lengths.end());
+  }
+  AttentionShape Shape() const {
+    return {setting_.kv_heads * setting_.group, 1.0f / std::sqrt(static_cast<float>(setting_.dim))};
+  }
+  void Compare(const HostTensor& got, const HostTensor& want) {
+    // |q·k| / √d of normal vectors is about query_scale; six deviations cover the largest of them.
+    const float bound = 1e-6f * (8.0f + 6.0f * setting_.query_scale) * 6.0f * setting_.value_scale;
+    for (int64_t r = 0; r < want.rows; ++r)
+      for (int64_t c = 0; c < want.cols; ++c) ASSERT_NEAR(got.At(r, c), want.At(r, c), bound) << r << "," << c;
+    for (int64_t r = 0; r < want.rows; ++r)
+      for (int64_t c = want.cols; c < want.stride; ++c) ASSERT_TRUE(std::isnan(got.row(r)[c])) << "gap written";
+  }
+
+  B& backend_;
+  ReferenceBackend& reference_;
+  Setting setting_;
+  TestEntries<B> mine_;
+  TestEntries<ReferenceBackend> theirs_;
+};
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+TYPED_TEST(AttentionTest, GroupsAndHeadDims) {
+  Random random(20);
+  for (const DType type : kTypes) {
+    for (const int64_t group : {1, 2, 3, 4, 7, 8}) {
+      for (const int64_t dim : {8, 20, 64, 80, 128}) {
+        SCOPED_TRACE(::testing::Message() << Name(type) << " group " << group << " dim " << dim);
+        Both both(this->backend(), this->reference(), {type, 2, group, dim}, {150}, random);
+        both.CheckDecode({0}, {static_cast<int32_t>(random.Int(64, 149))}, random);
+        both.CheckPrefill(0, random.Int(0, 70), random.Int(1, 70), random);
+      }
+    }
+  }
+}
+
+// Lengths around the edges of blocks (64), extents (256) and chunks (1,024), all in one batch.
+TYPED_TEST(AttentionTest, BatchOfDifferentLengths) {
+  Random random(21);
+  const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 255, 256, 257, 700, 1023, 1024, 1025, 2049, 2300};
+  Both both(this->backend(), this->reference(), {DType::kBF16, 3, 4, 32}, lengths, random);
+  std::vector<int32_t> slots, rows;
+  for (size_t s = 0; s < lengths.size(); ++s) {
+    slots.push_back(static_cast<int32_t>(s));
+    rows.push_back(static_cast<int32_t>(lengths[s] - 1));
+  }
+  slots.push_back(13);  // the same sequence twice, the second token further back
+  rows.push_back(1500);
+  both.CheckDecode(slots, rows, random);
+}
+
+TYPED_TEST(AttentionTest, PrefillRuns) {
+  Random random(22);
+  Both both(this->backend(), this->reference(), {DType::kBF16, 2, 3, 24}, {1300, 1300}, random);
+  for (const int64_t first : {0, 1, 63, 64, 200, 256, 1000})
+    for (const int64_t count : {1, 2, 64, 67, 130, 300}) both.CheckPrefill(first % 2, first, count, random);
+}
+
+TYPED_TEST(AttentionTest, SharpScoresDoNotOverflow) {
+  Random random(23);
+  for (const float scale : {100.0f, 3000.0f}) {
+    Both both(this->backend(), this->reference(), {DType::kF32, 2, 2, 16, scale}, {400}, random);
+    both.CheckDecode({0}, {399}, random);
+    both.CheckPrefill(0, 300, 100, random);
+  }
+}
+
+// Scores of 1e6 and more: one entry takes all the weight, and the output is its value.
+TYPED_TEST(AttentionTest, HugeScoresPickOneEntry) {
+  auto& b = this->backend();
+  Random random(24);
+  const EntryLayout layout{DType::kF32, 1, 8};
+  TestEntries entries(b, layout, 1, 200, random);
+  HostTensor keys(DType::kF32, 200, 8), values = HostTensor::Normal(random, DType::kF32, 200, 8);
+  std::vector<int32_t> slots(200, 0), rows(200);
+  for (int32_t i = 0; i < 200; ++i) {
+    rows[static_cast<size_t>(i)] = i;
+    for (int64_t c = 0; c < 8; ++c) keys.Set(i, c, i == 130 ? 1e4f : -1e4f + static_cast<float>(i));
+  }
+  HostTensor query(DType::kF32, 1, 8), out(DType::kF32, 1, 8);
+  for (int64_t c = 0; c < 8; ++c) query.Set(0, c, 1e4f);
+  DeviceTensor dkeys(b, keys), dvalues(b, values), dquery(b, query), dout(b, out);
+  DeviceInts dslots(b, slots), drows(b, rows), last(b, {199});
+  b.Append(Queue::kCompute, {200, nullptr, dslots, drows}, dkeys, dvalues, entries.view());
+  b.AttendDecode(Queue::kCompute, dquery, {1, nullptr, dslots, last}, 200, {1, 0.35355339f}, entries.view(), dout);
+  for (int64_t c = 0; c < 8; ++c) EXPECT_EQ(dout.Fetch().At(0, c), values.At(130, c));
+}
+
+}  // namespace
+}  // namespace infinigen

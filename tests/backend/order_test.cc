@@ -1,0 +1,156 @@
+// The contract of CPU backends, bit for bit: a token's result does not depend on its neighbours in the call, the number
+// of threads, or how a prompt was cut. The comparisons are of bits, not of values.
+#include "backend/backends.h"
+#include "backend/operands.h"
+
+namespace infinigen {
+namespace {
+
+template <class Factory>
+class OrderTest : public OpTest<Factory> {};
+using CpuBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuFactory<HWY_EMU128>>;
+TYPED_TEST_SUITE(OrderTest, CpuBackends);
+
+void ExpectSameBits(const HostTensor& a, int64_t a_row, const HostTensor& b, int64_t b_row) {
+  for (int64_t c = 0; c < a.cols; ++c) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a.row(a_row)[c]), std::bit_cast<uint32_t>(b.row(b_row)[c]))
+        << "row " << a_row << " column " << c << ": " << a.row(a_row)[c] << " and " << b.row(b_row)[c];
+  }
+}
+
+HostTensor Product(CpuBackend& backend, HostTensor& x, int64_t first, int64_t count, HostTensor& weight) {
+  HostTensor out(DType::kF32, count, weight.rows);
+  const Projection projection{weight.view(), {}, out.view()};
+  backend.MatMul(Queue::kCompute, x.view().Rows(first, count), {&projection, 1});
+  return out;
+}
+
+TYPED_TEST(OrderTest, MatMulRowsDoNotDependOnTheCall) {
+  Random random(30);
+  CpuBackend one(1), two(2);
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t k : {7, 48, 512, 1030}) {
+      const int64_t m = 550, n = 75;
+      HostTensor x = HostTensor::Normal(random, DType::kF32, m, k), weight = HostTensor::Normal(random, type, n, k);
+      const HostTensor all = Product(this->backend(), x, 0, m, weight);
+      for (CpuBackend* backend : {&one, &two, &this->backend()}) {
+        for (const int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 20, 100, 549}) {
+          const int64_t first = random.Int(0, m - count);
+          const HostTensor part = Product(*backend, x, first, count, weight);
+          for (int64_t r = 0; r < count; ++r) ExpectSameBits(part, r, all, first + r);
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirPlace) {
+  Random random(31);
+  for (const int64_t m : {1, 5, 30}) {
+    HostTensor x = HostTensor::Normal(random, DType::kF32, m, 100);
+    HostTensor weight = HostTensor::Normal(random, DType::kBF16, 90, 100);
+    const HostTensor all = Product(this->backend(), x, 0, m, weight);
+    for (int64_t n = 0; n < 90; ++n) {
+      HostTensor row(DType::kBF16, 1, 100), out(DType::kF32, m, 1);
+      for (int64_t c = 0; c < 100; ++c) row.Set(0, c, weight.At(n, c));
+      const Projection projection{row.view(), {}, out.view()};
+      this->backend().MatMul(Queue::kCompute, x.view(), {&projection, 1});
+      for (int64_t r = 0; r < m; ++r) ASSERT_EQ(out.At(r, 0), all.At(r, n));
+    }
+  }
+}
+
+struct Scene {
+  DType type;
+  int64_t kv_heads, group, dim, length;
+};
+
+// One sequence whose tokens attend in several ways.
+class Sequence {
+ public:
+  Sequence(CpuBackend& backend, const Scene& s, Random& random)
+      : scene_(s),
+        entries_(backend, {s.type, s.kv_heads, s.dim}, 1, s.length, random),
+        queries_(HostTensor::Normal(random, DType::kF32, s.length, s.kv_heads * s.group * s.dim, 2.0f)) {
+    HostTensor keys = HostTensor::Normal(random, DType::kF32, s.length, s.kv_heads * s.dim);
+    HostTensor values = HostTensor::Normal(random, DType::kF32, s.length, s.kv_heads * s.dim);
+    for (int64_t c = 0; c < values.cols; ++c) values.Set(s.length / 2, c, -0.0f);
+    // Values so small that their weighted sums underflow, with signs: zero sums must agree in sign too.
+    for (int64_t r = 0; r < s.length; ++r) values.Set(r, 0, r % 2 == 0 ? 1e-42f : -1e-42f);
+    std::vector<int32_t> slots(static_cast<size_t>(s.length), 0);
+    for (int32_t i = 0; i < s.length; ++i) rows_.push_back(i);
+    backend.Append(Queue::kCompute, {s.length, nullptr, slots.data(), rows_.data()}, keys.view(), values.view(),
+                   entries_.view());
+  }
+  HostTensor Prefill(CpuBackend& backend, int64_t chunk) {
+    HostTensor out(DType::kF32, queries_.rows, queries_.cols);
+    for (int64_t first = 0; first < scene_.length; first += chunk) {
+      const int64_t count = std::min(chunk, scene_.length - first);
+      backend.AttendPrefill(Queue::kCompute, queries_.view().Rows(first, count), {SeqSlot(0), first, count}, Shape(),
+                            entries_.view(), out.view().Rows(first, count));
+    }
+    return out;
+  }
+  HostTensor Decode(CpuBackend& backend, std::vector<int32_t> rows) {
+    HostTensor queries(DType::kF32, std::ssize(rows), queries_.cols), out = queries;
+    for (size_t i = 0; i < rows.size(); ++i)
+      std::copy_n(queries_.row(rows[i]), queries_.cols, queries.view().as<float>(static_cast<int64_t>(i)));
+    const std::vector<int32_t> slots(rows.size(), 0);
+    const int64_t longest = *std::max_element(rows.begin(), rows.end()) + 1;
+    backend.AttendDecode(Queue::kCompute, queries.view(), {std::ssize(rows), nullptr, slots.data(), rows.data()},
+                         longest, Shape(), entries_.view(), out.view());
+    return out;
+  }
+  const std::vector<int32_t>& rows() const { return rows_; }
+
+ private:
+  AttentionShape Shape() const { return {scene_.kv_heads * scene_.group, 0.2f}; }
+  Scene scene_;
+  TestEntries<CpuBackend> entries_;
+  HostTensor queries_;
+  std::vector<int32_t> rows_;
+};
+
+TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
+  Random random(32);
+  CpuBackend one(1), two(2);
+  const Scene scenes[] = {{DType::kBF16, 2, 4, 64, 1200},
+                          {DType::kF16, 1, 1, 20, 330},
+                          {DType::kF32, 2, 3, 80, 300},
+                          {DType::kBF16, 1, 8, 128, 150},
+                          {DType::kF32, 3, 2, 8, 90}};
+  for (const Scene& scene : scenes) {
+    SCOPED_TRACE(::testing::Message() << "group " << scene.group << " dim " << scene.dim);
+    Sequence sequence(this->backend(), scene, random);
+    const HostTensor whole = sequence.Prefill(this->backend(), scene.length);
+    for (const int64_t chunk : {1, 7, 64, 100}) {
+      if (chunk == 1 && scene.length > 400) continue;  // decode below does the same
+      const HostTensor cut = sequence.Prefill(two, chunk);
+      for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(cut, r, whole, r);
+    }
+    for (CpuBackend* backend : {&one, &two, &this->backend()}) {
+      const HostTensor batch = sequence.Decode(*backend, sequence.rows());
+      for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(batch, r, whole, r);
+    }
+    for (int32_t row = 0; row < scene.length; row += 29) ExpectSameBits(sequence.Decode(one, {row}), 0, whole, row);
+  }
+}
+
+TYPED_TEST(OrderTest, RowwiseOpsDoNotDependOnTheCall) {
+  Random random(33);
+  CpuBackend one(1);
+  HostTensor x = HostTensor::Normal(random, DType::kF32, 100, 333),
+             weight = HostTensor::Normal(random, DType::kF32, 1, 333);
+  HostTensor many(DType::kF32, 100, 333), single = many, gated = x, gated_single = x;
+  this->backend().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, many.view());
+  this->backend().SiluMul(Queue::kCompute, gated.view(), x.view());
+  for (int64_t r = 0; r < 100; ++r) {
+    one.RmsNorm(Queue::kCompute, x.view().Rows(r, 1), weight.view(), 1e-5f, single.view().Rows(r, 1));
+    one.SiluMul(Queue::kCompute, gated_single.view().Rows(r, 1), x.view().Rows(r, 1));
+    ExpectSameBits(single, r, many, r);
+    ExpectSameBits(gated_single, r, gated, r);
+  }
+}
+
+}  // namespace
+}  // namespace infinigen

@@ -1,0 +1,154 @@
+// Embed, AddPositions, the norms, rope, SiluMul and Append against the reference.
+#include "backend/backends.h"
+#include "backend/operands.h"
+
+namespace infinigen {
+namespace {
+
+template <class Factory>
+class RowwiseTest : public OpTest<Factory> {};
+TYPED_TEST_SUITE(RowwiseTest, TestedBackends, BackendName);
+
+// |got - want| <= relative · |want| + absolute, everywhere inside the rows; the gaps are untouched.
+void ExpectNear(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
+  for (int64_t r = 0; r < want.rows; ++r)
+    for (int64_t c = 0; c < want.cols; ++c)
+      ASSERT_NEAR(got.At(r, c), want.At(r, c), relative * std::fabs(want.At(r, c)) + absolute) << r << "," << c;
+  for (int64_t r = 0; r < want.rows; ++r)
+    for (int64_t c = want.cols; c < want.stride; ++c) ASSERT_TRUE(std::isnan(got.row(r)[c])) << "gap written";
+}
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+TYPED_TEST(RowwiseTest, EmbedAndPositionsAreExact) {
+  auto& b = this->backend();
+  Random random(1);
+  for (const DType type : kTypes) {
+    for (const int64_t hidden : {1, 15, 16, 33, 200}) {
+      const int64_t count = random.Int(1, 40);
+      HostTensor table = HostTensor::Normal(random, type, 57, hidden);
+      HostTensor positions = HostTensor::Normal(random, type, 102, hidden);
+      if (type == DType::kF16) table.Set(3, 0, 0x1.8p-20f);  // a subnormal half
+      HostTensor out(DType::kF32, count, hidden, 3);
+      std::vector<int32_t> ids, rows;
+      for (int64_t i = 0; i < count; ++i) {
+        ids.push_back(static_cast<int32_t>(i == 0 ? 3 : random.Int(0, 56)));
+        rows.push_back(static_cast<int32_t>(random.Int(0, 99)));
+      }
+      DeviceTensor device_table(b, table), device_positions(b, positions), device_out(b, out);
+      DeviceInts device_ids(b, ids), device_rows(b, rows);
+      const TokenBatch batch{count, device_ids, nullptr, device_rows};
+      b.Embed(Queue::kCompute, batch, device_table, device_out);
+      b.AddPositions(Queue::kCompute, batch, device_positions, 2, device_out);
+      const TokenBatch host_batch{count, ids.data(), nullptr, rows.data()};
+      this->reference().Embed(Queue::kCompute, host_batch, table.view(), out.view());
+      this->reference().AddPositions(Queue::kCompute, host_batch, positions.view(), 2, out.view());
+      ExpectNear(device_out.Fetch(), out, 0, 0);
+    }
+  }
+}
+
+// Bound: the order of the sum changes the scale by a few ulp.
+TYPED_TEST(RowwiseTest, Norms) {
+  auto& b = this->backend();
+  Random random(2);
+  for (const int64_t n : {1, 7, 16, 31, 64, 100, 2048, 5000}) {
+    for (const float offset : {0.0f, 10.0f}) {
+      const int64_t rows = random.Int(1, 20);
+      HostTensor x = HostTensor::Normal(random, DType::kF32, rows, n, 1.0f, 5);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < n; ++c) x.Set(r, c, x.At(r, c) + offset);
+      HostTensor weight = HostTensor::Normal(random, DType::kF32, 1, n);
+      HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, n);
+      HostTensor rms(DType::kF32, rows, n, 2), layer(DType::kF32, rows, n, 2);
+      DeviceTensor dx(b, x), dw(b, weight), db(b, bias), drms(b, rms), dlayer(b, layer);
+      b.RmsNorm(Queue::kCompute, dx, dw, 1e-5f, drms);
+      b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
+      this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
+      this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
+      ExpectNear(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      // One element has no variance: (x - mean) is rounding noise over √eps.
+      ExpectNear(dlayer.Fetch(), layer, 2e-5f, n == 1 ? 1e-3f : 2e-4f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, NormWorksInPlace) {
+  auto& b = this->backend();
+  Random random(3);
+  HostTensor x = HostTensor::Normal(random, DType::kF32, 3, 77);
+  HostTensor weight = HostTensor::Normal(random, DType::kF32, 1, 77);
+  DeviceTensor dx(b, x), dw(b, weight);
+  b.RmsNorm(Queue::kCompute, dx, dw, 1e-6f, dx);
+  this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-6f, x.view());
+  ExpectNear(dx.Fetch(), x, 2e-5f, 1e-6f);
+}
+
+// The angle is one f32 product, so even at position 131,071 cos and sin must agree to the last bits.
+TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
+  auto& b = this->backend();
+  Random random(4);
+  for (const int64_t dim : {8, 20, 64, 80, 128}) {
+    const int64_t count = 9, heads = 3;
+    HostTensor frequencies(DType::kF32, 1, dim / 2);
+    for (int64_t i = 0; i < dim / 2; ++i)
+      frequencies.Set(0, i, std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(dim)));
+    const std::vector<int32_t> rows = {0, 1, 2, 255, 256, 4097, 65535, 131071, 131072};
+    HostTensor table(DType::kF32, count, dim);
+    HostTensor x = HostTensor::Normal(random, DType::kF32, count, heads * dim, 1.0f, 7);
+    DeviceTensor df(b, frequencies), dtable(b, table), dx(b, x);
+    DeviceInts drows(b, rows);
+    b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, dtable);
+    b.Rope(Queue::kCompute, dtable, dx);
+    this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(),
+                                table.view());
+    this->reference().Rope(Queue::kCompute, table.view(), x.view());
+    ExpectNear(dtable.Fetch(), table, 2e-7f, 1e-7f);
+    ExpectNear(dx.Fetch(), x, 4e-7f, 2e-6f);
+  }
+}
+
+TYPED_TEST(RowwiseTest, SiluMul) {
+  auto& b = this->backend();
+  Random random(5);
+  for (const int64_t n : {1, 5, 16, 50, 700}) {
+    HostTensor gate = HostTensor::Normal(random, DType::kF32, 6, n, 8.0f, 1);
+    HostTensor up = HostTensor::Normal(random, DType::kF32, 6, n, 1.0f, 4);
+    const float extremes[] = {0.0f, -0.0f, -80.0f, -90.0f, -200.0f, 100.0f, 3e38f, -3e38f};
+    for (int64_t i = 0; i < std::min<int64_t>(n, 8); ++i) gate.Set(0, i, extremes[i]);
+    for (int64_t i = 0; i < n; ++i) up.Set(0, i, 0.5f);
+    DeviceTensor dgate(b, gate), dup(b, up);
+    b.SiluMul(Queue::kCompute, dgate, dup);
+    this->reference().SiluMul(Queue::kCompute, gate.view(), up.view());
+    ExpectNear(dgate.Fetch(), gate, 1e-6f, 1e-30f);
+  }
+}
+
+TYPED_TEST(RowwiseTest, AppendRoundsLikeTheReference) {
+  auto& b = this->backend();
+  Random random(6);
+  for (const DType type : kTypes) {
+    for (const int64_t dim : {8, 20, 64}) {
+      const EntryLayout layout{type, 3, dim};
+      TestEntries mine(b, layout, 2, 600, random);
+      TestEntries theirs(this->reference(), layout, 2, 600, random);
+      const std::vector<int32_t> slots = {0, 0, 1, 1, 0}, rows = {0, 255, 256, 511, 599};
+      HostTensor keys = HostTensor::Normal(random, DType::kF32, 5, 3 * dim, 1.0f, 9);
+      HostTensor values = HostTensor::Normal(random, DType::kF32, 5, 3 * dim, 1e-4f, 2);
+      keys.Set(0, 0, -0.0f);
+      keys.Set(0, 1, 65519.0f);  // the largest that still rounds to a finite half
+      DeviceTensor dkeys(b, keys), dvalues(b, values);
+      DeviceInts dslots(b, slots), drows(b, rows);
+      b.Append(Queue::kCompute, {5, nullptr, dslots, drows}, dkeys, dvalues, mine.view());
+      this->reference().Append(Queue::kCompute, {5, nullptr, slots.data(), rows.data()}, keys.view(), values.view(),
+                               theirs.view());
+      for (size_t t = 0; t < rows.size(); ++t)
+        for (int64_t head = 0; head < 3; ++head)
+          ASSERT_EQ(mine.Read(slots[t], head, rows[t]), theirs.Read(slots[t], head, rows[t]));
+      ASSERT_TRUE(std::isnan(mine.Read(0, 1, 1)[0])) << "a row that nobody appended was written";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
