@@ -1,0 +1,101 @@
+#include "model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "loader/model_files.h"
+
+namespace infinigen {
+namespace {
+
+using test::MessageOf;
+using testing::HasSubstr;
+
+std::string Golden(const std::string& name) { return std::string(INFINIGEN_TEST_DATA) + "/golden/models/" + name; }
+
+TEST(ModelConfig, DescribesLlama) {
+  const Result<ModelConfig> config = LoadModelConfig(Golden("llama_gqa_tied") + "/");
+  ASSERT_TRUE(config.ok()) << MessageOf(config);
+  EXPECT_EQ(config->name, "llama_gqa_tied");
+  EXPECT_EQ(config->architecture, Architecture::kLlama);
+  EXPECT_EQ(config->heads, 8);
+  EXPECT_EQ(config->kv_heads, 2);
+  EXPECT_EQ(config->head_dim, 8);
+  EXPECT_EQ(config->embed_dim, config->hidden);
+  EXPECT_EQ(config->norm, NormKind::kRms);
+  EXPECT_EQ(config->norm_eps, 1e-5f);
+  EXPECT_EQ(config->positions, PositionKind::kRope);
+  EXPECT_EQ(config->mlp, MlpKind::kGatedSilu);
+  EXPECT_TRUE(config->pre_norm);
+  EXPECT_TRUE(config->final_norm);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_FALSE(config->has_projections());
+  EXPECT_EQ(config->eos_ids.size(), 2u);
+}
+
+TEST(ModelConfig, DescribesOptAndItsVariants) {
+  const Result<ModelConfig> post = LoadModelConfig(Golden("opt_post_norm"));
+  ASSERT_TRUE(post.ok()) << MessageOf(post);
+  EXPECT_EQ(post->norm, NormKind::kLayer);
+  EXPECT_EQ(post->norm_eps, 1e-5f);
+  EXPECT_EQ(post->positions, PositionKind::kLearned);
+  EXPECT_EQ(post->position_offset, 2);
+  EXPECT_EQ(post->mlp, MlpKind::kRelu);
+  EXPECT_FALSE(post->pre_norm);
+  EXPECT_FALSE(post->final_norm) << "a post-norm model has none";
+  EXPECT_TRUE(post->has_projections());
+  EXPECT_TRUE(post->attention_bias && post->mlp_bias);
+
+  const Result<ModelConfig> bare = LoadModelConfig(Golden("opt_bare"));
+  ASSERT_TRUE(bare.ok()) << MessageOf(bare);
+  EXPECT_TRUE(bare->pre_norm);
+  EXPECT_FALSE(bare->final_norm);
+  EXPECT_FALSE(bare->norm_affine);
+  EXPECT_FALSE(bare->attention_bias || bare->mlp_bias);
+}
+
+TEST(ModelConfig, ShapesHaveThePublishedParameterCounts) {
+  const std::pair<const char*, int64_t> published[] = {{"llama-2-7b", 6738415616},   {"llama-2-13b", 13015864320},
+                                                       {"llama-3-8b", 8030261248},   {"llama-3.1-8b", 8030261248},
+                                                       {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824},
+                                                       {"opt-125m", 125239296},      {"opt-1.3b", 1315758080},
+                                                       {"opt-6.7b", 6658473984},     {"opt-13b", 12853473280}};
+  for (const auto& [name, count] : published) {
+    const Result<ModelConfig> shape = ShapeByName(name);
+    ASSERT_TRUE(shape.ok()) << MessageOf(shape);
+    EXPECT_EQ(ParameterCount(*shape), count) << name;
+  }
+  for (const std::string_view name : ShapeNames()) EXPECT_TRUE(ShapeByName(name).ok()) << name;
+  EXPECT_EQ(ShapeByName("opt-30b")->heads, 56);
+  EXPECT_THAT(MessageOf(ShapeByName("gpt-5")), testing::AllOf(HasSubstr("'gpt-5'"), HasSubstr("opt-13b")));
+}
+
+// Expected values: transformers 5.22, LlamaRotaryEmbedding. Its vectorised pow may differ from ours in the last bit.
+void ExpectFrequencies(const std::vector<float>& expected, const std::vector<float>& actual, size_t stride) {
+  ASSERT_EQ(actual.size(), expected.size() * stride);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(actual[i * stride] / expected[i], 1.0f, 2.5e-7f) << "frequency " << i * stride;
+}
+
+TEST(RopeInverseFrequencies, AreThoseOfTransformers) {
+  ExpectFrequencies({0x1.000000p+0f, 0x1.43d136p-2f, 0x1.99999ap-4f, 0x1.030dc6p-5f, 0x1.47ae14p-7f, 0x1.9e7c70p-9f,
+                     0x1.0624dep-10f, 0x1.4b96c0p-12f},
+                    RopeInverseFrequencies({}, 16), 1);
+  RopeConfig linear;
+  linear.scaling = RopeScaling::kLinear;
+  linear.factor = 3.0;
+  ExpectFrequencies({0x1.555556p-2f, 0x1.afc19ep-4f, 0x1.111112p-5f, 0x1.5967b2p-7f, 0x1.b4e81ap-9f, 0x1.1452f6p-10f,
+                     0x1.5d867ep-12f, 0x1.ba1e56p-14f},
+                    RopeInverseFrequencies(linear, 16), 1);
+  // Three regimes: the first kept, some mixed (index 32 and its neighbours), the last divided by 8.
+  const RopeConfig llama3{500000.0, RopeScaling::kLlama3, 8.0, 1.0, 4.0, 8192};
+  ExpectFrequencies({0x1.000000p+0f, 0x1.c2ef78p-2f, 0x1.8d2760p-3f, 0x1.5dc95ap-4f, 0x1.341190p-5f, 0x1.0f5386p-6f,
+                     0x1.ddee9ep-8f, 0x1.a4ee40p-9f, 0x1.132ba4p-11f, 0x1.46831ap-14f, 0x1.1f91f0p-15f, 0x1.fa8b86p-17f,
+                     0x1.be2188p-18f, 0x1.88ec20p-19f, 0x1.5a0f4ep-20f, 0x1.30c94ep-21f},
+                    RopeInverseFrequencies(llama3, 128), 4);
+}
+
+}  // namespace
+}  // namespace infinigen

@@ -1,0 +1,248 @@
+#include "model/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "golden/golden_file.h"
+#include "loader/model_files.h"
+
+namespace infinigen {
+namespace {
+
+using test::MessageOf;
+using test::SafetensorsOf;
+using test::TempDir;
+using test::TestTensor;
+using testing::AllOf;
+using testing::HasSubstr;
+
+Result<Weights> Load(const std::string& directory) {
+  ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
+  return LoadWeights(directory, config);
+}
+
+Result<Weights> LoadTiny(const std::vector<TestTensor>& tensors, std::string_view config = test::kTinyConfig) {
+  const TempDir dir;
+  dir.Write("config.json", config);
+  dir.Write("model.safetensors", SafetensorsOf(tensors));
+  return Load(dir.path());  // the mapping outlives the file's name
+}
+
+TEST(LoadWeights, ReadsEveryGoldenModel) {
+  const Result<std::vector<std::string>> directories = ListGolden(std::string(INFINIGEN_TEST_DATA) + "/golden/models");
+  ASSERT_TRUE(directories.ok());
+  ASSERT_GE(directories->size(), 15u);
+  for (const std::string& directory : *directories) {
+    const Result<ModelConfig> config = LoadModelConfig(directory);
+    ASSERT_TRUE(config.ok()) << MessageOf(config);
+    const Result<Weights> weights = LoadWeights(directory, *config);
+    ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+    EXPECT_EQ(static_cast<int64_t>(weights->layers.size()), config->layers);
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].gate), config->mlp == MlpKind::kGatedSilu);
+    EXPECT_EQ(static_cast<bool>(weights->positions), config->positions == PositionKind::kLearned);
+    EXPECT_EQ(static_cast<bool>(weights->final_norm), config->final_norm);
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].q.bias), config->attention_bias);
+    EXPECT_EQ(weights->lm_head.weight.data == weights->embedding.data, config->tied_embeddings);
+    EXPECT_GE(weights->TotalBytes(), 2 * ParameterCount(*config));
+    const Result<GoldenModel> golden = LoadGolden(directory);
+    ASSERT_TRUE(golden.ok()) << MessageOf(golden);
+    EXPECT_EQ(golden->prompts.size(), 4u);
+    EXPECT_EQ(static_cast<int64_t>(golden->prompts[0].logits[0].size()), config->vocab);
+  }
+}
+
+TEST(LoadWeights, ShardsHoldTheSameBytesAsOneFile) {
+  const std::string root = std::string(INFINIGEN_TEST_DATA) + "/golden/models/";
+  const Result<Weights> whole = Load(root + "llama_mha");  // made from the same seed
+  const Result<Weights> shards = Load(root + "llama_sharded");
+  ASSERT_TRUE(whole.ok() && shards.ok());
+  EXPECT_GT(shards->storage->checkpoint->files().size(), 2u);
+  for (size_t layer = 0; layer < whole->layers.size(); ++layer) {
+    const ConstTensor& a = whole->layers[layer].down.weight;
+    const ConstTensor& b = shards->layers[layer].down.weight;
+    ASSERT_EQ(a.rows * a.cols, b.rows * b.cols);
+    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * 4), 0) << layer;
+  }
+}
+
+TEST(LoadWeights, KeepsMatricesInTheirTypeAndConvertsVectors) {
+  for (const char* dtype : {"F32", "F16", "BF16"}) {
+    const Result<Weights> weights = LoadTiny(test::TinyTensors(dtype));
+    ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+    EXPECT_EQ(SizeOf(weights->embedding.type), std::string(dtype) == "F32" ? 4u : 2u);
+    const ConstTensor& norm = weights->final_norm.weight;
+    EXPECT_EQ(norm.type, DType::kF32);
+    ASSERT_EQ(norm.cols, 4);
+    // Elements 33.. of the file; all its values are multiples of 1/16, exact in every type.
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(norm.as<float>()[i], static_cast<float>((33 + i) % 17) / 16.0f) << dtype;
+    EXPECT_FALSE(weights->final_norm.bias);
+    EXPECT_FALSE(weights->layers[0].q.bias);
+  }
+}
+
+TEST(LoadWeights, TypesMayDifferFromTensorToTensor) {
+  std::vector<TestTensor> tensors = test::TinyTensors("BF16");
+  tensors[1].dtype = "F32";
+  tensors[4].dtype = "F16";
+  const Result<Weights> weights = LoadTiny(tensors);
+  ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+  EXPECT_EQ(weights->layers[0].q.weight.type, DType::kF16);
+  EXPECT_EQ(weights->layers[0].k.weight.type, DType::kBF16);
+}
+
+TEST(LoadWeights, RealignsMatricesAtOddAddresses) {
+  std::string header = "{";
+  std::string data;
+  for (const TestTensor& tensor : test::TinyTensors()) {
+    size_t bytes = 4;
+    for (const int64_t extent : tensor.shape) bytes *= static_cast<size_t>(extent);
+    header += fmt::format(R"("{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}},)", tensor.name,
+                          fmt::join(tensor.shape, ","), data.size(), data.size() + bytes);
+    for (size_t i = 0; i < bytes; ++i) data += static_cast<char>(data.size() % 61);
+  }
+  header.back() = '}';
+  while (header.size() % 4 != 1) header += ' ';
+  const TempDir dir;
+  dir.Write("config.json", test::kTinyConfig);
+  dir.Write("model.safetensors", test::Safetensors(header, data));
+  const Result<Weights> weights = Load(dir.path());
+  ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(weights->embedding.data) % 4, 0u);
+  EXPECT_EQ(std::memcmp(weights->embedding.data, data.data(), 8 * 4 * 4), 0);
+}
+
+TEST(LoadWeights, NamesTensorShapeAndExpectation) {
+  std::vector<TestTensor> tensors = test::TinyTensors();
+  tensors[4].shape = {4, 2};
+  EXPECT_THAT(
+      MessageOf(LoadTiny(tensors)),
+      HasSubstr("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.weight' has shape [4,2], config.json "
+                "implies [4,4] (heads·head_dim × hidden)"));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    tensors = test::TinyTensors();
+    tensors[i].shape[0] += 1;
+    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(tensors[i].name), HasSubstr("has shape")));
+    tensors[i].shape = {1, 1, 2, 2};
+    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(tensors[i].name), HasSubstr("has shape [1,1,2,2]")));
+  }
+}
+
+TEST(LoadWeights, NamesMissingTensors) {
+  for (size_t i = 0; i < test::TinyTensors().size(); ++i) {
+    std::vector<TestTensor> tensors = test::TinyTensors();
+    const std::string name = tensors[i].name;
+    tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(name), HasSubstr("is missing")));
+  }
+}
+
+TEST(LoadWeights, RefusesTensorsWithoutAPlace) {
+  for (const char* name : {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.bias",
+                           "model.layers.1.input_layernorm.weight", "score.weight"}) {
+    std::vector<TestTensor> tensors = test::TinyTensors();
+    tensors.push_back({name, {4}});
+    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(name), HasSubstr("has no place")));
+  }
+  std::vector<TestTensor> tensors = test::TinyTensors();
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
+  EXPECT_TRUE(LoadTiny(tensors).ok());
+}
+
+TEST(LoadWeights, RefusesTypesItDoesNotComputeWith) {
+  std::vector<TestTensor> tensors = test::TinyTensors("F16");
+  tensors[0].dtype = "I16";
+  EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr("has dtype I16"), HasSubstr("expected F32, F16 or BF16")));
+}
+
+TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
+  std::vector<TestTensor> tensors = test::TinyTensors();
+  for (TestTensor& tensor : tensors) tensor.name.erase(0, 6);
+  EXPECT_EQ(MessageOf(LoadTiny(tensors)), "");
+}
+
+TEST(LoadWeights, ATiedHeadMustBeTheEmbedding) {
+  // Values follow from the order in the file modulo 17: 17 elements apart they repeat.
+  std::vector<TestTensor> tensors = test::TinyTensors();
+  tensors.push_back({"lm_head.weight", {8, 4}});
+  EXPECT_THAT(MessageOf(LoadTiny(tensors)), HasSubstr("'lm_head.weight' differs from the embedding"));
+  int64_t elements = 0;
+  for (const TestTensor& tensor : test::TinyTensors())
+    elements += tensor.shape[0] * (tensor.shape.size() > 1 ? tensor.shape[1] : 1);
+  tensors.back() = {"model.rotary_emb.inv_freq", {17 - elements % 17}};
+  tensors.push_back({"lm_head.weight", {8, 4}});
+  const Result<Weights> weights = LoadTiny(tensors);
+  ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+  EXPECT_EQ(weights->lm_head.weight.data, weights->embedding.data);
+}
+
+TEST(LoadWeights, AnUntiedHeadMustBeThere) {
+  std::string config(test::kTinyConfig);
+  config.replace(config.find("\"tie_word_embeddings\": true"), 27, "\"tie_word_embeddings\": false");
+  EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("'lm_head.weight' is missing"));
+}
+
+TEST(LoadWeights, HugeConfigNumbersCostNothing) {
+  std::string config(test::kTinyConfig);
+  config.replace(config.find("\"vocab_size\": 8"), 15, "\"vocab_size\": 16777216");
+  config.replace(config.find("\"num_hidden_layers\": 1"), 22, "\"num_hidden_layers\": 4096");
+  EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("config.json implies [16777216,4]"));
+}
+
+bool SameBytes(const ConstTensor& a, const ConstTensor& b) {
+  return a.type == b.type && a.rows == b.rows && a.cols == b.cols &&
+         std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * SizeOf(a.type)) == 0;
+}
+
+ModelConfig SmallShape() {
+  ModelConfig config = ShapeByName("llama-3.2-1b").value();
+  config.layers = 2;
+  config.hidden = 256;
+  config.ffn = 512;
+  config.vocab = 3001;
+  config.embed_dim = 256;
+  return config;
+}
+
+TEST(RandomWeights, DependOnTheSeedAlone) {
+  const ModelConfig config = SmallShape();
+  const Result<Weights> one = RandomWeights(config, DType::kBF16, 7, 1);
+  const Result<Weights> three = RandomWeights(config, DType::kBF16, 7, 3);
+  const Result<Weights> other = RandomWeights(config, DType::kBF16, 8, 1);
+  ASSERT_TRUE(one.ok() && three.ok() && other.ok());
+  EXPECT_TRUE(SameBytes(one->embedding, three->embedding));
+  EXPECT_TRUE(SameBytes(one->layers[1].down.weight, three->layers[1].down.weight));
+  EXPECT_FALSE(SameBytes(one->embedding, other->embedding));
+  EXPECT_FALSE(SameBytes(one->layers[0].down.weight, one->layers[1].down.weight));
+  EXPECT_EQ(one->TotalBytes(), 2 * ParameterCount(config) + 2 * (2 * config.layers + 1) * config.hidden)
+      << "norms are f32";
+}
+
+TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
+  ModelConfig config = SmallShape();
+  config.attention_bias = true;
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Result<Weights> weights = RandomWeights(config, type, 1, 2);
+    ASSERT_TRUE(weights.ok());
+    const ConstTensor& down = weights->layers[0].down.weight;
+    double sum = 0;
+    double squares = 0;
+    Dispatch(type, [&](auto tag) {
+      for (int64_t i = 0; i < down.rows * down.cols; ++i) {
+        const double value = ToFloat(down.as<decltype(tag)>()[i]);
+        sum += value;
+        squares += value * value;
+      }
+    });
+    const auto count = static_cast<double>(down.rows * down.cols);
+    EXPECT_NEAR(sum / count, 0.0, 0.001);
+    EXPECT_NEAR(squares / count * static_cast<double>(config.ffn), 1.0, 0.02) << Name(type);
+    EXPECT_EQ(weights->final_norm.weight.as<float>()[5], 1.0f);
+    EXPECT_TRUE(weights->layers[0].q.bias);
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
