@@ -66,7 +66,8 @@ class [[nodiscard]] Result {
     CHECK(ok());
     return std::get<0>(state_);
   }
-  T&& value() && {
+  // By value, so that `for (x : F().value())` and `const T& t = F().value()` are safe.
+  T value() && {
     CHECK(ok());
     return std::get<0>(std::move(state_));
   }

@@ -23,7 +23,8 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const std::string& directory : ListGolden(kModels).value())
+  const std::vector<std::string> directories = ListGolden(kModels).value();
+  for (const std::string& directory : directories)
     for (Device device : {Device::kReference, Device::kCpu}) cases.push_back({directory, device});
   return cases;
 }
@@ -95,9 +96,9 @@ TEST_P(Golden, GreedyText) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(Cases()), [](const testing::TestParamInfo<Case>& info) {
-  const std::string& path = info.param.directory;
-  return path.substr(path.rfind('/') + 1) + (info.param.device == Device::kCpu ? "_cpu" : "_reference");
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(Cases()), [](const testing::TestParamInfo<Case>& test) {
+  const std::string& path = test.param.directory;
+  return path.substr(path.rfind('/') + 1) + (test.param.device == Device::kCpu ? "_cpu" : "_reference");
 });
 
 }  // namespace

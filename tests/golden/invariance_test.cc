@@ -91,7 +91,7 @@ TEST_P(Invariance, StepsOfABatchEqualStepsAlone) {
 INSTANTIATE_TEST_SUITE_P(Models, Invariance,
                          testing::Values("llama_gqa_tied", "llama_head_dim", "llama_bf16", "opt_pre_norm",
                                          "opt_post_norm"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 // Longer than one prefill chunk of the CPU backend (512 tokens), so that units, extents and blocks are all crossed.
 TEST(LongPrompt, ChunksAndExtentsDoNotMatter) {
