@@ -83,7 +83,7 @@ Result<std::vector<SafetensorsFile>> OpenShards(const std::string& directory, co
   std::vector<SafetensorsFile> files;
   size_t tensors = 0;
   for (const std::string& shard : index.shards) {
-    const std::string path = directory + "/" + shard;
+    const std::string path = fmt::format("{}/{}", directory, shard);
     if (!Exists(path)) return IoError("{}: this shard, named by {}, is missing", path, index_path);
     ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
     tensors += file.tensors().size();

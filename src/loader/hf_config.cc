@@ -52,7 +52,7 @@ Result<json> ParseTree(std::string_view text, const std::string& path) {
 // The type of a rope object: `rope_type`, or `type` before transformers 4.43. Some versions write both.
 std::string RopeType(FieldReader& fields) {
   const std::string old_type = fields.String("type", "");
-  const std::string type = fields.String("rope_type", old_type.empty() ? "default" : old_type);
+  std::string type = fields.String("rope_type", old_type.empty() ? "default" : old_type);
   if (!old_type.empty() && type != old_type)
     fields.Fail(Invalid("{} is '{}', but 'type' beside it is '{}'", fields.At("rope_type"), type, old_type));
   return type;

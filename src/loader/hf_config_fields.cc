@@ -15,6 +15,7 @@ constexpr std::string_view kHarmless[] = {
     "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "unsloth_version", "unsloth_fixed",
     "transformers.js_config", "is_llama_config", "tokenizer_class", "tokenizer_name", "prefix", "finetuning_task",
     "task_specific_params", "id2label", "label2id", "num_labels", "problem_type", "max_sequence_length",
+    "output_projection",
     // How transformers runs it, not what it computes.
     "use_cache", "return_dict", "output_hidden_states", "output_attentions", "torchscript", "use_bfloat16",
     "tf_legacy_loss", "chunk_size_feed_forward", "pretraining_tp", "attn_implementation", "_attn_implementation",

@@ -95,8 +95,36 @@ TEST(HfConfig, PassesOverWhatDoesNotChangeTheResult) {
   for (const char* name : {"use_cache", "transformers_version", "_name_or_path", "attention_dropout", "pretraining_tp",
                            "pad_token_id", "initializer_range", "top_k", "max_length", "output_attentions", "id2label"})
     EXPECT_EQ(RefusalOf(Llama(), name, 1), "") << name;
-  for (const char* name : {"dropout", "layerdrop", "init_std", "prefix", "activation_dropout"})
+  for (const char* name : {"dropout", "layerdrop", "init_std", "prefix", "activation_dropout", "output_projection"})
     EXPECT_EQ(RefusalOf(Opt(), name, 1), "") << name;
+}
+
+// As published beside facebook/opt-13b and meta-llama/Llama-3.2-1B, with small sizes.
+TEST(HfConfig, ReadsPublishedFiles) {
+  const Result<HfConfig> opt = ParseHfConfig(R"({
+    "_name_or_path": "facebook/opt-13b", "_remove_final_layer_norm": false, "activation_dropout": 0.0,
+    "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+    "do_layer_norm_before": true, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 80, "hidden_size": 20,
+    "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt",
+    "num_attention_heads": 4, "num_hidden_layers": 4, "output_projection": true, "pad_token_id": 1,
+    "prefix": "</s>", "torch_dtype": "float16", "transformers_version": "4.21.0.dev0", "use_cache": true,
+    "vocab_size": 50272, "word_embed_proj_dim": 20})",
+                                             "config.json");
+  EXPECT_EQ(MessageOf(opt), "");
+  const Result<HfConfig> llama = ParseHfConfig(R"({
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256})",
+                                               "config.json");
+  ASSERT_EQ(MessageOf(llama), "");
+  EXPECT_EQ(llama->rope, (RopeConfig{500000.0, RopeScaling::kLlama3, 32.0, 1.0, 4.0, 8192}));
+  EXPECT_THAT(llama->eos_token_ids, ElementsAre(128001, 128008, 128009));
 }
 
 TEST(HfConfig, RefusesFeaturesThatChangeTheResult) {
