@@ -17,7 +17,7 @@ namespace infinigen {
 
 // For inner loops: off in release builds.
 #ifdef NDEBUG
-#define DCHECK(condition) static_cast<void>(sizeof(!(condition)))
+#define DCHECK(condition) static_cast<void>(false && (condition))
 #else
 #define DCHECK(condition) CHECK(condition)
 #endif

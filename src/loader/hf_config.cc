@@ -206,10 +206,10 @@ void ReadTokenIds(FieldReader& fields, HfConfig& config) {
   config.eos_token_ids = fields.TokenIds("eos_token_id");
 }
 
-Status CheckEosIds(const std::vector<int64_t>& ids, int64_t vocab, const std::string& path) {
-  for (const int64_t id : ids)
-    if (id >= vocab) return Invalid("{}: field 'eos_token_id' is {}, but vocab_size is {}", path, id, vocab);
-  return Ok{};
+// An id outside the vocabulary can never be generated, so it ends nothing: exporters that shrink a model leave such
+// ids.
+void DropUnreachable(std::vector<int64_t>& ids, int64_t vocab) {
+  std::erase_if(ids, [vocab](int64_t id) { return id >= vocab; });
 }
 
 }  // namespace
@@ -241,7 +241,7 @@ Result<HfConfig> ParseHfConfig(std::string_view text, const std::string& path) {
     ReadOpt(fields, config);
   fields.RefuseUnknown(IsHarmlessConfigField);
   RETURN_IF_ERROR(fields.status());
-  RETURN_IF_ERROR(CheckEosIds(config.eos_token_ids, config.vocab_size, path));
+  DropUnreachable(config.eos_token_ids, config.vocab_size);
   return config;
 }
 
@@ -261,12 +261,10 @@ Result<HfConfig> LoadHfConfig(const std::string& directory) {
   std::error_code ignored;
   if (!std::filesystem::exists(generation_path, ignored)) return config;
   ASSIGN_OR_RETURN(const std::string generation, ReadSmallFile(generation_path, kMaxFileBytes));
-  ASSIGN_OR_RETURN(const std::vector<int64_t> ids, ParseGenerationEosIds(generation, generation_path));
-  RETURN_IF_ERROR(CheckEosIds(ids, config.vocab_size, generation_path));
-  for (const int64_t id : ids) {
-    std::vector<int64_t>& known = config.eos_token_ids;
-    if (std::find(known.begin(), known.end(), id) == known.end()) known.push_back(id);
-  }
+  ASSIGN_OR_RETURN(std::vector<int64_t> ids, ParseGenerationEosIds(generation, generation_path));
+  DropUnreachable(ids, config.vocab_size);
+  // As in transformers, the generation config overrules; where it names no end, the model's own stays.
+  if (!ids.empty()) config.eos_token_ids = std::move(ids);
   return config;
 }
 

@@ -73,7 +73,7 @@ Result<HfConfig> ParseHfConfig(std::string_view text, const std::string& path);
 // in that file is a sampling preference, which is the user's to state, and is not looked at.
 Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path);
 
-// Reads config.json, and generation_config.json where there is one: its end-of-text ids come on top of config.json's.
+// Reads config.json, and generation_config.json where there is one: its end-of-text ids replace config.json's.
 Result<HfConfig> LoadHfConfig(const std::string& directory);
 
 }  // namespace infinigen
