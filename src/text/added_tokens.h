@@ -1,0 +1,62 @@
+// AddedTokenMatcher: finds added tokens in a text: the leftmost first, of those that start together the longest.
+// Immutable, any thread.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/tokenizer_spec.h"
+
+namespace infinigen {
+
+class AddedTokenMatcher {
+ public:
+  struct Entry {
+    std::string pattern;  // what is sought: the token's content, or its normalized form
+    AddedToken token;
+  };
+
+  AddedTokenMatcher() = default;
+  explicit AddedTokenMatcher(std::vector<Entry> entries);
+
+  bool empty() const { return entries_.empty(); }
+
+  // Calls visit(piece, nullptr) for text between tokens and visit(piece, &token) for tokens, in order, covering `text`
+  // (whitespace that a token takes along belongs to its piece). Stops when visit returns false, and returns that.
+  // `parse_special` false leaves special tokens in the text.
+  template <class Visit>
+  bool ForEach(std::string_view text, bool parse_special, Visit&& visit) const {
+    size_t done = 0;
+    size_t position = 0;
+    while (const std::optional<Match> match = Next(text, position)) {
+      position = match->end;
+      const std::optional<Match> taken = Accept(text, *match, done, parse_special);
+      if (!taken) continue;
+      if (taken->begin > done && !visit(text.substr(done, taken->begin - done), nullptr)) return false;
+      if (!visit(text.substr(taken->begin, taken->end - taken->begin), &entries_[taken->entry].token)) return false;
+      done = taken->end;
+      position = std::max(position, done);
+    }
+    return done == text.size() || visit(text.substr(done), nullptr);
+  }
+
+ private:
+  struct Match {
+    size_t begin = 0;
+    size_t end = 0;
+    size_t entry = 0;
+  };
+
+  std::optional<Match> Next(std::string_view text, size_t from) const;
+  std::optional<size_t> LongestAt(std::string_view text, size_t position) const;
+  // Applies the token's conditions and the whitespace it takes along; nothing when it does not count here.
+  std::optional<Match> Accept(std::string_view text, Match match, size_t done, bool parse_special) const;
+
+  std::vector<Entry> entries_;      // sorted by pattern
+  std::array<bool, 256> starts_{};  // [byte]: some pattern starts with it
+};
+
+}  // namespace infinigen

@@ -1,0 +1,53 @@
+// Pipeline: runs a TokenizerSpec. Immutable after Create, any thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "text/added_tokens.h"
+#include "text/bpe.h"
+#include "text/decoder.h"
+#include "text/normalizer.h"
+#include "text/pre_tokenizer.h"
+#include "text/tokenizer_spec.h"
+
+namespace infinigen {
+
+class Pipeline {
+ public:
+  // The message of an error is without file name.
+  static Result<std::unique_ptr<const Pipeline>> Create(TokenizerSpec spec);
+
+  Result<std::vector<TokenId>> Encode(std::string_view text, bool add_special, bool parse_special) const;
+
+  const TokenVocabulary& vocabulary() const { return vocabulary_; }
+  const Decoder& decoder() const { return decoder_; }
+  bool IsSpecial(TokenId id) const {
+    return id >= 0 && static_cast<size_t>(id) < special_.size() && special_[static_cast<size_t>(id)];
+  }
+
+ private:
+  struct Run;
+
+  Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, Decoder decoder);
+
+  Status EncodeSegment(std::string_view segment, bool text_start, Run& run) const;
+  Status EncodeValid(std::string_view text, PieceContext context, Run& run) const;
+
+  TokenVocabulary vocabulary_;
+  Normalizer normalizer_;
+  AddedTokenMatcher raw_matcher_;         // tokens sought in the text as it came
+  AddedTokenMatcher normalized_matcher_;  // and after normalization
+  PreTokenizer pre_tokenizer_;
+  BpeModel bpe_;
+  Decoder decoder_;
+  std::vector<TokenId> prefix_;
+  std::vector<TokenId> suffix_;
+  std::vector<bool> special_;  // [id]
+};
+
+}  // namespace infinigen

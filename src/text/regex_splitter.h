@@ -1,0 +1,64 @@
+// RegexSplitter: finds the matches of a pattern from a tokenizer file. The pattern is foreign and written for
+// Oniguruma; it runs in PCRE2 with JIT. Compiled once, then used by any number of threads, each with its own
+// RegexScratch.
+//
+// Two dangers are held off: a pattern that means something else in PCRE2 is translated or refused when compiled, and
+// one that would backtrack for ever ends in an error while matching (match limit, and a time limit for patterns that
+// look at the whole rest of the text again and again).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace infinigen {
+
+class RegexSplitter;
+
+// Working memory of one Encode.
+class RegexScratch {
+ public:
+  RegexScratch();
+  ~RegexScratch();
+  RegexScratch(const RegexScratch&) = delete;
+  RegexScratch& operator=(const RegexScratch&) = delete;
+
+ private:
+  friend class RegexSplitter;
+  struct Handles;  // hides PCRE2's header
+  std::unique_ptr<Handles> handles_;
+  std::chrono::steady_clock::time_point started_;
+};
+
+struct RegexMatch {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+class RegexSplitter {
+ public:
+  // The message of an error is without file name.
+  static Result<RegexSplitter> Compile(std::string_view pattern);
+
+  RegexSplitter(RegexSplitter&&) noexcept;
+  RegexSplitter& operator=(RegexSplitter&&) noexcept;
+  ~RegexSplitter();
+
+  // The first non-empty match that starts at `from` or later; nothing when there is none. `text` is valid UTF-8.
+  Result<std::optional<RegexMatch>> Find(std::string_view text, size_t from, RegexScratch& scratch) const;
+
+ private:
+  struct Code;
+  explicit RegexSplitter(std::unique_ptr<Code> code);
+  std::unique_ptr<Code> code_;
+};
+
+// Rewrites Oniguruma's syntax and character classes to PCRE2's; for tests. Refuses what has no translation.
+Result<std::string> TranslatePattern(std::string_view pattern);
+
+}  // namespace infinigen

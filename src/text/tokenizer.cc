@@ -1,0 +1,174 @@
+#include "text/tokenizer.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "base/mmap_file.h"
+#include "text/json_events.h"
+#include "text/pipeline.h"
+#include "text/sentencepiece.h"
+#include "text/special_tokens.h"
+#include "text/tiktoken.h"
+#include "text/tokenizer_json.h"
+#include "text/vocab_merges.h"
+
+namespace infinigen {
+namespace {
+
+// Twice the largest file in use.
+constexpr uint64_t kMaxJsonBytes = 64 << 20;
+constexpr uint64_t kMaxModelBytes = 16 << 20;
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+Result<TokenizerSpec> LoadTokenizerJson(const std::string& path, const TokenizerConfig& config) {
+  uint64_t bytes = 0;
+  ASSIGN_OR_RETURN(const auto in, OpenForReading(path, kMaxJsonBytes, &bytes));
+  return ReadTokenizerJson(*in, path, bytes, config.rules);
+}
+
+// Llama 3's ranks: the files beside them may name the special tokens, else they are the published ones.
+Result<TokenizerSpec> LoadTiktoken(std::string_view bytes, const std::string& path, TokenizerConfig& config) {
+  constexpr int32_t kLlama3Ranks = 128'000;
+  ASSIGN_OR_RETURN(TokenizerSpec spec, ReadTiktoken(bytes, path));
+  std::map<int64_t, AddedToken>& named = config.added_tokens_decoder;
+  const int64_t first = spec.vocabulary.size();
+  if (named.empty() && first == kLlama3Ranks) {
+    int64_t id = first;
+    for (std::string& name : Llama3SpecialTokens()) named[id++].content = std::move(name);
+  }
+  // Ids between the named ones get a placeholder each, as in transformers.
+  const int64_t last = named.empty() ? -1 : named.rbegin()->first;
+  if (last >= TokenVocabulary::kMaxTokens) return Invalid("{}: added token id {} is too large", config.path, last);
+  for (int64_t id = first; id <= last; ++id) {
+    AddedToken& token = named[id];
+    if (token.content.empty()) token.content = fmt::format("<|reserved_token_{}|>", id);
+    token.special = true;
+    token.normalized = false;
+  }
+  if (spec.vocabulary.size() == kLlama3Ranks) {
+    config.SetDefaultRole("bos_token", "<|begin_of_text|>");
+    config.SetDefaultRole("eos_token", "<|end_of_text|>");
+  }
+  return spec;
+}
+
+Result<TokenizerSpec> LoadSentencePiece(std::string_view bytes, const std::string& path, TokenizerConfig& config) {
+  const bool llama = config.rules.tokenizer_class == TokenizerClass::kLlama;
+  ASSIGN_OR_RETURN(
+      SentencePieceModel model,
+      ReadSentencePiece(bytes, path, llama ? SentencePieceRules::kLlamaTokenizer : SentencePieceRules::kOwn));
+  if (llama) {
+    ApplyClassRules(config.rules, model.spec);
+  } else {
+    config.SetDefaultRole("bos_token", model.bos_piece);
+    config.SetDefaultRole("eos_token", model.eos_piece);
+    config.SetDefaultRole("unk_token", model.unk_piece);
+  }
+  return std::move(model.spec);
+}
+
+Result<TokenizerSpec> LoadModelFile(const std::string& path, TokenizerConfig& config) {
+  ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
+  const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  if (bytes.size() > kMaxModelBytes)
+    return Invalid("{}: {} bytes long, at most {} are accepted for this kind of file", path, bytes.size(),
+                   kMaxModelBytes);
+  if (LooksLikeTiktoken(bytes)) return LoadTiktoken(bytes, path, config);
+  return LoadSentencePiece(bytes, path, config);
+}
+
+Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const std::string& merges_path,
+                                         TokenizerConfig& config) {
+  uint64_t vocab_bytes = 0;
+  uint64_t merges_bytes = 0;
+  ASSIGN_OR_RETURN(const auto vocab, OpenForReading(vocab_path, kMaxJsonBytes, &vocab_bytes));
+  ASSIGN_OR_RETURN(const auto merges, OpenForReading(merges_path, kMaxJsonBytes, &merges_bytes));
+  ASSIGN_OR_RETURN(TokenizerSpec spec,
+                   ReadVocabAndMerges(*vocab, vocab_path, vocab_bytes, *merges, merges_path, merges_bytes));
+  // These files belong to GPT2Tokenizer, whatever class the directory declares.
+  config.rules.tokenizer_class = TokenizerClass::kGpt2;
+  ApplyClassRules(config.rules, spec);
+  return spec;
+}
+
+struct LoadedSpec {
+  TokenizerSpec spec;
+  TokenizerConfig config;
+};
+
+Result<LoadedSpec> LoadSpec(const std::string& directory) {
+  if (!std::filesystem::is_directory(directory)) return IoError("{}: not a directory", directory);
+  ASSIGN_OR_RETURN(TokenizerConfig config, ReadTokenizerConfig(directory));
+  const std::string json = directory + "/tokenizer.json";
+  const std::string model = directory + "/tokenizer.model";
+  const std::string vocab = directory + "/vocab.json";
+  const std::string merges = directory + "/merges.txt";
+  const bool from_json = Exists(json);
+  Result<TokenizerSpec> spec = from_json       ? LoadTokenizerJson(json, config)
+                               : Exists(model) ? LoadModelFile(model, config)
+                               : Exists(vocab) && Exists(merges)
+                                   ? LoadVocabAndMerges(vocab, merges, config)
+                                   : IoError(
+                                         "{}: no tokenizer: looked for tokenizer.json, "
+                                         "tokenizer.model, and vocab.json with merges.txt",
+                                         directory);
+  if (!spec.ok()) return spec.error();
+  if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
+    return Error{applied.error().kind, config.path + ": " + applied.error().message};
+  return LoadedSpec{std::move(*spec), std::move(config)};
+}
+
+// Messages quote foreign files; they stay one line of text.
+Error OneLine(Error error) {
+  for (char& c : error.message)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  return error;
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer() = default;
+Tokenizer::~Tokenizer() = default;
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory) {
+  Result<LoadedSpec> loaded = LoadSpec(directory);
+  if (!loaded.ok()) return OneLine(loaded.error());
+  const TokenizerConfig& config = loaded->config;
+  const auto id_of = [&](const char* role) {
+    const AddedToken* token = config.Role(role);
+    return token == nullptr ? std::nullopt : loaded->spec.vocabulary.Find(token->content);
+  };
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer);
+  tokenizer->bos_ = id_of("bos_token");
+  tokenizer->eos_ = id_of("eos_token");
+  tokenizer->chat_template_ = config.chat_template;
+  Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
+  if (!pipeline.ok()) return OneLine({pipeline.error().kind, directory + ": " + pipeline.error().message});
+  tokenizer->pipeline_ = std::move(*pipeline);
+  return tokenizer;
+}
+
+Result<std::vector<TokenId>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
+  return pipeline_->Encode(text, options.add_special, options.parse_special);
+}
+
+std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {
+  DecodeState state;
+  std::string text;
+  for (const TokenId id : ids) {
+    if (!pipeline_->vocabulary().Contains(id) || (skip_special && pipeline_->IsSpecial(id))) continue;
+    pipeline_->decoder().Append(pipeline_->vocabulary().Text(id), state, text);
+  }
+  return text;
+}
+
+int32_t Tokenizer::vocab_size() const { return pipeline_->vocabulary().size(); }
+std::optional<TokenId> Tokenizer::IdOf(std::string_view token) const { return pipeline_->vocabulary().Find(token); }
+std::string_view Tokenizer::TokenText(TokenId id) const { return pipeline_->vocabulary().Text(id); }
+bool Tokenizer::IsSpecial(TokenId id) const { return pipeline_->IsSpecial(id); }
+
+}  // namespace infinigen

@@ -1,0 +1,257 @@
+#include "text/tokenizer_json.h"
+
+#include <map>
+#include <utility>
+
+#include "text/json_components.h"
+#include "text/json_events.h"
+#include "text/json_fields.h"
+#include "text/merge_list.h"
+
+namespace infinigen {
+namespace {
+
+using nlohmann::json;
+
+// Limits of everything but vocabulary and merges. A template may list a few hundred special tokens.
+constexpr size_t kMaxComponentNodes = 50'000;
+constexpr size_t kMaxComponentText = 4 << 20;
+constexpr size_t kMaxAddedTokens = 1 << 16;
+
+// Where the parser stands. Depth 1 is the file's object, depth 2 a section.
+enum class Section { kNone, kModel, kAddedTokens, kComponent };
+enum class ModelList { kNone, kVocab, kMerges };
+
+class TokenizerJsonSink final : public JsonSink {
+ public:
+  TokenizerJsonSink(const std::string& name, uint64_t bytes)
+      : name_(name), tree_(kMaxComponentNodes, kMaxComponentText) {
+    vocabulary.ReserveText(bytes);
+    merges.ReserveText(bytes);
+  }
+
+  bool Scalar(json value) override {
+    if (building_) return AddToTree(std::move(value));
+    if (model_list_ == ModelList::kVocab) return AddToVocabulary(value);
+    if (depth_ == 2 && section_ == Section::kModel) return Model(std::move(value));
+    if (depth_ == 1 && section_ != Section::kNone) return StartTree() && AddToTree(std::move(value));
+    return Misplaced();
+  }
+
+  bool String(std::string& value) override {
+    if (building_) return AddToTree(std::move(value));
+    if (model_list_ == ModelList::kMerges) return AddToMerges(value);
+    if (depth_ == 2 && section_ == Section::kModel) return Model(std::move(value));
+    if (depth_ == 1 && section_ == Section::kComponent) return StartTree() && AddToTree(std::move(value));
+    return Misplaced();
+  }
+
+  bool Key(std::string& key) override {
+    if (building_) return tree_.Key(std::move(key)) || TooLarge();
+    if (model_list_ == ModelList::kVocab) {
+      token_ = std::move(key);
+      return true;
+    }
+    if (depth_ == 1) return EnterSection(key);
+    model_key_ = std::move(key);
+    return true;
+  }
+
+  bool Open(bool object) override {
+    ++depth_;
+    if (building_) return tree_.Open(object) || TooLarge();
+    if (depth_ == 1) return object || Misplaced();
+    if (depth_ == 2) {
+      if (section_ == Section::kModel) return object || Misplaced();
+      if (section_ == Section::kAddedTokens) return !object || Misplaced();
+      return StartTree() && (tree_.Open(object) || TooLarge());
+    }
+    if (depth_ == 3 && section_ == Section::kAddedTokens)
+      return (object || Misplaced()) && StartTree() && (tree_.Open(object) || TooLarge());
+    if (depth_ == 3 && section_ == Section::kModel) return EnterModelList(object);
+    if (depth_ == 4 && model_list_ == ModelList::kMerges && !object) {
+      pair_parts_ = 0;
+      return true;
+    }
+    return Misplaced();
+  }
+
+  bool Close(bool) override {
+    --depth_;
+    if (building_) {
+      tree_.Close();
+      return !tree_.complete() || FinishTree();
+    }
+    if (model_list_ == ModelList::kMerges && depth_ == 3) return pair_parts_ == 2 || BadMerge();
+    if (depth_ == 2) model_list_ = ModelList::kNone;
+    return true;
+  }
+
+  TokenVocabulary vocabulary;
+  MergeList merges;
+  json model = json::object();  // the scalar options of the model
+  std::vector<AddedToken> added_tokens;
+  std::map<std::string, json> components;  // normalizer, pre_tokenizer, post_processor, decoder
+  bool has_vocab = false;
+  bool has_merges = false;
+
+ private:
+  bool Misplaced() { return Fail(Invalid("{}: an unexpected value in '{}'", name_, key_.substr(0, 64))); }
+  bool TooLarge() { return Fail(Invalid("{}: '{}' is larger than is supported", name_, key_.substr(0, 64))); }
+  bool BadMerge() { return Fail(Invalid("{}: a merge must be \"a b\" or [\"a\", \"b\"]", name_)); }
+
+  bool EnterSection(std::string& key) {
+    key_ = std::move(key);
+    for (const char* known :
+         {"version", "truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"})
+      if (key_ == known) return Enter(Section::kComponent);
+    if (key_ == "model") return Enter(Section::kModel);
+    if (key_ == "added_tokens") return Enter(Section::kAddedTokens);
+    return Fail(Unsupported("{}: section '{}' is not supported", name_, key_.substr(0, 64)));
+  }
+
+  bool Enter(Section section) {
+    section_ = section;
+    if (seen_[key_]) return Fail(Invalid("{}: section '{}' appears twice", name_, key_));
+    return seen_[key_] = true;
+  }
+
+  bool EnterModelList(bool object) {
+    if (model_key_ == "vocab" && object && !std::exchange(has_vocab, true)) {
+      model_list_ = ModelList::kVocab;
+      return true;
+    }
+    if (model_key_ == "merges" && !object && !std::exchange(has_merges, true)) {
+      model_list_ = ModelList::kMerges;
+      return true;
+    }
+    return Fail(Unsupported("{}: model: unexpected list or object in '{}'", name_, model_key_.substr(0, 64)));
+  }
+
+  // The model has a dozen scalar options; more are no tokenizer's.
+  bool Model(json value) {
+    constexpr size_t kMaxOptions = 64;
+    model[model_key_] = std::move(value);
+    return model.size() <= kMaxOptions || TooLarge();
+  }
+
+  bool AddToVocabulary(const json& value) {
+    const auto* id = value.get_ptr<const json::number_unsigned_t*>();
+    if (id == nullptr || *id > INT64_MAX)
+      return Fail(Invalid("{}: model.vocab: the id of '{}' is not a whole number", name_, token_.substr(0, 64)));
+    const Status added = vocabulary.Add(token_, static_cast<int64_t>(*id));
+    return added.ok() || Fail(Invalid("{}: model.vocab: {}", name_, added.error().message));
+  }
+
+  bool AddToMerges(std::string& value) {
+    Status added = Ok{};
+    if (depth_ == 3) {
+      added = merges.AddLine(value);
+    } else if (++pair_parts_ == 1) {
+      left_ = std::move(value);
+    } else if (pair_parts_ == 2) {
+      added = merges.Add(left_, value);
+    } else {
+      return BadMerge();
+    }
+    return added.ok() || Fail(Invalid("{}: model.merges: {}", name_, added.error().message));
+  }
+
+  bool StartTree() { return building_ = true; }
+
+  bool AddToTree(json value) {
+    if (!tree_.Add(std::move(value))) return TooLarge();
+    return !tree_.complete() || FinishTree();
+  }
+
+  bool FinishTree() {
+    building_ = false;
+    json value = tree_.Take();
+    if (section_ == Section::kComponent) {
+      components[key_] = std::move(value);
+      return true;
+    }
+    if (section_ != Section::kAddedTokens || depth_ != 2) return value.is_null() || Misplaced();
+    Result<AddedToken> token = ParseAddedToken(value);
+    if (!token.ok()) return Fail(Error{token.error().kind, name_ + ": " + token.error().message});
+    added_tokens.push_back(std::move(*token));
+    return added_tokens.size() <= kMaxAddedTokens || TooLarge();
+  }
+
+  const std::string& name_;
+  int depth_ = 0;
+  Section section_ = Section::kNone;
+  std::string key_;  // of the section
+  std::map<std::string, bool> seen_;
+  std::string model_key_;
+  ModelList model_list_ = ModelList::kNone;
+  std::string token_;  // key in model.vocab
+  std::string left_;   // first part of a merge written as a pair
+  int pair_parts_ = 0;
+  bool building_ = false;
+  LimitedJsonTree tree_;
+};
+
+Result<BpeOptions> ReadModelOptions(const json& model) {
+  JsonFields fields(model, "model");
+  BpeOptions options;
+  const std::string type = fields.Text("type", false, "BPE");
+  if (type != "BPE") return Unsupported("model type '{}' is not supported, only BPE is", type.substr(0, 64));
+  const json* dropout = fields.Find("dropout");
+  if (dropout != nullptr && !dropout->is_null() && *dropout != 0) return Unsupported("model: dropout is not supported");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (!fields.Text(key, false).empty()) return Unsupported("model: {} is not supported", key);
+  options.unk_token = fields.Text("unk_token", false);
+  options.fuse_unk = fields.Bool("fuse_unk", false);
+  options.byte_fallback = fields.Bool("byte_fallback", false);
+  options.ignore_merges = fields.Bool("ignore_merges", false);
+  for (const char* key : {"vocab", "merges"})
+    if (fields.Find(key) != nullptr) return Invalid("model: '{}' is neither list nor object", key);
+  RETURN_IF_ERROR(fields.Finish());
+  return options;
+}
+
+// "ByteLevel" as the type of any component, however deep.
+bool MentionsByteLevel(const json& component) {
+  if (component.is_object() && component.contains("type") && component["type"] == "ByteLevel") return true;
+  if (!component.is_structured()) return false;
+  for (const json& child : component)
+    if (MentionsByteLevel(child)) return true;
+  return false;
+}
+
+Status FillSpec(TokenizerJsonSink& file, ClassRules rules, TokenizerSpec& spec) {
+  if (!file.has_vocab || !file.has_merges) return Invalid("model: 'vocab' and 'merges' are needed");
+  ASSIGN_OR_RETURN(spec.bpe, ReadModelOptions(file.model));
+  ASSIGN_OR_RETURN(spec.merges, file.merges.Resolve(file.vocabulary));
+  file.merges = {};
+  spec.vocabulary = std::move(file.vocabulary);
+  if (!spec.bpe.unk_token.empty() && !spec.vocabulary.Find(spec.bpe.unk_token))
+    return Invalid("model: unk_token '{}' is not in the vocabulary", spec.bpe.unk_token.substr(0, 64));
+  for (AddedToken& token : file.added_tokens) RETURN_IF_ERROR(AddToken(std::move(token), spec));
+
+  for (const auto& [key, component] : file.components)
+    if (rules.tokenizer_class == TokenizerClass::kLlama && MentionsByteLevel(component))
+      rules.tokenizer_class = TokenizerClass::kGeneric;
+  if (rules.tokenizer_class == TokenizerClass::kGeneric) {
+    ASSIGN_OR_RETURN(spec.normalizers, ParseNormalizer(file.components["normalizer"]));
+    ASSIGN_OR_RETURN(spec.pre_tokenizers, ParsePreTokenizer(file.components["pre_tokenizer"]));
+    ASSIGN_OR_RETURN(spec.decoders, ParseDecoder(file.components["decoder"]));
+  }
+  ApplyClassRules(rules, spec);
+  return ParsePostProcessor(file.components["post_processor"], spec);
+}
+
+}  // namespace
+
+Result<TokenizerSpec> ReadTokenizerJson(std::istream& in, const std::string& name, uint64_t bytes,
+                                        const ClassRules& rules) {
+  TokenizerJsonSink sink(name, bytes);
+  RETURN_IF_ERROR(ParseJsonEvents(in, name, sink));
+  TokenizerSpec spec;
+  if (const Status filled = FillSpec(sink, rules, spec); !filled.ok())
+    return Error{filled.error().kind, name + ": " + filled.error().message};
+  return spec;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,36 @@
+#include "text/tokenizer_spec.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace infinigen {
+
+Status AddToken(AddedToken token, TokenizerSpec& spec) {
+  // Real files have at most a few thousand.
+  constexpr size_t kMaxAddedTokens = 1 << 16;
+  if (token.content.empty()) return Ok{};
+  if (spec.model_tokens < 0) spec.model_tokens = spec.vocabulary.count();
+  const std::optional<TokenId> known = spec.vocabulary.Find(token.content);
+  const TokenId id = known.value_or(std::max(spec.model_tokens, spec.next_added));
+  if (token.id >= 0 && token.id != id)
+    return Invalid("added token '{}' has id {}, but its place in the vocabulary is {}", token.content.substr(0, 64),
+                   token.id, id);
+  token.id = id;
+  if (known) {
+    const auto added = spec.added_index.find(token.id);
+    if (added != spec.added_index.end()) {
+      spec.added_tokens[added->second].special |= token.special;
+      return Ok{};
+    }
+  }
+  if (spec.added_tokens.size() == kMaxAddedTokens)
+    return Invalid("more than {} added tokens are not supported", kMaxAddedTokens);
+  if (!known) RETURN_IF_ERROR(spec.vocabulary.Add(token.content, id));
+  spec.next_added = std::max(spec.next_added, id + 1);
+  spec.added_index[token.id] = spec.added_tokens.size();
+  spec.added_tokens.push_back(std::move(token));
+  return Ok{};
+}
+
+}  // namespace infinigen

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Trains the small tokenizers of tests/text/data and writes them with the ids that the `tokenizers` package gives.
+
+    python3 tools/make_test_tokenizers.py tests/text/data
+
+The training text is generated here, from a fixed seed. Each directory gets tokenizer.json and cases.json (a list of
+{"text", "ids", "decoded"}); the files are committed, so this runs only when a tokenizer is added.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+SYLLABLES = "ka to mi ra ne lo si vu per an del tor is un eth wa gri mo fen sha ol ba".split()
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CASES = [
+    "", " ", "  ", "\n", "\t\n ", "a", " a", "karato miran", "  two  spaces ", "It's we'll THEY'RE don't",
+    "1 22 333 4444 55555", "x = f(y[3]);\n\tif (a != b) { return; }\n", "Äpfel große Straße", "нещо на Български",
+    "漢字とかな交じり文", "한국어 문장", "नमस्ते दुनिया", "مرحبا بالعالم", "😀🦙👩‍👩‍👧‍👦 🇩🇪", "e\u0301 a\u0308\u0323",
+    "nbsp\u00a0thin\u2009ideo\u3000line\u2028end", "zero\u200bwidth\u200djoin\ufeff", "<s>inside</s> <pad>",
+    "before <|eot|> after", " <tool>  <tool>x", "\u0000nul", "ſ's 'ſ 'S 'LL", "\U0001F9D1\u200d\U0001F4BB", "ﬁ ligature ½ ²",
+    "a" * 70, "karato" * 30, "…—“”‘’", "\r\n\r\n  \r\n", "ǅ ß İ ı", "\U000e0041 \ue000 \uffff",
+]
+
+
+def training_text(rng):
+    lines = []
+    for _ in range(4000):
+        words = ["".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(3, 12))]
+        if rng.random() < 0.2:
+            words[0] = words[0].capitalize()
+        if rng.random() < 0.1:
+            words.append(str(rng.randint(0, 9999)))
+        if rng.random() < 0.1:
+            words.append(rng.choice(["it's", "we'll", "naïve", "Größe", "слово", "漢字", "😀"]))
+        lines.append(" ".join(words) + rng.choice([".", "!", ",", "?", ""]))
+    return lines
+
+
+def byte_level(lines):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.add_special_tokens([AddedToken("<|eot|>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("<tool>", lstrip=True, rstrip=True), AddedToken("mira", single_word=True)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def split_regex(lines):
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|eot|>"])
+    tokenizer.decoder = decoders.ByteLevel()
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", bos), ("</s>", bos + 1)])])
+    return tokenizer
+
+
+def with_bytes(lines):
+    """Trains without byte tokens, then puts them behind <unk>, <s>, </s> as SentencePiece does."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    pieces = sorted(model["vocab"], key=model["vocab"].get)
+    pieces = pieces[:3] + [f"<0x{byte:02X}>" for byte in range(256)] + pieces[3:]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    return models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+
+
+def finish_metaspace(tokenizer):
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def legacy_prefix(lines):
+    tokenizer = Tokenizer(with_bytes(lines))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return finish_metaspace(tokenizer)
+
+
+def metaspace(lines):
+    tokenizer = Tokenizer(with_bytes(lines))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    return finish_metaspace(tokenizer)
+
+
+def mixed_steps(lines):
+    """The parts that the others leave out: Digits, string splits, lower case, unknown tokens, Metaspace decoder."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split("-", behavior="merged_with_previous"),
+        pre_tokenizers.Metaspace(prepend_scheme="always", split=True)])
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    return tokenizer
+
+
+def main():
+    directory = Path(sys.argv[1])
+    lines = training_text(random.Random(7))
+    for name, make in [("byte_level", byte_level), ("split_regex", split_regex), ("legacy_prefix", legacy_prefix),
+                       ("metaspace", metaspace), ("mixed_steps", mixed_steps)]:
+        tokenizer = make(lines)
+        target = directory / name
+        target.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(target / "tokenizer.json"), pretty=False)
+        cases = []
+        for text in CASES:
+            ids = tokenizer.encode(text).ids
+            cases.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids)})
+        (target / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        print(name, tokenizer.get_vocab_size())
+
+
+if __name__ == "__main__":
+    main()
