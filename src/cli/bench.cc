@@ -1,0 +1,279 @@
+// `infinigen bench`: how fast a model runs. Drives the executor itself, so that every measured step has exactly the
+// asked batch and depth; prompts are random ids, so the text means nothing.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/interrupt.h"
+#include "cli/memory_plan.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+#include "model/decoder.h"
+
+namespace infinigen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+struct BenchFlags {
+  std::string model, shape;
+  std::string dtype = "bf16";
+  DeviceFlags device;
+  KvFlags kv;
+  int64_t batch = 1, prompt = 512, gen = 32;
+  std::vector<int64_t> depths;
+  std::string format = "md";
+  bool json = false;
+};
+
+struct Measurement {
+  int64_t depth = 0;
+  Timing timing;
+  PoolUse pool;
+  uint64_t step_bytes = 0;  // read by one decode step: weights and entries, mean over the steps
+  bool complete = false;    // false: interrupted
+
+  double gigabytes_per_s() const {
+    const double mean_ms = Mean(timing.step_ms);
+    return mean_ms > 0 ? static_cast<double>(step_bytes) / mean_ms / 1e6 : 0;
+  }
+};
+
+double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+
+// Ids in a fixed order that visits the vocabulary evenly; the same for every run.
+class RandomIds {
+ public:
+  explicit RandomIds(int64_t vocab) : vocab_(static_cast<uint64_t>(vocab)) {}
+  int32_t Next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int32_t>((state_ >> 33) % vocab_);
+  }
+
+ private:
+  uint64_t vocab_;
+  uint64_t state_ = 1;
+};
+
+// Weights that a step reads whole. Of an embedding that is not also the output matrix, and of learned positions, a step
+// reads one row each.
+uint64_t WeightBytesPerStep(const Model& model) {
+  const auto bytes = [](const ConstTensor& matrix) {
+    return matrix ? static_cast<int64_t>(SizeOf(matrix.type)) * matrix.rows * matrix.cols : 0;
+  };
+  int64_t total = model.weights.TotalBytes() - bytes(model.weights.positions);
+  if (!model.config.tied_embeddings) total -= bytes(model.weights.embedding);
+  return static_cast<uint64_t>(total);
+}
+
+class Bench {
+ public:
+  Bench(const Model& model, Executor& executor) : model_(model), executor_(executor), ids_(model.config.vocab) {}
+
+  // Touches every weight once, so that the first measurement does not pay for reading the files.
+  Status WarmUp() { return Measure(1, 1).status; }
+
+  struct Outcome {
+    Status status = Ok();
+    Measurement measurement;
+  };
+  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch.
+  Outcome Measure(int64_t depth, int64_t steps) {
+    Outcome outcome;
+    outcome.measurement.depth = depth;
+    std::vector<StepItem> items;
+    outcome.status = Prefill(depth, steps, outcome.measurement, items);
+    if (outcome.status.ok()) outcome.status = Decode(steps, outcome.measurement, items);
+    outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
+    outcome.measurement.complete = !Interrupted();
+    for (const StepItem& item : items) executor_.Release(item.slot);
+    return outcome;
+  }
+
+ private:
+  Status Prefill(int64_t depth, int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
+    std::vector<float> logits(static_cast<size_t>(model_.config.vocab));
+    std::vector<int32_t> prompt(static_cast<size_t>(depth));
+    for (int64_t i = 0; i < executor_.options().max_batch && !Interrupted(); ++i) {
+      for (int32_t& id : prompt) id = ids_.Next();
+      ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
+      items.push_back({.slot = slot, .token = 0, .row = depth});
+      const Clock::time_point start = Clock::now();
+      RETURN_IF_ERROR(executor_.BeginPrefill(slot, prompt));
+      bool done = false;
+      while (!done && !Interrupted()) done = executor_.RunPrefillUnit(slot);
+      if (!done) return Ok();
+      executor_.PrefillLogits(slot, depth - 1, 1, logits);
+      executor_.EndPrefill(slot);
+      measurement.timing.prefill_s += Seconds(start);
+      measurement.timing.prefill_tokens += depth;
+    }
+    return Ok();
+  }
+
+  Status Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
+    Timing& timing = measurement.timing;
+    std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
+    const uint64_t row_bytes = PlanMemory(model_.config, executor_.options(), 0).pool_bytes_per_token;
+    uint64_t bytes = 0;
+    for (int64_t step = 0; step < steps && !Interrupted(); ++step) {
+      for (StepItem& item : items) item.token = ids_.Next();
+      const Clock::time_point start = Clock::now();
+      RETURN_IF_ERROR(executor_.Step(items, logits));
+      const double elapsed = Seconds(start);
+      timing.decode_s += elapsed;
+      timing.step_ms.push_back(static_cast<float>(elapsed * 1e3));
+      timing.decode_tokens += static_cast<int64_t>(items.size());
+      bytes += WeightBytesPerStep(model_);
+      for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * row_bytes;
+    }
+    if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
+    return Ok();
+  }
+
+  const Model& model_;
+  Executor& executor_;
+  RandomIds ids_;
+};
+
+// ---- output ----
+
+Json ResultsJson(const BenchFlags& flags, const Model& model, const Executor& executor,
+                 const std::vector<Measurement>& measurements) {
+  Json results = Json::array();
+  for (const Measurement& m : measurements) {
+    Json timing = TimingJson(m.timing);
+    timing["load_s"] = model.load_s;
+    results.push_back({{"kv", "full"},
+                       {"depth", m.depth},
+                       {"batch", flags.batch},
+                       {"timing", std::move(timing)},
+                       {"step_bytes", m.step_bytes},
+                       {"gb_per_s", m.gigabytes_per_s()},
+                       {"kv_stats", KvStatsJson(m.pool)},
+                       {"memory", MemoryJson()}});
+  }
+  return {{"model", ModelJson(model)},    {"device", DeviceJson(executor)}, {"kv", KvJson(executor.options())},
+          {"batch", flags.batch},         {"prompt", flags.prompt},         {"gen", flags.gen},
+          {"results", std::move(results)}};
+}
+
+std::string Table(const BenchFlags& flags, const Model& model, const Executor& executor,
+                  const std::vector<Measurement>& measurements) {
+  const bool csv = flags.format == "csv";
+  const std::string head =
+      csv ? "model,dtype,backend,threads,kv,kv_type,batch,depth,gen,prefill_tok_s,decode_tok_s,step_ms_mean,step_ms_"
+            "p99,"
+            "step_bytes,gb_per_s\n"
+          : "| model | type | backend | threads | kv | kv type | batch | depth | gen | prefill tok/s | decode tok/s | "
+            "step ms | p99 ms | step bytes | GB/s |\n"
+            "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+  std::string text = head;
+  const ExecutorOptions& options = executor.options();
+  for (const Measurement& m : measurements) {
+    const Timing& t = m.timing;
+    const std::vector<std::string> cells = {model.config.name,
+                                            std::string(Name(model.dtype)),
+                                            BackendName(options.device),
+                                            fmt::format("{}", options.threads),
+                                            "full",
+                                            std::string(Name(options.kv_type)),
+                                            fmt::format("{}", flags.batch),
+                                            fmt::format("{}", m.depth),
+                                            fmt::format("{}", t.step_ms.size()),
+                                            fmt::format("{:.1f}", t.prefill_rate()),
+                                            fmt::format("{:.2f}", t.decode_rate()),
+                                            fmt::format("{:.2f}", Mean(t.step_ms)),
+                                            fmt::format("{:.2f}", Percentile(t.step_ms, 99)),
+                                            fmt::format("{}", m.step_bytes),
+                                            fmt::format("{:.2f}", m.gigabytes_per_s())};
+    text += csv ? fmt::format("{}\n", fmt::join(cells, ",")) : fmt::format("| {} |\n", fmt::join(cells, " | "));
+  }
+  return text;
+}
+
+// ---- the command ----
+
+Result<int> RunAll(const BenchFlags& flags) {
+  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  std::unique_ptr<Model> model;
+  if (!flags.shape.empty()) {
+    const DType type = flags.dtype == "f32" ? DType::kF32 : flags.dtype == "f16" ? DType::kF16 : DType::kBF16;
+    ASSIGN_OR_RETURN(model, RandomModel(flags.shape, type, device.threads));
+  } else {
+    ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+    ASSIGN_OR_RETURN(model, OpenModel(directory));
+  }
+  std::vector<int64_t> depths = flags.depths.empty() ? std::vector<int64_t>{flags.prompt} : flags.depths;
+  for (int64_t& depth : depths) depth = std::max<int64_t>(depth, 1);
+  const int64_t rows = *std::max_element(depths.begin(), depths.end()) + flags.gen;
+  ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, rows));
+  const ExecutorOptions options{.device = device.device,
+                                .threads = device.threads,
+                                .max_tokens = context,
+                                .max_batch = flags.batch,
+                                .kv_type = kv.type.value_or(model->dtype)};
+  const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
+  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model->config, model->weights, plan.options));
+
+  Bench bench(*model, *executor);
+  RETURN_IF_ERROR(bench.WarmUp());
+  std::vector<Measurement> measurements;
+  for (const int64_t depth : depths) {
+    Bench::Outcome outcome = bench.Measure(depth, flags.gen);
+    RETURN_IF_ERROR(outcome.status);
+    if (!outcome.measurement.complete) break;
+    measurements.push_back(std::move(outcome.measurement));
+  }
+  Output output;
+  output.Write(flags.format == "json" ? Dump(ResultsJson(flags, *model, *executor, measurements))
+                                      : Table(flags, *model, *executor, measurements));
+  RETURN_IF_ERROR(output.status());
+  return Interrupted() ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace
+
+int RunBench(Arguments arguments) {
+  BenchFlags values;
+  Flags flags("bench", "Measure speed. Every sequence is prefilled with random ids, then all decode together.");
+  flags.Group("Model and machine");
+  AddModelFlag(flags, &values.model);
+  std::string shapes;
+  for (const std::string_view name : ShapeNames()) shapes += fmt::format("{}{}", shapes.empty() ? "" : ", ", name);
+  flags.Text("--shape", &values.shape, "NAME", "a published shape with random weights: " + shapes);
+  flags.Exclusive({"model", "shape"});
+  flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of random weights");
+  AddDeviceFlags(flags, &values.device);
+  AddKvFlags(flags, &values.kv, /*list=*/true);
+  flags.Group("What is measured");
+  flags.Integer("--batch", &values.batch, 1, 4096, "sequences, all at once (default 1)");
+  flags.Integer("--prompt", &values.prompt, 1, kMaxContext, "tokens of each prompt (default 512)");
+  flags.Integer("--gen", &values.gen, 0, INT32_MAX, "decode steps (default 32)");
+  const auto set_depths = [&](const std::string& text) {
+    return ParseIntegerList(text, 0, kMaxContext, &values.depths);
+  };
+  flags.Custom("--depth", set_depths, "A,B",
+               "tokens that each sequence has before decode is measured, one result for each; replaces --prompt");
+  flags.Group("Output");
+  flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
+  flags.Switch("--json", &values.json, "the same as --format json");
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  if (values.model.empty() && values.shape.empty())
+    return FailUsage("bench", "a model is missing: pass its directory with -m, or --shape");
+  if (values.json) values.format = "json";
+  InstallInterrupt();
+  const Result<int> exit_code = RunAll(values);
+  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+}
+
+}  // namespace infinigen

@@ -1,0 +1,16 @@
+// The commands. Each parses its own flags and returns the exit code; none throws by design.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace infinigen {
+
+using Arguments = std::span<const std::string>;  // after the command's name
+
+int RunGenerate(Arguments arguments);
+int RunBench(Arguments arguments);
+int RunInspect(Arguments arguments);
+int RunTokenize(Arguments arguments);
+
+}  // namespace infinigen

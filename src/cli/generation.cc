@@ -1,0 +1,174 @@
+#include "cli/generation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cli/interrupt.h"
+#include "cli/progress.h"
+#include "engine/engine.h"
+#include "text/stop_strings.h"
+#include "text/stream_decoder.h"
+#include "text/unicode.h"
+
+namespace infinigen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Tokens of one sequence to text that may be shown.
+class TextStream {
+ public:
+  TextStream(const Tokenizer* tokenizer, const std::vector<std::string>& stops) : stops_(stops) {
+    if (tokenizer != nullptr) decoder_.emplace(*tokenizer, /*skip_special=*/true);
+  }
+
+  std::string Push(int32_t token) {
+    if (!decoder_) return fmt::format("{}{}", std::exchange(first_, false) ? "" : " ", token);
+    // The decoder cuts where replacing each piece alone equals replacing the whole.
+    return stops_.Push(ReplaceInvalidUtf8(decoder_->Push(token)));
+  }
+  std::string Finish() {
+    if (!decoder_) return {};
+    std::string text = stops_.Push(ReplaceInvalidUtf8(decoder_->Finish()));
+    return text + stops_.Finish();
+  }
+  bool stopped() const { return stops_.matched(); }
+
+ private:
+  std::optional<StreamDecoder> decoder_;
+  StopStrings stops_;
+  bool first_ = true;
+};
+
+class Run {
+ public:
+  Run(Executor& executor, const std::vector<Job>& jobs, const GenerationOptions& options)
+      : executor_(executor), jobs_(jobs), options_(options), engine_(executor) {
+    result_.outcomes.resize(jobs.size());
+  }
+
+  GenerationResult Go() && {
+    bool busy = true;
+    while (busy || next_ < jobs_.size()) {
+      if (Interrupted() && !ending_) {
+        result_.interrupted = true;
+        ending_ = true;
+      }
+      if (ending_) {
+        engine_.CancelAll();
+        next_ = jobs_.size();
+      }
+      SubmitSome();
+      const uint64_t pool_bytes = executor_.pool_bytes();
+      if (pool_bytes > 0) result_.pool.bytes = pool_bytes;
+      busy = engine_.RunOnce();
+    }
+    progress_.Erase();
+    result_.pool.bytes = std::max(result_.pool.bytes, executor_.pool_bytes());
+    result_.pool.peak_bytes = executor_.pool_peak_bytes();
+    if (result_.pool.bytes == 0) result_.pool.bytes = result_.pool.peak_bytes;  // everything happened in one turn
+    const EngineStats& stats = engine_.stats();
+    result_.timing = {.load_s = 0,
+                      .prefill_tokens = stats.prefill_tokens,
+                      .prefill_s = stats.prefill_s,
+                      .decode_tokens = stats.decode_tokens,
+                      .decode_s = stats.decode_s,
+                      .step_ms = stats.step_ms};
+    return std::move(result_);
+  }
+
+ private:
+  struct Live {
+    TextStream stream;
+    Clock::time_point last_token;
+  };
+
+  // A waiting request holds sampling memory of the size of the vocabulary, so only as many wait as can start next.
+  void SubmitSome() {
+    const size_t most = static_cast<size_t>(executor_.options().max_batch) * 2;
+    while (next_ < jobs_.size() && submitted_ - done_ < most) Submit(next_++);
+  }
+
+  void Submit(size_t index) {
+    const Job& job = jobs_[index];
+    ++submitted_;
+    auto live = std::make_shared<Live>(Live{TextStream(options_.tokenizer, options_.stops), {}});
+    Request request{
+        .prompt = job.prompt,
+        .max_new_tokens = job.max_new_tokens,
+        .sampling = job.sampling,
+        .ignore_eos = options_.ignore_eos,
+        .on_token = [this, index, live](RequestId, int32_t token) { return OnToken(index, *live, token); },
+        .on_prefill = [this, index](RequestId, int64_t done, int64_t units) { OnPrefill(index, done, units); },
+        .on_done = [this, index, live](RequestId, const RequestResult& r) { OnDone(index, *live, r); }};
+    if (Result<RequestId> id = engine_.Submit(std::move(request)); !id.ok()) {
+      result_.outcomes[index].reason = FinishReason::kError;
+      result_.outcomes[index].error = id.error().message;
+      ++done_;
+      ending_ = true;
+    }
+  }
+
+  void OnPrefill(size_t index, int64_t done, int64_t units) {
+    if (done == 1) progress_.Expect(units, static_cast<int64_t>(jobs_[index].prompt.size()));
+    progress_.Advance(1);
+  }
+
+  bool OnToken(size_t index, Live& live, int32_t token) {
+    Outcome& outcome = result_.outcomes[index];
+    const Clock::time_point now = Clock::now();
+    if (!outcome.tokens.empty())
+      outcome.timing.step_ms.push_back(std::chrono::duration<float, std::milli>(now - live.last_token).count());
+    live.last_token = now;
+    outcome.tokens.push_back(token);
+    Show(index, live.stream.Push(token));
+    return !ending_ && !live.stream.stopped();
+  }
+
+  void OnDone(size_t index, Live& live, const RequestResult& done) {
+    Outcome& outcome = result_.outcomes[index];
+    Show(index, live.stream.Finish());
+    outcome.reason = done.reason;
+    outcome.error = done.error;
+    outcome.timing.prefill_s = done.prefill_s;
+    outcome.timing.prefill_tokens = done.prefill_s > 0 ? static_cast<int64_t>(jobs_[index].prompt.size()) : 0;
+    outcome.timing.decode_s = done.decode_s;
+    outcome.timing.decode_tokens = static_cast<int64_t>(outcome.timing.step_ms.size());
+    ++done_;
+    progress_.Erase();
+    if (options_.on_done && !options_.on_done(index, outcome)) ending_ = true;
+    if (done.reason == FinishReason::kError) ending_ = true;
+  }
+
+  void Show(size_t index, const std::string& text) {
+    if (text.empty()) return;
+    if (options_.tokenizer != nullptr) result_.outcomes[index].text += text;
+    if (!options_.on_text) return;
+    progress_.Erase();
+    if (!options_.on_text(index, text)) ending_ = true;
+  }
+
+  Executor& executor_;
+  const std::vector<Job>& jobs_;
+  const GenerationOptions& options_;
+  Engine engine_;
+  Progress progress_;
+  GenerationResult result_;
+  size_t next_ = 0;  // first job that was not submitted
+  size_t submitted_ = 0;
+  size_t done_ = 0;
+  bool ending_ = false;
+};
+
+}  // namespace
+
+GenerationResult RunGeneration(Executor& executor, const std::vector<Job>& jobs, const GenerationOptions& options) {
+  return Run(executor, jobs, options).Go();
+}
+
+}  // namespace infinigen

@@ -1,0 +1,217 @@
+// `infinigen inspect`: what is in a model directory, without reading its weights.
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/size.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+#include "kv/view.h"
+#include "loader/checkpoint.h"
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct StoredType {
+  int64_t tensors = 0;
+  uint64_t bytes = 0;
+};
+
+struct Inspection {
+  std::string directory;
+  ModelConfig config;
+  std::unique_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<Tokenizer> tokenizer;     // null when there is none
+  std::map<std::string, StoredType> types;  // as the files spell them
+  uint64_t bytes = 0;
+};
+
+Result<Inspection> Open(const std::string& directory) {
+  Inspection model;
+  model.directory = directory;
+  ASSIGN_OR_RETURN(model.config, LoadModelConfig(directory));
+  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
+  model.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
+  if (!TokenizerFile(directory).empty()) {
+    ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(directory));
+  }
+  for (const SafetensorsFile& file : model.checkpoint->files()) {
+    for (const TensorEntry& tensor : file.tensors()) {
+      StoredType& type = model.types[std::string(tensor.dtype)];
+      ++type.tensors;
+      type.bytes += tensor.end - tensor.begin;
+      model.bytes += tensor.end - tensor.begin;
+    }
+  }
+  return model;
+}
+
+uint64_t KvBytesPerToken(const ModelConfig& config, DType type) {
+  const EntryLayout layout{.type = type, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
+  return static_cast<uint64_t>(config.layers) * layout.row_bytes();
+}
+
+std::string_view ScalingName(RopeScaling scaling) {
+  return scaling == RopeScaling::kLinear ? "linear" : scaling == RopeScaling::kLlama3 ? "llama3" : "none";
+}
+
+Json PositionsJson(const ModelConfig& config) {
+  if (config.positions == PositionKind::kLearned) return {{"kind", "learned"}, {"offset", config.position_offset}};
+  const RopeConfig& rope = config.rope;
+  Json json = {{"kind", "rope"}, {"theta", rope.theta}, {"scaling", ScalingName(rope.scaling)}};
+  if (rope.scaling != RopeScaling::kNone) json["factor"] = rope.factor;
+  if (rope.scaling == RopeScaling::kLlama3) {
+    json["low_freq_factor"] = rope.low_freq_factor;
+    json["high_freq_factor"] = rope.high_freq_factor;
+    json["original_max_positions"] = rope.original_max_positions;
+  }
+  return json;
+}
+
+int64_t CountSpecials(const Tokenizer& tokenizer) {
+  int64_t count = 0;
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) count += tokenizer.IsSpecial(id);
+  return count;
+}
+
+Json TokenizerJson(const Inspection& model) {
+  if (model.tokenizer == nullptr) return nullptr;
+  const Tokenizer& tokenizer = *model.tokenizer;
+  const auto token = [&](std::optional<TokenId> id) -> Json {
+    if (!id) return nullptr;
+    return {{"id", *id}, {"text", std::string(tokenizer.TokenText(*id))}};
+  };
+  return {{"file", TokenizerFile(model.directory)}, {"vocab", tokenizer.vocab_size()},
+          {"bos", token(tokenizer.bos())},          {"eos", token(tokenizer.eos())},
+          {"specials", CountSpecials(tokenizer)},   {"chat_template", !tokenizer.chat_template().empty()}};
+}
+
+Json TensorsJson(const Checkpoint& checkpoint) {
+  Json list = Json::array();
+  for (const SafetensorsFile& file : checkpoint.files())
+    for (const TensorEntry& tensor : file.tensors())
+      list.push_back({{"name", tensor.name},
+                      {"dtype", tensor.dtype},
+                      {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
+                      {"bytes", tensor.end - tensor.begin}});
+  return list;
+}
+
+Json InspectJson(const Inspection& model, bool tensors) {
+  const ModelConfig& config = model.config;
+  Json types = Json::object(), kv = Json::object();
+  for (const auto& [name, type] : model.types) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
+    kv[std::string(Name(type))] = KvBytesPerToken(config, type);
+  Json json = {{"name", config.name},
+               {"arch", Name(config.architecture)},
+               {"params", ParameterCount(config)},
+               {"layers", config.layers},
+               {"hidden", config.hidden},
+               {"heads", config.heads},
+               {"kv_heads", config.kv_heads},
+               {"head_dim", config.head_dim},
+               {"ffn", config.ffn},
+               {"vocab", config.vocab},
+               {"embed_dim", config.embed_dim},
+               {"tied_embeddings", config.tied_embeddings},
+               {"context", config.max_positions},
+               {"positions", PositionsJson(config)},
+               {"eos_ids", config.eos_ids},
+               {"bytes", model.bytes},
+               {"files", model.checkpoint->files().size()},
+               {"types", std::move(types)},
+               {"kv_bytes_per_token", std::move(kv)},
+               {"tokenizer", TokenizerJson(model)}};
+  if (tensors) json["tensors"] = TensorsJson(*model.checkpoint);
+  return json;
+}
+
+std::string PositionsText(const ModelConfig& config) {
+  if (config.positions == PositionKind::kLearned) return "learned";
+  const RopeConfig& rope = config.rope;
+  std::string text = fmt::format("rope, theta {}", rope.theta);
+  if (rope.scaling != RopeScaling::kNone)
+    text += fmt::format(", {} scaling by {}", ScalingName(rope.scaling), rope.factor);
+  if (rope.scaling == RopeScaling::kLlama3)
+    text += fmt::format(" (low {}, high {}, from {})", rope.low_freq_factor, rope.high_freq_factor,
+                        rope.original_max_positions);
+  return text;
+}
+
+std::string TokenizerText(const Inspection& model) {
+  if (model.tokenizer == nullptr) return "none";
+  const Tokenizer& tokenizer = *model.tokenizer;
+  const auto token = [&](std::optional<TokenId> id) {
+    return id ? fmt::format("{} '{}'", *id, OneLine(tokenizer.TokenText(*id))) : std::string("none");
+  };
+  return fmt::format("{}, {} tokens, {} special, BOS {}, EOS {}, {}", TokenizerFile(model.directory),
+                     tokenizer.vocab_size(), CountSpecials(tokenizer), token(tokenizer.bos()), token(tokenizer.eos()),
+                     tokenizer.chat_template().empty() ? "no chat template" : "with a chat template");
+}
+
+std::string InspectText(const Inspection& model, bool tensors) {
+  const ModelConfig& config = model.config;
+  std::string text;
+  const auto line = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("{:<14}{}\n", name, OneLine(value));
+  };
+  line("model", fmt::format("{} ({})", config.name, Name(config.architecture)));
+  line("parameters",
+       fmt::format("{:.1f} M ({})", static_cast<double>(ParameterCount(config)) / 1e6, ParameterCount(config)));
+  line("layers", fmt::format("{}, hidden {}, ffn {}", config.layers, config.hidden, config.ffn));
+  line("heads", fmt::format("{} query, {} KV, {} dimensions each", config.heads, config.kv_heads, config.head_dim));
+  line("vocabulary", fmt::format("{}{}", config.vocab, config.tied_embeddings ? ", tied embeddings" : ""));
+  line("context", fmt::format("{} tokens", config.max_positions));
+  line("positions", PositionsText(config));
+  line("end ids", config.eos_ids.empty() ? "none" : fmt::format("{}", fmt::join(config.eos_ids, " ")));
+  line("weights", fmt::format("{} in {} file{}", FormatSize(model.bytes), model.checkpoint->files().size(),
+                              model.checkpoint->files().size() == 1 ? "" : "s"));
+  for (const auto& [name, type] : model.types)
+    line("", fmt::format("{:<6}{} in {} tensors", name, FormatSize(type.bytes), type.tensors));
+  std::string kv;
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
+    kv += fmt::format("{}{} {}", kv.empty() ? "" : ", ", Name(type), FormatSize(KvBytesPerToken(config, type)));
+  line("KV per token", kv);
+  line("tokenizer", TokenizerText(model));
+  if (!tensors) return text;
+  for (const SafetensorsFile& file : model.checkpoint->files()) {
+    text += fmt::format("\n{}\n", OneLine(file.path()));
+    for (const TensorEntry& tensor : file.tensors())
+      text += fmt::format("  {:<56} {:<5} {:<16} {}\n", OneLine(tensor.name), tensor.dtype, FormatShape(tensor.shape()),
+                          FormatSize(tensor.end - tensor.begin));
+  }
+  return text;
+}
+
+}  // namespace
+
+int RunInspect(Arguments arguments) {
+  std::string model_flag;
+  bool tensors = false, json = false;
+  Flags flags("inspect", "Show what is in a model. Reads its description and the headers of its weights only.");
+  flags.Group("Model");
+  AddModelFlag(flags, &model_flag);
+  flags.Group("Output");
+  flags.Switch("--tensors", &tensors, "list every tensor");
+  flags.Switch("--json", &json, "one JSON object");
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  if (model_flag.empty()) return FailUsage("inspect", "a model is missing: pass its directory with -m");
+  const Result<std::string> directory = FindModel(model_flag);
+  if (!directory.ok()) return Fail(directory.error());
+  const Result<Inspection> model = Open(*directory);
+  if (!model.ok()) return Fail(model.error());
+  Output output;
+  output.Write(json ? Dump(InspectJson(*model, tensors)) : InspectText(*model, tensors));
+  const Status written = output.status();
+  return written.ok() ? kExitOk : Fail(written.error());
+}
+
+}  // namespace infinigen

@@ -1,0 +1,78 @@
+// infinigen: the composition root. Picks a command and hands it its arguments.
+#include <fmt/format.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+
+namespace infinigen {
+namespace {
+
+struct Command {
+  std::string_view name;
+  int (*run)(Arguments);
+  std::string_view summary;
+};
+
+constexpr std::array<Command, 4> kCommands = {{
+    {"generate", RunGenerate, "continue a text, or many"},
+    {"bench", RunBench, "measure prefill and decode speed"},
+    {"inspect", RunInspect, "show what is in a model"},
+    {"tokenize", RunTokenize, "turn text into token ids, or back"},
+}};
+
+// Commands of the interface that are still to come.
+constexpr std::array<std::string_view, 4> kLater = {"chat", "serve", "eval", "calibrate"};
+
+std::string HelpText() {
+  std::string text =
+      "infinigen runs language models whose KV cache lives in host memory.\n\n"
+      "usage: infinigen <command> [flags]\n\ncommands:\n";
+  for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  text += "\ninfinigen <command> -h lists the flags of a command; infinigen --version prints the version.\n";
+  return text;
+}
+
+int Dispatch(Arguments arguments) {
+  if (arguments.empty()) {
+    std::string names;
+    for (const Command& command : kCommands) names += fmt::format("{}{}", names.empty() ? "" : ", ", command.name);
+    return FailUsage("", fmt::format("a command is missing: one of {}", names));
+  }
+  const std::string& name = arguments[0];
+  if (name == "-h" || name == "--help" || name == "help") {
+    Output().Write(HelpText());
+    return kExitOk;
+  }
+  if (name == "--version" || name == "-V") {
+    Output().Write("infinigen " INFINIGEN_VERSION "\n");
+    return kExitOk;
+  }
+  for (const Command& command : kCommands)
+    if (command.name == name) return command.run(arguments.subspan(1));
+  for (const std::string_view later : kLater)
+    if (later == name) return FailUsage("", fmt::format("the command '{}' is not part of this version", name));
+  return FailUsage("", fmt::format("'{}' is not a command", name));
+}
+
+}  // namespace
+}  // namespace infinigen
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is an errno at the write, not a death
+  try {
+    return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const std::bad_alloc&) {
+    return infinigen::Fail(infinigen::Exhausted("out of memory"));
+  } catch (const std::exception& error) {  // a library threw where none of ours does
+    return infinigen::Fail(infinigen::Invalid("unexpected: {}", error.what()));
+  }
+}

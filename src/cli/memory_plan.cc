@@ -1,0 +1,113 @@
+#include "cli/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/size.h"
+#include "base/system_memory.h"
+
+namespace infinigen {
+namespace {
+
+// The question "does it fit" for one set of options, asked at any context.
+struct Fit {
+  const ModelConfig& config;
+  uint64_t weights_bytes;
+  const ExecutorOptions& options;
+  std::optional<uint64_t> kv_limit;
+  uint64_t available_bytes;
+
+  MemoryPlan Parts(int64_t tokens, int64_t batch) const {
+    ExecutorOptions trial = options;
+    trial.max_tokens = tokens;
+    trial.max_batch = batch;
+    return PlanMemory(config, trial, weights_bytes);
+  }
+  // A pool with a limit is no larger than it: sequences then wait for each other.
+  MemoryPlan Limited(int64_t tokens) const {
+    MemoryPlan parts = Parts(tokens, options.max_batch);
+    if (kv_limit) parts.pool_bytes = std::min(parts.pool_bytes, *kv_limit);
+    return parts;
+  }
+  uint64_t OneSequence(int64_t tokens) const { return Parts(tokens, 1).pool_bytes; }
+  bool LimitHolds(int64_t tokens) const { return !kv_limit || OneSequence(tokens) <= *kv_limit; }
+  bool MemoryHolds(int64_t tokens) const { return Limited(tokens).total_bytes() + kMarginBytes <= available_bytes; }
+
+  int64_t LargestContext() const {
+    int64_t low = 0;  // fits, or is 0
+    int64_t high = config.positions == PositionKind::kLearned ? config.max_positions : kMaxContext;
+    while (low < high) {  // everything above high does not fit
+      const int64_t middle = low + (high - low + 1) / 2;
+      if (LimitHolds(middle) && MemoryHolds(middle))
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  }
+};
+
+}  // namespace
+
+RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const ExecutorOptions& options,
+                std::optional<uint64_t> kv_limit, uint64_t available_bytes) {
+  const Fit fit{config, weights_bytes, options, kv_limit, available_bytes};
+  RunPlan plan{.options = options, .parts = fit.Limited(options.max_tokens), .available_bytes = available_bytes};
+  plan.largest_context = fit.LargestContext();
+  const MemoryPlan& parts = plan.parts;
+  const uint64_t fixed = parts.total_bytes() - parts.pool_bytes + kMarginBytes;
+  plan.options.pool_limit_bytes = kv_limit.value_or(available_bytes > fixed ? available_bytes - fixed : 0);
+
+  const std::string advice = plan.largest_context > 0 ? fmt::format("the largest context that fits at batch {} is {}",
+                                                                    options.max_batch, plan.largest_context)
+                                                      : fmt::format("no context fits at batch {}", options.max_batch);
+  if (!fit.LimitHolds(options.max_tokens))
+    plan.refusal =
+        fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}", FormatSize(*kv_limit),
+                    options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice);
+  else if (!fit.MemoryHolds(options.max_tokens))
+    plan.refusal = fmt::format(
+        "not enough memory: weights {} + pool {} ({} tokens x {}) + workspace {} + prefill {} + margin {} exceed the "
+        "{} "
+        "available; {}",
+        FormatSize(parts.weights_bytes), FormatSize(parts.pool_bytes), options.max_tokens, options.max_batch,
+        FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kMarginBytes),
+        FormatSize(available_bytes), advice);
+  return plan;
+}
+
+RunPlan PlanRunHere(const Model& model, ExecutorOptions options, std::optional<uint64_t> kv_limit, bool fixed_batch) {
+  const uint64_t weights_bytes = static_cast<uint64_t>(model.weights.TotalBytes());
+  uint64_t available = AvailableHostMemory().value_or(UINT64_MAX / 2);
+  // Random weights are allocated already, so they are no longer part of what is available.
+  if (model.weights.storage->checkpoint == nullptr) available += weights_bytes;
+  RunPlan plan = PlanRun(model.config, weights_bytes, options, kv_limit, available);
+  while (!plan.refusal.empty() && !fixed_batch && options.max_batch > 1) {
+    --options.max_batch;
+    plan = PlanRun(model.config, weights_bytes, options, kv_limit, available);
+  }
+  return plan;
+}
+
+std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
+  const ExecutorOptions& options = plan.options;
+  std::string text = fmt::format("memory plan: {}, context {} tokens, batch {}, --kv full, entries in {}\n",
+                                 config.name, options.max_tokens, options.max_batch, Name(options.kv_type));
+  const auto line = [&](std::string_view name, uint64_t bytes, const std::string& note) {
+    text += fmt::format("  {:<10}{:>12}{}{}\n", name, FormatSize(bytes), note.empty() ? "" : "   ", note);
+  };
+  line("weights", plan.parts.weights_bytes, "");
+  line("sketches", 0, "");
+  line("hot set", 0, "");
+  line("pool", plan.parts.pool_bytes, fmt::format("{} per token", FormatSize(plan.parts.pool_bytes_per_token)));
+  line("workspace", plan.parts.workspace_bytes, "");
+  line("prefill", plan.parts.prefill_bytes, "");
+  line("total", plan.parts.total_bytes(), "");
+  line("available", plan.available_bytes, fmt::format("of which {} are kept free", FormatSize(kMarginBytes)));
+  text += fmt::format("largest context that fits at batch {}: {} tokens (the model was made for {})\n",
+                      options.max_batch, plan.largest_context, config.max_positions);
+  return text;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,55 @@
+// What a run reports: the JSON that scripts depend on, and two lines for people. Fields of the method that is not used
+// (alpha, cap, … with --kv full) are null; hit_ratio is null too, since with the pool on the compute device nothing is
+// fetched that could hit or miss.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/memory_plan.h"
+#include "cli/session.h"
+#include "model/executor.h"
+
+namespace infinigen {
+
+struct Timing {
+  double load_s = 0;
+  int64_t prefill_tokens = 0;
+  double prefill_s = 0;
+  int64_t decode_tokens = 0;
+  double decode_s = 0;
+  std::vector<float> step_ms;  // one per decode step
+
+  double prefill_rate() const { return prefill_s > 0 ? static_cast<double>(prefill_tokens) / prefill_s : 0; }
+  double decode_rate() const { return decode_s > 0 ? static_cast<double>(decode_tokens) / decode_s : 0; }
+};
+
+struct PoolUse {
+  uint64_t bytes = 0;  // at the end of the run, before sequences gave theirs back
+  uint64_t peak_bytes = 0;
+};
+
+double Mean(const std::vector<float>& values);                 // 0 when empty
+double Percentile(std::vector<float> values, double percent);  // nearest rank; 0 when empty
+
+nlohmann::ordered_json ModelJson(const Model& model);
+nlohmann::ordered_json DeviceJson(const Executor& executor);
+nlohmann::ordered_json KvJson(const ExecutorOptions& options);
+nlohmann::ordered_json TimingJson(const Timing& timing);
+nlohmann::ordered_json KvStatsJson(const PoolUse& pool);
+nlohmann::ordered_json MemoryJson();
+nlohmann::ordered_json PlanJson(const RunPlan& plan);
+
+// The object on one line. Text that is no UTF-8 (file names) is replaced, never an exception.
+std::string Dump(const nlohmann::ordered_json& json);
+
+// `generated` tokens were made, the first of each sequence by its prefill.
+std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool,
+                            const ExecutorOptions& options);
+
+// "cpu", "reference".
+std::string BackendName(Device device);
+
+}  // namespace infinigen

@@ -1,0 +1,97 @@
+#include "cli/session.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "base/size.h"
+#include "base/system_memory.h"
+#include "cli/memory_plan.h"
+
+namespace infinigen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool IsRegularFile(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool EndsWith(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+}  // namespace
+
+Result<std::string> FindModel(const std::string& flag) {
+  struct stat info {};
+  if (::stat(flag.c_str(), &info) != 0)
+    return IoError("{}: no such model: {}; pass a directory with config.json", flag, std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) return flag;
+  if (EndsWith(flag, ".gguf"))
+    return Unsupported("{}: GGUF files are not part of this version; pass a Hugging Face model directory", flag);
+  return Invalid("{}: not a directory; pass the directory that holds config.json", flag);
+}
+
+std::string TokenizerFile(const std::string& directory) {
+  for (const char* file : {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    if (IsRegularFile(directory + "/" + file)) return file;
+  return {};
+}
+
+DType DominantType(const Weights& weights) {
+  std::array<int64_t, 3> bytes{};  // by DType
+  const auto count = [&](const ConstTensor& matrix) {
+    if (matrix) bytes[static_cast<size_t>(matrix.type)] += matrix.rows * matrix.cols * SizeOf(matrix.type);
+  };
+  for (const ConstTensor* matrix : {&weights.embedding, &weights.positions}) count(*matrix);
+  for (const Linear* linear : {&weights.project_in, &weights.project_out, &weights.lm_head}) count(linear->weight);
+  for (const LayerWeights& layer : weights.layers)
+    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      count(linear->weight);
+  return static_cast<DType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+}
+
+Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
+  const Clock::time_point start = Clock::now();
+  auto model = std::make_unique<Model>();
+  ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
+  ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
+  model->dtype = DominantType(model->weights);
+  if (!TokenizerFile(directory).empty()) {
+    ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
+  }
+  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  return model;
+}
+
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads) {
+  const Clock::time_point start = Clock::now();
+  auto model = std::make_unique<Model>();
+  ASSIGN_OR_RETURN(model->config, ShapeByName(shape));
+  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) * SizeOf(type);
+  const uint64_t available = AvailableHostMemory().value_or(UINT64_MAX);
+  if (bytes + kMarginBytes > available)
+    return Exhausted("--shape {} in {} has {} of weights, {} of memory are available", shape, Name(type),
+                     FormatSize(bytes), FormatSize(available));
+  ASSIGN_OR_RETURN(model->weights, RandomWeights(model->config, type, 1, threads));
+  model->dtype = type;
+  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  return model;
+}
+
+Result<int64_t> ChooseContext(const ModelConfig& config, int64_t flag) {
+  if (flag == 0) return std::min(config.max_positions, kMaxContext);
+  if (flag <= config.max_positions) return flag;
+  if (config.positions == PositionKind::kLearned)
+    return Invalid("--ctx {}: {} has learned positions for {} tokens and none beyond; pass at most {}", flag,
+                   config.name, config.max_positions, config.max_positions);
+  return flag;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,88 @@
+// `infinigen tokenize`: text to token ids, and back.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/options.h"
+#include "cli/prompts.h"
+#include "cli/report.h"
+#include "cli/session.h"
+#include "text/unicode.h"
+
+namespace infinigen {
+namespace {
+
+struct TokenizeFlags {
+  std::string model;
+  PromptFlags input;
+  bool no_special = false;
+  bool json = false;
+};
+
+nlohmann::ordered_json TokensJson(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  nlohmann::ordered_json texts = nlohmann::ordered_json::array();
+  for (const int32_t id : ids) texts.push_back(std::string(tokenizer.TokenText(id)));
+  return {{"ids", ids}, {"tokens", std::move(texts)}, {"count", ids.size()}};
+}
+
+Result<int> Tokenize(const TokenizeFlags& flags) {
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(directory));
+  Output output;
+  if (flags.input.has_ids) {
+    const std::vector<int32_t> ids(flags.input.ids.begin(), flags.input.ids.end());
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids[i] >= tokenizer->vocab_size())
+        return Invalid("id {} (number {}) is beyond the vocabulary, which ends at {}", ids[i], i,
+                       tokenizer->vocab_size() - 1);
+    const std::string text = tokenizer->Decode(ids, /*skip_special=*/flags.no_special);
+    if (flags.json) {
+      nlohmann::ordered_json json = TokensJson(*tokenizer, ids);
+      json["text"] = ReplaceInvalidUtf8(text);
+      output.Write(Dump(json));
+    } else {
+      output.Write(text + "\n");  // the exact bytes, as the tokens spell them
+    }
+  } else {
+    ASSIGN_OR_RETURN(const std::vector<PromptSpec> prompts, ReadPrompts(flags.input));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                     tokenizer->Encode(prompts[0].text, {.add_special = !flags.no_special}));
+    output.Write(flags.json ? Dump(TokensJson(*tokenizer, ids)) : fmt::format("{}\n", fmt::join(ids, " ")));
+  }
+  RETURN_IF_ERROR(output.status());
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunTokenize(Arguments arguments) {
+  TokenizeFlags values;
+  Flags flags("tokenize", "Print the token ids of a text, or with --ids the text of token ids.");
+  flags.Group("Input (one of them; standard input when none is given)");
+  AddTextFlags(flags, &values.input);
+  const auto set_ids = [&](const std::string& text) {
+    values.input.has_ids = true;
+    return ParseIntegerList(text, 0, INT32_MAX, &values.input.ids);
+  };
+  flags.Custom("--ids", set_ids, "1,2,3", "decode these ids");
+  flags.Exclusive({"prompt", "file", "ids"});
+  flags.Group("Model");
+  AddModelFlag(flags, &values.model);
+  flags.Group("Output");
+  flags.Switch("--no-special", &values.no_special,
+               "add no special tokens (BOS and the like); with --ids: leave them out of the text");
+  flags.Switch("--json", &values.json, "one JSON object: ids, tokens (as the vocabulary writes them), count");
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  if (values.model.empty()) return FailUsage("tokenize", "a model is missing: pass its directory with -m");
+  if (!values.input.any() && ::isatty(STDIN_FILENO) == 1)
+    return FailUsage("tokenize", "a text is missing: pass -p, -f or --ids, or pipe text in");
+  const Result<int> exit_code = Tokenize(values);
+  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+}
+
+}  // namespace infinigen

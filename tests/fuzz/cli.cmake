@@ -1,0 +1,1 @@
+infinigen_fuzz(prompts_jsonl infinigen_cli_input)
