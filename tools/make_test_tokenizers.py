@@ -3,10 +3,13 @@
 
     python3 tools/make_test_tokenizers.py tests/text/data
 
-The training text is generated here, from a fixed seed. Each directory gets tokenizer.json and cases.json (a list of
-{"text", "ids", "decoded"}); the files are committed, so this runs only when a tokenizer is added.
+The training text is generated here, from a fixed seed. Each directory gets a tokenizer in one of the four formats and
+cases.json (a list of {"text", "ids", "decoded"}); the files are committed, so this runs only when one is added. The
+SentencePiece model needs the package `sentencepiece`.
 """
 
+import base64
+import io
 import json
 import random
 import sys
@@ -124,20 +127,85 @@ def mixed_steps(lines):
     return tokenizer
 
 
+def bytes_of(token):
+    table = {}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    for byte in printable:
+        table[chr(byte)] = byte
+    for number, byte in enumerate(byte for byte in range(256) if byte not in printable):
+        table[chr(256 + number)] = byte
+    return bytes(table[c] for c in token)
+
+
+def write_cases(target, encode, decode):
+    cases = [{"text": text, "ids": encode(text), "decoded": decode(encode(text))} for text in CASES]
+    (target / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+
+
+def tiktoken_ranks(lines, target):
+    """Bytes first, then merged tokens in the order of training: every token has one way to be built."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    vocab = tokenizer.get_vocab()
+    tokens = {bytes_of(token): rank for token, rank in vocab.items()}
+    text = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(tokens.items(), key=lambda x: x[1]))
+    (target / "tokenizer.model").write_text(text)
+    import tiktoken
+    encoding = tiktoken.Encoding("test", pat_str=LLAMA3_PATTERN, mergeable_ranks=tokens, special_tokens={})
+    write_cases(target, encoding.encode_ordinary, encoding.decode)
+
+
+def vocab_and_merges(lines, target):
+    tokenizer = byte_level(lines)
+    tokenizer.model.save(str(target))
+    (target / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "bos_token": "</s>", "eos_token": "</s>",
+         "unk_token": "</s>", "pad_token": {"content": "<pad>", "lstrip": False, "rstrip": False, "single_word": False,
+                                            "normalized": True, "__type": "AddedToken"}}) + "\n")
+    reference = Tokenizer(models.BPE.from_file(str(target / "vocab.json"), str(target / "merges.txt")))
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    reference.decoder = decoders.ByteLevel()
+    reference.add_special_tokens(["</s>", "<pad>"])
+    reference.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
+    write_cases(target, lambda text: reference.encode(text).ids, reference.decode)
+
+
+def sentencepiece_bpe(lines, target):
+    import sentencepiece
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=500, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=0.999, num_threads=1,
+        allow_whitespace_only_pieces=True, split_digits=True, minloglevel=2)
+    (target / "tokenizer.model").write_bytes(model.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    global CASES
+    kept = CASES
+    # SentencePiece does not look for control tokens in text; and it ends a text at NUL.
+    CASES = [text for text in kept if "<s>" not in text and "\0" not in text]
+    write_cases(target, processor.encode, processor.decode)
+    CASES = kept
+
+
 def main():
     directory = Path(sys.argv[1])
     lines = training_text(random.Random(7))
+    for make in [tiktoken_ranks, vocab_and_merges, sentencepiece_bpe]:
+        target = directory / make.__name__
+        target.mkdir(parents=True, exist_ok=True)
+        make(lines, target)
     for name, make in [("byte_level", byte_level), ("split_regex", split_regex), ("legacy_prefix", legacy_prefix),
                        ("metaspace", metaspace), ("mixed_steps", mixed_steps)]:
         tokenizer = make(lines)
         target = directory / name
         target.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(target / "tokenizer.json"), pretty=False)
-        cases = []
-        for text in CASES:
-            ids = tokenizer.encode(text).ids
-            cases.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids)})
-        (target / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        write_cases(target, lambda text: tokenizer.encode(text).ids, tokenizer.decode)
         print(name, tokenizer.get_vocab_size())
 
 

@@ -26,14 +26,17 @@ struct Context {
 
 using Arguments = std::vector<std::optional<Value>>;  // one for each parameter; empty where none was given
 
+enum class Receiver { kAny, kText, kDict };
+
 struct Builtin {
   static constexpr size_t kMaxParameters = 4;
 
   std::string_view name;
-  // `self`: what is filtered, tested, or whose method is called.
+  // `self`: what is filtered, tested, or whose method is called; it must be what `receiver` says.
   Result<Value> (*call)(Context& context, const Value& self, const Arguments& arguments);
   size_t required = 0;  // the first so many parameters must be given
   std::array<std::string_view, kMaxParameters> parameters = {};
+  Receiver receiver = Receiver::kAny;  // other than kAny for methods only
 
   size_t parameter_count() const {
     size_t count = 0;

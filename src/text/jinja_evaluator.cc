@@ -191,6 +191,11 @@ Result<Value> Evaluator::EvaluateBuiltin(const Expr& expr) {
     ASSIGN_OR_RETURN(arguments[i], Evaluate(*expr.args[1 + i]));
   }
   context_.line = expr.line;
+  const Receiver receiver = expr.builtin->receiver;
+  if ((receiver == Receiver::kText && !self.text()) || (receiver == Receiver::kDict && !self.dict())) {
+    if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
+    return Invalid("'{}' has no attribute '{}'", TypeName(self), expr.name);
+  }
   return expr.builtin->call(context_, self, arguments);
 }
 

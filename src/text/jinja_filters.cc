@@ -84,7 +84,7 @@ Result<Value> First(Context& context, const Value& self, const Arguments&) {
 Result<Value> Last(Context& context, const Value& self, const Arguments&) {
   if (self.text() && !self.text()->empty()) return GetItem(context, self, Value(int64_t{-1}));
   const bool generator = self.sequence() && self.sequence()->kind == SequenceKind::kGenerator;
-  if (generator || self.Is<Undefined>()) return Invalid("a {} has no last item", TypeName(self));
+  if (generator) return Invalid("a {} has no last item", TypeName(self));
   ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
   if (items->items.empty()) return MakeUndefined("No last item, sequence was empty.");
   return items->items.back();
@@ -147,7 +147,8 @@ Result<Value> ToInteger(Context& context, const Value& self, const Arguments& ar
   } else if (const double* number = self.If<double>()) {
     real = *number;
   }
-  if (!(std::fabs(real) < 9e18)) return fallback;
+  if (std::isnan(real)) return fallback;
+  if (std::fabs(real) >= 9.2e18) return Invalid("integer overflow");
   return Value(static_cast<int64_t>(real));
 }
 
@@ -181,6 +182,11 @@ Result<Value> Tojson(Context& context, const Value& self, const Arguments& argum
   return MakeText(context.budget, std::move(text));
 }
 
+// What select and map go through. A false value is empty for them, iterable or not.
+Result<SequencePtr> IterateIfTrue(Context& context, const Value& value) {
+  return Iterate(context.budget, IsTrue(value) ? value : Value(Undefined{}));
+}
+
 // select, reject (offset 0) and selectattr, rejectattr (offset 1, behind the attribute).
 template <bool kKeep, bool kByAttribute>
 Result<Value> Select(Context& context, const Value& self, const Arguments& arguments) {
@@ -193,7 +199,7 @@ Result<Value> Select(Context& context, const Value& self, const Arguments& argum
   } else if (test && test->required > 0) {
     return Invalid("test '{}' needs its argument", test->name);
   }
-  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
   List kept;
   for (const Value& item : items->items) {
     RETURN_IF_ERROR(context.budget.Step());
@@ -213,7 +219,7 @@ Result<Value> Map(Context& context, const Value& self, const Arguments& argument
   if (arguments[0].has_value() == arguments[1].has_value())
     return Invalid("filter 'map' takes a filter or an attribute");
   const Builtin* filter = arguments[0] ? FindFilter(*arguments[0]->text()) : nullptr;
-  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
   List mapped;
   for (const Value& item : items->items) {
     RETURN_IF_ERROR(context.budget.Step());

@@ -1,15 +1,10 @@
-// The methods of chat templates: text.strip(), dict.get(). Each checks what it is called on.
+// The methods of chat templates: text.strip(), dict.get(). The evaluator has checked what they are called on.
 #include "text/jinja_builtins.h"
 #include "text/jinja_operators.h"
 #include "text/jinja_text.h"
 
 namespace infinigen::jinja {
 namespace {
-
-Error NoMethod(const Value& self, std::string_view name) {
-  if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
-  return Invalid("'{}' has no attribute '{}'", TypeName(self), name);
-}
 
 bool Given(const Arguments& arguments, size_t index) {
   return arguments[index].has_value() && !arguments[index]->Is<None>();
@@ -43,14 +38,12 @@ Result<Value> MakeTexts(Context& context, const std::vector<std::string_view>& p
 
 template <std::string (*kTransform)(std::string_view)>
 Result<Value> Transform(Context& context, const Value& self, const Arguments&) {
-  if (!self.text()) return NoMethod(self, "upper");
   RETURN_IF_ERROR(context.budget.Read(self.text()->size()));
   return MakeText(context.budget, kTransform(*self.text()));
 }
 
 template <bool kLeft, bool kRight>
 Result<Value> StripText(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, "strip");
   RETURN_IF_ERROR(context.budget.Read(self.text()->size()));
   std::optional<std::string_view> characters;
   if (Given(arguments, 0)) {
@@ -61,7 +54,6 @@ Result<Value> StripText(Context& context, const Value& self, const Arguments& ar
 
 template <bool kStart>
 Result<Value> StartsOrEnds(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, kStart ? "startswith" : "endswith");
   const Value& given = *arguments[0];
   const bool tuple = given.sequence() && given.sequence()->kind == SequenceKind::kTuple;
   const List choices = tuple ? given.sequence()->items : List{given};
@@ -75,7 +67,6 @@ Result<Value> StartsOrEnds(Context& context, const Value& self, const Arguments&
 
 template <bool kPrefix>
 Result<Value> RemoveAffix(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, kPrefix ? "removeprefix" : "removesuffix");
   ASSIGN_OR_RETURN(const std::string_view affix, TextArgument(context, "removeprefix", arguments, 0));
   std::string_view text = *self.text();
   if (kPrefix && text.starts_with(affix)) text.remove_prefix(affix.size());
@@ -84,7 +75,6 @@ Result<Value> RemoveAffix(Context& context, const Value& self, const Arguments& 
 }
 
 Result<Value> Split(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, "split");
   RETURN_IF_ERROR(context.budget.Make(self.text()->size() * sizeof(std::string_view)));
   ASSIGN_OR_RETURN(const int64_t limit, IntegerArgument("split", arguments, 1, -1));
   if (!Given(arguments, 0)) return MakeTexts(context, SplitAtSpace(*self.text(), limit));
@@ -94,13 +84,11 @@ Result<Value> Split(Context& context, const Value& self, const Arguments& argume
 }
 
 Result<Value> SplitIntoLines(Context& context, const Value& self, const Arguments&) {
-  if (!self.text()) return NoMethod(self, "splitlines");
   RETURN_IF_ERROR(context.budget.Make(self.text()->size() * sizeof(std::string_view)));
   return MakeTexts(context, SplitLines(*self.text()));
 }
 
 Result<Value> ReplaceIn(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, "replace");
   const std::string& text = *self.text();
   ASSIGN_OR_RETURN(const std::string_view needle, TextArgument(context, "replace", arguments, 0));
   ASSIGN_OR_RETURN(const std::string_view replacement, TextArgument(context, "replace", arguments, 1));
@@ -114,7 +102,6 @@ Result<Value> ReplaceIn(Context& context, const Value& self, const Arguments& ar
 }
 
 Result<Value> FindIn(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, "find");
   RETURN_IF_ERROR(context.budget.Read(2 * self.text()->size()));
   ASSIGN_OR_RETURN(const std::string_view needle, TextArgument(context, "find", arguments, 0));
   const size_t found = FindText(*self.text(), needle);
@@ -123,7 +110,6 @@ Result<Value> FindIn(Context& context, const Value& self, const Arguments& argum
 }
 
 Result<Value> JoinTexts(Context& context, const Value& self, const Arguments& arguments) {
-  if (!self.text()) return NoMethod(self, "join");
   ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, *arguments[0]));
   std::string out;
   bool first = true;
@@ -139,7 +125,6 @@ Result<Value> JoinTexts(Context& context, const Value& self, const Arguments& ar
 
 Result<Value> Get(Context& context, const Value& self, const Arguments& arguments) {
   const Dict* dict = self.dict();
-  if (!dict) return NoMethod(self, "get");
   if (arguments[0]->sequence() || arguments[0]->dict())
     return Invalid("a dict key cannot be a {}", TypeName(*arguments[0]));
   ASSIGN_OR_RETURN(const Value* found, Find(context.budget, *dict, *arguments[0]));
@@ -152,7 +137,6 @@ enum class Part { kKey, kValue, kBoth };
 template <Part kPart>
 Result<Value> Entries(Context& context, const Value& self, const Arguments&) {
   const Dict* dict = self.dict();
-  if (!dict) return NoMethod(self, kPart == Part::kKey ? "keys" : (kPart == Part::kValue ? "values" : "items"));
   List items;
   for (const auto& [key, value] : dict->items) {
     RETURN_IF_ERROR(context.budget.Step());
@@ -167,26 +151,26 @@ Result<Value> Entries(Context& context, const Value& self, const Arguments&) {
 }
 
 constexpr Builtin kMethods[] = {
-    {"capitalize", Transform<Capitalize>},
-    {"endswith", StartsOrEnds<false>, 1, {"suffix"}},
-    {"find", FindIn, 1, {"sub"}},
-    {"get", Get, 1, {"key", "default"}},
-    {"items", Entries<Part::kBoth>},
-    {"join", JoinTexts, 1, {"iterable"}},
-    {"keys", Entries<Part::kKey>},
-    {"lower", Transform<Lower>},
-    {"lstrip", StripText<true, false>, 0, {"chars"}},
-    {"removeprefix", RemoveAffix<true>, 1, {"prefix"}},
-    {"removesuffix", RemoveAffix<false>, 1, {"suffix"}},
-    {"replace", ReplaceIn, 2, {"old", "new", "count"}},
-    {"rstrip", StripText<false, true>, 0, {"chars"}},
-    {"split", Split, 0, {"sep", "maxsplit"}},
-    {"splitlines", SplitIntoLines},
-    {"startswith", StartsOrEnds<true>, 1, {"prefix"}},
-    {"strip", StripText<true, true>, 0, {"chars"}},
-    {"title", Transform<TitleLetters>},
-    {"upper", Transform<Upper>},
-    {"values", Entries<Part::kValue>},
+    {"capitalize", Transform<Capitalize>, 0, {}, Receiver::kText},
+    {"endswith", StartsOrEnds<false>, 1, {"suffix"}, Receiver::kText},
+    {"find", FindIn, 1, {"sub"}, Receiver::kText},
+    {"get", Get, 1, {"key", "default"}, Receiver::kDict},
+    {"items", Entries<Part::kBoth>, 0, {}, Receiver::kDict},
+    {"join", JoinTexts, 1, {"iterable"}, Receiver::kText},
+    {"keys", Entries<Part::kKey>, 0, {}, Receiver::kDict},
+    {"lower", Transform<Lower>, 0, {}, Receiver::kText},
+    {"lstrip", StripText<true, false>, 0, {"chars"}, Receiver::kText},
+    {"removeprefix", RemoveAffix<true>, 1, {"prefix"}, Receiver::kText},
+    {"removesuffix", RemoveAffix<false>, 1, {"suffix"}, Receiver::kText},
+    {"replace", ReplaceIn, 2, {"old", "new", "count"}, Receiver::kText},
+    {"rstrip", StripText<false, true>, 0, {"chars"}, Receiver::kText},
+    {"split", Split, 0, {"sep", "maxsplit"}, Receiver::kText},
+    {"splitlines", SplitIntoLines, 0, {}, Receiver::kText},
+    {"startswith", StartsOrEnds<true>, 1, {"prefix"}, Receiver::kText},
+    {"strip", StripText<true, true>, 0, {"chars"}, Receiver::kText},
+    {"title", Transform<TitleLetters>, 0, {}, Receiver::kText},
+    {"upper", Transform<Upper>, 0, {}, Receiver::kText},
+    {"values", Entries<Part::kValue>, 0, {}, Receiver::kDict},
 };
 
 }  // namespace

@@ -146,7 +146,8 @@ Result<bool> Contains(Context& context, const Value& container, const Value& ite
     return FindText(*text, *item.text()) != std::string_view::npos;
   }
   if (const Dict* dict = container.dict()) {
-    if (item.sequence() || item.dict()) return Invalid("a dict key cannot be a {}", TypeName(item));
+    const bool tuple = item.sequence() && item.sequence()->kind == SequenceKind::kTuple;
+    if (!tuple && (item.sequence() || item.dict())) return Invalid("a dict key cannot be a {}", TypeName(item));
     ASSIGN_OR_RETURN(const Value* found, Find(context.budget, *dict, item));
     return found != nullptr;
   }
@@ -183,8 +184,8 @@ bool IsMethodName(const Value& object, std::string_view name) {
 
 Result<Value> MissingAttribute(Context& context, const Value& object, std::string_view name) {
   if (IsMethodName(object, name)) return Unsupported("the method '{}' as a value is not supported", name);
-  RETURN_IF_ERROR(context.budget.Make(name.size()));
-  return MakeUndefined(fmt::format("'{}' has no attribute '{}'", TypeName(object), name));
+  RETURN_IF_ERROR(context.budget.Make(4 * name.size()));
+  return MakeUndefined(fmt::format("'{}' has no attribute {}", TypeName(object), Quoted(name)));
 }
 
 // The item at `index`, counted from the end when negative, or null.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
 #include "text/jinja_expression.h"
 #include "text/jinja_lexer.h"

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "text/jinja_expression.h"
+#include "text/jinja_print.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -180,7 +181,7 @@ Status ExpressionParser::CheckNamedArguments(const Expr& node) {
     if (!name)
       return NotSupported(node.line, fmt::format("a computed argument '{}' of filter '{}'", parameter, node.name));
     const Builtin* found = parameter == "test" ? FindTest(*name) : FindFilter(*name);
-    if (!found) return NotSupported(node.line, fmt::format("{} '{}'", parameter, *name));
+    if (!found) return NotSupported(node.line, fmt::format("{} {}", parameter, Quoted(*name)));
     if (parameter == "filter" && found->required > 0) {
       return NotSupported(node.line, fmt::format("filter '{}' inside '{}'", *name, node.name));
     }

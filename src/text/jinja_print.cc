@@ -272,6 +272,12 @@ Result<std::string> ToText(Budget& budget, const Value& value) {
   return out;
 }
 
+std::string Quoted(std::string_view text) {
+  std::string out;
+  AppendQuoted(text, out);
+  return out;
+}
+
 Result<std::string> ToJson(Budget& budget, const Value& value, const JsonStyle& style) {
   std::string out;
   RETURN_IF_ERROR(JsonPrinter(budget, style, out).Print(value, 0));

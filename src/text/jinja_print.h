@@ -13,6 +13,9 @@ namespace infinigen::jinja {
 // str(): what {{ value }} prints.
 Result<std::string> ToText(Budget& budget, const Value& value);
 
+// repr() of a string: one line, in quotes.
+std::string Quoted(std::string_view text);
+
 struct JsonStyle {
   int64_t indent = -1;  // spaces for each level; negative: all on one line
   bool ascii = false;   // escape what is not ASCII

@@ -111,8 +111,8 @@ class Renderer {
   Result<Flow> RunFor(const Statement& statement) {
     ASSIGN_OR_RETURN(const SequencePtr sequence, ItemsOf(statement));
     const List& items = sequence->items;
-    if (items.empty()) return RunScoped(statement.blocks[1]);
     Loop loop{&items, 0};
+    bool completed = false;  // some turn got to the end of the body: else, Jinja runs the else block
     for (; loop.index < items.size(); ++loop.index) {
       RETURN_IF_ERROR(context_.budget.Step());
       evaluator_.PushScope();
@@ -122,7 +122,9 @@ class Renderer {
       evaluator_.PopLoop();
       evaluator_.PopScope();
       if (flow == Flow::kBreak) break;
+      if (flow == Flow::kNext) completed = true;
     }
+    if (!completed) return RunScoped(statement.blocks[1]);
     return Flow::kNext;
   }
 

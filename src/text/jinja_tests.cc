@@ -73,7 +73,7 @@ constexpr Builtin kTests[] = {
     {">", Compares<Operator::kGt>, 1, {"other"}},
     {">=", Compares<Operator::kGe>, 1, {"other"}},
     {"boolean", IsOneOf<bool>},
-    {"callable", IsOneOf<Function>},
+    {"callable", IsOneOf<Function, Undefined>},  // Undefined too, in Jinja
     {"defined", IsDefined},
     {"divisibleby", IsDivisible, 1, {"num"}},
     {"eq", Compares<Operator::kEq>, 1, {"other"}},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "text/unicode.h"
 
@@ -129,7 +130,7 @@ std::vector<std::string_view> SplitAtSpace(std::string_view text, int64_t limit)
     text = Strip(text, std::nullopt, true, false);
     if (text.empty()) return out;
     if (limit >= 0 && static_cast<int64_t>(out.size()) == limit) {
-      out.push_back(Strip(text, std::nullopt, false, true));
+      out.push_back(text);
       return out;
     }
     size_t end = 0;
