@@ -227,11 +227,12 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(flags, sampling, *model, prompts, context));
 
   const bool whole_context = flags.context > 0 || jobs.empty();
-  const int64_t batch = std::clamp<int64_t>(static_cast<int64_t>(jobs.size()), 1, kDefaultBatch);
+  // More places than prompts would only be planned for.
+  const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
   const ExecutorOptions options{.device = device.device,
                                 .threads = device.threads,
                                 .max_tokens = whole_context ? context : RowsNeeded(jobs, context),
-                                .max_batch = flags.batch > 0 ? flags.batch : batch,
+                                .max_batch = std::min(useful, flags.batch > 0 ? flags.batch : kDefaultBatch),
                                 .kv_type = kv.type.value_or(model->dtype)};
   const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
   if (flags.dry_run) return DryRun(flags, *model, plan);

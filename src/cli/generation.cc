@@ -88,9 +88,9 @@ class Run {
     Clock::time_point last_token;
   };
 
-  // A waiting request holds sampling memory of the size of the vocabulary, so only as many wait as can start next.
+  // A request holds sampling memory of the size of the vocabulary, so none is in the engine before it can run.
   void SubmitSome() {
-    const size_t most = static_cast<size_t>(executor_.options().max_batch) * 2;
+    const size_t most = static_cast<size_t>(executor_.options().max_batch);
     while (next_ < jobs_.size() && submitted_ - done_ < most) Submit(next_++);
   }
 

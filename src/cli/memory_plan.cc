@@ -10,6 +10,10 @@
 namespace infinigen {
 namespace {
 
+// Beside the executor, each running sequence has a row of logits in the engine (4 bytes each) and a sampler that sorts
+// them (16).
+constexpr uint64_t kHostBytesPerLogit = 20;
+
 // The question "does it fit" for one set of options, asked at any context.
 struct Fit {
   const ModelConfig& config;
@@ -22,7 +26,11 @@ struct Fit {
     ExecutorOptions trial = options;
     trial.max_tokens = tokens;
     trial.max_batch = batch;
-    return PlanMemory(config, trial, weights_bytes);
+    MemoryPlan parts = PlanMemory(config, trial, weights_bytes);
+    // The engine begins the prefill of every sequence when it admits it, so their residuals exist together.
+    parts.prefill_bytes *= static_cast<uint64_t>(batch);
+    parts.workspace_bytes += static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
+    return parts;
   }
   // A pool with a limit is no larger than it: sequences then wait for each other.
   MemoryPlan Limited(int64_t tokens) const {
