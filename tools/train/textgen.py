@@ -84,7 +84,7 @@ TABLES = {
     "job": """baker miller smith carpenter teacher fisherman weaver gardener shepherd doctor clerk printer sailor mason
         tailor potter musician clockmaker ferryman postman painter cook librarian beekeeper""".split(),
     "colour": "red blue green yellow white black brown grey orange purple pink".split(),
-    "weather": ["rain", "snow", "fog", "sunshine", "wind", "frost", "drizzle", "thunder", "a light breeze", "mist"],
+    "weather": ["rain", "snow", "fog", "sunshine", "wind", "frost", "drizzle", "thunder", "hail", "mist"],
     "when": ["in the morning", "at noon", "in the evening", "before sunrise", "after supper", "late at night",
              "early the next day", "on market day", "at the end of the week", "toward evening", "that afternoon",
              "in the first days of spring", "at harvest time", "when the bells rang", "on the longest day of the year"],
