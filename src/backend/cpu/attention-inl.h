@@ -1,8 +1,9 @@
 // The kernels of attention, once per SIMD target. attention_plan.h states the arithmetic; here is how it is laid out.
 //
-// Scores put entries in lanes: a block's keys are transposed into [dim][64] f32, and a score is a chain of fused
-// multiply-adds over dim with no sum across lanes. Values put dim in lanes: a chain over entries. Both are the same
-// small matrix product, OuterTile: rows x steps times steps x columns, the left factor broadcast.
+// Scores put entries in lanes: keys are transposed, and a score is a chain of fused multiply-adds over dim with no sum
+// across lanes. Values put dim in lanes: a chain over entries. With many query rows (prefill) a block is transposed and
+// widened once into scratch and both products are OuterTile: rows x steps times steps x columns, the left factor
+// broadcast. With few rows (decode) keys go from memory through registers to the multiply-adds, and values likewise.
 #if defined(INFINIGEN_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_ATTENTION_INL_H_
 #undef INFINIGEN_CPU_ATTENTION_INL_H_
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "backend/cpu/attention_plan.h"
 #include "backend/cpu/math-inl.h"
@@ -53,52 +55,69 @@ HWY_INLINE void TransposeQuads(D d, hn::Vec<D> (&v)[4]) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, b), hn::BitCast(d64, e)));
 }
 
-// Block b of the result is 128 bits at p(first + 4b).
+// Block b of the result is 128 bits at keys[4b] + element.
 template <class D, class T>
-HWY_INLINE hn::Vec<D> GatherQuads(D d, const EntryBlock<T>& block, int64_t first, int64_t element) {
+HWY_INLINE hn::Vec<D> GatherQuads(D d, const T* const* keys, int64_t element) {
   if constexpr (hn::MaxLanes(D()) == 4) {
-    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(block.Key(first) + element));
+    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(keys[0] + element));
   } else {
     const hn::Half<D> half;
-    constexpr int64_t kUpper = static_cast<int64_t>(hn::MaxLanes(half));
-    return hn::Combine(d, GatherQuads(half, block, first + kUpper, element), GatherQuads(half, block, first, element));
+    constexpr size_t kUpper = hn::MaxLanes(half);
+    return hn::Combine(d, GatherQuads(half, keys + kUpper, element), GatherQuads(half, keys, element));
   }
 }
 
 // The units of a transposed vector as f32: one element of f32 keys, two of 16-bit keys (low half first).
-template <class DU>
-HWY_INLINE void StoreUnits(DU, hn::Vec<DU> units, float, float* out) {
-  hn::Store(hn::BitCast(DF(), units), DF(), out);
+using DU = hn::RebindToUnsigned<DF>;
+using VU = hn::Vec<DU>;
+template <class T>
+inline constexpr int64_t kPerUnit = 4 / static_cast<int64_t>(sizeof(T));
+
+HWY_INLINE void Widen(VU units, float, VF (&out)[1]) { out[0] = hn::BitCast(DF(), units); }
+HWY_INLINE void Widen(VU units, BF16, VF (&out)[2]) {
+  out[0] = hn::BitCast(DF(), hn::ShiftLeft<16>(units));
+  out[1] = hn::BitCast(DF(), hn::And(units, hn::Set(DU(), 0xffff0000u)));
 }
-template <class DU>
-HWY_INLINE void StoreUnits(DU du, hn::Vec<DU> units, BF16, float* out) {
-  hn::Store(hn::BitCast(DF(), hn::ShiftLeft<16>(units)), DF(), out);
-  hn::Store(hn::BitCast(DF(), hn::And(units, hn::Set(du, 0xffff0000u))), DF(), out + kAttentionBlock);
-}
-template <class DU>
-HWY_INLINE void StoreUnits(DU, hn::Vec<DU> units, F16, float* out) {
+HWY_INLINE void Widen(VU units, F16, VF (&out)[2]) {
   const hn::Rebind<uint16_t, DU> d16;
   const hn::Rebind<hwy::float16_t, DU> dh;
-  hn::Store(hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, units))), DF(), out);
-  hn::Store(hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, hn::ShiftRight<16>(units)))), DF(),
-            out + kAttentionBlock);
+  out[0] = hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, units)));
+  out[1] = hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, hn::ShiftRight<16>(units))));
+}
+
+// Elements [element, element + 4 · kPerUnit) of keys[0 .. kLanes): unit c of every key in out[c].
+template <class T>
+HWY_INLINE void LoadKeysTransposed(const T* const* keys, int64_t element, VU (&out)[4]) {
+  for (int64_t r = 0; r < 4; ++r) out[r] = GatherQuads(DU(), keys + r, element);
+  TransposeQuads(DU(), out);
+}
+// One element of keys[0 .. kLanes), where dim is no multiple of the above.
+template <class T>
+HWY_INLINE VF GatherElement(const T* const* keys, int64_t element) {
+  HWY_ALIGN float lanes[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = ToFloat(keys[lane][element]);
+  return hn::Load(DF(), lanes);
 }
 
 template <class T>
 HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
-  const hn::RebindToUnsigned<DF> du;
-  constexpr int64_t kPerUnit = 4 / static_cast<int64_t>(sizeof(T));
-  const int64_t whole = block.dim / (4 * kPerUnit) * (4 * kPerUnit);
+  const DF d;
+  constexpr int64_t kStep = 4 * kPerUnit<T>;
   for (int64_t j = 0; j < block.count; j += kLanes) {
-    for (int64_t i = 0; i < whole; i += 4 * kPerUnit) {
-      hn::Vec<decltype(du)> v[4];
-      for (int64_t r = 0; r < 4; ++r) v[r] = GatherQuads(du, block, j + r, i);
-      TransposeQuads(du, v);
-      for (int64_t c = 0; c < 4; ++c) StoreUnits(du, v[c], T{}, out + (i + c * kPerUnit) * kAttentionBlock + j);
+    const T* keys[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) keys[lane] = block.Key(j + lane);
+    int64_t i = 0;
+    for (; i + kStep <= block.dim; i += kStep) {
+      VU units[4];
+      LoadKeysTransposed(keys, i, units);
+      for (int64_t c = 0; c < 4; ++c) {
+        VF columns[kPerUnit<T>];
+        Widen(units[c], T{}, columns);
+        for (int64_t h = 0; h < kPerUnit<T>; ++h)
+          hn::Store(columns[h], d, out + (i + c * kPerUnit<T> + h) * kAttentionBlock + j);
+      }
     }
-    for (int64_t i = whole; i < block.dim; ++i)
-      for (int64_t lane = 0; lane < kLanes; ++lane)
-        out[i * kAttentionBlock + j + lane] = ToFloat(block.Key(j + lane)[i]);
+    for (; i < block.dim; ++i) hn::Store(GatherElement(keys, i), d, out + i * kAttentionBlock + j);
   }
 }
 
@@ -115,6 +134,16 @@ HWY_INLINE void WidenValues(const EntryBlock<T>& block, int64_t padded_dim, floa
       hn::Store(LoadTail(d, value + i, std::max<int64_t>(0, block.dim - i)), d, row + i);
   }
 }
+
+// Asks for a share of the block that will be read next: `lines` cache lines from line `first` on.
+struct NextBlock {
+  const std::byte* data;  // null: none
+  HWY_INLINE NextBlock After(int64_t bytes) const { return {data == nullptr ? nullptr : data + bytes}; }
+  HWY_INLINE void Prefetch(int64_t first, int64_t lines) const {
+    if (data == nullptr) return;
+    for (int64_t line = first; line < first + lines; ++line) PrefetchL2(data + line * 64);
+  }
+};
 
 // ---- The small matrix product. left [rows][steps] f32 at left_stride, right [steps][columns] of T at right_stride.
 
@@ -140,16 +169,36 @@ struct MergeSums {
   }
 };
 
+// One step's vectors of the right factor. bf16 values come two to a unit: vectors 2v and 2v + 1 are the even and the
+// odd columns of 2 · kLanes columns ("paired" order), half the work of widening them in place. The order of columns
+// does not touch their arithmetic; Finish puts them back.
+template <int kVectors, class T>
+HWY_INLINE void LoadStep(DF d, const T* right, VF (&b)[kVectors]) {
+  for (int v = 0; v < kVectors; ++v) b[v] = LoadF32(d, right + v * kLanes);
+}
+template <int kVectors>
+HWY_INLINE void LoadStep(DF, const BF16* right, VF (&b)[kVectors]) {
+  static_assert(kVectors % 2 == 0);
+  for (int v = 0; v < kVectors; v += 2) {
+    VF pair[2];
+    Widen(hn::LoadU(DU(), reinterpret_cast<const uint32_t*>(right + v * kLanes)), BF16{}, pair);
+    b[v] = pair[0];
+    b[v + 1] = pair[1];
+  }
+}
+
 template <int kRows, int kVectors, class T, class Sink>
 HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const T* right, int64_t right_stride, int64_t steps,
-                          int64_t column, const Sink& sink) {
+                          int64_t column, NextBlock next, const Sink& sink) {
   const DF d;
   VF sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   for (int64_t s = 0; s < steps; ++s) {
+    constexpr int64_t kLines = kVectors * kLanes * static_cast<int64_t>(sizeof(T)) / 64;
+    next.Prefetch(s * kLines, kLines);
     VF b[kVectors];
-    for (int v = 0; v < kVectors; ++v) b[v] = LoadF32(d, right + s * right_stride + column + v * kLanes);
+    LoadStep(d, right + s * right_stride + column, b);
     for (int r = 0; r < kRows; ++r) {
       const VF a = hn::Set(d, left[r * left_stride + s]);
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(a, b[v], sums[r][v]);
@@ -161,29 +210,99 @@ HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const T* right
 
 template <int kRows, class T, class Sink>
 HWY_NOINLINE void OuterRows(const float* left, int64_t left_stride, const T* right, int64_t right_stride, int64_t steps,
-                            int64_t columns, const Sink& sink) {
+                            int64_t columns, NextBlock next, const Sink& sink) {
+  constexpr int64_t kNarrow = std::is_same_v<T, BF16> ? 2 : 1;
   int64_t c = 0;
-  for (; c + kOuterVectors * kLanes <= columns; c += kOuterVectors * kLanes)
-    OuterTile<kRows, kOuterVectors>(left, left_stride, right, right_stride, steps, c, sink);
-  for (; c < columns; c += kLanes) OuterTile<kRows, 1>(left, left_stride, right, right_stride, steps, c, sink);
+  for (; c + kOuterVectors * kLanes <= columns; c += kOuterVectors * kLanes) {
+    OuterTile<kRows, kOuterVectors>(left, left_stride, right, right_stride, steps, c, next, sink);
+    next = next.After(steps * kOuterVectors * kLanes * static_cast<int64_t>(sizeof(T)));
+  }
+  for (; c < columns; c += kNarrow * kLanes)
+    OuterTile<kRows, kNarrow>(left, left_stride, right, right_stride, steps, c, next, sink);
 }
 
 template <class T, class Sink>
 HWY_INLINE void Outer(int64_t rows, const float* left, int64_t left_stride, const T* right, int64_t right_stride,
-                      int64_t steps, int64_t columns, const Sink& sink) {
+                      int64_t steps, int64_t columns, NextBlock next, const Sink& sink) {
   switch (rows) {
     case 1:
-      return OuterRows<1>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<1>(left, left_stride, right, right_stride, steps, columns, next, sink);
     case 2:
-      return OuterRows<2>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<2>(left, left_stride, right, right_stride, steps, columns, next, sink);
     case 3:
-      return OuterRows<3>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<3>(left, left_stride, right, right_stride, steps, columns, next, sink);
     case 4:
-      return OuterRows<4>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<4>(left, left_stride, right, right_stride, steps, columns, next, sink);
     case 5:
-      return OuterRows<5>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<5>(left, left_stride, right, right_stride, steps, columns, next, sink);
     case 6:
-      return OuterRows<6>(left, left_stride, right, right_stride, steps, columns, sink);
+      return OuterRows<6>(left, left_stride, right, right_stride, steps, columns, next, sink);
+    default:
+      HWY_DASSERT(false);
+  }
+}
+
+// ---- Scores of few rows straight from memory: scores [kRows][kAttentionBlock].
+
+inline constexpr int64_t kScoreGroups = HWY_TARGET == HWY_AVX3 ? 1 : 1;  // of kLanes entries; two hide the FMA latency
+
+template <int kRows, class T>
+HWY_NOINLINE void ScoreRows(const EntryBlock<T>& block, const float* queries, int64_t query_stride, NextBlock next,
+                            float* scores) {
+  const DF d;
+  constexpr int64_t kStep = 4 * kPerUnit<T>, kEntries = kScoreGroups * kLanes;
+  // Every step asks for the part of the next block that corresponds to its own: kEntries keys and values, kStep
+  // elements.
+  constexpr int64_t kLines = kEntries * kStep * 2 * static_cast<int64_t>(sizeof(T)) / 64;
+  int64_t line = 0;
+  for (int64_t j = 0; j < block.count; j += kEntries) {
+    const T* keys[kEntries];
+    for (int64_t e = 0; e < kEntries; ++e) keys[e] = block.Key(j + e);
+    VF sums[kScoreGroups][kRows];
+    INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
+        sums[g][r] = hn::Zero(d);
+    int64_t i = 0;
+    for (; i + kStep <= block.dim; i += kStep, line += kLines) {
+      next.Prefetch(line, kLines);
+      VU units[kScoreGroups][4];
+      INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) LoadKeysTransposed(keys + g * kLanes, i, units[g]);
+      INFINIGEN_UNROLL for (int64_t c = 0; c < 4; ++c) {
+        VF columns[kScoreGroups][kPerUnit<T>];
+        INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) Widen(units[g][c], T{}, columns[g]);
+        INFINIGEN_UNROLL for (int64_t h = 0; h < kPerUnit<T>; ++h) {
+          INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) {
+            const VF q = hn::Set(d, queries[r * query_stride + i + c * kPerUnit<T> + h]);
+            INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) sums[g][r] =
+                hn::MulAdd(q, columns[g][h], sums[g][r]);
+          }
+        }
+      }
+    }
+    for (; i < block.dim; ++i)
+      INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
+          sums[g][r] =
+              hn::MulAdd(hn::Set(d, queries[r * query_stride + i]), GatherElement(keys + g * kLanes, i), sums[g][r]);
+    INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
+        hn::Store(sums[g][r], d, scores + r * kAttentionBlock + j + g * kLanes);
+  }
+}
+
+template <class T>
+HWY_INLINE void Score(int64_t rows, const EntryBlock<T>& block, const float* queries, int64_t query_stride,
+                      NextBlock next, float* scores) {
+  switch (rows) {
+    case 1:
+      return ScoreRows<1>(block, queries, query_stride, next, scores);
+    case 2:
+      return ScoreRows<2>(block, queries, query_stride, next, scores);
+    case 3:
+      return ScoreRows<3>(block, queries, query_stride, next, scores);
+    case 4:
+      return ScoreRows<4>(block, queries, query_stride, next, scores);
+    case 5:
+      return ScoreRows<5>(block, queries, query_stride, next, scores);
+    case 6:
+      return ScoreRows<6>(block, queries, query_stride, next, scores);
     default:
       HWY_DASSERT(false);
   }
@@ -197,8 +316,16 @@ HWY_INLINE void ResetState(float* state, int64_t padded_dim) {
   std::fill_n(state + kStateHead, padded_dim, 0.0f);
 }
 
-// Scores of one row, `visible` of them real, become weights in place. Returns the maximum; *sum gets Σ weights.
-HWY_INLINE float Weigh(float* scores, int64_t visible, float* sum) {
+// One number per row of a tile, in whole vectors.
+struct TileNumbers {
+  HWY_ALIGN float at[8] = {};
+};
+static_assert(kOuterRows <= 8 && 8 % std::min<int64_t>(kLanes, 8) == 0);
+using DT = hn::CappedTag<float, 8>;  // vectors over TileNumbers
+
+// Scores of one row, `visible` of them real, become weights in place. Returns the maximum; *lane_sums gets the weights
+// summed over vectors, still to be summed over lanes.
+HWY_INLINE float WeighRow(float* scores, int64_t visible, VF* lane_sums) {
   const DF d;
   constexpr int64_t kVectors = kAttentionBlock / kLanes;
   if (visible < kAttentionBlock) std::fill(scores + visible, scores + kAttentionBlock, kMinusInfinity);
@@ -211,34 +338,59 @@ HWY_INLINE float Weigh(float* scores, int64_t visible, float* sum) {
     hn::Store(weight, d, scores + v * kLanes);
     total = hn::Add(total, weight);
   }
-  *sum = hn::GetLane(hn::SumOfLanes(d, total));
+  *lane_sums = total;
   return hn::GetLane(largest);
 }
 
-// Joins {maximum, sum} into a state's head; *keep and *add are the factors of the old and the new part.
-HWY_INLINE void MergeHead(float* state, float maximum, float sum, float* keep, float* add) {
-  const DF d;
-  const float joint = std::max(state[0], maximum);
-  *keep = hn::GetLane(Exp2NonPositive(d, hn::Set(d, state[0] - joint)));
-  *add = hn::GetLane(Exp2NonPositive(d, hn::Set(d, maximum - joint)));
-  state[0] = joint;
-  state[1] = state[1] * *keep + sum * *add;
+// Joins the parts {maxima, sums} of `rows` rows into the heads of their states; keep and add become the factors of the
+// old and the new part.
+HWY_INLINE void MergeHeads(int64_t rows, float* states, int64_t stride, const TileNumbers& maxima,
+                           const TileNumbers& sums, TileNumbers* keep, TileNumbers* add) {
+  const DT d;
+  TileNumbers old_maxima, old_sums, joint_sums;
+  for (int64_t r = 0; r < rows; ++r) {
+    old_maxima.at[r] = states[r * stride];
+    old_sums.at[r] = states[r * stride + 1];
+  }
+  for (int64_t r = 0; r < rows; r += static_cast<int64_t>(hn::Lanes(d))) {
+    const auto before = hn::Load(d, old_maxima.at + r), part = hn::Load(d, maxima.at + r);
+    const auto joint = hn::Max(before, part);
+    const auto k = Exp2NonPositive(d, hn::Sub(before, joint)), a = Exp2NonPositive(d, hn::Sub(part, joint));
+    hn::Store(joint, d, old_maxima.at + r);
+    hn::Store(hn::MulAdd(hn::Load(d, old_sums.at + r), k, hn::Mul(hn::Load(d, sums.at + r), a)), d, joint_sums.at + r);
+    hn::Store(k, d, keep->at + r);
+    hn::Store(a, d, add->at + r);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    states[r * stride] = old_maxima.at[r];
+    states[r * stride + 1] = joint_sums.at[r];
+  }
 }
 
+// Joins one row's part of a chunk into its state.
 HWY_INLINE void MergeState(float* state, const float* part, int64_t padded_dim) {
   const DF d;
-  float keep, add;
-  MergeHead(state, part[0], part[1], &keep, &add);
-  const MergeSums merge{state + kStateHead, 0, &keep, &add};
+  TileNumbers maximum, sum, keep, add;
+  maximum.at[0] = part[0];
+  sum.at[0] = part[1];
+  MergeHeads(1, state, 0, maximum, sum, &keep, &add);
+  const MergeSums merge{state + kStateHead, 0, keep.at, add.at};
   for (int64_t i = 0; i < padded_dim; i += kLanes) merge(d, 0, i, hn::Load(d, part + kStateHead + i));
 }
 
-HWY_INLINE void Finish(const float* state, int64_t dim, float* out) {
+HWY_INLINE void Finish(const float* state, int64_t dim, bool paired, float* out) {
   const DF d;
-  const VF scale = hn::Set(d, 1.0f / state[1]);
+  const float factor = 1.0f / state[1];
+  const float* value = state + kStateHead;
+  if (paired) {
+    for (int64_t first = 0; first < dim; first += 2 * kLanes, value += 2 * kLanes)
+      for (int64_t i = 0; i < 2 * kLanes; ++i) out[first + i] = value[i % 2 * kLanes + i / 2] * factor;
+    return;
+  }
+  const VF scale = hn::Set(d, factor);
   int64_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) hn::StoreU(hn::Mul(hn::Load(d, state + kStateHead + i), scale), d, out + i);
-  if (i < dim) StoreTail(d, hn::Mul(hn::Load(d, state + kStateHead + i), scale), out + i, dim - i);
+  for (; i + kLanes <= dim; i += kLanes) hn::StoreU(hn::Mul(hn::Load(d, value + i), scale), d, out + i);
+  if (i < dim) StoreTail(d, hn::Mul(hn::Load(d, value + i), scale), out + i, dim - i);
 }
 
 HWY_INLINE void ScaleQuery(const float* query, int64_t dim, float scale, float* out) {
@@ -256,52 +408,78 @@ struct QueryRows {
   int64_t Length(int64_t row) const { return first_length + row / group; }
 };
 
-// One tile of rows against one block whose first entry is `start`; every row sees at least one entry of it.
+// One tile of rows and one block whose first entry is `start`, of which every row sees at least one entry. scores
+// [rows][kAttentionBlock] become weights, and the weighted values join the rows' states.
 template <class V>
-HWY_INLINE void AttendTile(const AttentionPlan& plan, const QueryRows& q, int64_t first, int64_t rows, int64_t start,
-                           const float* keys, const V* values, int64_t value_stride) {
-  HWY_ALIGN float weights[kOuterRows * kAttentionBlock];
-  float keep[kOuterRows], add[kOuterRows];
-  Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, keys, kAttentionBlock, plan.dim, kAttentionBlock,
-        StoreSums{weights, kAttentionBlock});
+HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t first, int64_t rows, int64_t start,
+                         float* scores, const V* values, int64_t value_stride, NextBlock next) {
+  TileNumbers maxima, sums, keep, add;
+  VF lane_sums[8];
+  for (int64_t r = 0; r < 8; ++r) lane_sums[r] = hn::Zero(DF());
   for (int64_t r = 0; r < rows; ++r) {
-    float sum;
     const int64_t visible = std::min(kAttentionBlock, q.Length(first + r) - start);
-    const float maximum = Weigh(weights + r * kAttentionBlock, visible, &sum);
-    MergeHead(q.states + (first + r) * plan.state_floats(), maximum, sum, &keep[r], &add[r]);
+    maxima.at[r] = WeighRow(scores + r * kAttentionBlock, visible, &lane_sums[r]);
   }
+  for (int64_t r = 0; r < rows; r += 4)
+    hn::Store(SumLanesOfFour(DF(), lane_sums[r], lane_sums[r + 1], lane_sums[r + 2], lane_sums[r + 3]), D4(),
+              sums.at + r);
+  MergeHeads(rows, q.states + first * plan.state_floats(), plan.state_floats(), maxima, sums, &keep, &add);
   // Rows that see equally far go together; no row touches a value it may not see.
   for (int64_t r = 0; r < rows;) {
     const int64_t visible = std::min(kAttentionBlock, q.Length(first + r) - start);
     int64_t end = r + 1;
     while (end < rows && std::min(kAttentionBlock, q.Length(first + end) - start) == visible) ++end;
-    const MergeSums merge{q.states + (first + r) * plan.state_floats() + kStateHead, plan.state_floats(), keep + r,
-                          add + r};
-    Outer(end - r, weights + r * kAttentionBlock, kAttentionBlock, values, value_stride, visible, plan.padded_dim,
+    const MergeSums merge{q.states + (first + r) * plan.state_floats() + kStateHead, plan.state_floats(), keep.at + r,
+                          add.at + r};
+    Outer(end - r, scores + r * kAttentionBlock, kAttentionBlock, values, value_stride, visible, plan.padded_dim, next,
           merge);
     r = end;
   }
 }
 
-// All rows that see any of the block. `keys` and `values` are scratch of [padded_dim][64] and [64][padded_dim].
 template <class T>
-HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t start,
+HWY_INLINE EntryBlock<T> BlockAt(const AttentionPlan& plan, int64_t slot, int64_t head, int64_t start, int64_t length) {
+  return {reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
+          std::min(kAttentionBlock, length - start), plan.dim};
+}
+
+template <class T>
+HWY_INLINE int64_t LinesOf(const EntryBlock<T>& block) {
+  return block.count * block.stride * static_cast<int64_t>(sizeof(T)) / 64;
+}
+
+// Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
+template <class T>
+HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
+  return plan.group <= kOuterRows && plan.dim == plan.padded_dim && plan.dim % (kPerUnit<T> * kLanes) == 0;
+}
+
+// One block for the query heads of one token, all of which see all of it; entries are read once, straight from memory.
+template <class T>
+HWY_INLINE void AttendBlockInPlace(const AttentionPlan& plan, const QueryRows& q, const EntryBlock<T>& block,
+                                   NextBlock next, int64_t start) {
+  HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
+  Score(q.rows, block, q.queries, plan.padded_dim, next, scores);
+  // The scores asked for the first half of the next block.
+  const NextBlock second_half = next.After(kAttentionBlock * block.dim * static_cast<int64_t>(sizeof(T)));
+  JoinTile(plan, q, 0, q.rows, start, scores, block.Value(0), block.stride, second_half);
+}
+
+// One block for all rows that see any of it, through scratch: keys [padded_dim][64], values [64][padded_dim].
+template <class T>
+HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const EntryBlock<T>& block, int64_t start,
                             float* keys, float* values) {
-  const EntryBlock<T> block{reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
-                            std::min(kAttentionBlock, q.Length(q.rows - 1) - start), plan.dim};
+  HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
   TransposeKeys(block, keys);
-  // Few rows (decode): widen values in registers. Needs whole vectors, for no load may cross the end of an extent.
-  const bool in_place = q.rows <= kOuterRows && plan.dim == plan.padded_dim;
-  if (!in_place) WidenValues(block, plan.padded_dim, values);
+  WidenValues(block, plan.padded_dim, values);
   const int64_t begin = std::max<int64_t>(0, start + 1 - q.first_length) * q.group;
   const int64_t tiles = (q.rows - begin + kOuterRows - 1) / kOuterRows;
   const int64_t height = (q.rows - begin + tiles - 1) / tiles;
   for (int64_t first = begin; first < q.rows; first += height) {
     const int64_t rows = std::min(height, q.rows - first);
-    if (in_place)
-      AttendTile(plan, q, first, rows, start, keys, block.Value(0), block.stride);
-    else
-      AttendTile(plan, q, first, rows, start, keys, values, plan.padded_dim);
+    Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, keys, kAttentionBlock, plan.dim, kAttentionBlock,
+          NextBlock{nullptr}, StoreSums{scores, kAttentionBlock});
+    JoinTile(plan, q, first, rows, start, scores, values, plan.padded_dim, NextBlock{nullptr});
   }
 }
 

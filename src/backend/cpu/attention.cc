@@ -16,21 +16,38 @@ HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
 // Blocks of one chunk, ascending, into rows whose states were reset.
-void AttendChunk(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t begin, int64_t end,
-                 float* keys, float* values) {
+template <class T>
+void AttendChunkOf(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t begin,
+                   int64_t end, float* keys, float* values) {
+  const bool in_place = q.rows == q.group && ReadsInPlace<T>(plan);
+  // The first block has nobody before it to ask for it.
+  if (in_place)
+    NextBlock{plan.entries.Entry(slot, head, begin)}.Prefetch(0, LinesOf(BlockAt<T>(plan, slot, head, begin, end)));
   for (int64_t start = begin; start < end; start += kAttentionBlock) {
-    switch (plan.entries.layout.type) {
-      case DType::kF32:
-        AttendBlock<float>(plan, q, slot, head, start, keys, values);
-        break;
-      case DType::kF16:
-        AttendBlock<F16>(plan, q, slot, head, start, keys, values);
-        break;
-      case DType::kBF16:
-        AttendBlock<BF16>(plan, q, slot, head, start, keys, values);
-        break;
+    const EntryBlock<T> block = BlockAt<T>(plan, slot, head, start, end);
+    if (in_place) {
+      const int64_t after = start + kAttentionBlock;
+      const NextBlock next{after < end ? plan.entries.Entry(slot, head, after) : nullptr};
+      AttendBlockInPlace(plan, q, block, next, start);
+    } else {
+      AttendBlock(plan, q, block, start, keys, values);
     }
   }
+}
+void AttendChunk(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t begin, int64_t end,
+                 float* keys, float* values) {
+  switch (plan.entries.layout.type) {
+    case DType::kF32:
+      return AttendChunkOf<float>(plan, q, slot, head, begin, end, keys, values);
+    case DType::kF16:
+      return AttendChunkOf<F16>(plan, q, slot, head, begin, end, keys, values);
+    case DType::kBF16:
+      return AttendChunkOf<BF16>(plan, q, slot, head, begin, end, keys, values);
+  }
+}
+// Whether AttendChunk leaves the states of `rows` rows in paired order.
+bool IsPaired(const AttentionPlan& plan, int64_t rows) {
+  return plan.entries.layout.type == DType::kBF16 && rows == plan.group && ReadsInPlace<BF16>(plan);
 }
 
 // Chunk `chunk` of `length` entries for the query heads of one KV head. queries [group·dim]; states [group] get the
@@ -54,7 +71,7 @@ void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t chunks, 
                  float* out) {
   ResetState(total, plan.padded_dim);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) MergeState(total, parts + chunk * stride, plan.padded_dim);
-  Finish(total, plan.dim, out);
+  Finish(total, plan.dim, IsPaired(plan, plan.group), out);
 }
 
 // `tokens` consecutive tokens, the first of which sees `first_length` entries, for one KV head. queries and out point
@@ -81,7 +98,8 @@ void PrefillTokens(const AttentionPlan& plan, const float* queries, int64_t quer
       if (q.Length(r) > begin) MergeState(totals + r * state, parts + r * state, plan.padded_dim);
   }
   for (int64_t r = 0; r < rows; ++r)
-    Finish(totals + r * state, plan.dim, out + r / plan.group * out_stride + r % plan.group * plan.dim);
+    Finish(totals + r * state, plan.dim, IsPaired(plan, rows),
+           out + r / plan.group * out_stride + r % plan.group * plan.dim);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -17,17 +17,20 @@ HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
 // 2^n for integral n in [-126, 127], by its exponent bits.
-HWY_INLINE VF PowerOfTwo(DF d, VF n) {
-  const hn::RebindToSigned<DF> di;
+template <class D>
+HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> n) {
+  const hn::RebindToSigned<D> di;
   return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127))));
 }
 
 // 2^x for x <= 0, -inf included; 2^0 is exactly 1.
-HWY_INLINE VF Exp2NonPositive(DF d, VF x) {
-  const VF n = hn::Round(x);
-  const VF f = hn::Sub(x, n);  // [-0.5, 0.5]
+template <class D>
+HWY_INLINE hn::Vec<D> Exp2NonPositive(D d, hn::Vec<D> x) {
+  using V = hn::Vec<D>;
+  const V n = hn::Round(x);
+  const V f = hn::Sub(x, n);  // [-0.5, 0.5]
   // Minimax of (2^f - 1) / f, relative error of the whole 2e-9.
-  VF p = hn::Set(d, 1.535336188e-4f);
+  V p = hn::Set(d, 1.535336188e-4f);
   p = hn::MulAdd(p, f, hn::Set(d, 1.339887442e-3f));
   p = hn::MulAdd(p, f, hn::Set(d, 9.618437358e-3f));
   p = hn::MulAdd(p, f, hn::Set(d, 5.550332471e-2f));

@@ -14,6 +14,16 @@
 
 #include "tensor/dtype.h"
 
+// Before a loop with a constant count: g++ gives up on unrolling large bodies, and then keeps arrays of vectors in
+// memory instead of registers.
+#ifndef INFINIGEN_UNROLL
+#if defined(__clang__)
+#define INFINIGEN_UNROLL _Pragma("unroll")
+#else
+#define INFINIGEN_UNROLL _Pragma("GCC unroll 16")
+#endif
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -35,6 +45,8 @@ HWY_INLINE VF LoadF32(DF d, const F16* p) {
   const hn::Rebind<hwy::float16_t, DF> d16;
   return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
+
+HWY_INLINE void PrefetchL2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // The last `count` < kLanes elements of a row; the other lanes are zero and their memory is not touched.
 template <class T>

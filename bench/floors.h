@@ -1,0 +1,56 @@
+// What the parts of bench_floors share: the model shape, timing, and one line of the report.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "tensor/buffer.h"
+
+namespace infinigen::bench {
+
+// llama-3.2-1b.
+inline constexpr int64_t kLayers = 16, kHidden = 2048, kHeads = 32, kKvHeads = 8, kHeadDim = 64, kFfn = 8192,
+                         kVocabulary = 128256;
+
+struct Line {
+  std::string name;
+  double value = 0;  // in `unit`
+  std::string unit;
+  double floor = 0;  // what it is compared with, same unit; 0: nothing
+  double ratio() const { return floor > 0 ? value / floor : 0; }
+};
+
+template <class Body>
+double Seconds(Body&& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Memory of random bf16 numbers in [-1, 1], every page written.
+Buffer RandomBf16(Allocator& memory, size_t bytes);
+// One streaming read of the buffer by `pool`.
+void ReadAll(ThreadPool& pool, const Buffer& buffer);
+
+struct Options {
+  int threads = 1;
+  int rounds = 5;
+  bool quick = false;  // fewer layers, for a look while working
+  std::vector<int64_t> depths = {2048, 8192, 32768};
+};
+
+// Decode against read bandwidth, prefill against sgemm.
+std::vector<Line> MatMulFloors(const Options& options);
+// Attention over a full cache, decode against read bandwidth.
+std::vector<Line> AttentionFloors(const Options& options);
+
+}  // namespace infinigen::bench
