@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/machine.h"
 #include "base/size.h"
-#include "base/system_memory.h"
 
 namespace infinigen {
 namespace {
@@ -27,8 +27,6 @@ struct Fit {
     trial.max_tokens = tokens;
     trial.max_batch = batch;
     MemoryPlan parts = PlanMemory(config, trial, weights_bytes);
-    // The engine begins the prefill of every sequence when it admits it, so their residuals exist together.
-    parts.prefill_bytes *= static_cast<uint64_t>(batch);
     parts.workspace_bytes += static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
     return parts;
   }

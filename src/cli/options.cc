@@ -65,11 +65,17 @@ void AddDeviceFlags(Flags& flags, DeviceFlags* device) {
   flags.Integer("-t,--threads", &device->threads, 1, 1024, "threads (default: as many as the machine has)");
   flags.Choice("--device", &device->device, {"cpu", "cuda", "reference"},
                "where to compute; reference is the slow oracle, for checking");
+  flags.Text("--device-memory", &device->memory, "SIZE", "limit of GPU memory; needs --device cuda");
+  flags.Text("--weights-on-device", &device->weights_on_device, "PERCENT",
+             "share of the weights kept on the GPU; needs --device cuda");
 }
 
 Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags) {
   if (flags.device == "cuda")
     return Unsupported("--device cuda: this build has no CUDA backend; available: cpu, reference");
+  if (!flags.memory.empty()) return Unsupported("--device-memory {}: only a GPU has memory of its own", flags.memory);
+  if (!flags.weights_on_device.empty())
+    return Unsupported("--weights-on-device {}: only a GPU has memory of its own", flags.weights_on_device);
   DeviceChoice choice;
   choice.device = flags.device == "reference" ? Device::kReference : Device::kCpu;
   const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);

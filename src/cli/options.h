@@ -21,6 +21,8 @@ void AddModelFlag(Flags& flags, std::string* model);
 struct DeviceFlags {
   std::string device = "cpu";
   int64_t threads = 0;  // 0: as many as the machine has
+  std::string memory;
+  std::string weights_on_device;
 };
 void AddDeviceFlags(Flags& flags, DeviceFlags* device);
 

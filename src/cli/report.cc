@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
-#include "base/system_memory.h"
+#include "base/machine.h"
 
 namespace infinigen {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "base/size.h"
-#include "base/system_memory.h"
+#include "base/machine.h"
 #include "cli/memory_plan.h"
 
 namespace infinigen {

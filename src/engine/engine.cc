@@ -121,20 +121,22 @@ void Engine::Admit() {
     live->admitted = Clock::now();
     live->result.queue_s = Seconds(live->admitted - live->submitted);
     others = true;
-    if (Status begun = executor_.BeginPrefill(live->slot, live->request.prompt); !begun.ok()) {
-      Finish(*live, FinishReason::kError, begun.error().message);
-      continue;
-    }
-    live->prefill_units = executor_.PrefillUnits(live->slot);
-    live->Become(RequestState::kPrefilling);
   }
 }
 
 void Engine::RunPrefillUnit() {
-  const auto oldest = std::find_if(requests_.begin(), requests_.end(),
-                                   [](const auto& live) { return live->state == RequestState::kPrefilling; });
+  const auto oldest = std::find_if(requests_.begin(), requests_.end(), [](const auto& live) {
+    return live->state == RequestState::kPrefilling || live->state == RequestState::kAdmitted;
+  });
   if (oldest == requests_.end()) return;
   Live& live = **oldest;
+  if (live.state == RequestState::kAdmitted) {
+    // Only now: the residual stream of one prompt at a time is what the memory plan counts.
+    if (Status begun = executor_.BeginPrefill(live.slot, live.request.prompt); !begun.ok())
+      return Finish(live, FinishReason::kError, begun.error().message);
+    live.prefill_units = executor_.PrefillUnits(live.slot);
+    live.Become(RequestState::kPrefilling);
+  }
   const Clock::time_point start = Clock::now();
   const bool finished = executor_.RunPrefillUnit(live.slot);
   const int64_t prompt = static_cast<int64_t>(live.request.prompt.size());

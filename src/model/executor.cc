@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
+#include "base/machine.h"
 #include "model/decoder.h"
 
 namespace infinigen {
@@ -111,9 +112,9 @@ Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const 
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
   switch (options.device) {
     case Device::kCpu:
-      return Make<CpuBackend>(config, weights, options, "cpu", options.threads);
+      return Make<CpuBackend>(config, weights, options, CpuName(), options.threads);
     case Device::kReference:
-      return Make<ReferenceBackend>(config, weights, options, "reference");
+      return Make<ReferenceBackend>(config, weights, options, CpuName());
   }
   CHECK(false);
 }

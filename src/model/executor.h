@@ -43,7 +43,7 @@ class Executor {
 
   virtual const ModelConfig& config() const = 0;
   virtual const ExecutorOptions& options() const = 0;
-  virtual std::string device_name() const = 0;  // for people: "cpu (AVX-512, 2 threads)"
+  virtual std::string device_name() const = 0;  // as its maker calls it: "AMD EPYC 9354"
 
   // A place for a sequence that will have at most `final_tokens` rows; kExhausted when there is none now.
   virtual Result<SeqSlot> Admit(int64_t final_tokens) = 0;

@@ -94,7 +94,7 @@ TEST(MemoryPlanning, FitsAndLeavesTheRestToThePool) {
   EXPECT_EQ(plan.parts.weights_bytes, 1000u);
   // 2 sequences × 512 tokens × 2 layers × 2 heads × (key, value) × 8 × 2 bytes
   EXPECT_EQ(plan.parts.pool_bytes, 2u * 512 * 2 * 2 * 2 * 8 * 2);
-  EXPECT_EQ(plan.parts.prefill_bytes, 2u * 512 * 64 * sizeof(float)) << "both prompts may prefill at once";
+  EXPECT_EQ(plan.parts.prefill_bytes, 512u * 64 * sizeof(float)) << "one prompt prefills at a time";
   EXPECT_EQ(plan.parts.total_bytes() - plan.parts.pool_bytes + kMarginBytes + plan.options.pool_limit_bytes, kGiB);
   EXPECT_GT(plan.largest_context, 512) << "rope has no end";
 }

@@ -1,5 +1,5 @@
-// How much host memory this process may still take, and how much it has taken. Linux only; read once before a run, from
-// any thread.
+// The machine as the program finds it: its processor's name, how much host memory this process may still take, and how
+// much it has taken. Linux only; read once before a run, from any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,9 @@ std::optional<uint64_t> AvailableHostMemory();
 
 // The largest resident size this process ever had (VmHWM); 0 when unknown. Mapped files count as far as they were read.
 uint64_t PeakResidentBytes();
+
+// The processor as the kernel names it ("AMD EPYC 9354"), or "CPU" when it does not.
+std::string CpuName();
 
 // The parts, for tests.
 // The bytes of the line "name   123 kB" of a /proc file; nullopt when there is no such line.

@@ -1,4 +1,4 @@
-#include "base/system_memory.h"
+#include "base/machine.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -9,7 +9,9 @@
 namespace infinigen {
 namespace {
 
-TEST(SystemMemory, ReadsTheNamedLine) {
+TEST(Machine, TheProcessorHasAName) { EXPECT_FALSE(CpuName().empty()); }
+
+TEST(Machine, ReadsTheNamedLine) {
   const char* text = "MemTotal:       100 kB\nMemAvailable:     42 kB\nHugepagesize:    2048 kB\n";
   EXPECT_EQ(ParseProcKilobytes(text, "MemAvailable:"), 42u * 1024);
   EXPECT_EQ(ParseProcKilobytes(text, "SwapTotal:"), std::nullopt);
@@ -49,7 +51,7 @@ TEST_F(Cgroup, VersionOneSaysUnlimitedAsAHugeNumber) {
   EXPECT_EQ(CgroupAvailable(root_, "/a", false), 0u) << "over the limit is nothing left, not a wrap";
 }
 
-TEST(SystemMemory, ThisMachineAnswers) {
+TEST(Machine, ThisMachineAnswers) {
   const auto available = AvailableHostMemory();
   ASSERT_TRUE(available.has_value());
   EXPECT_GT(*available, 1u << 20);

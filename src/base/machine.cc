@@ -1,4 +1,4 @@
-#include "base/system_memory.h"
+#include "base/machine.h"
 
 #include <algorithm>
 #include <charconv>
@@ -103,6 +103,16 @@ std::optional<uint64_t> AvailableHostMemory() {
       available = Smaller(available, CgroupAvailable("/sys/fs/cgroup/memory", path, false));
   });
   return available;
+}
+
+std::string CpuName() {
+  std::string name = "CPU";
+  ForEachLine(Read("/proc/cpuinfo"), [&](std::string_view line) {
+    const size_t colon = line.find(": ");
+    if (name == "CPU" && line.substr(0, 10) == "model name" && colon != std::string_view::npos)
+      name = line.substr(colon + 2);
+  });
+  return name;
 }
 
 uint64_t PeakResidentBytes() { return ParseProcKilobytes(Read("/proc/self/status"), "VmHWM:").value_or(0); }
