@@ -8,6 +8,7 @@ add_library(infinigen_options INTERFACE)
 target_include_directories(infinigen_options INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_compile_options(infinigen_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual -Wundef -Werror
+  -Wno-missing-field-initializers  # designated initialisers leave members at their defaults on purpose
   -fno-math-errno)  # sqrt and friends inline; no value changes
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 reports false positives for std::string and std::variant under -O2.
