@@ -98,6 +98,7 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
 struct LoadedSpec {
   TokenizerSpec spec;
   TokenizerConfig config;
+  std::string path;  // the file it was read from
 };
 
 Result<LoadedSpec> LoadSpec(const std::string& directory) {
@@ -119,7 +120,7 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
   if (!spec.ok()) return spec.error();
   if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
     return Error{applied.error().kind, config.path + ": " + applied.error().message};
-  return LoadedSpec{std::move(*spec), std::move(config)};
+  return LoadedSpec{std::move(*spec), std::move(config), from_json ? json : Exists(model) ? model : vocab};
 }
 
 // Messages quote foreign files; they stay one line of text.
@@ -147,7 +148,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->eos_ = id_of("eos_token");
   tokenizer->chat_template_ = config.chat_template;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
-  if (!pipeline.ok()) return OneLine({pipeline.error().kind, directory + ": " + pipeline.error().message});
+  if (!pipeline.ok()) return OneLine({pipeline.error().kind, loaded->path + ": " + pipeline.error().message});
   tokenizer->pipeline_ = std::move(*pipeline);
   return tokenizer;
 }

@@ -18,12 +18,13 @@ namespace infinigen {
 using TokenId = int32_t;
 
 struct EncodeOptions {
-  bool add_special = true;    // BOS, EOS and the like, where the tokenizer's files ask for them
-  bool parse_special = true;  // "<|eot_id|>" written in the text is that token; false for text of unknown origin
+  bool add_special = true;  // BOS, EOS and the like, where the tokenizer's files ask for them
+  // "<|eot_id|>" written in the text is that token. False for text of unknown origin: then special tokens in it are
+  // spelt out; added tokens that are not special stay tokens.
+  bool parse_special = true;
 };
 
-class Pipeline;         // text/pipeline.h
-class TokenVocabulary;  // text/vocabulary.h
+class Pipeline;  // text/pipeline.h
 
 class Tokenizer {
  public:
