@@ -95,7 +95,7 @@ def main():
         row = {"tokens": len(text) - 2}
         for kind, p in (("unigram", unigram[text[2:]]), ("trigram", trigram.probability(text[:-2], text[1:-1], text[2:]))):
             nll = -np.log(p).mean()
-            row[kind] = {"ppl": round(math.exp(nll), 2), "bits_per_byte": round(nll * (len(text) - 2) / math.log(2) / size, 4)}
+            row[kind] = {"ppl": round(math.exp(nll), 2), "bits_per_byte": round(float(nll) * (len(text) - 2) / math.log(2) / size, 4)}
         baselines["texts"][name] = row
         print(name, row, flush=True)
     result = {}
