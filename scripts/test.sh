@@ -55,6 +55,13 @@ run_ctest() {
 
 build() { cmake --preset "$1" && cmake --build --preset "$1"; }
 
+# The reference tokenizers come from Python's registry; without it the comparison with them is skipped, visibly.
+export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
+if ! python3 -c 'import tokenizers, sentencepiece' 2>/dev/null; then
+  python3 -m pip install -q --target build/python tokenizers sentencepiece >/dev/null 2>&1 ||
+    echo "note: the Python packages tokenizers and sentencepiece could not be installed"
+fi
+
 check "include directions" python3 tools/check_layers.py
 check "formatting" bash -c "git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror"
 if check "build release" build release; then
