@@ -106,7 +106,7 @@ class Bench {
       ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
       items.push_back({.slot = slot, .token = 0, .row = depth});
       const Clock::time_point start = Clock::now();
-      RETURN_IF_ERROR(executor_.BeginPrefill(slot, prompt));
+      RETURN_IF_ERROR(executor_.BeginPrefill(slot, 0, prompt));
       bool done = false;
       while (!done && !Interrupted()) done = executor_.RunPrefillUnit(slot);
       if (!done) return Ok();

@@ -26,7 +26,8 @@ struct Engine::Live {
   RequestResult result;
 
   SeqSlot slot;              // from admission on
-  int64_t final_tokens = 0;  // rows of its quota
+  int64_t final_tokens = 0;  // rows it may reach
+  int64_t rows = 0;          // complete in every layer
   int64_t prefill_units_done = 0;
   int64_t prefill_units = 0;
   std::vector<int32_t> history;  // prompt, then what was generated
@@ -57,6 +58,12 @@ Engine::~Engine() {
     const bool holds_slot = !live->finished() && live->state != RequestState::kQueued;
     if (holds_slot) executor_.Release(live->slot);
   }
+  DropKept();
+}
+
+void Engine::DropKept() {
+  if (kept_) executor_.Release(kept_->slot);
+  kept_.reset();
 }
 
 Result<RequestId> Engine::Submit(Request request) {
@@ -110,7 +117,7 @@ void Engine::Admit() {
   bool others = std::any_of(requests_.begin(), requests_.end(), holds_slot);
   for (const std::unique_ptr<Live>& live : requests_) {
     if (live->state != RequestState::kQueued) continue;
-    Result<SeqSlot> slot = executor_.Admit(live->final_tokens);
+    Result<SeqSlot> slot = AdmitOne(*live);
     if (!slot.ok() && !others) {  // the pool is empty and still too small: waiting cannot help
       Finish(*live, FinishReason::kError, slot.error().message);
       continue;
@@ -124,6 +131,29 @@ void Engine::Admit() {
   }
 }
 
+// Kept rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
+Result<SeqSlot> Engine::AdmitOne(Live& live) {
+  if (live.request.keep_rows && TakeOverKept(live)) return live.slot;
+  const int64_t quota = live.request.keep_rows ? executor_.options().max_tokens : live.final_tokens;
+  Result<SeqSlot> slot = executor_.Admit(quota);
+  if (slot.ok() || !kept_) return slot;
+  DropKept();
+  return executor_.Admit(quota);
+}
+
+bool Engine::TakeOverKept(Live& live) {
+  if (!kept_) return false;
+  const std::vector<int32_t>& prompt = live.request.prompt;
+  const std::vector<int32_t>& tokens = kept_->tokens;
+  const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
+  // At least one token runs, for its logits.
+  live.rows = std::min<int64_t>(differ - tokens.begin(), static_cast<int64_t>(prompt.size()) - 1);
+  live.result.kept_tokens = live.rows;
+  live.slot = kept_->slot;
+  kept_.reset();
+  return true;
+}
+
 void Engine::RunPrefillUnit() {
   const auto oldest = std::find_if(requests_.begin(), requests_.end(), [](const auto& live) {
     return live->state == RequestState::kPrefilling || live->state == RequestState::kAdmitted;
@@ -132,7 +162,8 @@ void Engine::RunPrefillUnit() {
   Live& live = **oldest;
   if (live.state == RequestState::kAdmitted) {
     // Only now: the residual stream of one prompt at a time is what the memory plan counts.
-    if (Status begun = executor_.BeginPrefill(live.slot, live.request.prompt); !begun.ok())
+    const std::span<const int32_t> tokens = std::span(live.request.prompt).subspan(static_cast<size_t>(live.rows));
+    if (Status begun = executor_.BeginPrefill(live.slot, live.rows, tokens); !begun.ok())
       return Finish(live, FinishReason::kError, begun.error().message);
     live.prefill_units = executor_.PrefillUnits(live.slot);
     live.Become(RequestState::kPrefilling);
@@ -141,13 +172,14 @@ void Engine::RunPrefillUnit() {
   const bool finished = executor_.RunPrefillUnit(live.slot);
   const int64_t prompt = static_cast<int64_t>(live.request.prompt.size());
   const std::span<float> logits = std::span(logits_).first(static_cast<size_t>(executor_.config().vocab));
-  if (finished) executor_.PrefillLogits(live.slot, prompt - 1, 1, logits);
+  if (finished) executor_.PrefillLogits(live.slot, prompt - 1 - live.rows, 1, logits);
   stats_.prefill_s += Seconds(Clock::now() - start);
   ++live.prefill_units_done;
   if (live.request.on_prefill) live.request.on_prefill(live.id, live.prefill_units_done, live.prefill_units);
   if (!finished) return;
 
-  stats_.prefill_tokens += prompt;
+  stats_.prefill_tokens += prompt - live.rows;
+  live.rows = prompt;
   executor_.EndPrefill(live.slot);
   live.first_token = Clock::now();
   live.result.prefill_s = Seconds(live.first_token - live.admitted);
@@ -183,10 +215,12 @@ void Engine::RunDecodeStep() {
   ++stats_.decode_steps;
   stats_.decode_tokens += static_cast<int64_t>(batch_.size());
   for (size_t i = 0; i < batch_.size(); ++i) {
-    if (status.ok())
+    if (status.ok()) {
+      batch_[i]->rows = items_[i].row + 1;
       Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
-    else
+    } else {
       Finish(*batch_[i], FinishReason::kError, status.error().message);
+    }
   }
 }
 
@@ -206,7 +240,15 @@ void Engine::Accept(Live& live, std::span<float> logits) {
 }
 
 void Engine::Finish(Live& live, FinishReason reason, std::string error) {
-  if (live.state != RequestState::kQueued) executor_.Release(live.slot);
+  if (live.state != RequestState::kQueued) {
+    if (live.request.keep_rows && reason != FinishReason::kError && !kept_) {
+      executor_.EndPrefill(live.slot);
+      live.history.resize(static_cast<size_t>(live.rows));
+      kept_ = Kept{live.slot, std::move(live.history)};
+    } else {
+      executor_.Release(live.slot);
+    }
+  }
   if (live.state == RequestState::kDecoding) live.result.decode_s = Seconds(Clock::now() - live.first_token);
   live.Become(reason == FinishReason::kCancelled ? RequestState::kCancelled : RequestState::kDone);
   live.result.reason = reason;

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,13 +50,19 @@ class Engine {
   // it.
   bool RunOnce();
 
+  // Gives up the rows that a keep_rows request left behind, if any.
+  void DropKept();
+
   const EngineStats& stats() const { return stats_; }
+  Executor& executor() { return executor_; }
 
  private:
   struct Live;
 
   void DropCancelled();
   void Admit();
+  Result<SeqSlot> AdmitOne(Live& live);
+  bool TakeOverKept(Live& live);
   void RunPrefillUnit();
   void RunDecodeStep();
   void Accept(Live& live, std::span<float> logits);
@@ -64,6 +71,12 @@ class Engine {
 
   Executor& executor_;
   std::deque<std::unique_ptr<Live>> requests_;  // in order of arrival, until finished
+  // Rows that outlived their request. The slot was admitted for the whole context, so any request fits into it.
+  struct Kept {
+    SeqSlot slot;
+    std::vector<int32_t> tokens;  // one per row
+  };
+  std::optional<Kept> kept_;
   int32_t next_id_ = 0;
   EngineStats stats_;
 

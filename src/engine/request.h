@@ -8,7 +8,7 @@
 //        └───────────┴─────────────┴─────────────┴──────► cancelled
 //
 // admitted: has a slot and a quota of rows in the pool, so nothing its neighbours do can stop it for want of memory.
-// done, cancelled: final; slot and rows are back in the pool.
+// done, cancelled: final; slot and rows are back in the pool, or kept for the conversation's next request.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,7 @@ struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, with kError
   std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
+  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits
   double decode_s = 0;
@@ -61,6 +62,9 @@ struct Request {
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
   bool ignore_eos = false;
+  // A conversation: when it is done its rows stay in the engine, and the next such request starts after those that its
+  // prompt shares with them. The engine keeps one, and gives it up when another request needs the room.
+  bool keep_rows = false;
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
   std::function<bool(RequestId, int32_t token)> on_token;

@@ -37,6 +37,7 @@ struct StepItem {
 // A prompt on its way through the grid. Made by Decoder::BeginPrefill.
 struct PrefillJob {
   SeqSlot slot;
+  int64_t first_row = 0;  // of tokens[0]
   std::vector<int32_t> tokens;
   Buffer residual_memory;
   Tensor residual;  // [tokens][hidden]
@@ -56,16 +57,16 @@ class Decoder {
     return decoder;
   }
 
-  // Entries for every token are taken from the pool here, so no unit can fail. Precondition: slot admitted for as many
-  // rows.
-  Result<PrefillJob> BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) {
-    CHECK(!tokens.empty());
+  // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Entries for every token
+  // are taken from the pool here, so no unit can fail. Precondition: slot admitted for as many rows.
+  Result<PrefillJob> BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) {
+    CHECK(!tokens.empty() && first_row >= 0);
     const int64_t count = static_cast<int64_t>(tokens.size());
-    PrefillJob job{.slot = slot, .tokens = {tokens.begin(), tokens.end()}};
+    PrefillJob job{.slot = slot, .first_row = first_row, .tokens = {tokens.begin(), tokens.end()}};
     const size_t bytes = tokens.size() * static_cast<size_t>(config_.hidden) * SizeOf(B::kActivation);
     ASSIGN_OR_RETURN(job.residual_memory, Buffer::Make(backend_.compute_memory(), bytes));
     job.residual = {job.residual_memory.data(), B::kActivation, count, config_.hidden, config_.hidden};
-    RETURN_IF_ERROR(pool_.Grow(slot, count));
+    RETURN_IF_ERROR(pool_.Grow(slot, first_row + count));
     return job;
   }
 
@@ -77,11 +78,11 @@ class Decoder {
   bool RunPrefillUnit(PrefillJob& job) {
     CHECK(job.next_layer < config_.layers);
     const int64_t count = std::min<int64_t>(B::kChunkTokens, static_cast<int64_t>(job.tokens.size()) - job.next_token);
-    const TokenRun run{.slot = job.slot, .first_row = job.next_token, .count = count};
+    const TokenRun run{.slot = job.slot, .first_row = job.first_row + job.next_token, .count = count};
     for (int64_t i = 0; i < count; ++i)
-      SetToken(i, job.tokens[static_cast<size_t>(run.first_row + i)], job.slot, run.first_row + i);
+      SetToken(i, job.tokens[static_cast<size_t>(job.next_token + i)], job.slot, run.first_row + i);
     const TokenBatch batch = UploadBatch(count);
-    const Tensor x = job.residual.Rows(run.first_row, count);
+    const Tensor x = job.residual.Rows(job.next_token, count);
     if (job.next_layer == 0) Embed(batch, x);
     RunLayer(LayerId(job.next_layer), batch, x,
              [&](const LayerEntries& entries, const Tensor& queries, const Tensor& out) {

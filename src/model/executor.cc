@@ -48,8 +48,8 @@ class DecoderExecutor final : public Executor {
     pool_.Release(slot);
   }
 
-  Status BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) override {
-    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, tokens));
+  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) override {
+    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, first_row, tokens));
     return Ok();
   }
   int64_t PrefillUnits(SeqSlot slot) const override { return decoder_->PrefillUnits(*jobs_[slot.index()]); }

@@ -51,8 +51,9 @@ class Executor {
   virtual void Release(SeqSlot slot) = 0;
 
   // The prompt's grid of units. After BeginPrefill, RunPrefillUnit until it says true; then PrefillLogits for any of
-  // the prompt's tokens; EndPrefill frees the grid's memory.
-  virtual Status BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) = 0;
+  // the prompt's tokens; EndPrefill frees the grid's memory, and may also give up a prefill that is under way.
+  // `first_row`: the sequence has that many rows already, which stay; rows from there on are written anew.
+  virtual Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) = 0;
   virtual int64_t PrefillUnits(SeqSlot slot) const = 0;
   virtual bool RunPrefillUnit(SeqSlot slot) = 0;
   virtual void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) = 0;

@@ -42,8 +42,14 @@ class FakeExecutor final : public Executor {
     free_rows_ += live_.at(slot.value()).quota;
     live_.erase(slot.value());
   }
-  Status BeginPrefill(SeqSlot slot, std::span<const int32_t> tokens) override {
-    live_.at(slot.value()).prompt.assign(tokens.begin(), tokens.end());
+  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) override {
+    Sequence& sequence = live_.at(slot.value());
+    EXPECT_LE(first_row, sequence.rows);
+    EXPECT_LE(first_row + static_cast<int64_t>(tokens.size()), sequence.quota);
+    sequence.first_row = first_row;
+    sequence.units = 0;
+    sequence.prompt.assign(tokens.begin(), tokens.end());
+    prefilled.push_back(static_cast<int64_t>(tokens.size()));
     return Ok();
   }
   int64_t PrefillUnits(SeqSlot) const override { return kUnits; }
@@ -55,10 +61,12 @@ class FakeExecutor final : public Executor {
     const Sequence& sequence = live_.at(slot.value());
     ASSERT_EQ(count, 1);
     ASSERT_EQ(first + 1, static_cast<int64_t>(sequence.prompt.size()));
-    Peak(logits, sequence.prompt.back(), first + 1);
+    Peak(logits, sequence.prompt.back(), sequence.first_row + first + 1);
   }
   void EndPrefill(SeqSlot slot) override {
-    live_.at(slot.value()).rows = static_cast<int64_t>(live_.at(slot.value()).prompt.size());
+    Sequence& sequence = live_.at(slot.value());
+    if (sequence.units == kUnits) sequence.rows = sequence.first_row + static_cast<int64_t>(sequence.prompt.size());
+    sequence.units = 0;
   }
   Status Step(std::span<const StepItem> items, std::span<float> logits) override {
     log += static_cast<char>('0' + items.size());
@@ -77,12 +85,13 @@ class FakeExecutor final : public Executor {
 
   bool clean() const { return live_.empty() && free_rows_ == pool_rows_; }
 
-  std::string log;  // 'p' per prefill unit, the batch size per step
+  std::string log;                 // 'p' per prefill unit, the batch size per step
+  std::vector<int64_t> prefilled;  // tokens of every prefill
   bool fail_step = false;
 
  private:
   struct Sequence {
-    int64_t quota = 0, units = 0, rows = 0;
+    int64_t quota = 0, first_row = 0, units = 0, rows = 0;
     std::vector<int32_t> prompt;
   };
   static void Peak(std::span<float> logits, int32_t token, int64_t rows) {
@@ -245,6 +254,75 @@ TEST(Engine, AFailingStepEndsItsRequestsWithTheReason) {
   EXPECT_EQ(client.results[0].reason, FinishReason::kError);
   EXPECT_EQ(client.results[0].error, "no memory for an extent");
   EXPECT_TRUE(executor.clean());
+}
+
+// A conversation of `turns`: each prompt is the one before, its answer, and something new.
+TEST(Engine, KeptRowsAreNotComputedAgain) {
+  FakeExecutor executor(100, 1, 100);
+  Client client;
+  {
+    Engine engine(executor);
+    const auto run = [&](const std::vector<int32_t>& prompt, int64_t n) {
+      Request request = client.Make(prompt, n);
+      request.keep_rows = true;
+      const int32_t id = engine.Submit(std::move(request)).value().value();
+      while (engine.RunOnce()) {
+      }
+      EXPECT_EQ(client.results[id].tokens, Expected(prompt, static_cast<size_t>(n)));
+      return client.results[id];
+    };
+    std::vector<int32_t> prompt = {1, 2, 3};
+    const RequestResult first = run(prompt, 5);
+    prompt.insert(prompt.end(), first.tokens.begin(), first.tokens.end());
+    prompt.push_back(9);
+    // The last token of an answer has no row yet.
+    EXPECT_EQ(run(prompt, 4).kept_tokens, 7);
+    prompt.resize(4);  // back to the middle of what is kept
+    prompt.push_back(11);
+    EXPECT_EQ(run(prompt, 2).kept_tokens, 4);
+    EXPECT_EQ(run(prompt, 0).kept_tokens, 4) << "the same prompt again still needs the logits of its last token";
+    EXPECT_EQ(run({8}, 2).kept_tokens, 0);
+    EXPECT_EQ(executor.prefilled, (std::vector<int64_t>{3, 2, 1, 1, 1}));
+    EXPECT_FALSE(executor.clean());
+
+    ASSERT_TRUE(engine.Submit(client.Make({5}, 60)).ok());
+    while (engine.RunOnce()) {
+    }
+    EXPECT_TRUE(executor.clean()) << "another request took the room";
+    EXPECT_EQ(run({8, 1}, 2).kept_tokens, 0);
+    engine.DropKept();
+    EXPECT_TRUE(executor.clean());
+    run({8, 1}, 2);
+  }
+  EXPECT_TRUE(executor.clean());
+}
+
+TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
+  for (int turns = 0; turns < 9; ++turns) {
+    FakeExecutor executor(100, 1, 100);
+    Client client;
+    Engine engine(executor);
+    Request request = client.Make({1, 2}, 3);
+    request.keep_rows = true;
+    ASSERT_TRUE(engine.Submit(std::move(request)).ok());
+    while (engine.RunOnce()) {
+    }
+    std::vector<int32_t> prompt = {1, 2};
+    prompt.insert(prompt.end(), client.results[0].tokens.begin(), client.results[0].tokens.end());
+    for (int32_t more = 0; more < 2; ++more) {
+      prompt.push_back(20 + more);
+      request = client.Make(prompt, 30);
+      request.keep_rows = true;
+      const RequestId id = engine.Submit(std::move(request)).value();
+      for (int i = 0; more == 0 && i < turns; ++i) engine.RunOnce();
+      if (more == 0) engine.Cancel(id);
+      while (engine.RunOnce()) {
+      }
+    }
+    // Cancelled in the prefill (turns 1 and 2): the first answer's rows. Later: the whole second prompt's.
+    EXPECT_EQ(client.results[2].kept_tokens, turns < 3 ? 4 : 6) << turns;
+    EXPECT_EQ(client.results[2].tokens, Expected(prompt, 30)) << turns;
+  }
 }
 
 TEST(Engine, DestructionReturnsWhatIsStillRunning) {

@@ -43,7 +43,7 @@ inline std::unique_ptr<LoadedModel> LoadModel(const std::string& directory, Exec
 // Logits after every one of `ids`, [ids][vocab], by one prefill.
 inline std::vector<float> PrefillAll(Executor& executor, std::span<const int32_t> ids) {
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
-  EXPECT_TRUE(executor.BeginPrefill(slot, ids).ok());
+  EXPECT_TRUE(executor.BeginPrefill(slot, 0, ids).ok());
   while (!executor.RunPrefillUnit(slot)) {
   }
   std::vector<float> logits(ids.size() * static_cast<size_t>(executor.config().vocab));
@@ -56,7 +56,7 @@ inline std::vector<float> PrefillAll(Executor& executor, std::span<const int32_t
 inline std::vector<float> DecodeAll(Executor& executor, std::span<const int32_t> ids, size_t prefill) {
   const size_t vocab = static_cast<size_t>(executor.config().vocab);
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
-  EXPECT_TRUE(executor.BeginPrefill(slot, ids.first(prefill)).ok());
+  EXPECT_TRUE(executor.BeginPrefill(slot, 0, ids.first(prefill)).ok());
   while (!executor.RunPrefillUnit(slot)) {
   }
   std::vector<float> logits(ids.size() * vocab);

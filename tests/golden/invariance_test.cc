@@ -32,6 +32,35 @@ TEST_P(Invariance, DecodeEqualsPrefill) {
   for (size_t prefill : {1u, 63u, 64u, 149u}) EXPECT_EQ(DecodeAll(*model->executor, ids, prefill), whole) << prefill;
 }
 
+// A sequence that keeps its first rows, whatever it had behind them, goes on as if it had been prefilled at once.
+TEST_P(Invariance, PrefillAfterKeptRowsEqualsAFreshOne) {
+  const std::unique_ptr<LoadedModel> model = Load(2, 1);
+  ASSERT_NE(model, nullptr);
+  Executor& executor = *model->executor;
+  const size_t vocab = static_cast<size_t>(model->config.vocab);
+  const size_t count = static_cast<size_t>(std::min<int64_t>(400, model->config.max_positions));
+  const std::vector<int32_t> ids = RandomIds(model->config, count, 9);
+  const std::vector<float> whole = PrefillAll(executor, ids);
+  for (const size_t kept : {size_t{1}, size_t{64}, count - 144, count - 1}) {
+    // Behind the kept rows the sequence first says something else, in some cases longer than what replaces it.
+    std::vector<int32_t> before = RandomIds(model->config, count, 10);
+    std::copy_n(ids.begin(), kept, before.begin());
+    before.resize(std::max(kept, count - 50));
+    const SeqSlot slot = executor.Admit(static_cast<int64_t>(count)).value();
+    ASSERT_TRUE(executor.BeginPrefill(slot, 0, before).ok());
+    while (!executor.RunPrefillUnit(slot)) {
+    }
+    executor.EndPrefill(slot);
+    ASSERT_TRUE(executor.BeginPrefill(slot, static_cast<int64_t>(kept), std::span(ids).subspan(kept)).ok());
+    while (!executor.RunPrefillUnit(slot)) {
+    }
+    std::vector<float> logits((ids.size() - kept) * vocab);
+    executor.PrefillLogits(slot, 0, static_cast<int64_t>(ids.size() - kept), logits);
+    executor.Release(slot);
+    EXPECT_TRUE(std::equal(logits.begin(), logits.end(), whole.begin() + static_cast<ptrdiff_t>(kept * vocab))) << kept;
+  }
+}
+
 TEST_P(Invariance, ThreadsDoNotMatter) {
   std::vector<float> one;
   for (int threads : {1, 2, 3}) {
@@ -68,7 +97,7 @@ TEST_P(Invariance, StepsOfABatchEqualStepsAlone) {
   std::vector<SeqSlot> slots;
   for (const std::vector<int32_t>& sequence : ids) {
     slots.push_back(executor.Admit(static_cast<int64_t>(sequence.size())).value());
-    ASSERT_TRUE(executor.BeginPrefill(slots.back(), std::span(sequence).first(sequence.size() - 10)).ok());
+    ASSERT_TRUE(executor.BeginPrefill(slots.back(), 0, std::span(sequence).first(sequence.size() - 10)).ok());
     while (!executor.RunPrefillUnit(slots.back())) {
     }
     executor.EndPrefill(slots.back());
