@@ -290,8 +290,8 @@ Result<Value> GetItem(Context& context, const Value& object, const Value& key) {
   }
   int64_t index = 0;
   if (AsInteger(key, index)) return GetIndex(context, object, index);
-  ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, key));
-  return MakeUndefined(fmt::format("{} has no element {}", TypeName(object), text));
+  ASSIGN_OR_RETURN(const std::string shown, ToRepr(context.budget, key));
+  return MakeUndefined(fmt::format("{} has no element {}", TypeName(object), shown));
 }
 
 Result<Value> GetPath(Context& context, const Value& object, const Value& path) {

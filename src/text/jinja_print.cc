@@ -262,12 +262,16 @@ class JsonPrinter {
 }  // namespace
 
 Result<std::string> ToText(Budget& budget, const Value& value) {
-  std::string out;
-  if (value.Is<Undefined>()) return out;
+  if (value.Is<Undefined>()) return std::string();
   if (const std::string* text = value.text()) {
     RETURN_IF_ERROR(budget.Make(text->size()));
     return *text;
   }
+  return ToRepr(budget, value);
+}
+
+Result<std::string> ToRepr(Budget& budget, const Value& value) {
+  std::string out;
   RETURN_IF_ERROR(Printer(budget, out).Print(value));
   return out;
 }

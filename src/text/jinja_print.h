@@ -13,7 +13,8 @@ namespace infinigen::jinja {
 // str(): what {{ value }} prints.
 Result<std::string> ToText(Budget& budget, const Value& value);
 
-// repr() of a string: one line, in quotes.
+// repr(), for messages. Quoted: of a string. Both are one line.
+Result<std::string> ToRepr(Budget& budget, const Value& value);
 std::string Quoted(std::string_view text);
 
 struct JsonStyle {
