@@ -26,14 +26,14 @@ class AddedTokenMatcher {
 
   // Calls visit(piece, nullptr) for text between tokens and visit(piece, &token) for tokens, in order, covering `text`
   // (whitespace that a token takes along belongs to its piece). Stops when visit returns false, and returns that.
-  // `parse_special` false leaves special tokens in the text.
-  template <class Visit>
-  bool ForEach(std::string_view text, bool parse_special, Visit&& visit) const {
+  // `special_at(offset)` false leaves a special token that starts there in the text.
+  template <class SpecialAt, class Visit>
+  bool ForEach(std::string_view text, SpecialAt&& special_at, Visit&& visit) const {
     size_t done = 0;
     size_t position = 0;
     while (const std::optional<Match> match = Next(text, position)) {
       position = match->end;
-      const std::optional<Match> taken = Accept(text, *match, done, parse_special);
+      const std::optional<Match> taken = Accept(text, *match, done, special_at(match->begin));
       if (!taken) continue;
       if (taken->begin > done && !visit(text.substr(done, taken->begin - done), nullptr)) return false;
       if (!visit(text.substr(taken->begin, taken->end - taken->begin), &entries_[taken->entry].token)) return false;

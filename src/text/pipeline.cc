@@ -1,5 +1,6 @@
 #include "text/pipeline.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -26,10 +27,22 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normali
 // What one Encode writes.
 struct Pipeline::Run {
   bool parse_special = true;
+  std::string_view text;            // the whole
+  std::span<const size_t> literal;  // offsets into it, ascending
   std::vector<TokenId> ids;
   BpeScratch bpe;
   PreTokenizerScratch pre_tokenizer;
   PreTokenizer::Sink encode_word;
+
+  bool SpecialAt(size_t offset) const {
+    return parse_special && !std::binary_search(literal.begin(), literal.end(), offset);
+  }
+  // Whether `part` of the text has an offset where special tokens are only text.
+  bool AnyLiteral(std::string_view part) const {
+    const size_t begin = static_cast<size_t>(part.data() - text.data());
+    const auto next = std::lower_bound(literal.begin(), literal.end(), begin);
+    return next != literal.end() && *next < begin + part.size();
+  }
 };
 
 Result<std::unique_ptr<const Pipeline>> Pipeline::Create(TokenizerSpec spec) {
@@ -55,24 +68,28 @@ Pipeline::Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, Decoder decod
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
 }
 
-Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_special, bool parse_special) const {
+Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_special, bool parse_special,
+                                              std::span<const size_t> literal) const {
   // Word lengths and positions are 32 bits wide.
   if (text.size() >= UINT32_MAX / 2)
     return Invalid("text of {} bytes: at most 2 GiB can be encoded at once", text.size());
   Run run;
   run.parse_special = parse_special;
+  run.text = text;
+  run.literal = literal;
   run.bpe.cache.Prepare(text.size());
   run.encode_word = [this, &run](std::string_view word) { bpe_.EncodeWord(word, run.bpe, run.ids); };
   if (add_special) run.ids = prefix_;
   Status status = Ok{};
-  raw_matcher_.ForEach(text, parse_special, [&](std::string_view piece, const AddedToken* token) {
+  const auto special_at = [&](size_t offset) { return run.SpecialAt(offset); };
+  raw_matcher_.ForEach(text, special_at, [&](std::string_view piece, const AddedToken* token) {
     if (token != nullptr)
       run.ids.push_back(token->id);
     else
       status = EncodeSegment(piece, piece.data() == text.data(), run);
     return status.ok();
   });
-  RETURN_IF_ERROR(status);
+  if (!status.ok()) return status.error();
   if (add_special) run.ids.insert(run.ids.end(), suffix_.begin(), suffix_.end());
   return std::move(run.ids);
 }
@@ -98,6 +115,12 @@ Status Pipeline::EncodeSegment(std::string_view segment, bool text_start, Run& r
 }
 
 Status Pipeline::EncodeValid(std::string_view text, PieceContext context, Run& run) const {
+  // Offsets do not survive normalization: one literal token makes all of this part literal.
+  const bool special = run.parse_special && !run.AnyLiteral(text);
+  const size_t begin = static_cast<size_t>(text.data() - run.text.data());
+  const auto special_at = [&, begin](size_t offset) {
+    return normalizer_.identity() ? run.SpecialAt(begin + offset) : special;
+  };
   std::string normalized;
   if (!normalizer_.identity()) {
     normalized = normalizer_.Apply(text, context.continues);
@@ -105,7 +128,7 @@ Status Pipeline::EncodeValid(std::string_view text, PieceContext context, Run& r
   }
   if (normalized_matcher_.empty()) return pre_tokenizer_.Run(text, context, run.pre_tokenizer, run.encode_word);
   Status status = Ok{};
-  normalized_matcher_.ForEach(text, run.parse_special, [&](std::string_view piece, const AddedToken* token) {
+  normalized_matcher_.ForEach(text, special_at, [&](std::string_view piece, const AddedToken* token) {
     if (token != nullptr)
       run.ids.push_back(token->id);
     else

@@ -22,7 +22,9 @@ class Pipeline {
   // The message of an error is without file name.
   static Result<std::unique_ptr<const Pipeline>> Create(TokenizerSpec spec);
 
-  Result<std::vector<TokenId>> Encode(std::string_view text, bool add_special, bool parse_special) const;
+  // `literal` as in EncodeOptions.
+  Result<std::vector<TokenId>> Encode(std::string_view text, bool add_special, bool parse_special,
+                                      std::span<const size_t> literal) const;
 
   const TokenVocabulary& vocabulary() const { return vocabulary_; }
   const Decoder& decoder() const { return decoder_; }

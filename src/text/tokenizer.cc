@@ -154,7 +154,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
 }
 
 Result<std::vector<TokenId>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
-  return pipeline_->Encode(text, options.add_special, options.parse_special);
+  return pipeline_->Encode(text, options.add_special, options.parse_special, options.literal);
 }
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {

@@ -22,6 +22,9 @@ struct EncodeOptions {
   // "<|eot_id|>" written in the text is that token. False for text of unknown origin: then special tokens in it are
   // spelt out; added tokens that are not special stay tokens.
   bool parse_special = true;
+  // With parse_special: offsets into the text, ascending, at which a special token is spelt out all the same. Where the
+  // tokenizer seeks special tokens in normalized text, one of these holds for all text up to the next raw token.
+  std::span<const size_t> literal = {};
 };
 
 class Pipeline;  // text/pipeline.h

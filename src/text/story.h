@@ -1,0 +1,29 @@
+// StoryWriter: readable filler text, the same for the same seed on every machine. Evaluations plant facts in it.
+//
+// A paragraph has one subject (a market, a harbour, a letter …), one person, one place and one town, kept throughout,
+// and four to eight sentences in their natural order. Every sentence begins with a capital letter, ends with a full
+// stop, question or exclamation mark, and holds no digit and no line break: planted numbers are the only ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/split_mix.h"
+
+namespace infinigen {
+
+class StoryWriter {
+ public:
+  explicit StoryWriter(uint64_t seed) : random_(seed) {}
+
+  // The next paragraph, sentence by sentence. Never twice the same subject in a row.
+  std::vector<std::string> Paragraph();
+
+ private:
+  SplitMix random_;
+  size_t last_subject_ = SIZE_MAX;
+};
+
+}  // namespace infinigen
