@@ -406,6 +406,14 @@ struct QueryRows {
   int64_t group;
   int64_t first_length;
   int64_t Length(int64_t row) const { return first_length + row / group; }
+  // How many entries of the block at `start` each of `count` rows sees.
+  void Visible(int64_t first, int64_t count, int64_t start, int64_t* visible) const {
+    int64_t token = first / group, within = first % group;
+    for (int64_t r = 0; r < count; ++r) {
+      visible[r] = std::min(kAttentionBlock, first_length + token - start);
+      if (++within == group) ++token, within = 0;
+    }
+  }
 };
 
 // One tile of rows and one block whose first entry is `start`, of which every row sees at least one entry. scores
@@ -413,26 +421,29 @@ struct QueryRows {
 template <class V>
 HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t first, int64_t rows, int64_t start,
                          float* scores, const V* values, int64_t value_stride, NextBlock next) {
+  constexpr int64_t kLinesPerRow = 8;  // of the next block, so that memory does not idle meanwhile
   TileNumbers maxima, sums, keep, add;
+  int64_t visible[kOuterRows];
+  q.Visible(first, rows, start, visible);
   VF lane_sums[8];
   for (int64_t r = 0; r < 8; ++r) lane_sums[r] = hn::Zero(DF());
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t visible = std::min(kAttentionBlock, q.Length(first + r) - start);
-    maxima.at[r] = WeighRow(scores + r * kAttentionBlock, visible, &lane_sums[r]);
+    next.Prefetch(r * kLinesPerRow, kLinesPerRow);
+    maxima.at[r] = WeighRow(scores + r * kAttentionBlock, visible[r], &lane_sums[r]);
   }
+  next = next.After(rows * kLinesPerRow * 64);
   for (int64_t r = 0; r < rows; r += 4)
     hn::Store(SumLanesOfFour(DF(), lane_sums[r], lane_sums[r + 1], lane_sums[r + 2], lane_sums[r + 3]), D4(),
               sums.at + r);
   MergeHeads(rows, q.states + first * plan.state_floats(), plan.state_floats(), maxima, sums, &keep, &add);
   // Rows that see equally far go together; no row touches a value it may not see.
   for (int64_t r = 0; r < rows;) {
-    const int64_t visible = std::min(kAttentionBlock, q.Length(first + r) - start);
     int64_t end = r + 1;
-    while (end < rows && std::min(kAttentionBlock, q.Length(first + end) - start) == visible) ++end;
+    while (end < rows && visible[end] == visible[r]) ++end;
     const MergeSums merge{q.states + (first + r) * plan.state_floats() + kStateHead, plan.state_floats(), keep.at + r,
                           add.at + r};
-    Outer(end - r, scores + r * kAttentionBlock, kAttentionBlock, values, value_stride, visible, plan.padded_dim, next,
-          merge);
+    Outer(end - r, scores + r * kAttentionBlock, kAttentionBlock, values, value_stride, visible[r], plan.padded_dim,
+          next, merge);
     r = end;
   }
 }
@@ -441,11 +452,6 @@ template <class T>
 HWY_INLINE EntryBlock<T> BlockAt(const AttentionPlan& plan, int64_t slot, int64_t head, int64_t start, int64_t length) {
   return {reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
           std::min(kAttentionBlock, length - start), plan.dim};
-}
-
-template <class T>
-HWY_INLINE int64_t LinesOf(const EntryBlock<T>& block) {
-  return block.count * block.stride * static_cast<int64_t>(sizeof(T)) / 64;
 }
 
 // Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.

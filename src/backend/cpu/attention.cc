@@ -15,19 +15,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Blocks of one chunk, ascending, into rows whose states were reset.
+// Blocks of one chunk, ascending, into rows whose states were reset. Entries up to `ahead` will be read after it.
 template <class T>
 void AttendChunkOf(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t begin,
-                   int64_t end, float* keys, float* values) {
+                   int64_t end, int64_t ahead, float* keys, float* values) {
   const bool in_place = q.rows == q.group && ReadsInPlace<T>(plan);
-  // The first block has nobody before it to ask for it.
-  if (in_place)
-    NextBlock{plan.entries.Entry(slot, head, begin)}.Prefetch(0, LinesOf(BlockAt<T>(plan, slot, head, begin, end)));
   for (int64_t start = begin; start < end; start += kAttentionBlock) {
     const EntryBlock<T> block = BlockAt<T>(plan, slot, head, start, end);
     if (in_place) {
       const int64_t after = start + kAttentionBlock;
-      const NextBlock next{after < end ? plan.entries.Entry(slot, head, after) : nullptr};
+      const NextBlock next{after < ahead ? plan.entries.Entry(slot, head, after) : nullptr};
       AttendBlockInPlace(plan, q, block, next, start);
     } else {
       AttendBlock(plan, q, block, start, keys, values);
@@ -35,14 +32,14 @@ void AttendChunkOf(const AttentionPlan& plan, const QueryRows& q, int64_t slot, 
   }
 }
 void AttendChunk(const AttentionPlan& plan, const QueryRows& q, int64_t slot, int64_t head, int64_t begin, int64_t end,
-                 float* keys, float* values) {
+                 int64_t ahead, float* keys, float* values) {
   switch (plan.entries.layout.type) {
     case DType::kF32:
-      return AttendChunkOf<float>(plan, q, slot, head, begin, end, keys, values);
+      return AttendChunkOf<float>(plan, q, slot, head, begin, end, ahead, keys, values);
     case DType::kF16:
-      return AttendChunkOf<F16>(plan, q, slot, head, begin, end, keys, values);
+      return AttendChunkOf<F16>(plan, q, slot, head, begin, end, ahead, keys, values);
     case DType::kBF16:
-      return AttendChunkOf<BF16>(plan, q, slot, head, begin, end, keys, values);
+      return AttendChunkOf<BF16>(plan, q, slot, head, begin, end, ahead, keys, values);
   }
 }
 // Whether AttendChunk leaves the states of `rows` rows in paired order.
@@ -50,20 +47,26 @@ bool IsPaired(const AttentionPlan& plan, int64_t rows) {
   return plan.entries.layout.type == DType::kBF16 && rows == plan.group && ReadsInPlace<BF16>(plan);
 }
 
-// Chunk `chunk` of `length` entries for the query heads of one KV head. queries [group·dim]; states [group] get the
-// chunk's part.
-void DecodeChunk(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t chunk,
-                 int64_t length, float* states, float* scratch) {
+// Chunks [first, last) of `length` entries for the query heads of one KV head. queries [group·dim]; parts
+// [last - first][group] get the chunks' states.
+void DecodeChunks(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t first,
+                  int64_t last, int64_t length, float* parts, float* scratch) {
   float* scaled = scratch;
   float* keys = scaled + plan.group * plan.padded_dim;
   float* values = keys + kAttentionBlock * plan.padded_dim;
-  for (int64_t g = 0; g < plan.group; ++g) {
+  for (int64_t g = 0; g < plan.group; ++g)
     ScaleQuery(queries + g * plan.dim, plan.dim, plan.scale, scaled + g * plan.padded_dim);
-    ResetState(states + g * plan.state_floats(), plan.padded_dim);
+  const int64_t task_end = std::min(last * kAttentionChunk, length);
+  // Each block asks for the one after it; the first has nobody before it.
+  const int64_t first_rows = std::min(kAttentionBlock, task_end - first * kAttentionChunk);
+  NextBlock{plan.entries.Entry(slot, head, first * kAttentionChunk)}.Prefetch(
+      0, first_rows * static_cast<int64_t>(plan.entries.layout.entry_bytes()) / 64);
+  for (int64_t chunk = first; chunk < last; ++chunk, parts += plan.group * plan.state_floats()) {
+    for (int64_t g = 0; g < plan.group; ++g) ResetState(parts + g * plan.state_floats(), plan.padded_dim);
+    const QueryRows q{scaled, parts, plan.group, plan.group, length};
+    const int64_t begin = chunk * kAttentionChunk;
+    AttendChunk(plan, q, slot, head, begin, std::min(begin + kAttentionChunk, length), task_end, keys, values);
   }
-  const QueryRows q{scaled, states, plan.group, plan.group, length};
-  const int64_t begin = chunk * kAttentionChunk;
-  AttendChunk(plan, q, slot, head, begin, std::min(begin + kAttentionChunk, length), keys, values);
 }
 
 // One query head's parts, `chunks` of them `stride` floats apart, merged in order into out [dim]. `total` is scratch.
@@ -93,7 +96,7 @@ void PrefillTokens(const AttentionPlan& plan, const float* queries, int64_t quer
   const int64_t length = q.Length(rows - 1);
   for (int64_t begin = 0; begin < length; begin += kAttentionChunk) {
     for (int64_t r = 0; r < rows; ++r) ResetState(parts + r * state, plan.padded_dim);
-    AttendChunk(plan, q, slot, head, begin, std::min(begin + kAttentionChunk, length), keys, values);
+    AttendChunk(plan, q, slot, head, begin, std::min(begin + kAttentionChunk, length), 0, keys, values);
     for (int64_t r = 0; r < rows; ++r)
       if (q.Length(r) > begin) MergeState(totals + r * state, parts + r * state, plan.padded_dim);
   }
@@ -110,7 +113,7 @@ HWY_AFTER_NAMESPACE();
 namespace infinigen {
 namespace {
 
-HWY_EXPORT(DecodeChunk);
+HWY_EXPORT(DecodeChunks);
 HWY_EXPORT(MergeChunks);
 HWY_EXPORT(PrefillTokens);
 
@@ -152,18 +155,20 @@ void CpuBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatc
   CheckOperands(queries, batch.count, shape, entries, out);
   const AttentionPlan plan(entries, shape);
   const int64_t heads = entries.layout.kv_heads, chunks = ChunkCount(max_rows);
-  // Parts: [token][head][chunk][group][state]; a task per (chunk, token, head), empty past a short sequence's end.
+  // Parts: [token][head][chunk][group][state]. A task is a run of chunks of one (token, head): the longer, the better
+  // the prefetch, but the team wants several each. Runs past the end of a short sequence are empty.
   const int64_t part = plan.group * plan.state_floats();
   float* parts = shared_.Reserve(batch.count * heads * chunks * part);
-  pool_.Run(chunks * batch.count * heads, [&](int64_t task, int thread) {
-    const int64_t chunk = task / (batch.count * heads), token = task / heads % batch.count, head = task % heads;
-    const int64_t length = batch.rows[token] + 1;
+  const int64_t run = std::clamp<int64_t>(batch.count * heads * chunks / (8 * threads()), 1, chunks);
+  pool_.Run((chunks + run - 1) / run * batch.count * heads, [&](int64_t task, int thread) {
+    const int64_t first = task / (batch.count * heads) * run, token = task / heads % batch.count, head = task % heads;
+    const int64_t length = batch.rows[token] + 1, last = std::min(first + run, ChunkCount(length));
     DCHECK(length <= max_rows);
-    if (chunk >= ChunkCount(length)) return;
+    if (first >= last) return;
     float* scratch = private_[static_cast<size_t>(thread)].Reserve(plan.scratch_floats(plan.group));
-    HWY_DYNAMIC_DISPATCH(DecodeChunk)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, chunk, length,
-     parts + ((token * heads + head) * chunks + chunk) * part, scratch);
+    HWY_DYNAMIC_DISPATCH(DecodeChunks)
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, first, last, length,
+     parts + ((token * heads + head) * chunks + first) * part, scratch);
   });
   ForRows(batch.count * shape.heads, chunks * plan.padded_dim, [&](int64_t first, int64_t count) {
     alignas(64) float total[kStateHead + kMaxHeadDim];
