@@ -3,7 +3,8 @@
 # usage: scripts/install_packages.sh [build|test]     (build: what scripts/demo.sh needs; test: everything)
 set -euo pipefail
 
-BUILD=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev)
+BUILD=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
+       libedit-dev)
 TEST=(libgtest-dev libgmock-dev libopenblas-dev clang libclang-rt-14-dev clang-format clang-tidy ccache python3 python3-pip)
 
 wanted=("${BUILD[@]}")

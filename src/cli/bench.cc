@@ -268,8 +268,6 @@ int RunBench(Arguments arguments) {
   flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
   flags.Switch("--json", &values.json, "the same as --format json");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (values.model.empty() && values.shape.empty())
-    return FailUsage("bench", "a model is missing: pass its directory with -m, or --shape");
   if (values.json) values.format = "json";
   InstallInterrupt();
   const Result<int> exit_code = RunAll(values);

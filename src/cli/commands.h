@@ -9,6 +9,7 @@ namespace infinigen {
 using Arguments = std::span<const std::string>;  // after the command's name
 
 int RunGenerate(Arguments arguments);
+int RunChat(Arguments arguments);
 int RunBench(Arguments arguments);
 int RunInspect(Arguments arguments);
 int RunTokenize(Arguments arguments);

@@ -251,7 +251,6 @@ int RunGenerate(Arguments arguments) {
   Flags flags("generate", "Continue a text. The text goes to standard output as it is made, statistics to stderr.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (values.model.empty()) return FailUsage("generate", "a model is missing: pass its directory with -m");
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
   if (!values.prompts.any() && terminal && !values.dry_run)
     return FailUsage("generate", "a prompt is missing: pass -p, -f, --prompt-ids or --prompts, or pipe text in");

@@ -47,8 +47,8 @@ class TextStream {
 
 class Run {
  public:
-  Run(Executor& executor, const std::vector<Job>& jobs, const GenerationOptions& options)
-      : executor_(executor), jobs_(jobs), options_(options), engine_(executor) {
+  Run(Engine& engine, const std::vector<Job>& jobs, const GenerationOptions& options)
+      : executor_(engine.executor()), jobs_(jobs), options_(options), engine_(engine) {
     result_.outcomes.resize(jobs.size());
   }
 
@@ -98,14 +98,14 @@ class Run {
     const Job& job = jobs_[index];
     ++submitted_;
     auto live = std::make_shared<Live>(Live{TextStream(options_.tokenizer, options_.stops), {}});
-    Request request{
-        .prompt = job.prompt,
-        .max_new_tokens = job.max_new_tokens,
-        .sampling = job.sampling,
-        .ignore_eos = options_.ignore_eos,
-        .on_token = [this, index, live](RequestId, int32_t token) { return OnToken(index, *live, token); },
-        .on_prefill = [this, index](RequestId, int64_t done, int64_t units) { OnPrefill(index, done, units); },
-        .on_done = [this, index, live](RequestId, const RequestResult& r) { OnDone(index, *live, r); }};
+    Request request{.prompt = job.prompt,
+                    .max_new_tokens = job.max_new_tokens,
+                    .sampling = job.sampling,
+                    .ignore_eos = options_.ignore_eos,
+                    .keep_rows = options_.keep_rows,
+                    .on_token = [this, index, live](RequestId, int32_t token) { return OnToken(index, *live, token); },
+                    .on_prefill = [this](RequestId, const PrefillProgress& progress) { OnPrefill(progress); },
+                    .on_done = [this, index, live](RequestId, const RequestResult& r) { OnDone(index, *live, r); }};
     if (Result<RequestId> id = engine_.Submit(std::move(request)); !id.ok()) {
       result_.outcomes[index].reason = FinishReason::kError;
       result_.outcomes[index].error = id.error().message;
@@ -114,8 +114,8 @@ class Run {
     }
   }
 
-  void OnPrefill(size_t index, int64_t done, int64_t units) {
-    if (done == 1) progress_.Expect(units, static_cast<int64_t>(jobs_[index].prompt.size()));
+  void OnPrefill(const PrefillProgress& progress) {
+    if (progress.units_done == 1) progress_.Expect(progress.units, progress.tokens);
     progress_.Advance(1);
   }
 
@@ -136,7 +136,9 @@ class Run {
     outcome.reason = done.reason;
     outcome.error = done.error;
     outcome.timing.prefill_s = done.prefill_s;
-    outcome.timing.prefill_tokens = done.prefill_s > 0 ? static_cast<int64_t>(jobs_[index].prompt.size()) : 0;
+    outcome.kept_tokens = done.kept_tokens;
+    const int64_t computed = static_cast<int64_t>(jobs_[index].prompt.size()) - done.kept_tokens;
+    outcome.timing.prefill_tokens = done.prefill_s > 0 ? computed : 0;
     outcome.timing.decode_s = done.decode_s;
     outcome.timing.decode_tokens = static_cast<int64_t>(outcome.timing.step_ms.size());
     ++done_;
@@ -156,7 +158,7 @@ class Run {
   Executor& executor_;
   const std::vector<Job>& jobs_;
   const GenerationOptions& options_;
-  Engine engine_;
+  Engine& engine_;
   Progress progress_;
   GenerationResult result_;
   size_t next_ = 0;  // first job that was not submitted
@@ -168,7 +170,12 @@ class Run {
 }  // namespace
 
 GenerationResult RunGeneration(Executor& executor, const std::vector<Job>& jobs, const GenerationOptions& options) {
-  return Run(executor, jobs, options).Go();
+  Engine engine(executor);
+  return RunGeneration(engine, jobs, options);
+}
+
+GenerationResult RunGeneration(Engine& engine, const std::vector<Job>& jobs, const GenerationOptions& options) {
+  return Run(engine, jobs, options).Go();
 }
 
 }  // namespace infinigen

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/report.h"
+#include "engine/engine.h"
 #include "engine/request.h"
 #include "model/executor.h"
 #include "text/tokenizer.h"
@@ -25,7 +26,8 @@ struct Outcome {
   FinishReason reason = FinishReason::kCancelled;
   std::string error;  // one line, with kError
   std::vector<int32_t> tokens;
-  std::string text;  // valid UTF-8; empty without a tokenizer
+  int64_t kept_tokens = 0;  // of the prompt, not computed again
+  std::string text;         // valid UTF-8; empty without a tokenizer
   Timing timing;
 };
 
@@ -33,6 +35,7 @@ struct GenerationOptions {
   const Tokenizer* tokenizer = nullptr;  // null: the display text of a token is its id
   std::vector<std::string> stops;
   bool ignore_eos = false;
+  bool keep_rows = false;  // see Request
   // New text of one job, as it comes. False: nobody listens any more, end everything.
   std::function<bool(size_t job, std::string_view text)> on_text;
   std::function<bool(size_t job, const Outcome& outcome)> on_done;
@@ -46,5 +49,7 @@ struct GenerationResult {
 };
 
 GenerationResult RunGeneration(Executor& executor, const std::vector<Job>& jobs, const GenerationOptions& options);
+// With an engine that lives longer; `timing` then covers all that it ever did.
+GenerationResult RunGeneration(Engine& engine, const std::vector<Job>& jobs, const GenerationOptions& options);
 
 }  // namespace infinigen

@@ -203,7 +203,6 @@ int RunInspect(Arguments arguments) {
   flags.Switch("--tensors", &tensors, "list every tensor");
   flags.Switch("--json", &json, "one JSON object");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (model_flag.empty()) return FailUsage("inspect", "a model is missing: pass its directory with -m");
   const Result<std::string> directory = FindModel(model_flag);
   if (!directory.ok()) return Fail(directory.error());
   const Result<Inspection> model = Open(*directory);

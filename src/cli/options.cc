@@ -58,7 +58,9 @@ Flags::Setter Checked(std::string* value, Check check) {
 }  // namespace
 
 void AddModelFlag(Flags& flags, std::string* model) {
-  flags.Text("-m,--model", model, "DIR", "model directory as Hugging Face lays it out (config.json, *.safetensors)");
+  flags.Text("-m,--model", model, "DIR",
+             "model directory as Hugging Face lays it out (config.json, *.safetensors; default: the built-in "
+             "infinigen-mini)");
 }
 
 void AddDeviceFlags(Flags& flags, DeviceFlags* device) {

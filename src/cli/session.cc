@@ -7,9 +7,11 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <vector>
 
-#include "base/size.h"
 #include "base/machine.h"
+#include "base/size.h"
 #include "cli/memory_plan.h"
 
 namespace infinigen {
@@ -22,6 +24,38 @@ bool IsRegularFile(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
+bool IsDirectory(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+// Where the built-in model may be, nearest first: beside an installed binary (PREFIX/bin), in the tree that the binary
+// was built in (two levels up from build/NAME), in the tree it was built from.
+std::vector<std::filesystem::path> BuiltInPlaces() {
+  constexpr const char* kModel = "models/infinigen-mini";
+  constexpr int kLevels = 3;
+  std::vector<std::filesystem::path> places;
+  std::error_code error;
+  const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    std::filesystem::path directory = binary.parent_path();
+    places.push_back(directory.parent_path() / "share/infinigen" / kModel);
+    for (int level = 0; level < kLevels; ++level, directory = directory.parent_path())
+      places.push_back(directory / kModel);
+  }
+  places.push_back(std::filesystem::path(INFINIGEN_SOURCE_DIR) / kModel);
+  return places;
+}
+
+Result<std::string> FindBuiltIn() {
+  std::string looked;
+  for (const std::filesystem::path& place : BuiltInPlaces()) {
+    if (IsDirectory(place)) return place.string();
+    looked += fmt::format("{}{}", looked.empty() ? "" : ", ", place.string());
+  }
+  return IoError("the built-in model is not there: pass a model with -m, or put it in one of {}", looked);
+}
+
 bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
@@ -29,6 +63,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
 }  // namespace
 
 Result<std::string> FindModel(const std::string& flag) {
+  if (flag.empty()) return FindBuiltIn();
   struct stat info {};
   if (::stat(flag.c_str(), &info) != 0)
     return IoError("{}: no such model: {}; pass a directory with config.json", flag, std::strerror(errno));

@@ -25,7 +25,8 @@ struct Model {
   double load_s = 0;
 };
 
-// The directory that --model names. The only place that knows where models are looked up.
+// The directory that --model names; without one, that of the built-in model. The only place that knows where models are
+// looked up.
 Result<std::string> FindModel(const std::string& flag);
 
 // The file that the directory's tokenizer is made of ("tokenizer.json"), empty when it has none.

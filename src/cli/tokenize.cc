@@ -78,7 +78,6 @@ int RunTokenize(Arguments arguments) {
                "add no special tokens (BOS and the like); with --ids: leave them out of the text");
   flags.Switch("--json", &values.json, "one JSON object: ids, tokens (as the vocabulary writes them), count");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (values.model.empty()) return FailUsage("tokenize", "a model is missing: pass its directory with -m");
   if (!values.input.any() && ::isatty(STDIN_FILENO) == 1)
     return FailUsage("tokenize", "a text is missing: pass -p, -f or --ids, or pipe text in");
   const Result<int> exit_code = Tokenize(values);

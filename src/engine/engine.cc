@@ -175,7 +175,8 @@ void Engine::RunPrefillUnit() {
   if (finished) executor_.PrefillLogits(live.slot, prompt - 1 - live.rows, 1, logits);
   stats_.prefill_s += Seconds(Clock::now() - start);
   ++live.prefill_units_done;
-  if (live.request.on_prefill) live.request.on_prefill(live.id, live.prefill_units_done, live.prefill_units);
+  if (live.request.on_prefill)
+    live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, prompt - live.rows});
   if (!finished) return;
 
   stats_.prefill_tokens += prompt - live.rows;

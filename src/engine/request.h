@@ -57,6 +57,11 @@ struct RequestResult {
   double decode_s = 0;
 };
 
+struct PrefillProgress {
+  int64_t units_done = 0, units = 0;
+  int64_t tokens = 0;  // those that are computed
+};
+
 struct Request {
   std::vector<int32_t> prompt;
   int64_t max_new_tokens = 0;
@@ -68,7 +73,7 @@ struct Request {
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
   std::function<bool(RequestId, int32_t token)> on_token;
-  std::function<void(RequestId, int64_t units_done, int64_t units)> on_prefill;
+  std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;
 };
 

@@ -311,7 +311,7 @@ class Contract(Case):
 
     def test_help_and_version(self):
         for arguments in (["-h"], ["--help"], ["help"], ["generate", "-h"], ["bench", "--help"], ["inspect", "-h"],
-                          ["tokenize", "-h"]):
+                          ["tokenize", "-h"], ["chat", "-h"]):
             run = Run(*arguments)
             self.assertEqual((run.code, run.err), (0, ""), arguments)
             self.assertIn("usage:", run.out)
@@ -321,14 +321,14 @@ class Contract(Case):
 
     def test_usage_errors(self):
         good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
-        for arguments in ([], ["frobnicate"], ["chat"], ["serve"], ["eval"], ["calibrate"], ["generate", "-p", "x"],
+        for arguments in ([], ["frobnicate"], ["serve"], ["eval"], ["calibrate"],
                           [*good, "--nosuch"], [*good, "stray"], [*good, "-n", "x"], [*good, "-n", "-2"],
                           [*good, "--temp", "-1"], [*good, "--temp", "nan"], [*good, "--top-p", "0"],
                           [*good, "--top-p", "1.1"], [*good, "--min-p", "2"], [*good, "-c", "0"], [*good, "-t", "0"],
                           [*good, "--batch", "0"], [*good, "--kv", "nosuch"], [*good, "--kv-type", "f64"],
                           [*good, "--kv-limit", "many"], [*good, "--device", "tpu"], [*good, "-p", "text"], [*good, "-n"],
-                          ["generate", "-m", model(LLAMA), "--prompt-ids", "1,,2"], ["bench"],
-                          ["bench", "-m", "x", "--shape", "y"], ["inspect"], ["tokenize", "-p", "x"]):
+                          ["generate", "-m", model(LLAMA), "--prompt-ids", "1,,2"],
+                          ["bench", "-m", "x", "--shape", "y"], ["chat", "--nosuch"]):
             self.assert_error(Run(*arguments), 2)
         self.assert_error(Run("serve"), 2, "not part of this version")
 

@@ -1,0 +1,247 @@
+// `infinigen chat`: a conversation at the terminal, or one message a line from a pipe.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/conversation.h"
+#include "cli/flags.h"
+#include "cli/interrupt.h"
+#include "cli/line_source.h"
+#include "cli/memory_plan.h"
+#include "cli/options.h"
+#include "cli/session.h"
+
+namespace infinigen {
+namespace {
+
+// A context that memory forced upon us is still one to talk in.
+constexpr int64_t kLeastContext = 256;
+
+struct ChatFlags {
+  std::string model;
+  std::string system;
+  DeviceFlags device;
+  KvFlags kv;
+  SamplingFlags sampling;
+  int64_t predict = 512;
+  int64_t context = 0;  // 0: not given
+  bool ignore_eos = false;
+};
+
+void AddFlags(Flags& flags, ChatFlags* values) {
+  flags.Group("Conversation");
+  flags.Text("--system", &values->system, "TEXT", "what the model is told before the first message");
+  flags.Integer("-n,--predict", &values->predict, -1, INT32_MAX,
+                "tokens of an answer at most; -1: until the model ends it or the context is full (default 512)");
+  flags.Switch("--ignore-eos", &values->ignore_eos, "go on where the model would end its answer");
+  flags.Group("Model and machine");
+  AddModelFlag(flags, &values->model);
+  AddDeviceFlags(flags, &values->device);
+  flags.Integer(
+      "-c,--ctx", &values->context, 1, kMaxContext,
+      "tokens of the conversation; the oldest turns go when it is full (default: what the model was made for, "
+      "or less where memory is short)");
+  AddKvFlags(flags, &values->kv, /*list=*/false);
+  AddSamplingFlags(flags, &values->sampling);
+}
+
+constexpr std::string_view kHelp =
+    "/stats  tokens, speed, memory         /clear  forget the conversation\n"
+    "/kv     how the KV cache is kept      /quit   leave (or Ctrl-D)\n"
+    "Ctrl-C stops an answer, or drops the line.\n"
+    "A \\ at the end of a line continues the message on the next.\n";
+
+// What a model wrote, for a terminal: no control character reaches it but line ends and tabs.
+std::string ForTerminal(std::string_view text) {
+  std::string result(text);
+  std::erase_if(result, [](char c) {
+    const unsigned char byte = static_cast<unsigned char>(c);
+    return (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
+  });
+  return result;
+}
+
+class Chat {
+ public:
+  Chat(Conversation& conversation, LineSource& lines) : conversation_(conversation), lines_(lines) {}
+
+  // Until the input ends. The exit code.
+  Result<int> Run() {
+    while (!leaving_) {
+      std::string message;
+      ASSIGN_OR_RETURN(const LineEvent event, ReadMessage(&message));
+      if (event == LineEvent::kCancelled) continue;
+      if (event == LineEvent::kEnd) break;
+      const size_t begin = message.find_first_not_of(" \t\n");
+      if (begin == std::string::npos) continue;
+      lines_.Remember(message);
+      if (message[begin] == '/' && message.find('\n') == std::string::npos)
+        Obey(std::string_view(message).substr(begin, message.find_last_not_of(" \t") + 1 - begin));
+      else
+        Answer(std::move(message));
+      RETURN_IF_ERROR(output_.status());
+      if (output_.closed()) return kExitOk;  // the reader has what it wanted
+    }
+    if (Interrupted() || Terminated()) return kExitInterrupted;
+    return refused_ ? kExitError : kExitOk;
+  }
+
+ private:
+  // One message: a line, and those that follow while they end in a backslash.
+  Result<LineEvent> ReadMessage(std::string* message) {
+    std::string line;
+    for (const char* prompt = "> ";; prompt = "  ") {
+      ASSIGN_OR_RETURN(const LineEvent event, lines_.Read(prompt, &line));
+      if (event == LineEvent::kEnd && !message->empty()) return LineEvent::kLine;
+      if (event != LineEvent::kLine) return event;
+      const bool continues = !line.empty() && line.back() == '\\';
+      if (continues) line.back() = '\n';
+      *message += line;
+      if (!continues) return LineEvent::kLine;
+    }
+  }
+
+  void Obey(std::string_view command) {
+    if (command == "/quit" || command == "/exit")
+      leaving_ = true;
+    else if (command == "/help")
+      output_.Write(kHelp);
+    else if (command == "/stats")
+      output_.Write(conversation_.DescribeStats());
+    else if (command == "/kv")
+      output_.Write(conversation_.DescribeKv());
+    else if (command == "/clear")
+      Clear();
+    else if (command.substr(0, 5) == "/save" || command.substr(0, 5) == "/load")
+      Refuse(fmt::format("{} is not part of this version", command.substr(0, 5)));
+    else
+      Refuse(fmt::format("{} is not a command; /help lists them", command));
+    if (lines_.terminal() && !leaving_) output_.Write("\n");
+  }
+
+  void Clear() {
+    conversation_.Clear();
+    Note("the conversation starts anew");
+  }
+
+  void Answer(std::string message) {
+    bool line_open = false;
+    const auto on_text = [&](std::string_view text) {
+      output_.Write(lines_.terminal() ? ForTerminal(text) : std::string(text));
+      if (!text.empty()) line_open = text.back() != '\n';
+      return !output_.closed() && output_.status().ok();
+    };
+    const Result<infinigen::Answer> answer = conversation_.Say(std::move(message), on_text);
+    // In a pipe every answer ends in a line of its own; on the screen a line end of the model's is enough.
+    if (line_open || (answer.ok() && !lines_.terminal())) output_.Write("\n");
+    if (!answer.ok()) {
+      Refuse(answer.error().message);
+    } else {
+      if (answer->dropped_turns > 0)
+        Note(fmt::format("the conversation outgrew the context: the oldest {} of its turns are forgotten",
+                         answer->dropped_turns));
+      if (answer->interrupted && answer->outcome.text.empty())
+        Note("stopped before the answer began; the message is not part of the conversation");
+      else if (answer->interrupted)
+        Note("stopped");
+      else if (answer->outcome.reason == FinishReason::kLength && lines_.terminal())
+        Note("cut short: the limit of -n, or the end of the context");
+    }
+    if (lines_.terminal()) {
+      output_.Write("\n");
+      if (!Terminated()) TakeInterrupt();
+    }
+    if (Interrupted()) leaving_ = true;
+  }
+
+  // To people beside the answers, to scripts out of their way.
+  void Note(std::string_view text) {
+    if (lines_.terminal())
+      output_.Write(fmt::format("({})\n", text));
+    else
+      fmt::print(stderr, "infinigen: {}\n", OneLine(text));
+  }
+  void Refuse(std::string_view text) {
+    refused_ = refused_ || !lines_.terminal();
+    fmt::print(stderr, "infinigen: {}\n", OneLine(text));
+  }
+
+  Conversation& conversation_;
+  LineSource& lines_;
+  Output output_;
+  bool leaving_ = false;
+  bool refused_ = false;  // a line of a script could not be done
+};
+
+// The plan of the largest context up to what was asked for; without -c less than the model's is better than nothing.
+RunPlan PlanChat(const Model& model, ExecutorOptions options, const KvChoice& kv, bool fixed_context) {
+  RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
+  if (plan.refusal.empty() || fixed_context || plan.largest_context < kLeastContext) return plan;
+  options.max_tokens = plan.largest_context;
+  return PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
+}
+
+std::string Greeting(const Model& model, const ExecutorOptions& options) {
+  return fmt::format(
+      "{}: {:.1f} M parameters in {}, context {} tokens, --kv full in {}, {} thread{}\n"
+      "Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists the commands.\n\n",
+      model.config.name, static_cast<double>(ParameterCount(model.config)) * 1e-6, Name(model.dtype),
+      options.max_tokens, Name(options.kv_type), options.threads, options.threads == 1 ? "" : "s");
+}
+
+Result<int> Talk(const ChatFlags& flags) {
+  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
+  if (model->tokenizer == nullptr) return Invalid("{}: no tokenizer, so nobody can talk with it", directory);
+  Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
+  if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
+  ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
+  const ExecutorOptions options{.device = device.device,
+                                .threads = device.threads,
+                                .max_tokens = context,
+                                .max_batch = 1,
+                                .kv_type = kv.type.value_or(model->dtype)};
+  const RunPlan plan = PlanChat(*model, options, kv, /*fixed_context=*/flags.context > 0);
+  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  if (context > model->config.max_positions)
+    Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
+                     model->config.max_positions, model->config.name));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model->config, model->weights, plan.options));
+
+  Conversation conversation(*model, *executor, *prompt,
+                            {.system = flags.system,
+                             .max_new_tokens = flags.predict >= 0 ? flags.predict : INT32_MAX,
+                             .sampling = ResolveSampling(flags.sampling),
+                             .ignore_eos = flags.ignore_eos});
+  ASSIGN_OR_RETURN(const std::unique_ptr<LineSource> lines, OpenStandardInput());
+  if (lines->terminal()) Output().Write(Greeting(*model, executor->options()));
+  return Chat(conversation, *lines).Run();
+}
+
+}  // namespace
+
+int RunChat(Arguments arguments) {
+  ChatFlags values;
+  Flags flags(
+      "chat",
+      "Talk with a model. At a terminal with line editing; from a pipe each line is a message and answers go to "
+      "standard output.");
+  AddFlags(flags, &values);
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  // From a pipe Ctrl-C ends the program: there is nobody who could go on.
+  if (::isatty(STDIN_FILENO) == 1)
+    InstallRepeatedInterrupt();
+  else
+    InstallInterrupt();
+  const Result<int> exit_code = Talk(values);
+  if (exit_code.ok()) return *exit_code;
+  if (Interrupted()) return kExitInterrupted;
+  return Fail(exit_code.error());
+}
+
+}  // namespace infinigen
