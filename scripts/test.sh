@@ -47,7 +47,7 @@ run_ctest() {
   else
     passed=$((passed + total - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
     [ "$bad" -gt 0 ] && failures+=("ctest $preset") && sed -n '/The following tests FAILED/,$p' "$log" && grep -B2 -A40 'Failed' "$log" | head -n 200
-    echo "ok       ctest $preset: $((total - bad - skip)) passed, $bad failed, $skip skipped"
+    echo "$([ "$bad" -eq 0 ] && echo 'ok      ' || echo 'FAILED  ') ctest $preset: $((total - bad - skip)) passed, $bad failed, $skip skipped"
   fi
   rm -f "$log"
   return $status
@@ -73,8 +73,9 @@ if ! $quick; then
     run_ctest asan -LE slow
   fi
   if check "build fuzz" build fuzz; then
-    for target in build/fuzz/fuzz_*; do
-      [ -x "$target" ] && check "fuzz ${target##*/fuzz_}" tests/fuzz/run.sh "$target" 8
+    for source in tests/fuzz/fuzz_*.cc; do
+      name=$(basename "$source" .cc)
+      check "fuzz ${name#fuzz_}" tests/fuzz/run.sh "build/fuzz/$name" 8
     done
   fi
 fi

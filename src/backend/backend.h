@@ -3,22 +3,20 @@
 // A backend is memory plus queues plus the operations below. The decoder (model/decoder.h) is written once over this
 // concept; `reference` is the oracle in plain loops, `cpu` the fast one, `cuda` comes beside them. The rules:
 //
-//  * Operations enqueue. Each takes the queue it runs on and returns nothing; what it writes may be read by later
-//  operations
-//    of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend runs each
-//    operation at once: program order is a legal schedule, and tickets are then always complete.
-//  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from Allocate(), Place() or
-//  pool_memory().
+//  * Operations enqueue. Each takes the queue it runs on and returns nothing. What it writes may be read by later
+//    operations of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend
+//    runs each operation at once: program order is a legal schedule, and tickets are always complete.
+//  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from compute_memory(), pool_memory() or
+//    Place().
 //  * Activations have the type B::kActivation; weights keep the type they are stored in; logits are f32.
-//  * A token's result depends on that token, its sequence and the weights alone, never on its neighbours in the batch,
-//  on the
-//    number of threads or on how a prompt was cut into chunks. On CPU backends this holds bit for bit: one order of
+//  * A token's result depends on that token, its sequence and the weights alone: never on its neighbours in the batch,
+//    the number of threads or the cut of a prompt into chunks. On CPU backends this holds bit for bit: one order of
 //    additions per output element, the same for one row and for a thousand.
 //  * Attention walks entries in ascending order in blocks of kAttentionBlock: per block a maximum, a sum and a weighted
-//  value,
-//    merged in order. Prefill and decode do the same arithmetic.
+//    value, merged in order. Prefill and decode do the same arithmetic.
 //
-// Nothing here allocates or fails: operands are checked by the caller, and a mismatch is a bug (CHECK).
+// No operation fails: operands are checked by the caller, and a mismatch is a bug (CHECK). A backend may keep scratch
+// of its own; it grows when a larger shape is seen for the first time and is then reused.
 #pragma once
 
 #include <concepts>
@@ -46,6 +44,8 @@ struct Ticket {
 
 // Entries per softmax partial (see above); multiples of it cut work between passes and threads.
 inline constexpr int64_t kAttentionBlock = 64;
+// Wider heads are refused when a model is loaded.
+inline constexpr int64_t kMaxHeadDim = 512;
 
 // What a matrix product does with its result.
 enum class Epilogue : uint8_t { kStore, kAdd /* out += */, kRelu };
@@ -84,8 +84,7 @@ struct AttentionShape {
 template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
-                           const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
-                           const int32_t* ints) {
+                           const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
   { B::kActivation } -> std::convertible_to<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -94,12 +93,10 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.compute_memory() } -> std::same_as<Allocator&>;
   { b.pool_memory() } -> std::same_as<Allocator&>;
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
-  {
-    b.Upload(queue, host_in, bytes, host_out)
-    } -> std::same_as<void>;  // host → backend; the host bytes may be reused at once
-  {
-    b.Download(queue, host_in, bytes, host_out)
-    } -> std::same_as<Ticket>;  // backend → host; valid after Synchronize(ticket)
+  // host → backend; the host bytes may be reused at once
+  { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
+  // backend → host; valid after Synchronize(ticket)
+  { b.Download(queue, host_in, bytes, host_out) } -> std::same_as<Ticket>;
 
   // Order.
   { b.Record(queue) } -> std::same_as<Ticket>;

@@ -26,12 +26,17 @@ ThreadPool::ThreadPool(int threads) {
 
 ThreadPool::~ThreadPool() {
   stop_.store(true);
-  {
-    std::lock_guard lock(mutex_);
-    generation_.fetch_add(1);
-  }
-  wake_.notify_all();
+  Wake();
   for (std::thread& worker : workers_) worker.join();
+}
+
+// A worker that is about to sleep raises sleepers_ and then looks at generation_; we raise generation_ and then look at
+// sleepers_. In the one order of these four that all threads agree on, one of the two sees the other.
+void ThreadPool::Wake() {
+  generation_.fetch_add(1);
+  if (sleepers_.load() == 0) return;
+  { std::lock_guard lock(mutex_); }  // a sleeper between its look and its wait holds it
+  wake_.notify_all();
 }
 
 void ThreadPool::RunErased(int64_t tasks, Function function, void* context) {
@@ -39,18 +44,12 @@ void ThreadPool::RunErased(int64_t tasks, Function function, void* context) {
   context_ = context;
   tasks_ = tasks;
   next_task_.store(0, std::memory_order_relaxed);
-  working_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  bool wake = false;
-  {
-    // The lock orders the raise against a worker that is about to sleep: it sees either the raise or the notification.
-    std::lock_guard lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
-    wake = sleepers_ > 0;
-  }
-  if (wake) wake_.notify_all();
+  inside_.fetch_and(~kClosed, std::memory_order_release);
+  Wake();
   Drain(0);
+  inside_.fetch_or(kClosed, std::memory_order_relaxed);
   int spins = 0;
-  while (working_.load(std::memory_order_acquire) != 0) {
+  while (inside_.load(std::memory_order_acquire) != kClosed) {
     // More threads than cores: give the core to the worker we wait for.
     if (++spins > kSpins)
       std::this_thread::yield();
@@ -68,23 +67,24 @@ void ThreadPool::Drain(int thread) {
 }
 
 void ThreadPool::WorkerLoop(int thread) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
   for (;;) {
     int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
+    while (generation_.load() == seen) {
       if (++spins < kSpins) {
         Relax();
         continue;
       }
       std::unique_lock lock(mutex_);
-      ++sleepers_;
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
-      --sleepers_;
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, [&] { return generation_.load() != seen; });
+      sleepers_.fetch_sub(1);
     }
     if (stop_.load()) return;
-    ++seen;
-    Drain(thread);
-    working_.fetch_sub(1, std::memory_order_release);
+    seen = generation_.load();
+    // Late for the loop that woke us? Then the door is closed, and nothing of it is touched.
+    if ((inside_.fetch_add(1, std::memory_order_acquire) & kClosed) == 0) Drain(thread);
+    inside_.fetch_sub(1, std::memory_order_release);
   }
 }
 

@@ -1,6 +1,9 @@
 // ThreadPool: a fixed team of threads that runs one parallel loop at a time. The calling thread works too, so a pool of
 // 1 starts no thread. Between loops the workers spin for a short while (a decode step has hundreds of loops,
-// microseconds apart), then sleep. One caller at a time; not reentrant.
+// microseconds apart), then sleep. One caller at a time; not reentrant. No lock is taken unless a sleeper must be woken.
+//
+// The caller waits for workers that are inside the loop, never for one that has not come: on a busy machine, where a
+// worker may get no core for milliseconds, the caller does all the tasks itself and goes on.
 //
 // Work is cut by the caller into tasks; which thread runs which task is not fixed. Results must therefore depend on the
 // task alone: every output element is computed by exactly one task in a fixed order.
@@ -45,23 +48,28 @@ class ThreadPool {
   using Function = void (*)(void* context, int64_t task, int thread);
 
   void RunErased(int64_t tasks, Function function, void* context);
+  void Wake();
   void WorkerLoop(int thread);
   void Drain(int thread);
 
-  // The current loop; written by the caller before `generation_` is raised, read by workers after they saw it.
+  // Set in inside_ while no loop is open to workers.
+  static constexpr uint32_t kClosed = 1u << 31;
+
+  // The current loop. Written by the caller while the loop is closed and nobody is inside; read by workers that entered
+  // it.
   Function function_ = nullptr;
   void* context_ = nullptr;
   int64_t tasks_ = 0;
 
-  alignas(64) std::atomic<uint64_t> generation_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};    // raised for every loop: what idle workers watch
+  alignas(64) std::atomic<uint32_t> inside_{kClosed};  // workers inside the loop, and kClosed
   alignas(64) std::atomic<int64_t> next_task_{0};
-  alignas(64) std::atomic<int> working_{0};  // workers that have not yet finished the current loop
   std::atomic<bool> stop_{false};
 
   // Only for sleeping after a long idle spell.
+  std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
-  int sleepers_ = 0;  // guarded by mutex_
 
   std::vector<std::thread> workers_;
 };

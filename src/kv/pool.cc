@@ -59,7 +59,10 @@ Status Pool::Grow(SeqSlot slot, int64_t rows) {
 Result<std::byte*> Pool::TakeExtent() {
   const size_t extent_bytes = options_.layout.extent_bytes();
   if (free_.empty()) {
-    const size_t extents = std::max<size_t>(1, kSlabBytes / extent_bytes);
+    // No slab reaches beyond the limit; within it there is room, since quotas were granted from it.
+    const size_t room = options_.limit_bytes / extent_bytes - allocated_extents_;
+    const size_t extents = std::min(room, std::max<size_t>(1, kSlabBytes / extent_bytes));
+    CHECK(extents > 0);
     ASSIGN_OR_RETURN(Buffer slab, Buffer::Make(memory_, extents * extent_bytes));
     for (size_t i = extents; i-- > 0;)
       free_.push_back(slab.data() + i * extent_bytes);  // handed out in ascending order

@@ -1,8 +1,9 @@
-// The pool: where entries live. Host memory under a hard byte limit, grown in slabs, handed out in extents (kv/view.h).
+// The pool: where entries live. Host memory under a hard byte limit, mapped in slabs that never reach beyond it,
+// handed out in extents (kv/view.h).
 //
 // A sequence is admitted with a quota of rows, and admission is the only place that can refuse: from then on the
 // sequence can grow to its quota whatever its neighbours do. Extents are taken as rows arrive and returned all at once
-// on release. Called from the engine's thread only; between steps, never inside one.
+// on release. Called from the engine's thread only, before the first operation of a step or a prompt, never during one.
 //
 // Invariant: Σ quota extents of admitted sequences ≤ limit; allocated extents of a sequence ≤ its quota; an extent
 // belongs to one (sequence, layer) or to the free list.

@@ -25,7 +25,6 @@ constexpr int64_t kMaxHidden = int64_t{1} << 20;
 constexpr int64_t kMaxFfn = int64_t{1} << 22;
 constexpr int64_t kMaxLayers = int64_t{1} << 12;
 constexpr int64_t kMaxHeads = int64_t{1} << 14;
-constexpr int64_t kMaxHeadDim = int64_t{1} << 12;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 // A tree of the whole text. Depth is bounded, since only small nesting has a meaning here.
@@ -118,10 +117,10 @@ void ReadLlama(FieldReader& fields, const std::string& path, HfConfig& config) {
   if (!fields.Has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
     fields.Fail(Invalid("{} {} is not a multiple of num_attention_heads {}, and head_dim is not given",
                         fields.At("hidden_size"), config.hidden_size, config.num_attention_heads));
-  config.head_dim = fields.Size("head_dim", kMaxHeadDim, head_dim);
-  if (config.head_dim % 2 != 0 || config.head_dim > kMaxHeadDim)
+  config.head_dim = fields.Size("head_dim", kHeadDimLimit, head_dim);
+  if (config.head_dim % 2 != 0 || config.head_dim > kHeadDimLimit)
     fields.Fail(Invalid("{} is {}, expected an even number up to {} (RoPE turns pairs)", fields.At("head_dim"),
-                        config.head_dim, kMaxHeadDim));
+                        config.head_dim, kHeadDimLimit));
   fields.Only("hidden_act", "silu");
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
   config.attention_bias = fields.Bool("attention_bias", false);
@@ -137,9 +136,9 @@ void ReadOpt(FieldReader& fields, HfConfig& config) {
   config.ffn_size = fields.Size("ffn_dim", kMaxFfn);
   config.num_key_value_heads = config.num_attention_heads;
   config.head_dim = config.hidden_size / config.num_attention_heads;
-  if (config.hidden_size % config.num_attention_heads != 0 || config.head_dim > kMaxHeadDim)
+  if (config.hidden_size % config.num_attention_heads != 0 || config.head_dim > kHeadDimLimit)
     fields.Fail(Invalid("{} {} does not divide into num_attention_heads {} of at most {} dimensions",
-                        fields.At("hidden_size"), config.hidden_size, config.num_attention_heads, kMaxHeadDim));
+                        fields.At("hidden_size"), config.hidden_size, config.num_attention_heads, kHeadDimLimit));
   fields.Only("activation_function", "relu");
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", true);
   const bool bias = fields.Bool("enable_bias", true);

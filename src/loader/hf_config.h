@@ -17,6 +17,9 @@
 
 namespace infinigen {
 
+// The widest head that the backends' attention takes; the widest published one is 256.
+inline constexpr int64_t kHeadDimLimit = 512;
+
 enum class Architecture { kLlama, kOpt };
 
 constexpr std::string_view Name(Architecture architecture) {

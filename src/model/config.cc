@@ -4,8 +4,12 @@
 #include <filesystem>
 #include <utility>
 
+#include "backend/backend.h"
+
 namespace infinigen {
 namespace {
+
+static_assert(kHeadDimLimit <= kMaxHeadDim, "a head that loads must also run");
 
 // Torch's default, which OPT's layer norms never override.
 constexpr float kOptNormEps = 1e-5f;

@@ -3,13 +3,13 @@
 // Two ways through the layers, one arithmetic:
 //
 //   Prefill: a prompt is a grid of units (layer, chunk of B::kChunkTokens tokens), walked layer by layer. The residual
-//   stream
-//            of the whole prompt stays in compute memory between units, so a unit is resumable work: the engine runs
-//            one, does something else, runs the next. When the last unit is done the final logits can be asked for.
+//            stream of the whole prompt stays in compute memory between units, so a unit is resumable work: the engine
+//            runs one, does something else, runs the next. After the last unit any token's logits can be asked for.
 //   Step:    one token for each of up to max_batch sequences of any lengths.
 //
 // The decoder puts operations in order; it decides nothing about which entries exist (kv/pool.h) and moves no bytes
-// itself. Called from the engine's thread only. A step allocates nothing.
+// itself. Called from the engine's thread only. A step takes no memory but the extents that its sequences grow into,
+// and those before its first operation.
 #pragma once
 
 #include <algorithm>

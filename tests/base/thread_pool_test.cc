@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <numeric>
 #include <vector>
@@ -31,6 +32,17 @@ TEST(ThreadPool, WritesAreVisibleToTheCallerAfterRun) {
   for (int round = 0; round < 2000; ++round) {
     pool.Run(257, [&](int64_t task, int) { squares[static_cast<size_t>(task)] = static_cast<int>(task) + round; });
     for (int i = 0; i < 257; ++i) ASSERT_EQ(squares[static_cast<size_t>(i)], i + round);
+  }
+}
+
+// More threads than cores, and loops of few short tasks: workers come late all the time and must neither run a stale
+// loop nor miss a fresh one.
+TEST(ThreadPool, LateWorkersDoNoHarm) {
+  ThreadPool pool(8);
+  for (int round = 0; round < 20000; ++round) {
+    std::array<int, 3> runs{};
+    pool.Run(3, [&](int64_t task, int) { runs[static_cast<size_t>(task)] += round + 1; });
+    for (int value : runs) ASSERT_EQ(value, round + 1);
   }
 }
 

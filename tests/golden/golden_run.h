@@ -40,16 +40,21 @@ inline std::unique_ptr<LoadedModel> LoadModel(const std::string& directory, Exec
   return model;
 }
 
-// Logits after every one of `ids`, [ids][vocab], by one prefill.
-inline std::vector<float> PrefillAll(Executor& executor, std::span<const int32_t> ids) {
+// Logits after `count` tokens of `ids` from `first` on, [count][vocab], by one prefill of all.
+inline std::vector<float> PrefillSome(Executor& executor, std::span<const int32_t> ids, int64_t first, int64_t count) {
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
   EXPECT_TRUE(executor.BeginPrefill(slot, 0, ids).ok());
   while (!executor.RunPrefillUnit(slot)) {
   }
-  std::vector<float> logits(ids.size() * static_cast<size_t>(executor.config().vocab));
-  executor.PrefillLogits(slot, 0, static_cast<int64_t>(ids.size()), logits);
+  std::vector<float> logits(static_cast<size_t>(count * executor.config().vocab));
+  executor.PrefillLogits(slot, first, count, logits);
   executor.Release(slot);
   return logits;
+}
+
+// The same after every one of `ids`.
+inline std::vector<float> PrefillAll(Executor& executor, std::span<const int32_t> ids) {
+  return PrefillSome(executor, ids, 0, static_cast<int64_t>(ids.size()));
 }
 
 // The same by a prefill of `prefill` tokens and one decode step for each of the others.

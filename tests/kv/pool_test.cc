@@ -35,6 +35,29 @@ TEST(Pool, AdmissionIsTheOnlyPlaceThatRefuses) {
   EXPECT_TRUE(pool.Admit(300).ok());
 }
 
+class CountingAllocator final : public Allocator {
+ public:
+  Result<std::byte*> Allocate(size_t bytes) override {
+    taken += bytes;
+    return inner_.Allocate(bytes);
+  }
+  void Free(std::byte* data, size_t bytes) override { inner_.Free(data, bytes); }
+  size_t taken = 0;
+
+ private:
+  HostAllocator inner_;
+};
+
+TEST(Pool, NeverMapsMoreThanTheLimit) {
+  CountingAllocator memory;
+  Pool pool(Options(3 * 5), memory);  // 15 extents of 16 KiB: far below a slab
+  const SeqSlot a = pool.Admit(3 * 256).value();
+  const SeqSlot b = pool.Admit(2 * 256).value();
+  ASSERT_TRUE(pool.Grow(a, 3 * 256).ok());
+  ASSERT_TRUE(pool.Grow(b, 2 * 256).ok());
+  EXPECT_EQ(memory.taken, pool.options().limit_bytes);
+}
+
 TEST(Pool, SlotsRunOutByName) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);

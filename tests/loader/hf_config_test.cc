@@ -252,6 +252,11 @@ TEST(HfConfig, GenerationConfigOverrulesTheEndIds) {
   }
 }
 
+TEST(HfConfig, RefusesHeadsWiderThanAttentionTakes) {
+  EXPECT_THAT(RefusalOf(Llama(), "head_dim", 514), HasSubstr("512"));
+  EXPECT_EQ(RefusalOf(Llama(), "head_dim", 512), "");
+}
+
 TEST(HfConfig, BoundsTheFile) {
   const TempDir dir;
   EXPECT_THAT(MessageOf(LoadHfConfig(dir.path())), AllOf(HasSubstr("config.json"), HasSubstr("No such file")));

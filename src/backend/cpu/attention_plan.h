@@ -26,8 +26,6 @@ inline constexpr int64_t kPrefillRows = 128;
 // The running softmax of one query row: {maximum, sum, unused..., value[padded_dim]}.
 inline constexpr int64_t kStateHead = 16;  // floats before the value; keeps it aligned
 
-inline constexpr int64_t kMaxHeadDim = 512;
-
 struct AttentionPlan {
   AttentionPlan(const LayerEntries& e, const AttentionShape& shape)
       : entries(e),
