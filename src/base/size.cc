@@ -22,7 +22,7 @@ Result<uint64_t> ParseSize(std::string_view text) {
   if (!unit.empty() && unit != "b") {
     const size_t power = kPrefixes.find(unit[0]);
     const std::string_view suffix = std::string_view(unit).substr(1);
-    if (power == std::string_view::npos || (suffix != "" && suffix != "b" && suffix != "ib"))
+    if (power == std::string_view::npos || (!suffix.empty() && suffix != "b" && suffix != "ib"))
       return Invalid("'{}' has the unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
     scale = std::pow(suffix == "b" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
   }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace infinigen {
@@ -22,7 +23,7 @@ std::string ProgressLine(double fraction, int64_t tokens, double elapsed_s) {
   std::string line =
       fmt::format("prefill {:3.0f} % [{}{}] {} tokens  {:.0f} tok/s", fraction * 100, bar, rest, tokens, rate);
   if (fraction > 0) {
-    const int64_t left = static_cast<int64_t>(elapsed_s / fraction * (1 - fraction) + 0.5);
+    const int64_t left = std::llround(elapsed_s / fraction * (1 - fraction));
     line += fmt::format("  ETA {}:{:02}", left / 60, left % 60);
   }
   return line;

@@ -65,7 +65,7 @@ std::string ChatPrompt::Marked(std::string_view text, std::string_view mark) con
 
 std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages) const {
   for (uint32_t code = kFirstPrivate; code <= kLastPrivate; ++code) {
-    const std::string character = PrivateCharacter(code);
+    std::string character = PrivateCharacter(code);
     const auto has = [&](const std::string& text) { return text.find(character) != std::string::npos; };
     if (has(tokenizer_->chat_template())) continue;
     if (std::any_of(special_.begin(), special_.end(), has)) continue;
