@@ -1,6 +1,7 @@
 // ThreadPool: a fixed team of threads that runs one parallel loop at a time. The calling thread works too, so a pool of
 // 1 starts no thread. Between loops the workers spin for a short while (a decode step has hundreds of loops,
-// microseconds apart), then sleep. One caller at a time; not reentrant. No lock is taken unless a sleeper must be woken.
+// microseconds apart), then sleep. One caller at a time; not reentrant. No lock is taken unless a sleeper must be
+// woken.
 //
 // The caller waits for workers that are inside the loop, never for one that has not come: on a busy machine, where a
 // worker may get no core for milliseconds, the caller does all the tasks itself and goes on.

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/size.h"
 #include "base/machine.h"
+#include "base/size.h"
 
 namespace infinigen {
 namespace {
