@@ -11,6 +11,7 @@ using Arguments = std::span<const std::string>;  // after the command's name
 int RunGenerate(Arguments arguments);
 int RunChat(Arguments arguments);
 int RunBench(Arguments arguments);
+int RunEval(Arguments arguments);
 int RunInspect(Arguments arguments);
 int RunTokenize(Arguments arguments);
 

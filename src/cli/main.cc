@@ -22,16 +22,17 @@ struct Command {
   std::string_view summary;
 };
 
-constexpr std::array<Command, 5> kCommands = {{
+constexpr std::array<Command, 6> kCommands = {{
     {"generate", RunGenerate, "continue a text, or many"},
     {"chat", RunChat, "talk with a model"},
     {"bench", RunBench, "measure prefill and decode speed"},
+    {"eval", RunEval, "measure perplexity, or finding facts in long text"},
     {"inspect", RunInspect, "show what is in a model"},
     {"tokenize", RunTokenize, "turn text into token ids, or back"},
 }};
 
 // Commands of the interface that are still to come.
-constexpr std::array<std::string_view, 3> kLater = {"serve", "eval", "calibrate"};
+constexpr std::array<std::string_view, 2> kLater = {"serve", "calibrate"};
 
 std::string HelpText() {
   std::string text =

@@ -26,7 +26,7 @@ constexpr std::string_view kTowns[] = {
     "Rosenberg", "Sandwick",    "Thornbury", "Upper Wells", "Velden",     "Westermoor"};
 constexpr std::string_view kPlaces[] = {
     "the fish market", "the water mill", "the old harbour", "the parish hall",  "the coach house", "the tea room",
-    "the light tower", "the apple barn", "the rope works",  "the town library", "the night ferry", "the stone quay",
+    "the light tower", "the apple barn", "the rope works",  "the town library", "the ferry house", "the stone quay",
     "the glass house", "the bell tower", "the corner shop", "the upper lock",   "the bee garden",  "the corn exchange"};
 constexpr std::string_view kAdjectives[] = {"quiet",   "narrow",  "bright", "heavy",    "clever", "patient",
                                             "grey",    "rusty",   "wooden", "warm",     "soft",   "faded",
@@ -172,7 +172,7 @@ constexpr std::string_view kBand[] = {"The band met at {place} {when}, and {name
                                       "In the pause there was {food} and a long quarrel about the second verse.",
                                       "{He} settled it {manner} by leaving the verse out.",
                                       "A {colour} curtain moved across the street, and somebody clapped.",
-                                      "When the {weather} became loud they simply played louder.",
+                                      "When the {weather} began they simply played louder.",
                                       "{name} went home humming, {feeling} and out of breath."};
 constexpr std::string_view kRiver[] = {"That {season} the river rose higher than {name} had ever seen it.",
                                        "First the meadow by {place} disappeared, then the lower path.",

@@ -1,0 +1,133 @@
+#include "cli/eval.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/console.h"
+#include "cli/interrupt.h"
+
+namespace infinigen {
+namespace {
+
+constexpr int64_t kDefaultBatch = 8;  // sequences at once, unless --batch says otherwise
+
+constexpr std::string_view kHelp =
+    "Measure how good a model's answers are.\n\n"
+    "usage: infinigen eval <kind> [flags]\n\nkinds:\n"
+    "  ppl        perplexity of a text\n"
+    "  needle     facts planted in a long text: does the model find them again?\n\n"
+    "infinigen eval <kind> -h lists the flags of a kind.\n";
+
+}  // namespace
+
+int RunEval(Arguments arguments) {
+  if (arguments.empty()) return FailUsage("eval", "the kind of evaluation is missing: ppl or needle");
+  const std::string& kind = arguments[0];
+  if (kind == "-h" || kind == "--help") {
+    Output().Write(kHelp);
+    return kExitOk;
+  }
+  if (kind == "ppl") return RunEvalPpl(arguments.subspan(1));
+  if (kind == "needle") return RunEvalNeedle(arguments.subspan(1));
+  if (kind == "choice") return FailUsage("eval", "'eval choice' is not part of this version; available: ppl, needle");
+  return FailUsage("eval", fmt::format("'{}' is no kind of evaluation, it can be ppl or needle", kind));
+}
+
+void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help) {
+  flags.Group("Model and machine");
+  AddModelFlag(flags, &values->model);
+  AddDeviceFlags(flags, &values->device);
+  flags.Integer("--batch", &values->batch, 1, 4096, batch_help);
+  AddKvFlags(flags, &values->kv, /*list=*/false);
+  flags.Group("Output");
+  flags.Switch("--json", &values->json, "one JSON object on standard output instead of text");
+}
+
+Result<EvalSession> OpenForEval(const EvalFlags& flags) {
+  // What the flags alone can refuse comes before anything is read.
+  RETURN_IF_ERROR(ResolveDevice(flags.device));
+  RETURN_IF_ERROR(ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  EvalSession session;
+  ASSIGN_OR_RETURN(session.model, OpenModel(directory));
+  if (session.model->tokenizer == nullptr)
+    return Invalid("{}: the model's directory has no tokenizer, and an evaluation needs one", directory);
+  return session;
+}
+
+Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, EvalSession* session) {
+  const Model& model = *session->model;
+  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  const ExecutorOptions options{.device = device.device,
+                                .threads = device.threads,
+                                .max_tokens = rows,
+                                .max_batch = std::min(batch, flags.batch > 0 ? flags.batch : kDefaultBatch),
+                                .kv_type = kv.type.value_or(model.dtype)};
+  const RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
+  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  if (rows > model.config.max_positions)
+    Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows, model.config.max_positions,
+                     model.config.name));
+  ASSIGN_OR_RETURN(session->executor, MakeExecutor(model.config, model.weights, plan.options));
+  return Ok();
+}
+
+Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
+  ASSIGN_OR_RETURN(const std::vector<int32_t> with, tokenizer.Encode("a"));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> without, tokenizer.Encode("a", {.add_special = false}));
+  const auto text = std::search(with.begin(), with.end(), without.begin(), without.end());
+  return std::vector<int32_t>(with.begin(), text);
+}
+
+Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids)
+    if (id < 0 || id >= config.vocab)
+      return Invalid("{}: the tokenizer gives the id {}, the model's vocabulary ends at {}", config.name, id,
+                     config.vocab - 1);
+  return Ok();
+}
+
+nlohmann::ordered_json EvalJsonHead(const EvalSession& session) {
+  return {{"model", ModelJson(*session.model)},
+          {"device", DeviceJson(*session.executor)},
+          {"kv", KvJson(session.executor->options())}};
+}
+
+void AddEvalJsonTail(const EvalSession& session, const Timing& timing, const PoolUse& pool,
+                     nlohmann::ordered_json* json) {
+  (*json)["timing"] = TimingJson(timing);
+  (*json)["timing"]["load_s"] = session.model->load_s;
+  (*json)["kv_stats"] = KvStatsJson(pool);
+  (*json)["memory"] = MemoryJson();
+}
+
+int FinishEval(const std::function<Result<int>()>& body) {
+  InstallInterrupt();
+  const Result<int> exit_code = body();
+  if (exit_code.ok()) return *exit_code;
+  if (Interrupted()) return kExitInterrupted;
+  return Fail(exit_code.error());
+}
+
+StatusLine::StatusLine() : terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+void StatusLine::Draw(std::string_view text) {
+  if (!terminal_) return;
+  fmt::print(stderr, "\r\x1b[K{}", text);
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void StatusLine::Erase() {
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\x1b[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,76 @@
+// `infinigen eval`: how good a model's answers are, under any way of keeping the cache. One file per kind of evaluation
+// (eval_ppl.cc, eval_needle.cc); here is what they share.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/commands.h"
+#include "cli/memory_plan.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+
+namespace infinigen {
+
+int RunEvalPpl(Arguments arguments);
+int RunEvalNeedle(Arguments arguments);
+
+struct EvalFlags {
+  std::string model;
+  DeviceFlags device;
+  KvFlags kv;
+  int64_t batch = 0;  // 0: not given
+  bool json = false;
+};
+void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help);
+
+// A model with its tokenizer, ready to run sequences of `rows` rows.
+struct EvalSession {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
+
+  const Tokenizer& tokenizer() const { return *model->tokenizer; }
+};
+Result<EvalSession> OpenForEval(const EvalFlags& flags);
+// Plans memory and makes the executor. `batch`: how many sequences can be of use at once.
+Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, EvalSession* session);
+
+// The ids that the tokenizer puts before every text, usually BOS or nothing.
+Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer);
+
+// Ids beyond the model's vocabulary are refused: tokenizer and weights do not belong together.
+Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids);
+
+// The part of the report that every evaluation has: model, device, kv; and its end: timing, kv_stats, memory.
+nlohmann::ordered_json EvalJsonHead(const EvalSession& session);
+void AddEvalJsonTail(const EvalSession& session, const Timing& timing, const PoolUse& pool,
+                     nlohmann::ordered_json* json);
+
+// Runs a command's body as the others do: errors in one line, exit code 130 after Ctrl-C.
+int FinishEval(const std::function<Result<int>()>& body);
+
+// One line on stderr that is drawn over and over, where a person watches; nothing elsewhere.
+class StatusLine {
+ public:
+  StatusLine();
+  ~StatusLine() { Erase(); }
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
+
+  void Draw(std::string_view text);
+  void Erase();
+
+ private:
+  const bool terminal_;
+  bool drawn_ = false;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,73 @@
+// Perplexity of a text: cut into windows side by side, every window read from an empty cache, every prediction scored.
+//
+// With a tokenizer that opens texts (BOS), each window is fed the opening and then its tokens; all of its tokens are
+// scored, the last one is scored but need not be fed, so a window has as many rows as tokens. Without one, the first
+// token of a window has nothing before it and is not scored.
+//
+// kBatched computes a window as one prefill and asks for its logits slice by slice; kStep makes every token a decode
+// step, several windows at once. On one device both give the same logits; the CPU backends do so bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/report.h"
+#include "model/executor.h"
+
+namespace infinigen {
+
+enum class PplMode { kStep, kBatched };
+
+struct PplOptions {
+  int64_t context = 0;  // rows of a window at most; ≥ 2
+  PplMode mode = PplMode::kBatched;
+};
+
+// A text as tokens.
+struct PplText {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> opening;  // what the tokenizer puts before a text; fed, never scored
+};
+
+// One window: tokens [first, first + count) of the text, of which [scored, first + count) are scored.
+struct PplWindow {
+  int64_t first = 0, count = 0, scored = 0;
+
+  int64_t end() const { return first + count; }
+};
+// A last window too short to score anything is left out. Precondition: options.context ≥ 2 and ≥ opening.
+std::vector<PplWindow> CutWindows(const PplText& text, const PplOptions& options);
+
+struct PplResult {
+  std::vector<double> window_nll;  // Σ −ln p of each finished window's scored tokens, in order
+  int64_t windows = 0;             // to be scored; more than window_nll has: interrupted
+  int64_t tokens = 0;              // scored
+  double seconds = 0;              // everything but the loading
+  Timing timing;                   // of the model alone
+  PoolUse pool;
+
+  bool complete() const { return static_cast<int64_t>(window_nll.size()) == windows; }
+  double nll() const;  // mean a token; NaN when nothing was scored
+  double ppl() const;
+};
+
+// −ln p(target), from one row of logits. The largest logit is subtracted first; the sum is kept in double.
+double NegativeLogLikelihood(std::span<const float> logits, int32_t target);
+
+// Called with each row of logits that predicts a scored token, in the order of the tokens within a window: the index of
+// that token in the text, and [vocab] logits that live until the call returns.
+using PredictionVisitor = std::function<void(int64_t token, std::span<const float> logits)>;
+
+// Takes the windows through the model and shows every scored prediction to `visit`; `on_window(n)` after n more windows
+// are finished. Ends early, with Ok, on Ctrl-C: then the windows of which on_window was not told are incomplete.
+Status VisitPredictions(Executor& executor, const PplText& text, std::span<const PplWindow> windows, PplMode mode,
+                        const PredictionVisitor& visit, const std::function<void(size_t)>& on_window, Timing* timing);
+
+// Scores a text. `on_window` sees the result so far, after each window or batch of them.
+Result<PplResult> ScoreText(Executor& executor, const PplText& text, const PplOptions& options,
+                            const std::function<void(const PplResult&)>& on_window);
+
+}  // namespace infinigen

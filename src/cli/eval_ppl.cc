@@ -1,0 +1,138 @@
+// `infinigen eval ppl`: the perplexity of a text file.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli/console.h"
+#include "cli/eval.h"
+#include "cli/eval_perplexity.h"
+#include "cli/flags.h"
+#include "text/stream_decoder.h"
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kDefaultContext = 8192;  // or what the model was made for, if that is less
+
+struct PplFlags {
+  EvalFlags common;
+  std::string file;
+  int64_t context = 0;  // 0: not given
+  std::string mode = "batched";
+  int64_t limit_tokens = 0;  // 0: all
+};
+
+Result<PplText> ReadTokens(const PplFlags& flags, const EvalSession& session) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadText(flags.file));
+  PplText text;
+  ASSIGN_OR_RETURN(text.ids, session.tokenizer().Encode(bytes, {.add_special = false}));
+  if (flags.limit_tokens > 0 && static_cast<int64_t>(text.ids.size()) > flags.limit_tokens)
+    text.ids.resize(static_cast<size_t>(flags.limit_tokens));
+  ASSIGN_OR_RETURN(text.opening, OpeningIds(session.tokenizer()));
+  RETURN_IF_ERROR(CheckIds(session.model->config, text.ids));
+  RETURN_IF_ERROR(CheckIds(session.model->config, text.opening));
+  return text;
+}
+
+// Bytes that the scored tokens of the first `count` windows spell. A character that begins before them counts whole.
+int64_t ScoredBytes(const Tokenizer& tokenizer, const PplText& text, std::span<const PplWindow> windows, size_t count) {
+  StreamDecoder decoder(tokenizer, /*skip_special=*/false);
+  int64_t bytes = 0;
+  for (const PplWindow& window : windows.first(count)) {
+    for (int64_t i = window.first; i < window.end(); ++i) {
+      const size_t spelt = decoder.Push(text.ids[static_cast<size_t>(i)]).size();
+      if (i >= window.scored) bytes += static_cast<int64_t>(spelt);
+    }
+  }
+  return bytes + static_cast<int64_t>(decoder.Finish().size());
+}
+
+double BitsPerByte(const PplResult& result, int64_t bytes) {
+  return result.nll() * static_cast<double>(result.tokens) / std::log(2.0) / static_cast<double>(bytes);
+}
+
+double TokensPerSecond(const PplResult& result) {
+  return result.seconds > 0 ? static_cast<double>(result.tokens) / result.seconds : 0;
+}
+
+Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSession& session, const PplResult& result,
+                int64_t bytes) {
+  Json json = EvalJsonHead(session);
+  // NaN, when not even one window was finished, becomes null.
+  json.update({{"ppl", result.ppl()},
+               {"nll", result.nll()},
+               {"kld_mean", nullptr},
+               {"top1_agree", nullptr},
+               {"tokens_scored", result.tokens},
+               {"windows", result.window_nll.size()},
+               {"ctx", options.context},
+               {"mode", flags.mode},
+               {"file", flags.file},
+               {"bytes", bytes},
+               {"bits_per_byte", BitsPerByte(result, bytes)},
+               {"tok_s", TokensPerSecond(result)},
+               {"complete", result.complete()}});
+  AddEvalJsonTail(session, result.timing, result.pool, &json);
+  return json;
+}
+
+std::string ResultText(const PplFlags& flags, const PplOptions& options, const PplResult& result, int64_t bytes) {
+  return fmt::format(
+      "ppl {:.4f}  nll {:.5f}  bits per byte {:.4f}\n"
+      "{} tokens scored ({} bytes) in {} of {} windows of {} tokens, {}, {:.1f} tok/s\n",
+      result.ppl(), result.nll(), BitsPerByte(result, bytes), result.tokens, bytes, result.window_nll.size(),
+      result.windows, options.context, flags.mode, TokensPerSecond(result));
+}
+
+Result<int> EvalPpl(const PplFlags& flags) {
+  ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
+  ASSIGN_OR_RETURN(const PplText text, ReadTokens(flags, session));
+  const int64_t wanted =
+      flags.context > 0 ? flags.context : std::min(kDefaultContext, session.model->config.max_positions);
+  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
+  ASSIGN_OR_RETURN(options.context, ChooseContext(session.model->config, wanted));
+  if (options.context < static_cast<int64_t>(text.opening.size()))
+    return Invalid("--ctx {}: the tokenizer opens every text with {} tokens", options.context, text.opening.size());
+  const std::vector<PplWindow> windows = CutWindows(text, options);
+  if (windows.empty()) return Invalid("{}: {} tokens are too few to score one of them", flags.file, text.ids.size());
+  const int64_t rows = std::min<int64_t>(options.context, static_cast<int64_t>(text.ids.size() + text.opening.size()));
+  const int64_t useful = options.mode == PplMode::kStep ? static_cast<int64_t>(windows.size()) : 1;
+  RETURN_IF_ERROR(StartExecutor(flags.common, rows, useful, &session));
+
+  StatusLine status;
+  const auto show = [&](const PplResult& sofar) {
+    status.Draw(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(), sofar.windows,
+                            sofar.ppl(), TokensPerSecond(sofar)));
+  };
+  ASSIGN_OR_RETURN(const PplResult result, ScoreText(*session.executor, text, options, show));
+  status.Erase();
+  const int64_t bytes = ScoredBytes(session.tokenizer(), text, windows, result.window_nll.size());
+  Output output;
+  output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, bytes))
+                                 : ResultText(flags, options, result, bytes));
+  RETURN_IF_ERROR(output.status());
+  return result.complete() ? kExitOk : kExitInterrupted;
+}
+
+}  // namespace
+
+int RunEvalPpl(Arguments arguments) {
+  PplFlags values;
+  Flags flags("eval ppl", "Perplexity of a text: cut into windows side by side, each read from an empty cache.");
+  flags.Group("What is measured");
+  flags.Text("-f,--file", &values.file, "FILE", "the text; - is standard input");
+  flags.Integer("-c,--ctx", &values.context, 2, kMaxContext,
+                "tokens of a window (default: what the model was made for, at most 8192)");
+  flags.Choice("--mode", &values.mode, {"step", "batched"}, "every token a decode step, or every window one prefill");
+  flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "only the first N tokens (default: all)");
+  AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)");
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  if (values.file.empty()) return FailUsage("eval ppl", "a text is missing: pass its file with -f");
+  return FinishEval([&] { return EvalPpl(values); });
+}
+
+}  // namespace infinigen

@@ -1,0 +1,30 @@
+// Filler for planted facts: sentences, generated (text/story.h) or cut from a real text at sentence boundaries.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/split_mix.h"
+
+namespace infinigen {
+
+struct FillerSentence {
+  std::string before;  // what separates it from the sentence before: " ", "\n" or "\n\n"; of the first one unused
+  std::string text;
+};
+
+// Sentences of `text`, in order. One ends at . ! or ? (closing quotes included) before a space and a capital letter or
+// an opening quote, unless the full stop belongs to a title or an initial; and at every empty line. Spaces between
+// sentences are made one of the three separators; the sentences themselves keep their bytes.
+std::vector<FillerSentence> SplitSentences(std::string_view text);
+
+// Generated paragraphs, at least `bytes` of them.
+std::vector<FillerSentence> StoryFiller(uint64_t seed, size_t bytes);
+
+// Whole sentences from a random place of `text`, about `bytes` of them; from its beginning when it has no more.
+std::vector<FillerSentence> CutFiller(std::string_view text, size_t bytes, SplitMix& random);
+
+}  // namespace infinigen

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""`infinigen eval` as a user meets it: JSON, tables, the screen of --show, errors in one line, Ctrl-C.
+
+usage: eval_cli_test.py INFINIGEN MODEL [unittest arguments]. Standard library only; MODEL is the shipped one.
+"""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import cli_test
+from cli_test import Case, Run
+
+MODEL = ""
+TEXT = "The old man closed the door and looked at the sea. It was a cold morning, and nobody had come. " * 40
+COMMON = {"model": ("name", "arch", "params", "dtype"), "device": ("name", "backend", "threads"),
+          "timing": ("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s", "decode_step_ms_mean", "decode_step_ms_p99"),
+          "memory": ("host_peak_bytes", "device_peak_bytes")}
+
+
+class Ppl(Case):
+    def ppl(self, *more):
+        return Run("eval", "ppl", "-m", MODEL, "-f", self.write("text.txt", TEXT), "--ctx", 128, *more)
+
+    def test_json(self):
+        run = self.ppl("--json")
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        result = run.json()
+        for group, names in COMMON.items():
+            self.assertEqual(tuple(result[group]), names)
+        self.assertEqual(result["bytes"], len(TEXT))
+        self.assertEqual(result["windows"], -(-result["tokens_scored"] // 128))
+        self.assertTrue(result["complete"])
+        self.assertGreater(result["ppl"], 1)
+        self.assertGreater(result["bits_per_byte"], 0)
+        step = self.ppl("--json", "--mode", "step", "--batch", 3).json()
+        self.assertEqual((step["nll"], step["ppl"]), (result["nll"], result["ppl"]), "the same bits")
+        self.assertIn(f"ppl {result['ppl']:.4f}", self.ppl().out)
+
+    def test_limit_and_environment(self):
+        self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)
+        env = {"INFINIGEN_FILE": self.write("t.txt", TEXT), "INFINIGEN_MODEL": MODEL, "INFINIGEN_LIMIT_TOKENS": "100", "INFINIGEN_JSON": "1"}
+        self.assertEqual(Run("eval", "ppl", env=env).json()["tokens_scored"], 100)
+
+    def test_errors(self):
+        self.assert_error(Run("eval"), 2, "ppl")
+        self.assert_error(Run("eval", "choice"), 2, "not part of this version")
+        self.assert_error(Run("eval", "frob"), 2, "frob")
+        self.assert_error(Run("eval", "ppl", "-m", MODEL), 2, "-f")
+        self.assert_error(self.ppl("--mode", "fast"), 2, "batched")
+        self.assert_error(self.ppl("--kv", "infinigen"), 1, "available: full")
+        self.assert_error(Run("eval", "ppl", "-m", MODEL, "-f", self.path("none")), 1, "none")
+        self.assert_error(Run("eval", "ppl", "-m", MODEL, "-f", self.write("empty", "")), 1, "too few")
+        bare = os.path.join(os.path.dirname(cli_test.__file__), "../golden/models/llama_bf16")
+        self.assert_error(Run("eval", "ppl", "-m", bare, "-f", self.write("t", TEXT)), 1, "no tokenizer")
+
+    def test_interrupt_keeps_what_is_done(self):
+        file = self.write("long.txt", TEXT * 100)
+        process = subprocess.Popen([cli_test.BINARY, "eval", "ppl", "-m", MODEL, "-f", file, "--ctx", "64", "--json"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (130, b""))
+        result = cli_test.json.loads(out)
+        self.assertFalse(result["complete"])
+        self.assertGreater(result["windows"], 0)
+
+
+class Needle(Case):
+    def needle(self, *more):
+        return Run("eval", "needle", "-m", MODEL, "--lengths", 300, "--n", 3, *more)
+
+    def test_json(self):
+        run = self.needle("--facts", "1,3", "--json")
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        result = run.json()
+        for group, names in COMMON.items():
+            self.assertEqual(tuple(result[group]), names)
+        self.assertEqual((result["accuracy"], result["n"], result["complete"]), (1.0, 6, True))
+        self.assertEqual([(c["length"], c["facts"], c["n"], c["found"]) for c in result["cells"]], [(300, 1, 3, 3), (300, 3, 3, 3)])
+        for cell in result["cells"]:
+            self.assertEqual(sum(fifth["n"] for fifth in cell["by_depth"]), 3)
+        self.assertGreater(result["kv_stats"]["pool_bytes"], 0)
+
+    def test_table_does_not_depend_on_the_batch(self):
+        tables = {self.needle("--batch", batch, "--form", "continuation").out for batch in (1, 2)}
+        self.assertEqual(len(tables), 1)
+        self.assertIn("| 300 | 1 | 3 | 3 | 100.0 % |", tables.pop())
+
+    def test_real_text(self):
+        sentences = [f"It was the {word} day, and the road went on." for word in "first second third fourth fifth sixth".split()]
+        file = self.write("book.txt", " ".join(sentences * 60))
+        self.assertEqual(self.needle("-f", file, "--json").json()["n"], 3)
+        self.assert_error(self.needle("-f", self.write("short.txt", "One. Two. Three.")), 1, "longer file")
+
+    def test_show_is_plain_in_a_pipe_and_coloured_on_a_terminal(self):
+        arguments = ["eval", "needle", "-m", MODEL, "--lengths", "900", "--facts", "2", "--n", "1", "--show"]
+        run = Run(*arguments)
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        self.assertNotIn("\x1b", run.out)
+        self.assertLessEqual(run.out.count("\n"), 25)
+        self.assertRegex(run.out, r"Answer: \d{6}   <- right\n")
+        parent, child = pty.openpty()
+        process = subprocess.Popen([cli_test.BINARY, *arguments], stdout=child, stderr=child)
+        os.close(child)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(parent, 4096)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        os.close(parent)
+        self.assertEqual(process.wait(60), 0)
+        self.assertIn(b"\x1b[1;30;43mThe access code for", seen)
+
+    def test_errors(self):
+        self.assert_error(self.needle("--n", 0), 2)
+        self.assert_error(self.needle("--lengths", "10"), 2, 64)
+        self.assert_error(self.needle("--show", "--json"), 2, "exclude")
+        self.assert_error(self.needle("--lengths", 128, "--facts", 24), 1, "24 facts")
+        self.assert_error(self.needle("--depth", "middle"), 2, "uniform")
+
+
+if __name__ == "__main__":
+    cli_test.BINARY, MODEL = sys.argv[1], sys.argv[2]
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

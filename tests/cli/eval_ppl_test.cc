@@ -1,0 +1,115 @@
+// Perplexity: windows, the score of a row, both modes bit for bit, and transformers' numbers.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/eval_perplexity.h"
+#include "golden/golden_run.h"
+
+namespace infinigen {
+namespace {
+
+const std::string kRoot = INFINIGEN_TEST_DATA "/..";
+
+PplText TextOf(const std::string& golden_directory, std::vector<int32_t> opening) {
+  PplText text;
+  const GoldenModel golden = LoadGolden(golden_directory).value();
+  for (const GoldenPrompt& prompt : golden.prompts)
+    if (prompt.ids.size() > text.ids.size()) text.ids = prompt.ids;
+  text.opening = std::move(opening);
+  return text;
+}
+
+PplResult Score(Executor& executor, const PplText& text, const PplOptions& options) {
+  Result<PplResult> result = ScoreText(executor, text, options, [](const PplResult&) {});
+  EXPECT_TRUE(result.ok()) << (result.ok() ? "" : result.error().message);
+  return std::move(result).value();
+}
+
+TEST(EvalPpl, WindowsScoreEveryTokenAfterAnOpening) {
+  PplText text{.ids = std::vector<int32_t>(20), .opening = {1}};
+  std::vector<PplWindow> windows = CutWindows(text, {.context = 8});
+  ASSERT_EQ(windows.size(), 3u);
+  EXPECT_EQ(windows[1].first, 8);
+  EXPECT_EQ(windows[1].scored, 8);
+  EXPECT_EQ(windows[2].count, 4);
+  // A longer opening takes room from the text: rows never exceed the context.
+  text.opening = {1, 2, 3};
+  windows = CutWindows(text, {.context = 8});
+  EXPECT_EQ(windows[0].count, 6);
+  text = {.ids = std::vector<int32_t>(9), .opening = {1}};
+  EXPECT_EQ(CutWindows(text, {.context = 8}).size(), 2u) << "one token after the opening can be scored";
+}
+
+TEST(EvalPpl, WindowsWithoutAnOpeningLeaveOutTheirFirstToken) {
+  PplText text{.ids = std::vector<int32_t>(17), .opening = {}};
+  std::vector<PplWindow> windows = CutWindows(text, {.context = 8});
+  ASSERT_EQ(windows.size(), 2u) << "the last token alone has nothing to be scored by";
+  EXPECT_EQ(windows[1].scored, 9);
+  text.ids.resize(18);
+  windows = CutWindows(text, {.context = 8});
+  ASSERT_EQ(windows.size(), 3u);
+  EXPECT_EQ(windows[2].scored, 17);
+  EXPECT_EQ(windows[2].end(), 18);
+}
+
+TEST(EvalPpl, LikelihoodOfKnownRows) {
+  EXPECT_NEAR(NegativeLogLikelihood(std::vector<float>(8, 3.0f), 5), std::log(8.0), 1e-7);
+  const std::vector<float> logits = {1.0f, 2.0f, 4.0f};
+  const double sum = std::exp(1.0) + std::exp(2.0) + std::exp(4.0);
+  for (int32_t i = 0; i < 3; ++i)
+    EXPECT_NEAR(NegativeLogLikelihood(logits, i), std::log(sum) - static_cast<double>(logits[static_cast<size_t>(i)]),
+                1e-6);
+  // Far outside of what exp can hold.
+  EXPECT_NEAR(NegativeLogLikelihood(std::vector<float>{1e4f, 1e4f, -1e4f}, 0), std::log(2.0), 1e-7);
+  EXPECT_NEAR(NegativeLogLikelihood(std::vector<float>{1e4f, 1e4f, -1e4f}, 2), 2e4 + std::log(2.0), 1e-2);
+}
+
+// The same bits, whatever the mode, the batch and the number of threads.
+TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
+  for (const char* name : {"llama_gqa_tied", "llama_bf16", "opt_pre_norm"}) {
+    const std::string directory = kRoot + "/tests/golden/models/" + name;
+    for (const std::vector<int32_t>& opening : {std::vector<int32_t>{}, std::vector<int32_t>{3}}) {
+      const PplText text = TextOf(directory, opening);
+      ASSERT_GT(text.ids.size(), 80u);
+      const auto model = LoadModel(directory, {.threads = 2, .max_tokens = 32, .max_batch = 1, .kv_type = DType::kF32});
+      const PplResult batched = Score(*model->executor, text, {.context = 32, .mode = PplMode::kBatched});
+      EXPECT_TRUE(batched.complete());
+      ASSERT_GE(batched.windows, 3);
+      EXPECT_GT(batched.timing.prefill_tokens, 0);
+      for (const int64_t batch : {1, 2, 16}) {
+        const auto stepper =
+            LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = batch, .kv_type = DType::kF32});
+        const PplResult step = Score(*stepper->executor, text, {.context = 32, .mode = PplMode::kStep});
+        EXPECT_EQ(step.tokens, batched.tokens);
+        EXPECT_EQ(step.window_nll, batched.window_nll) << name << " batch " << batch;
+        EXPECT_EQ(step.timing.decode_tokens, batched.timing.prefill_tokens);
+        EXPECT_EQ(stepper->executor->pool_bytes(), 0u) << "every window gave its rows back";
+      }
+    }
+  }
+}
+
+// tests/golden/ppl.json, made by tools/make_ppl_reference.py.
+TEST(EvalPpl, AgreesWithTransformers) {
+  std::ifstream file(kRoot + "/tests/golden/ppl.json");
+  const nlohmann::json cases = nlohmann::json::parse(file);
+  ASSERT_EQ(cases.size(), 3u);
+  for (const nlohmann::json& entry : cases) {
+    const PplText text = TextOf(kRoot + "/" + entry["golden"].get<std::string>(), entry["opening"]);
+    const int64_t context = entry["context"];
+    const auto model = LoadModel(kRoot + "/" + entry["model"].get<std::string>(),
+                                 {.threads = 2, .max_tokens = context, .max_batch = 1, .kv_type = DType::kF32});
+    const PplResult result = Score(*model->executor, text, {.context = context});
+    EXPECT_EQ(result.tokens, entry["tokens"].get<int64_t>());
+    const std::vector<double> expected = entry["window_nll"];
+    ASSERT_EQ(result.window_nll.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(result.window_nll[i], expected[i], 1e-5 * expected[i]) << entry["model"] << " window " << i;
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
