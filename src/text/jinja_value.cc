@@ -89,18 +89,18 @@ Result<Value> MakeSequence(Budget& budget, SequenceKind kind, List items) {
   return Value(SequencePtr(std::move(sequence)));
 }
 
-Result<Value> MakeDict(Budget& budget, std::vector<std::pair<Value, Value>> items) {
+Result<Value> MakeDict(Budget& budget, const std::vector<std::pair<Value, Value>>& items) {
   RETURN_IF_ERROR(budget.Make(kTextBytes + items.size() * 2 * kItemBytes));
   auto dict = std::make_shared<Dict>();
-  for (auto& [key, value] : items) {
+  for (const auto& [key, value] : items) {
     if (!IsHashable(key)) return Invalid("a dict key cannot be a {}", TypeName(key));
     dict->depth = std::max(dict->depth, 1 + Depth(value));
     ASSIGN_OR_RETURN(const Value* present, Find(budget, *dict, key));
     if (present) {
       const auto same = [&](const auto& item) { return &item.second == present; };
-      std::find_if(dict->items.begin(), dict->items.end(), same)->second = std::move(value);
+      std::find_if(dict->items.begin(), dict->items.end(), same)->second = value;
     } else {
-      dict->items.emplace_back(std::move(key), std::move(value));
+      dict->items.emplace_back(key, value);
     }
   }
   if (dict->depth > kMaxValueDepth) return Exhausted("dicts are nested too deeply");

@@ -118,7 +118,7 @@ Error UndefinedError(const Undefined& value);
 Result<Value> MakeText(Budget& budget, std::string text);
 Result<Value> MakeSequence(Budget& budget, SequenceKind kind, List items);
 // A later value replaces an earlier one under an equal key, in the place of the earlier.
-Result<Value> MakeDict(Budget& budget, std::vector<std::pair<Value, Value>> items);
+Result<Value> MakeDict(Budget& budget, const std::vector<std::pair<Value, Value>>& items);
 
 bool IsTrue(const Value& value);
 // An int, or a bool read as 0 or 1.
