@@ -155,6 +155,52 @@ void PackTile(const MatMulPlan& plan, int64_t tile) {
 }
 int64_t RowTileCount(int64_t m) { return RowTiles(m).count; }
 
+// One row of activations: two outputs at a time, so that both hardware and software prefetch keep up with memory.
+template <class T>
+HWY_NOINLINE void DirectOutsOfOneRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+  const DF d;
+  const D4 d4;
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // elements; whole vectors on every target
+  constexpr int64_t kAhead = 8 * kLine;                            // from L2 into L1
+  const int64_t k = plan.x.cols;
+  for (int64_t n = begin; n < end; n += 2) {
+    const int64_t count = std::min<int64_t>(2, end - n);
+    const T* a = p.weight.as<T>(n);
+    const T* b = p.weight.as<T>(n + count - 1);
+    // Two pairs ahead in the order of memory, into L2. Past the last row this asks for memory that is not read; a
+    // prefetch never faults.
+    const T* next = p.weight.as<T>(std::min(n + 4, p.weight.rows - 1));
+    auto sums = hn::Zero(d4);
+    for (int64_t start = 0; start < k; start += kSumBlock) {
+      const int64_t stop = std::min(start + kSumBlock, k);
+      VF sum_a = hn::Zero(d), sum_b = hn::Zero(d);
+      int64_t i = start;
+      for (; i + kLine <= stop; i += kLine, next += 2 * kLine) {
+        PrefetchL2(next);
+        PrefetchL2(next + kLine);
+        PrefetchL1(a + i + kAhead);
+        PrefetchL1(b + i + kAhead);
+        INFINIGEN_UNROLL for (int64_t j = 0; j < kLine; j += kLanes) {
+          const VF x = hn::Load(d, plan.packed + i + j);
+          sum_a = hn::MulAdd(x, LoadF32(d, a + i + j), sum_a);
+          sum_b = hn::MulAdd(x, LoadF32(d, b + i + j), sum_b);
+        }
+      }
+      for (; i < stop; i += kLanes) {
+        const VF x = hn::Load(d, plan.packed + i);
+        const bool whole = i + kLanes <= stop;
+        sum_a = hn::MulAdd(x, whole ? LoadF32(d, a + i) : LoadTail(d, a + i, stop - i), sum_a);
+        sum_b = hn::MulAdd(x, whole ? LoadF32(d, b + i) : LoadTail(d, b + i, stop - i), sum_b);
+      }
+      const auto block = SumLanesOfFour(d, sum_a, sum_b, sum_a, sum_b);
+      sums = start == 0 ? block : hn::Add(sums, block);
+    }
+    HWY_ALIGN float out[4];
+    hn::Store(sums, d4, out);
+    Finish(p, 0, n, count, out);
+  }
+}
+
 template <class T>
 HWY_NOINLINE void DirectOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const int64_t k = plan.x.cols;
@@ -218,7 +264,7 @@ HWY_NOINLINE void WalkPanel(const MatMulPlan& plan, const Projection& p, int64_t
 }
 
 template <class T>
-void PanelOutsOf(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
+void PanelOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
   const RowTiles tiles(plan.x.rows);
   const int64_t k = plan.x.cols;
   const int64_t outs = (end - begin + kTileOuts - 1) / kTileOuts * kTileOuts;

@@ -13,16 +13,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
+template <class T>
+void MatMulOutsOf(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
+  if (plan.x.rows == 1) return DirectOutsOfOneRow<T>(plan, p, begin, end);
+  if (plan.x.rows <= kDirectRows) return DirectOuts<T>(plan, p, begin, end);
+  PanelOuts<T>(plan, p, begin, end, scratch);
+}
+
 // Outputs [begin, end) of one projection for every row of x. `scratch` is this thread's, unused on the direct path.
 void MatMulOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
-  const bool direct = plan.x.rows <= kDirectRows;
   switch (p.weight.type) {
     case DType::kF32:
-      return direct ? DirectOuts<float>(plan, p, begin, end) : PanelOutsOf<float>(plan, p, begin, end, scratch);
+      return MatMulOutsOf<float>(plan, p, begin, end, scratch);
     case DType::kF16:
-      return direct ? DirectOuts<F16>(plan, p, begin, end) : PanelOutsOf<F16>(plan, p, begin, end, scratch);
+      return MatMulOutsOf<F16>(plan, p, begin, end, scratch);
     case DType::kBF16:
-      return direct ? DirectOuts<BF16>(plan, p, begin, end) : PanelOutsOf<BF16>(plan, p, begin, end, scratch);
+      return MatMulOutsOf<BF16>(plan, p, begin, end, scratch);
   }
 }
 

@@ -46,6 +46,7 @@ HWY_INLINE VF LoadF32(DF d, const F16* p) {
   return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
+HWY_INLINE void PrefetchL1(const void* p) { __builtin_prefetch(p, 0, 3); }
 HWY_INLINE void PrefetchL2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // The last `count` < kLanes elements of a row; the other lanes are zero and their memory is not touched.
