@@ -143,6 +143,7 @@ class AtATerminal(unittest.TestCase):
         chat.send("\x1b[200~My name is\nJürgen.\n\x1b[201~")
         chat.expect("rgen.")
         chat.send(" Hello!\r")
+        chat.expect("Nice to meet you")  # the answer: the editor may draw the prompt again before it
         chat.expect(PROMPT)
         stats = chat.say("/stats")
         self.assertIn("2 answers", stats)
