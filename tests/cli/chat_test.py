@@ -70,9 +70,18 @@ class Terminal:
             if time.monotonic() > deadline or not self.read(1) and self.ended():
                 raise AssertionError(f"no {text!r} in {self.screen[self.seen:]!r}")
 
+    def prompt(self):
+        """Waits for the prompt and then for silence: the editor may draw it twice, and takes keys as keys (Ctrl-D above all) only
+        once it has the terminal. Returns the screen up to the prompt."""
+        part = self.expect(PROMPT)
+        while self.read(0.2 * SLOW):
+            pass
+        self.seen = len(self.screen)
+        return part
+
     def say(self, message):
         self.send(message + "\r")
-        return self.expect(PROMPT)
+        return self.prompt()
 
     def ended(self):
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -87,7 +96,7 @@ class Terminal:
 class AtATerminal(unittest.TestCase):
     def test_a_first_conversation(self):
         chat = Terminal("--temp", 0)
-        start = chat.expect(PROMPT)
+        start = chat.prompt()
         self.assertEqual(start.strip().count("\n"), 1, "two lines")
         for word in ("infinigen-mini", "8192", "--kv full", "Ctrl-D"):
             self.assertIn(word, start)
@@ -107,44 +116,44 @@ class AtATerminal(unittest.TestCase):
 
     def test_ctrl_c_stops_the_answer_and_not_the_program(self):
         chat = Terminal("--temp", 0, "-n", 1000, "--ignore-eos")
-        chat.expect(PROMPT)
+        chat.prompt()
         chat.send("Tell me a story about an owl and a clock.\r")
         chat.expect("owl", 3)  # the echo, and some of the answer
         chat.send("\x03")
         chat.expect("(stopped)")
-        chat.expect(PROMPT)
+        chat.prompt()
         stats = chat.say("/stats")
         self.assertLess(int(re.search(r"(\d+) tokens generated", stats).group(1)), 1000)
         self.assertIn("1 answer", stats)
         chat.send("Who are you?\r")
         chat.expect("demonstration model")
         chat.send("\x03")
-        chat.expect(PROMPT)
+        chat.prompt()
         self.assertNotIn(", 0 of them kept", chat.say("/stats"), "the stopped answer is part of the conversation")
         # At the prompt it drops the line.
         chat.send("never to be said")
         chat.expect("never to be said")
         chat.send("\x03")
         chat.expect("^C")
-        chat.expect(PROMPT)
+        chat.prompt()
         self.assertIn("2 answers", chat.say("/stats"))
         chat.send("/quit\r")
         self.assertEqual(chat.close(), 0)
 
     def test_editing_history_and_paste(self):
         chat = Terminal("--temp", 0, "-n", 40)
-        chat.expect(PROMPT)
+        chat.prompt()
         self.assertIn("I am the built-in", chat.say("o are you?\x01Wh"), "Ctrl-A goes to the beginning")
         chat.send("\x10")  # the line before
         chat.expect("Who are you?")
         chat.send("\x15/clear\r")  # Ctrl-U empties it
-        chat.expect(PROMPT)
+        chat.prompt()
         # A pasted line end does not send the message; ü has two bytes.
         chat.send("\x1b[200~My name is\nJürgen.\n\x1b[201~")
         chat.expect("rgen.")
         chat.send(" Hello!\r")
         chat.expect("Nice to meet you")  # the answer: the editor may draw the prompt again before it
-        chat.expect(PROMPT)
+        chat.prompt()
         stats = chat.say("/stats")
         self.assertIn("2 answers", stats)
         ids = run("tokenize", "-p", "<|user|>My name is\nJürgen. Hello!<|end|><|assistant|>").stdout.split()
@@ -156,7 +165,7 @@ class AtATerminal(unittest.TestCase):
 
     def test_sigterm_ends_it(self):
         chat = Terminal()
-        chat.expect(PROMPT)
+        chat.prompt()
         os.kill(chat.pid, signal.SIGTERM)
         self.assertEqual(chat.close(), 130)
 
