@@ -142,7 +142,7 @@ Result<Value> Evaluator::EvaluateDict(const Expr& expr) {
     ASSIGN_OR_RETURN(Value value, Evaluate(*expr.args[i + 1]));
     items.emplace_back(std::move(key), std::move(value));
   }
-  return MakeDict(context_.budget, std::move(items));
+  return MakeDict(context_.budget, items);
 }
 
 Result<Value> Evaluator::EvaluateSlice(const Expr& expr) {

@@ -58,7 +58,7 @@ Result<Value> MakeDictOf(Context& context, const std::vector<Value>& arguments,
   for (const NamedValue& keyword : keywords) {
     items.emplace_back(std::make_shared<const std::string>(keyword.name), keyword.value);
   }
-  return MakeDict(context.budget, std::move(items));
+  return MakeDict(context.budget, items);
 }
 
 Result<Value> MakeNamespace(Context& context, const std::vector<Value>& arguments,
