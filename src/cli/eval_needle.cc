@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
@@ -64,12 +65,26 @@ NeedleForm FormOf(const std::string& word) {
   return word == "continuation" ? NeedleForm::kContinuation : NeedleForm::kPlain;
 }
 
+// The order in which the cases of a cell run: every beginning of it is spread evenly over the depths, so that what is
+// finished after Ctrl-C says something about all of them.
+std::vector<int64_t> EvenOrder(int64_t n) {
+  constexpr double kGolden = 0.6180339887498949;
+  std::vector<std::pair<double, size_t>> points;  // multiples of the golden ratio, and which
+  for (size_t i = 0; i < static_cast<size_t>(n); ++i)
+    points.emplace_back(std::fmod(kGolden * static_cast<double>(i), 1.0), i);
+  std::sort(points.begin(), points.end());
+  std::vector<int64_t> order(points.size());
+  for (size_t rank = 0; rank < points.size(); ++rank) order[points[rank].second] = static_cast<int64_t>(rank);
+  return order;
+}
+
 class NeedleTable {
  public:
   NeedleTable(const NeedleFlags& flags, const EvalSession& session, const NeedleMaker& maker)
       : flags_(flags),
         session_(session),
         maker_(maker),
+        order_(EvenOrder(flags.n)),
         runner_(*session.executor, session.tokenizer(), FormOf(flags.form)) {}
 
   Result<NeedleResult> Run(Output& output) {
@@ -95,7 +110,8 @@ class NeedleTable {
   }
 
  private:
-  Result<NeedleCase> Make(const NeedleCell& cell, int64_t index) const {
+  Result<NeedleCase> Make(const NeedleCell& cell, int64_t turn) const {
+    const int64_t index = order_[static_cast<size_t>(turn)];
     ASSIGN_OR_RETURN(NeedleCase made,
                      maker_.Case({.length = cell.length, .facts = cell.facts, .index = index, .n = flags_.n}));
     RETURN_IF_ERROR(CheckIds(session_.model->config, made.context));
@@ -158,6 +174,7 @@ class NeedleTable {
   const NeedleFlags& flags_;
   const EvalSession& session_;
   const NeedleMaker& maker_;
+  const std::vector<int64_t> order_;  // [n], case of each turn
   NeedleRunner runner_;
   StatusLine line_;
   NeedleResult result_;
