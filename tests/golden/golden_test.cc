@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ostream>
 
 #include "golden/golden_run.h"
 
@@ -21,6 +22,8 @@ struct Case {
   std::string model;   // directory of the weights
   Device device;
 };
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.golden; }
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
