@@ -217,7 +217,8 @@ std::string ResultTable(const NeedleResult& result) {
     if (cell.all.n == 0) continue;
     text += fmt::format("| {} | {} | {} | {} | {:.1f} % |", cell.length, cell.facts, cell.all.n, cell.all.found,
                         100.0 * static_cast<double>(cell.all.found) / static_cast<double>(cell.all.n));
-    for (const NeedleCell::Count& count : cell.by_depth) text += fmt::format(" {}/{} |", count.found, count.n);
+    for (const NeedleCell::Count& count : cell.by_depth)
+      text += count.n > 0 ? fmt::format(" {}/{} |", count.found, count.n) : " - |";
     text += "\n";
   }
   return text;
@@ -254,7 +255,11 @@ Result<int> EvalNeedle(const NeedleFlags& flags) {
     output.Write((flags.show ? "\n" : "") + ResultTable(result));
   RETURN_IF_ERROR(output.status());
   if (!flags.common.json && !flags.show) fmt::print(stderr, "{}", Statistics(result, session.executor->options()));
-  return result.complete ? kExitOk : kExitInterrupted;
+  if (result.complete) return kExitOk;
+  if (!flags.common.json)
+    fmt::print(stderr, "infinigen: interrupted: {} of {} cases are done, the numbers are theirs\n", result.all.n,
+               flags.n * static_cast<int64_t>(result.cells.size()));
+  return kExitInterrupted;
 }
 
 }  // namespace

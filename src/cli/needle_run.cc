@@ -40,6 +40,7 @@ Status NeedleRunner::Prefill(const NeedleCase& planted, Live& live, const Needle
     if (watch.on_prefill) watch.on_prefill(unit, units, tokens);
   }
   executor_.EndPrefill(live.item.slot);
+  if (!done) return Ok();  // a text that was not read to its end counts for neither tokens nor seconds
   timing_.prefill_s += Seconds(start);
   timing_.prefill_tokens += tokens;
   live.item.row = tokens;

@@ -39,7 +39,7 @@ class NeedleRunner {
   // One group of at most max_batch cases; answers in their order. After Ctrl-C the unfinished ones are not done.
   Result<std::vector<NeedleAnswer>> Run(std::span<const NeedleCase> cases, const NeedleWatch& watch);
 
-  // Of everything run so far.
+  // Of everything run so far; a prefill that Ctrl-C ended is not in it.
   const Timing& timing() const { return timing_; }
   PoolUse pool() const { return {pool_bytes_, executor_.pool_peak_bytes()}; }
 

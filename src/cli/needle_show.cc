@@ -118,10 +118,9 @@ std::string ShowCase(const NeedleCase& planted, std::string_view source, const S
 
 std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, const Timing& timing,
                         const PoolUse& pool, const ExecutorOptions& options, const ShowStyle& style) {
-  const std::string verdict = !answer.done ? Marked("interrupted", "33", style)
-                              : answer.found
-                                  ? Marked("right", "1;32", style)
-                                  : Marked(fmt::format("wrong, it is {}", planted.asked.code), "1;31", style);
+  if (!answer.done) return fmt::format("   <- {}\n", Marked("interrupted", "33", style));
+  const std::string verdict = answer.found ? Marked("right", "1;32", style)
+                                           : Marked(fmt::format("wrong, it is {}", planted.asked.code), "1;31", style);
   const std::string_view since = std::string_view(planted.text).substr(planted.fact_at);
   const int64_t back = planted.prompt_tokens() - planted.fact_token;
   return fmt::format(

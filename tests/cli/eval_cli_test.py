@@ -121,6 +121,21 @@ class Needle(Case):
         self.assertEqual(process.wait(60), 0)
         self.assertIn(b"\x1b[1;30;43mThe access code for", seen)
 
+    def test_depths_without_a_case_are_no_fractions(self):
+        out = self.needle().out
+        self.assertIn(" - |", out)
+        self.assertNotIn("0/0", out)
+
+    def test_interrupt_says_so(self):
+        process = subprocess.Popen([cli_test.BINARY, "eval", "needle", "-m", MODEL, "--lengths", "300", "--n", "100000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.assertRegex(err.decode(), r"interrupted: \d+ of 100000 cases are done")
+        self.assertIn(b"| context |", out)
+
     def test_errors(self):
         self.assert_error(self.needle("--n", 0), 2)
         self.assert_error(self.needle("--lengths", "10"), 2, 64)

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <set>
 
+#include "cli/interrupt.h"
 #include "cli/needle_case.h"
 #include "cli/needle_run.h"
 #include "cli/needle_show.h"
@@ -224,6 +226,29 @@ TEST(NeedleRun, TheShippedModelFindsThem) {
     other.asked.code = "000000";
     EXPECT_FALSE(runner.Run({&other, 1}, {}).value()[0].found);
   }
+}
+
+// Ctrl-C in the middle of the second text: what was read of it is in no number.
+TEST(NeedleRun, AnInterruptedTextDoesNotCount) {
+  const auto model = LoadModel(kShipped, {.threads = 2, .max_tokens = 512, .max_batch = 2, .kv_type = DType::kBF16});
+  const NeedleMaker maker = NeedleMaker::Make(ShippedTokenizer(), NeedleForm::kPlain, std::nullopt, 4).value();
+  const std::vector<NeedleCase> cases = {maker.Case({.length = 256}).value(), maker.Case({.length = 512}).value()};
+  NeedleRunner runner(*model->executor, ShippedTokenizer(), NeedleForm::kPlain);
+  InstallRepeatedInterrupt();
+  int finished = 0;
+  const auto interrupt = [&](int64_t unit, int64_t units, int64_t) {
+    if (finished == 1 && unit == 1) std::raise(SIGINT);
+    finished += unit == units ? 1 : 0;
+  };
+  const std::vector<NeedleAnswer> answers = runner.Run(cases, {.on_prefill = interrupt}).value();
+  EXPECT_TRUE(TakeInterrupt());
+  std::signal(SIGINT, SIG_DFL);
+  EXPECT_EQ(finished, 1);
+  for (const NeedleAnswer& answer : answers) EXPECT_FALSE(answer.done);
+  EXPECT_EQ(runner.timing().prefill_tokens, static_cast<int64_t>(cases[0].context.size()));
+  EXPECT_GT(runner.timing().prefill_s, 0);
+  EXPECT_EQ(runner.timing().decode_tokens, 0);
+  EXPECT_EQ(model->executor->pool_bytes(), 0u);
 }
 
 TEST(NeedleShow, FitsAScreen) {
