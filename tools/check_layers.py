@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 HARD_LINES = 800
 
-VIEW = {"kv/view.h", "kv/ids.h"}  # plain structs below both kv and backend
+VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},
@@ -48,6 +48,8 @@ def violations(path):
         other = target.split("/")[0]
         if target in VIEW and module == "backend":
             continue
+        if other == "kv" and name.startswith("backend/reference/"):
+            continue  # the oracle runs the methods' host form, which is their definition
         if name in VIEW and other == "kv" and target not in VIEW:
             yield f"src/{name}: includes {target}, which is above it"
         if other not in MAY_INCLUDE:

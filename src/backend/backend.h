@@ -25,6 +25,8 @@
 #include <span>
 
 #include "base/result.h"
+#include "kv/selection_view.h"
+#include "kv/sketch_view.h"
 #include "kv/view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -84,7 +86,8 @@ struct AttentionShape {
 template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
-                           const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
+                           LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
+                           MassTotals* mass, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
   { B::kActivation } -> std::convertible_to<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -125,6 +128,22 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
   // Token i attends to entries [0, rows[i]] of its own sequence. `n` is the largest row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
+
+  // ---- Sketch, select, attend: InfiniGen's step (kv/sketch.h and kv/selection.h define the arithmetic).
+
+  // Writes the sketches of key rows [count][kv_heads·d] at the tokens' rows.
+  { b.AppendSketches(queue, batch, c, basis, sketches) } -> std::same_as<void>;
+  // out = queries · basis · scale.                     queries [count][heads·d], out [count][heads·dims] f32
+  { b.SketchQueries(queue, c, batch, shape, basis, t) } -> std::same_as<void>;
+  // The rows each token attends to, by sketch queries [count][heads·dims]. Rows [0, rows[i]] have a sketch, the last of
+  // them only if call.current_known.
+  { b.Select(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
+  // The same by true scores of queries [count][heads·d], for measurement: the best that any sketch can do.
+  { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
+  // Token i attends to its selection. The list of all rows gives AttendDecode's result, bit for bit.
+  { b.AttendSelected(queue, c, batch, selection, shape, entries, t) } -> std::same_as<void>;
+  // For measurement: which share of each query head's true attention lies inside the selection; added to `mass`.
+  { b.MeasureMass(queue, c, batch, selection, shape, entries, mass) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

@@ -43,6 +43,19 @@ class CpuBackend : public HostBackend {
   void AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
                     const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
 
+  void AppendSketches(Queue, const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
+                      const LayerSketches& sketches);
+  void SketchQueries(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                     const SketchBasis& basis, const Tensor& out);
+  void Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+              const LayerSketches& sketches, const Selection& selection);
+  void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                   const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
+  void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                      const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+  void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                   const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
+
  private:
   // body(first_row, count) over [0, rows), cut over the team only when the work is worth waking it for. `row_work` is
   // in elements touched per row.

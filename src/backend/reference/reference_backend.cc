@@ -2,63 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+
+#include "backend/reference/element.h"
 
 namespace infinigen {
-namespace {
-
-float Load(const std::byte* data, DType type, int64_t index) {
-  return Dispatch(type, [&](auto tag) { return ToFloat(reinterpret_cast<const decltype(tag)*>(data)[index]); });
-}
-
-void Store(std::byte* data, DType type, int64_t index, float value) {
-  switch (type) {
-    case DType::kF32:
-      reinterpret_cast<float*>(data)[index] = value;
-      return;
-    case DType::kF16:
-      reinterpret_cast<F16*>(data)[index] = ToF16(value);
-      return;
-    case DType::kBF16:
-      reinterpret_cast<BF16*>(data)[index] = ToBF16(value);
-      return;
-  }
-}
-
-// One query head over entries [0, length) of one KV head: softmax(q·K · scale) · V.
-void AttendHead(const float* query, int64_t slot, int64_t head, int64_t length, float scale,
-                const LayerEntries& entries, float* out) {
-  const EntryLayout& layout = entries.layout;
-  std::vector<float> weights(static_cast<size_t>(length));
-  float largest = -INFINITY;
-  for (int64_t row = 0; row < length; ++row) {
-    const std::byte* key = entries.Entry(slot, head, row);
-    float score = 0;
-    for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
-    weights[static_cast<size_t>(row)] = score * scale;
-    largest = std::max(largest, score * scale);
-  }
-  float sum = 0;
-  for (float& weight : weights) sum += weight = std::exp(weight - largest);
-  std::fill_n(out, layout.head_dim, 0.0f);
-  for (int64_t row = 0; row < length; ++row) {
-    const std::byte* value = entries.Entry(slot, head, row) + layout.key_bytes();
-    for (int64_t i = 0; i < layout.head_dim; ++i)
-      out[i] += weights[static_cast<size_t>(row)] / sum * Load(value, layout.type, i);
-  }
-}
-
-void AttendToken(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
-                 const LayerEntries& entries, float* out) {
-  const int64_t group = shape.heads / entries.layout.kv_heads;
-  for (int64_t head = 0; head < shape.heads; ++head) {
-    const int64_t offset = head * entries.layout.head_dim;
-    AttendHead(queries + offset, slot, head / group, length, shape.scale, entries, out + offset);
-  }
-}
-
-}  // namespace
-
 void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
   for (int64_t t = 0; t < batch.count; ++t)
     for (int64_t i = 0; i < table.cols; ++i) out.as<float>(t)[i] = Load(table.row(batch.ids[t]), table.type, i);
@@ -168,18 +115,6 @@ void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor&
       }
     }
   }
-}
-
-void ReferenceBackend::AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run,
-                                     const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
-  for (int64_t t = 0; t < run.count; ++t)
-    AttendToken(queries.as<float>(t), run.slot.value(), run.first_row + t + 1, shape, entries, out.as<float>(t));
-}
-
-void ReferenceBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t,
-                                    const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
-  for (int64_t t = 0; t < batch.count; ++t)
-    AttendToken(queries.as<float>(t), batch.slots[t], batch.rows[t] + 1, shape, entries, out.as<float>(t));
 }
 
 }  // namespace infinigen

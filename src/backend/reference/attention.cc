@@ -1,0 +1,109 @@
+// Attention of the oracle: every form of it is a list of rows.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "backend/reference/element.h"
+#include "backend/reference/reference_backend.h"
+
+namespace infinigen {
+namespace {
+
+// softmax(q·K · scale) over the listed rows of one KV head.
+std::vector<float> Weights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
+                           const LayerEntries& entries) {
+  const EntryLayout& layout = entries.layout;
+  std::vector<float> weights;
+  float largest = -INFINITY;
+  for (const int32_t row : rows) {
+    const std::byte* key = entries.Entry(slot, head, row);
+    float score = 0;
+    for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+    weights.push_back(score * scale);
+    largest = std::max(largest, score * scale);
+  }
+  float sum = 0;
+  for (float& weight : weights) sum += weight = std::exp(weight - largest);
+  for (float& weight : weights) weight /= sum;
+  return weights;
+}
+
+void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
+                const LayerEntries& entries, float* out) {
+  const EntryLayout& layout = entries.layout;
+  const std::vector<float> weights = Weights(query, slot, head, rows, scale, entries);
+  std::fill_n(out, layout.head_dim, 0.0f);
+  for (size_t j = 0; j < rows.size(); ++j) {
+    const std::byte* value = entries.Entry(slot, head, rows[j]) + layout.key_bytes();
+    for (int64_t i = 0; i < layout.head_dim; ++i) out[i] += weights[j] * Load(value, layout.type, i);
+  }
+}
+
+std::vector<int32_t> AllRows(int64_t length) {
+  std::vector<int32_t> rows(static_cast<size_t>(length));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+void AttendToken(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
+                 const LayerEntries& entries, float* out) {
+  const int64_t group = shape.heads / entries.layout.kv_heads;
+  const std::vector<int32_t> rows = AllRows(length);
+  for (int64_t head = 0; head < shape.heads; ++head) {
+    const int64_t offset = head * entries.layout.head_dim;
+    AttendHead(queries + offset, slot, head / group, rows, shape.scale, entries, out + offset);
+  }
+}
+
+}  // namespace
+
+void ReferenceBackend::AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run,
+                                     const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  for (int64_t t = 0; t < run.count; ++t)
+    AttendToken(queries.as<float>(t), run.slot.value(), run.first_row + t + 1, shape, entries, out.as<float>(t));
+}
+
+void ReferenceBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t,
+                                    const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  for (int64_t t = 0; t < batch.count; ++t)
+    AttendToken(queries.as<float>(t), batch.slots[t], batch.rows[t] + 1, shape, entries, out.as<float>(t));
+}
+
+void ReferenceBackend::AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch,
+                                      const Selection& selection, const AttentionShape& shape,
+                                      const LayerEntries& entries, const Tensor& out) {
+  const int64_t group = shape.heads / entries.layout.kv_heads, dim = entries.layout.head_dim;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      const int64_t kv_head = head / group;
+      const std::span rows(selection.Rows(t, kv_head), static_cast<size_t>(selection.Count(t, kv_head)));
+      AttendHead(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, rows, shape.scale, entries,
+                 out.as<float>(t) + head * dim);
+    }
+  }
+}
+
+void ReferenceBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch,
+                                   const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
+                                   MassTotals* mass) {
+  const int64_t group = shape.heads / entries.layout.kv_heads, dim = entries.layout.head_dim;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    const std::vector<int32_t> all = AllRows(batch.rows[t] + 1);
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      const int64_t kv_head = head / group;
+      const std::vector<float> weights =
+          Weights(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, all, shape.scale, entries);
+      double inside = 0;
+      for (int64_t j = 0; j < selection.Count(t, kv_head); ++j)
+        inside += weights[static_cast<size_t>(selection.Rows(t, kv_head)[j])];
+      inside = std::clamp(inside, 0.0, 1.0);
+      ++mass->count;
+      mass->sum += inside;
+      ++mass->bins[static_cast<int>(inside * MassTotals::kBins)];
+    }
+  }
+}
+
+}  // namespace infinigen

@@ -1,0 +1,55 @@
+// What is asked of a selection and what comes out of it, as plain structs for both kv and the backends. The rule itself
+// is written down, and implemented plainly, in kv/selection.h.
+#pragma once
+
+#include <cstdint>
+
+namespace infinigen {
+
+// Who is chosen, for one sequence. `n` is the number of its retained rows, the current token's included.
+struct SelectRule {
+  float alpha = 5.0f;       // chosen: relative score ≥ −alpha; infinity: no threshold
+  float cap = 0.2f;         // at most ⌊cap · n⌋ rows are chosen ...
+  int32_t min_rows = 1;     // ... but at least so many, cap or threshold or not
+  int32_t sinks = 0;        // first rows, always attended
+  int32_t window = 0;       // rows just before the current token, always attended
+  int32_t force_count = 0;  // > 0, for benchmarks: attend exactly min(this, n) rows, whatever the scores' height
+};
+
+// What was selected so far, summed over steps, KV heads and tokens of one sequence in one layer.
+struct SelectionTotals {
+  uint64_t chosen = 0;    // by threshold and cap
+  uint64_t attended = 0;  // chosen, sinks, window, current token
+  uint64_t retained = 0;  // rows there were to choose from
+};
+
+// The rows that each (token, KV head) attends to: ascending, without repetition, the current token's included. Memory
+// of the compute device.
+struct Selection {
+  int32_t* rows = nullptr;    // [tokens][kv_heads][capacity]
+  int32_t* counts = nullptr;  // [tokens][kv_heads]
+  int64_t capacity = 0;
+  int64_t kv_heads = 0;
+
+  int32_t* Rows(int64_t token, int64_t head) const { return rows + (token * kv_heads + head) * capacity; }
+  int32_t& Count(int64_t token, int64_t head) const { return counts[token * kv_heads + head]; }
+};
+
+// Of one call, for all its tokens. Arrays are memory of the compute device.
+struct SelectCall {
+  const SelectRule* rules = nullptr;  // [slots]
+  SelectionTotals* totals = nullptr;  // [slots], added to
+  bool current_known = true;          // the current token can be chosen by its score, its sketch being there already
+  bool mean_counts = false;           // every head of a sequence chooses the mean of the heads' counts
+  int64_t max_rows = 0;               // the largest row + 1 in the batch
+};
+
+// Shares of true attention mass that lay inside selections, of one layer: one number per query head and token.
+struct MassTotals {
+  static constexpr int kBins = 1000;
+  uint64_t count = 0;
+  double sum = 0;
+  uint64_t bins[kBins + 1] = {};  // by ⌊share · kBins⌋
+};
+
+}  // namespace infinigen
