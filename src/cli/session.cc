@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <vector>
+#include <utility>
 
 #include "base/machine.h"
 #include "base/size.h"
@@ -29,31 +30,9 @@ bool IsDirectory(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path, error);
 }
 
-// Where the built-in model may be, nearest first: beside an installed binary (PREFIX/bin), in the tree that the binary
-// was built in (two levels up from build/NAME), in the tree it was built from.
-std::vector<std::filesystem::path> BuiltInPlaces() {
-  constexpr const char* kModel = "models/infinigen-mini";
-  constexpr int kLevels = 3;
-  std::vector<std::filesystem::path> places;
-  std::error_code error;
-  const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    std::filesystem::path directory = binary.parent_path();
-    places.push_back(directory.parent_path() / "share/infinigen" / kModel);
-    for (int level = 0; level < kLevels; ++level, directory = directory.parent_path())
-      places.push_back(directory / kModel);
-  }
-  places.push_back(std::filesystem::path(INFINIGEN_SOURCE_DIR) / kModel);
-  return places;
-}
-
-Result<std::string> FindBuiltIn() {
-  std::string looked;
-  for (const std::filesystem::path& place : BuiltInPlaces()) {
-    if (IsDirectory(place)) return place.string();
-    looked += fmt::format("{}{}", looked.empty() ? "" : ", ", place.string());
-  }
-  return IoError("the built-in model is not there: pass a model with -m, or put it in one of {}", looked);
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 bool EndsWith(std::string_view text, std::string_view end) {
@@ -62,8 +41,46 @@ bool EndsWith(std::string_view text, std::string_view end) {
 
 }  // namespace
 
+std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
+                                       const std::string& home) {
+  using Path = std::filesystem::path;
+  constexpr const char* kModel = "models/infinigen-mini";
+  constexpr const char* kShared = "infinigen/models/infinigen-mini";  // below a directory of shared data
+  constexpr int kLevels = 3;
+  std::vector<std::string> places;
+  const auto add = [&](const Path& path) {
+    std::string place = path.string();
+    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
+  };
+  if (!binary.empty()) {
+    Path directory = Path(binary).parent_path();
+    add(directory.parent_path() / "share" / kShared);
+    for (int level = 0; level < kLevels; ++level, directory = directory.parent_path()) add(directory / kModel);
+  }
+  add(Path(INFINIGEN_SOURCE_DIR) / kModel);
+  // A relative XDG_DATA_HOME is to be ignored, says its specification.
+  if (Path(data_home).is_absolute())
+    add(Path(data_home) / kShared);
+  else if (Path(home).is_absolute())
+    add(Path(home) / ".local/share" / kShared);
+  add(Path("/usr/local/share") / kShared);
+  add(Path("/usr/share") / kShared);
+  return places;
+}
+
+Result<std::string> FindBuiltIn(const std::vector<std::string>& places) {
+  for (const std::string& place : places)
+    if (IsDirectory(place)) return place;
+  return IoError("the built-in model is not there: pass a model with -m, or put it in one of {}",
+                 fmt::format("{}", fmt::join(places, ", ")));
+}
+
 Result<std::string> FindModel(const std::string& flag) {
-  if (flag.empty()) return FindBuiltIn();
+  if (flag.empty()) {
+    std::error_code error;  // leaves the path empty
+    const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
+    return FindBuiltIn(BuiltInPlaces(binary.string(), Environment("XDG_DATA_HOME"), Environment("HOME")));
+  }
   struct stat info {};
   if (::stat(flag.c_str(), &info) != 0)
     return IoError("{}: no such model: {}; pass a directory with config.json", flag, std::strerror(errno));

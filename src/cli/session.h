@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "model/config.h"
@@ -28,6 +29,15 @@ struct Model {
 // The directory that --model names; without one, that of the built-in model. The only place that knows where models are
 // looked up.
 Result<std::string> FindModel(const std::string& flag);
+
+// Where the built-in model may be, in the order in which it is looked for: beside an installed `binary` (PREFIX/bin),
+// in the tree that it was built in (up to two levels up, build/NAME), in the tree it was built from, then where a
+// user's and a system's shared data lie, so that a binary that was only copied finds it too. `data_home`:
+// XDG_DATA_HOME, and `home`, below which that is .local/share when not set; any of the three may be empty.
+std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
+                                       const std::string& home);
+// The first of them that is a directory; the error names all.
+Result<std::string> FindBuiltIn(const std::vector<std::string>& places);
 
 // The file that the directory's tokenizer is made of ("tokenizer.json"), empty when it has none.
 std::string TokenizerFile(const std::string& directory);
