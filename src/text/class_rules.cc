@@ -11,29 +11,14 @@ void ApplyLlama(const ClassRules& rules, TokenizerSpec& spec) {
 
   PreTokenizerStep metaspace;
   metaspace.kind = PreTokenizerStep::Kind::kMetaspace;
-  metaspace.replacement = "▁";
+  metaspace.replacement = kMetaspace;
   metaspace.split = false;
   metaspace.prepend_scheme = !rules.add_prefix_space ? PrependScheme::kNever
                              : rules.legacy          ? PrependScheme::kAlways
                                                      : PrependScheme::kFirst;
   spec.pre_tokenizers = {metaspace};
 
-  DecoderStep replace;
-  replace.kind = DecoderStep::Kind::kReplace;
-  replace.pattern = "▁";
-  replace.content = " ";
-  DecoderStep fallback;
-  fallback.kind = DecoderStep::Kind::kByteFallback;
-  DecoderStep fuse;
-  fuse.kind = DecoderStep::Kind::kFuse;
-  spec.decoders = {replace, fallback, fuse};
-  if (rules.add_prefix_space) {
-    DecoderStep strip;
-    strip.kind = DecoderStep::Kind::kStrip;
-    strip.content = " ";
-    strip.start = 1;
-    spec.decoders.push_back(strip);
-  }
+  spec.decoders = MetaspaceDecoders(/*prefix_space=*/rules.add_prefix_space);
 }
 
 void ApplyGpt2(const ClassRules& rules, TokenizerSpec& spec) {

@@ -12,8 +12,6 @@
 namespace infinigen {
 namespace {
 
-constexpr const char* kMetaspace = "▁";
-
 // Field numbers of sentencepiece_model.proto.
 namespace model_field {
 constexpr uint32_t kPieces = 1;
@@ -216,22 +214,7 @@ void SetOwnRules(const Settings& settings, TokenizerSpec& spec) {
   step.content = kMetaspace;
   spec.normalizers.push_back(step);
 
-  DecoderStep replace;
-  replace.kind = DecoderStep::Kind::kReplace;
-  replace.pattern = kMetaspace;
-  replace.content = " ";
-  DecoderStep fallback;
-  fallback.kind = DecoderStep::Kind::kByteFallback;
-  DecoderStep fuse;
-  fuse.kind = DecoderStep::Kind::kFuse;
-  spec.decoders = {replace, fallback, fuse};
-  if (settings.add_dummy_prefix) {
-    DecoderStep strip;
-    strip.kind = DecoderStep::Kind::kStrip;
-    strip.content = " ";
-    strip.start = 1;
-    spec.decoders.push_back(strip);
-  }
+  spec.decoders = MetaspaceDecoders(/*prefix_space=*/settings.add_dummy_prefix);
 }
 
 }  // namespace

@@ -6,6 +6,24 @@
 
 namespace infinigen {
 
+std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
+  using Kind = DecoderStep::Kind;
+  std::vector<DecoderStep> steps(3);
+  steps[0].kind = Kind::kReplace;
+  steps[0].pattern = kMetaspace;
+  steps[0].content = " ";
+  steps[1].kind = Kind::kByteFallback;
+  steps[2].kind = Kind::kFuse;
+  if (prefix_space) {
+    DecoderStep strip;
+    strip.kind = Kind::kStrip;
+    strip.content = " ";
+    strip.start = 1;
+    steps.push_back(strip);
+  }
+  return steps;
+}
+
 Status AddToken(AddedToken token, TokenizerSpec& spec) {
   // Real files have at most a few thousand.
   constexpr size_t kMaxAddedTokens = 1 << 16;
