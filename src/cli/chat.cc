@@ -197,7 +197,11 @@ Result<int> Talk(const ChatFlags& flags) {
   ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
-  if (model->tokenizer == nullptr) return Invalid("{}: no tokenizer, so nobody can talk with it", directory);
+  if (model->tokenizer == nullptr)
+    return Invalid(
+        "{}: no tokenizer, so nobody can talk with it; put the model's tokenizer.json and "
+        "tokenizer_config.json beside config.json",
+        directory);
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
