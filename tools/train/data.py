@@ -146,7 +146,7 @@ def work(number, count, tokenizer_path, shards, state, encoded, jobs, phases, cu
 
     from tasks import Tasks
 
-    tokenizer = Tokenizer.from_file(tokenizer_path)
+    tokenizer, parent = Tokenizer.from_file(tokenizer_path), os.getppid()
     for job in range(number, len(jobs), count):
         encode_part(tokenizer, *jobs[job], state)
     with encoded.get_lock():
@@ -164,8 +164,9 @@ def work(number, count, tokenizer_path, shards, state, encoded, jobs, phases, cu
                 try:
                     out.put((size, index, *made), timeout=0.2)
                     break
-                except queue.Full:  # the trainer is behind
-                    continue
+                except queue.Full:  # the trainer is behind, or was killed
+                    if os.getppid() != parent:
+                        stop.set()
             index += count
     out.cancel_join_thread()
 

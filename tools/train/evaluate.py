@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Held-out perplexity, planted facts found, and samples, of the stored bf16 weights.
 
-    python tools/train/evaluate.py --model models/infinigen-mini --eval ../shared/corpus/eval --out eval.json
+    python tools/train/evaluate.py --model models/infinigen-mini --eval EVAL --out eval.json
+
+makes the tables of the model's card: one minute on a GPU, in bf16. Without a GPU it computes in f32, which says so in its output,
+and takes hours: pass a smaller --number and fewer --lengths. --tables prints the tables of an --out that is there already.
 
 A planted fact counts as found when greedy decoding gives its value exactly. One forward pass over prompt and expected
 answer decides that: greedy decoding gives the answer if and only if every token of it is the best one after those
@@ -25,12 +28,45 @@ from textgen import Rng, text
 
 BOUNDARY = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 FORMS = ("plain", "chat", "continue")
+TEXTS = "valid_mix,wiki_long,moby_dick,walden"  # of the card; those that are no mixture are the books facts are planted in
+NO_BOOKS = ("valid_mix", "wiki_long")
 
 
 def read(path):
     opener = lzma.open if path.endswith(".xz") else open
     with opener(path, "rt", encoding="utf-8") as file:
         return file.read()
+
+
+def eval_folder(given):
+    """The folder of held-out texts: as given, else of the corpus that the tests use too."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    corpus = os.environ.get("INFINIGEN_DATA") or os.path.join(os.path.dirname(root), "shared", "corpus")
+    folder = given or os.path.join(corpus, "eval")
+    if not os.path.isdir(folder):
+        raise SystemExit(f"{folder}: no such folder; pass --eval, the folder with the held-out .txt.xz files"
+                         + ("" if given else " (looked in $INFINIGEN_DATA/eval or ../shared/corpus/eval)"))
+    return folder
+
+
+def text_paths(folder, names):
+    """{name: path} of the texts that `names` lists ("all": of every one) in `folder` and below it."""
+    there = {file.split(".")[0]: os.path.join(base, file) for base, _, files in sorted(os.walk(folder))
+             for file in sorted(files) if file.endswith(".txt.xz")}
+    wanted = sorted(there) if names == "all" else names.split(",")
+    missing = [name for name in wanted if name not in there]
+    if missing or not wanted:
+        raise SystemExit(f"{folder}: no {', '.join(missing) or 'text'}.txt.xz there; it has {', '.join(sorted(there)) or 'none'}: "
+                         "choose with --texts")
+    if all(name in NO_BOOKS for name in wanted):
+        raise SystemExit(f"--texts {names}: name a book too, facts are planted in books")
+    return {name: there[name] for name in wanted}
+
+
+def add_text_flags(parser):
+    parser.add_argument("--eval", help="folder with .txt.xz files; books may lie in subfolders "
+                                       "(default: $INFINIGEN_DATA/eval, else ../shared/corpus/eval)")
+    parser.add_argument("--texts", default=TEXTS, help=f"which of them, or all (default {TEXTS}: those of the card)")
 
 
 # ---- perplexity
@@ -149,12 +185,12 @@ def cases_path(folder, job):
     return os.path.join(folder, "cases-" + "-".join(map(str, job)) + ".json")
 
 
-def make_cases(number, of, tokenizer_path, eval_folder, lengths, count, folder):
+def make_cases(number, of, tokenizer_path, paths, lengths, count, folder):
     """Writes every `of`-th job's cases to a file. Making them takes longer than the model's answer, so do it ahead."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_path)
-    _, sources = heldout(eval_folder, tokenizer)
+    _, sources = heldout(paths, tokenizer)
     for job in needle_jobs(lengths)[number::of]:
         if not os.path.exists(cases_path(folder, job)):
             with open(cases_path(folder, job) + ".new", "w") as file:
@@ -162,12 +198,12 @@ def make_cases(number, of, tokenizer_path, eval_folder, lengths, count, folder):
             os.replace(cases_path(folder, job) + ".new", cases_path(folder, job))
 
 
-def start_cases(tokenizer_path, eval_folder, lengths, count, folder, processes):
+def start_cases(tokenizer_path, paths, lengths, count, folder, processes):
     """Forks the processes that make the cases; call it before CUDA is touched, join them before reading."""
     import multiprocessing as mp
 
     context = mp.get_context("fork")
-    made = [context.Process(target=make_cases, args=(i, processes, tokenizer_path, eval_folder, lengths, count, folder))
+    made = [context.Process(target=make_cases, args=(i, processes, tokenizer_path, paths, lengths, count, folder))
             for i in range(processes)]
     for process in made:
         process.start()
@@ -183,7 +219,7 @@ def needle_table(model, device, lengths, folder, report=print):
         good, n = found(model, cases, device), len(cases)
         thirds = [good[n * t // 3:n * (t + 1) // 3] for t in range(3)]
         table.append({"length": length, "text": kind, "facts": count, "wording": "canonical" if canonical else "varied", "form": form,
-                      "n": n, "found": round(sum(good) / n, 4), "by_depth_third": [round(sum(t) / len(t), 3) for t in thirds]})
+                      "n": n, "found": round(sum(good) / n, 4), "by_depth_third": [round(sum(t) / len(t), 3) if t else None for t in thirds]})
     for length in lengths:
         report(f"needle {length}: " + " ".join(f"{r['text'][0]}{r['facts']}{r['wording'][0]}{r['form'][:2]}={r['found']:.2f}"
                                                for r in table if r["length"] == length))
@@ -229,16 +265,11 @@ def samples(folder, device):
     return out
 
 
-def heldout(folder, tokenizer, books=True):
-    """Texts for perplexity, and the ids of the books that facts are planted in."""
-    texts, ids = {}, []
-    for base, _, files in sorted(os.walk(folder)):
-        for file in sorted(files):
-            if file.endswith(".txt.xz"):
-                name = file.split(".")[0]
-                texts[name] = read(os.path.join(base, file))
-                if books and name not in ("valid_mix", "wiki_long"):
-                    ids.append(tokenizer.encode(texts[name], add_special_tokens=False).ids)
+def heldout(paths, tokenizer, books=True):
+    """Texts for perplexity, and the ids of the books that facts are planted in. `paths`: of text_paths."""
+    texts = {name: read(path) for name, path in paths.items()}
+    ids = [tokenizer.encode(texts[name], add_special_tokens=False).ids for name in sorted(texts)
+           if books and name not in NO_BOOKS]
     return texts, ids
 
 
@@ -249,15 +280,42 @@ def show_samples(made, report=print):
         report("CHAT " + " / ".join(f"{m['role'][0]}: {m['content']}{'' if m.get('stopped', True) else ' [no end]'}" for m in chat))
 
 
-def evaluate(model, tokenizer, eval_folder, device, lengths, limit, folder, report=print):
+def evaluate(model, tokenizer, paths, device, lengths, limit, folder, report=print):
     """Perplexity and planted facts. The cases are in `folder`."""
     result = {"arithmetic": "bf16" if model.dtype == torch.bfloat16 else "f32", "perplexity": {}}
-    texts, _ = heldout(eval_folder, tokenizer, books=False)
+    report(f"arithmetic: {result['arithmetic']} on {device}"
+           + ("" if result["arithmetic"] == "bf16" else " (the card's numbers are in bf16, on a GPU)"))
+    texts, _ = heldout(paths, tokenizer, books=False)
     for name, string in texts.items():
         result["perplexity"][name] = [perplexity(model, tokenizer, string, window, device, limit) for window in (2048, 4096, 8192)]
         report(f"{name}: " + " ".join(f"{row['window']}: {row['ppl']} ({row['bits_per_byte']} bits/byte)" for row in result["perplexity"][name]))
     result["needle"] = needle_table(model, device, lengths, folder, report=report)
     return result
+
+
+# ---- tables of the card
+
+def tables(result):
+    """Perplexity and planted facts as the card shows them, in Markdown."""
+    baselines = result.get("baselines", {}).get("texts", {})
+    lines = [f"In {result['arithmetic']} arithmetic.", "", "| text | unigram | trigram | 2,048 | 4,096 | 8,192 |", "|---|---|---|---|---|---|"]
+    for name, rows in result["perplexity"].items():
+        cells = [baselines.get(name, {}).get(kind) for kind in ("unigram", "trigram")]
+        cells = [f"{cell['ppl']:.{0 if cell['ppl'] >= 1000 else 1}f} ({cell['bits_per_byte']:.2f})" if cell else "-" for cell in cells]
+        cells += [f"{row['ppl']:.1f} ({row['bits_per_byte']:.3f})" for row in rows]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    columns = [(kind, count, wording) for kind in ("real", "generated") for count, wording in
+               ((1, "canonical"), (1, "varied"), (8, "canonical"), (24, "canonical"))]
+    heads = [f"{kind}: {count}" + (", varied" if wording == "varied" else "") for kind, count, wording in columns]
+    lines += ["", "| context | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for length in sorted({row["length"] for row in result["needle"]}):
+        cells = []
+        for column in columns:
+            rows = [r for r in result["needle"] if r["length"] == length and (r["text"], r["facts"], r["wording"]) == column]
+            share = 100 * sum(r["found"] * r["n"] for r in rows) / sum(r["n"] for r in rows)
+            cells.append("100" if share > 99.99 else f"{share:.1f}")
+        lines.append(f"| {length:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main():
@@ -267,31 +325,38 @@ def main():
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True)
-    parser.add_argument("--eval", help="folder with .txt.xz files; books may lie in subfolders")
+    add_text_flags(parser)
     parser.add_argument("--out", required=True, help="results; what is there already and not measured now stays")
-    parser.add_argument("--number", type=int, default=100, help="cases for each line of the needle table")
-    parser.add_argument("--lengths", default="1024,2048,4096,8192")
-    parser.add_argument("--limit", type=int, default=400_000, help="tokens of each text for perplexity")
+    parser.add_argument("--number", type=int, default=100, help="cases for each line of the needle table (default 100)")
+    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="of the needle table (default 1024,2048,4096,8192)")
+    parser.add_argument("--limit", type=int, default=400_000, help="tokens of each text for perplexity (default 400000)")
     parser.add_argument("--samples", action="store_true", help="only stories and chats, by transformers")
+    parser.add_argument("--tables", action="store_true", help="only print the tables of --out")
     args = parser.parse_args()
     result = {}
     if os.path.exists(args.out):
         with open(args.out) as file:
             result = json.load(file)
+    if args.tables:
+        if "needle" not in result:
+            raise SystemExit(f"{args.out}: no results there to print")
+        print(tables(result))
+        return
     tokenizer_path = os.path.join(args.model, "tokenizer.json")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.samples:
-        result["samples"] = samples(args.model, "cuda" if torch.cuda.is_available() else "cpu")
+        result["samples"] = samples(args.model, device)
         show_samples(result["samples"])
     else:
-        lengths = [int(n) for n in args.lengths.split(",")]
+        lengths, paths = [int(n) for n in args.lengths.split(",")], text_paths(eval_folder(args.eval), args.texts)
         with tempfile.TemporaryDirectory() as folder:
-            for process in start_cases(tokenizer_path, args.eval, lengths, args.number, folder, os.cpu_count()):
+            for process in start_cases(tokenizer_path, paths, lengths, args.number, folder, os.cpu_count()):
                 process.join()
-            device = "cuda" if torch.cuda.is_available() else "cpu"
             model = load_model(args.model, device)
             if device == "cpu":
                 model.dtype = torch.float32
-            result.update(evaluate(model, Tokenizer.from_file(tokenizer_path), args.eval, device, lengths, args.limit, folder))
+            result.update(evaluate(model, Tokenizer.from_file(tokenizer_path), paths, device, lengths, args.limit, folder))
+        print(tables(result))
     with open(args.out, "w") as file:
         json.dump(result, file, indent=1)
 

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from data import PARTS, encode_part, part_path
-from evaluate import heldout
+from evaluate import add_text_flags, eval_folder, heldout, text_paths
 from make_tokenizer import END_OF_TEXT, VOCAB, shard_paths
 
 DISCOUNT = 0.75
@@ -68,11 +68,13 @@ class Trigram:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name in ("shards", "eval", "model", "state", "out"):
+    for name in ("shards", "model", "state", "out"):
         parser.add_argument(f"--{name}", required=True)
+    add_text_flags(parser)
     parser.add_argument("--limit", type=int, default=400_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
+    paths = text_paths(eval_folder(args.eval), args.texts)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.makedirs(args.state, exist_ok=True)
     tokenizer_path = os.path.join(args.model, "tokenizer.json")
@@ -84,7 +86,7 @@ def main():
     trigram = Trigram(ids)
     tokenizer = Tokenizer.from_file(tokenizer_path)
     baselines = {"trained_on_tokens": len(ids), "discount": DISCOUNT, "texts": {}}
-    for name, string in heldout(args.eval, tokenizer, books=False)[0].items():
+    for name, string in heldout(paths, tokenizer, books=False)[0].items():
         text = []
         for document in string.split("<|endoftext|>\n"):
             text += [END_OF_TEXT] * bool(text) + tokenizer.encode(document.rstrip("\n"), add_special_tokens=False).ids

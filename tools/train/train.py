@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Trains the model that the project ships.
 
-    python tools/train/train.py --shards DIR --eval DIR --model models/infinigen-mini --state DIR --out DIR --seconds 480
+    python tools/train/train.py --shards DIR --eval DIR --model models/infinigen-mini --state DIR --out DIR
 
 One budget of GPU seconds (--budget) is used up over one or more calls. The learning rate and the phase follow the used
-share of it: rows of 2,048 first, rows of 8,192 from --long-from on. A call trains for --seconds and saves everything
-in --state, where the next one goes on. If the state is gone, --init takes bf16 weights and the progress written beside
-them (train_state.json): the momentum is then lost, the schedule is not. When the budget is used up the weights are
-evaluated. Each call writes weights, log and results to --out.
+share of it: rows of 2,048 first, rows of 8,192 from --long-from on. A call trains for --seconds of it, or for all that
+is left, and saves everything in --state, every --save-every seconds and at its end, where the next one goes on. If the
+state is gone, --init takes bf16 weights and the progress written beside them (train_state.json): the momentum is then
+lost, the schedule is not. When the budget is used up the weights are evaluated. Each call writes weights, log and
+results to --out; the log of a run that goes on is continued.
+
+The budget counts training alone. Start, compilation, short and final evaluations took 140 to 180 s on one H200 in
+three calls: with the default of 880 s all of it stays within 18 minutes.
 """
 
 import argparse
@@ -78,14 +82,27 @@ class Trainer:
         self.args = args
         self.progress = {"step": 0, "tokens": 0, "seconds": 0.0, "chunks": [0, 0], "epoch": 0, "calls": 0}
         self.saved = os.path.join(args.state, "full.pt")
-        saved = os.path.join(args.state, "progress.json")
-        if not os.path.exists(saved) and args.init:
-            saved = os.path.join(args.init, "train_state.json")
-        if os.path.exists(saved):
-            with open(saved) as file:
+        self.state = torch.load(self.saved, map_location="cpu") if os.path.exists(self.saved) else None
+        if self.state is not None:
+            self.progress.update(self.state["progress"])
+        elif args.init and os.path.exists(os.path.join(args.init, "train_state.json")):
+            with open(os.path.join(args.init, "train_state.json")) as file:
                 self.progress.update(json.load(file))
         self.progress["calls"] += 1
-        self.log_file = open(os.path.join(args.out, "train_log.jsonl"), "w")
+        self.end = min(args.budget, self.progress["seconds"] + (args.budget if args.seconds is None else args.seconds))
+        self.open_log()
+
+    def open_log(self):
+        """One log for a run: another call goes on with it, as far as it is here or beside the weights of --init."""
+        goes_on, path = self.progress["calls"] > 1, os.path.join(self.args.out, "train_log.jsonl")
+        if goes_on and not os.path.exists(path) and self.args.init:
+            before = os.path.join(self.args.init, "train_log.jsonl")
+            if os.path.exists(before):
+                shutil.copy(before, path)
+        self.log_file = open(path, "a" if goes_on else "w")
+        if goes_on:
+            # Steps that were logged after the last save are done, and logged, again.
+            self.log(event="resumed", call=self.progress["calls"], step=self.progress["step"], seconds=round(self.progress["seconds"], 1))
 
     def share(self):
         return self.progress["seconds"] / self.args.budget
@@ -105,8 +122,8 @@ class Trainer:
         phases = [(p["time"], spread(p["kinds"]), self.progress["chunks"][i]) for i, p in enumerate(args.phases)]
         self.makers = Makers(os.path.join(args.model, "tokenizer.json"), args.shards, args.state, phases, self.phase(), args.seed, args.makers)
         self.cases = []
-        if args.evaluate or self.progress["seconds"] + args.seconds >= args.budget:
-            self.cases = e.start_cases(os.path.join(args.model, "tokenizer.json"), args.eval, args.lengths, args.cases, args.state, 4)
+        if args.evaluate or self.end >= args.budget:
+            self.cases = e.start_cases(os.path.join(args.model, "tokenizer.json"), args.paths, args.lengths, args.cases, args.state, 4)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.backends.cuda.matmul.allow_tf32 = True
         self.model = Model(args.shape, args.seed, self.device)
@@ -117,16 +134,16 @@ class Trainer:
             self.model.compile()
         self.muon = Muon(self.model.matrices())
         self.adam = torch.optim.AdamW(self.model.others(), lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=self.device == "cuda")
-        if os.path.exists(self.saved):
-            state = torch.load(self.saved, map_location=self.device)
-            self.model.load_state_dict(state["model"])
-            self.adam.load_state_dict(state["adam"])
-            for shape, buffer in state["muon"].items():
+        if self.state is not None:
+            self.model.load_state_dict(self.state["model"])
+            self.adam.load_state_dict(self.state["adam"])
+            for shape, buffer in self.state["muon"].items():
                 self.muon.buffers[shape].copy_(buffer)
+            self.state = None
         elif args.init:
             load_weights(self.model, args.init)
         self.log(event="model", parameters=sum(p.numel() for p in self.model.parameters()), seconds=round(time.time() - began, 1))
-        last = self.share() + args.seconds / args.budget
+        last = self.end / args.budget
         for i, phase in enumerate(args.phases):
             if i >= self.phase() and (i == 0 or last >= args.long_from):
                 ids = torch.randint(8, 8192, (phase["rows"], phase["time"] + 1), device=self.device)
@@ -134,7 +151,7 @@ class Trainer:
                 self.log(event="compiled", time=phase["time"], seconds=round(time.time() - began, 1))
         self.zero()
         self.tokenizer = Tokenizer.from_file(os.path.join(args.model, "tokenizer.json"))
-        self.texts, self.books = e.heldout(args.eval, self.tokenizer)
+        self.texts, self.books = e.heldout(args.paths, self.tokenizer)
         paths = self.makers.wait_encoded()
         self.text = Text(paths, self.device, args.seed)
         self.text.epoch = self.progress["epoch"]
@@ -179,10 +196,10 @@ class Trainer:
         return torch.stack([loss.detach(), losses[:split].mean(), (losses[split:] * answers).sum() / answers.sum().clamp(min=1)]), rate
 
     def run(self):
-        args, end = self.args, min(self.args.budget, self.progress["seconds"] + self.args.seconds)
+        args = self.args
         before, mark, before_tokens = None, time.time(), self.progress["tokens"]
-        shown = time.time()
-        while self.progress["seconds"] < end:
+        shown = saved = time.time()
+        while self.progress["seconds"] < self.end:
             phase = self.phase()
             self.makers.current.value = phase
             values, rate = self.step(phase)
@@ -204,11 +221,14 @@ class Trainer:
                          seconds=round(self.progress["seconds"], 1), tokens_per_second=round(speed))
                 if not math.isfinite(loss):
                     raise SystemExit("the loss is not finite")
+                if time.time() - saved >= args.save_every:
+                    self.save()
+                    saved = mark = shown = time.time()
+                    self.log(event="saved", step=self.progress["step"], seconds=round(self.progress["seconds"], 1))
             if self.progress["step"] % args.quick_every == 0:
                 self.quick(phase)
                 mark = time.time()
                 before_tokens, shown = self.progress["tokens"], time.time()
-        self.progress["epoch"] = self.text.epoch + 1
 
     @torch.no_grad()
     def quick(self, phase):
@@ -224,19 +244,23 @@ class Trainer:
         self.log(event="quick", step=self.progress["step"], window=size, nll=row["nll"], found=good)
 
     def save(self):
+        """What a later call needs, in one file that is replaced at once; then bf16 weights and progress for --out."""
         args = self.args
+        progress = {**self.progress, "epoch": self.text.epoch + 1}  # a call begins a new order of the text
+        torch.save({"progress": progress, "model": self.model.state_dict(), "adam": self.adam.state_dict(), "muon": self.muon.buffers},
+                   self.saved + ".new")
+        os.replace(self.saved + ".new", self.saved)
         folder = os.path.join(args.state, "model")
         save_model(self.model, folder)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(os.path.join(args.model, file), folder)
-        torch.save({"model": self.model.state_dict(), "adam": self.adam.state_dict(), "muon": self.muon.buffers}, self.saved + ".new")
-        os.replace(self.saved + ".new", self.saved)
-        for target in (os.path.join(args.state, "progress.json"), os.path.join(args.out, "train_state.json")):
-            with open(target, "w") as file:
-                json.dump(self.progress, file)
-        for file in os.listdir(folder):
-            if file.startswith("model"):
-                shutil.copy(os.path.join(folder, file), args.out)
+        with open(os.path.join(args.out, "train_state.json.new"), "w") as file:
+            json.dump(progress, file)
+        names = ["train_state.json"] + [file for file in os.listdir(folder) if file.startswith("model")]
+        for name in names[1:]:
+            shutil.copy(os.path.join(folder, name), os.path.join(args.out, name + ".new"))
+        for name in names:  # all are written; from here on only names change
+            os.replace(os.path.join(args.out, name + ".new"), os.path.join(args.out, name))
         return folder
 
 
@@ -284,13 +308,15 @@ def choose_attention(report):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shards", required=True, help="folder of .txt.xz shards; those already encoded in --state need not be there")
-    parser.add_argument("--eval", required=True)
+    e.add_text_flags(parser)
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and tokenizer_config.json")
-    parser.add_argument("--state", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--init", help="folder with bf16 weights and train_state.json, where --state is empty")
-    parser.add_argument("--budget", type=float, default=960, help="GPU seconds of training in all")
-    parser.add_argument("--seconds", type=float, default=480, help="of these, in this call")
+    parser.add_argument("--state", required=True, help="folder where the encoded text and the whole state are kept from call to call")
+    parser.add_argument("--out", required=True, help="folder for weights, log and results")
+    parser.add_argument("--init", help="folder with bf16 weights, where --state is empty; without train_state.json there the schedule begins anew")
+    parser.add_argument("--budget", type=float, default=880, help="seconds of training in all calls together; rate and phase follow the "
+                                                                  "used share of it, so pass the same in every call (default 880)")
+    parser.add_argument("--seconds", type=float, help="of the budget, in this call (default: all that is left)")
+    parser.add_argument("--save-every", type=float, default=120, help="seconds between saves; a call that is killed loses no more (default 120)")
     parser.add_argument("--long-from", type=float, default=0.45, help="share of the budget from which rows have 8,192 ids")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--makers", type=int, default=12, help="data processes")
@@ -300,6 +326,7 @@ def arguments():
     parser.add_argument("--evaluate", action="store_true", help="evaluate in full even though the budget is not used up")
     parser.add_argument("--tiny", action="store_true", help="a very small model and short rows, to try the script on a CPU")
     args = parser.parse_args()
+    args.paths = e.text_paths(e.eval_folder(args.eval), args.texts)
     args.shape, args.phases, args.lengths = Shape(), PHASES, (1024, 2048, 4096, 8192)
     if args.tiny:
         args.lengths = (1024,)
@@ -323,7 +350,7 @@ def main():
             process.join()
         model = load_model(folder, trainer.device)
         model.dtype = trainer.model.dtype
-        result = e.evaluate(model, trainer.tokenizer, args.eval, trainer.device, args.lengths, 400_000 if not args.tiny else 20_000, args.state,
+        result = e.evaluate(model, trainer.tokenizer, args.paths, trainer.device, args.lengths, 400_000 if not args.tiny else 20_000, args.state,
                             report=lambda line: print(line, flush=True))
         result["training"] = {k: trainer.progress[k] for k in ("step", "tokens", "seconds", "calls")}
         with open(os.path.join(args.out, "eval.json"), "w") as file:
