@@ -67,6 +67,10 @@ struct TokenBatch {
   const int32_t* ids = nullptr;    // [count] vocabulary ids
   const int32_t* slots = nullptr;  // [count] whose sequence
   const int32_t* rows = nullptr;   // [count] row in the sequence = position
+
+  TokenBatch Range(int64_t first, int64_t n) const {
+    return {n, ids == nullptr ? nullptr : ids + first, slots + first, rows + first};
+  }
 };
 
 // A run of consecutive tokens of one sequence, rows [first_row, first_row + count): the shape of a prefill chunk.
@@ -120,6 +124,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
   // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
   { b.Rope(queue, c, t) } -> std::same_as<void>;
+  // out = x, row by row; they do not overlap.
+  { b.Copy(queue, c, t) } -> std::same_as<void>;
   // gate = silu(gate) · up.
   { b.SiluMul(queue, t, t) } -> std::same_as<void>;
   // Writes key and value rows [count][kv_heads·d] as entries, rounded to the stored type. The extents exist.

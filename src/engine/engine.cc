@@ -199,13 +199,12 @@ void Engine::RunDecodeStep() {
     const int64_t row = static_cast<int64_t>(live->history.size()) - 1;
     batch_.push_back(live.get());
     items_.push_back({.slot = live->slot, .token = live->history.back(), .row = row});
-    stats_.attended_rows += row + 1;
   }
   if (batch_.empty()) return;
 
   const size_t vocab = static_cast<size_t>(executor_.config().vocab);
   const Clock::time_point start = Clock::now();
-  const Status status = executor_.Step(items_, std::span(logits_).first(batch_.size() * vocab));
+  executor_.Step(items_, std::span(logits_).first(batch_.size() * vocab));
   const double elapsed = Seconds(Clock::now() - start);
   stats_.decode_s += elapsed;
   const float step_ms = static_cast<float>(elapsed * 1e3);
@@ -216,12 +215,8 @@ void Engine::RunDecodeStep() {
   ++stats_.decode_steps;
   stats_.decode_tokens += static_cast<int64_t>(batch_.size());
   for (size_t i = 0; i < batch_.size(); ++i) {
-    if (status.ok()) {
-      batch_[i]->rows = items_[i].row + 1;
-      Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
-    } else {
-      Finish(*batch_[i], FinishReason::kError, status.error().message);
-    }
+    batch_[i]->rows = items_[i].row + 1;
+    Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
   }
 }
 

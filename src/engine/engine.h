@@ -27,7 +27,6 @@ struct EngineStats {
   double decode_s = 0;  // time inside decode steps
   int64_t decode_steps = 0;
   std::vector<float> step_ms;  // of the latest kStepSamples steps, in no particular order
-  int64_t attended_rows = 0;   // Σ rows read by attention over decode steps, per layer
 };
 
 class Engine {
@@ -46,8 +45,7 @@ class Engine {
   void Cancel(RequestId id);
   void CancelAll();
 
-  // One turn; false when there is nothing to do. An error (no memory for a new extent) ends every decoding request with
-  // it.
+  // One turn; false when there is nothing to do.
   bool RunOnce();
 
   // Gives up the rows that a keep_rows request left behind, if any.

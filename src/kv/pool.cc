@@ -5,96 +5,135 @@
 #include "base/size.h"
 
 namespace infinigen {
-namespace {
 
-// Large enough that huge pages cover it and the system is asked rarely; small against any real cache. Untouched pages
-// of a slab cost nothing.
-constexpr size_t kSlabBytes = size_t{64} << 20;
-
-int64_t ExtentsFor(int64_t rows) { return (rows + kExtentTokens - 1) / kExtentTokens; }
-
-}  // namespace
-
-Pool::Pool(const PoolOptions& options, Allocator& memory)
-    : options_(options), memory_(memory), extents_per_slot_(ExtentsFor(options.max_tokens)) {
-  CHECK(options.layers > 0 && options.max_sequences > 0 && options.max_tokens > 0);
+Pool::Pool(const PoolOptions& options, Allocator& memory) : options_(options), memory_(memory) {
+  CHECK(options.layers > 0 && options.max_sequences > 0);
+  CHECK(options.max_tokens > 0 && options.max_tokens <= INT32_MAX);
   CHECK(options.layout.kv_heads > 0 && options.layout.head_dim > 0);
   sequences_.resize(static_cast<size_t>(options.max_sequences));
-  tables_.resize(static_cast<size_t>(options.layers * options.max_sequences * extents_per_slot_), nullptr);
+  quotas_.resize(sequences_.size());
+  const size_t places = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
+  tables_.resize(places, nullptr);
+  slab_of_.resize(places);
 }
 
 uint64_t Pool::QuotaBytes(const EntryLayout& layout, int64_t layers, int64_t rows) {
-  return static_cast<uint64_t>(layers * ExtentsFor(rows)) * layout.extent_bytes();
+  return static_cast<uint64_t>(layers * rows) * layout.row_bytes();
 }
 
 Result<SeqSlot> Pool::Admit(int64_t quota_rows) {
   CHECK(quota_rows > 0 && quota_rows <= options_.max_tokens);
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
   if (vacant == sequences_.end()) return Exhausted("all {} sequence slots of the KV pool are taken", sequences_.size());
-  const uint64_t bytes = QuotaBytes(options_.layout, options_.layers, quota_rows);
-  if (bytes > options_.limit_bytes - reserved_bytes_)
-    return Exhausted("a sequence of {} tokens needs {} of KV pool; {} of {} are free", quota_rows, FormatSize(bytes),
-                     FormatSize(options_.limit_bytes - reserved_bytes_), FormatSize(options_.limit_bytes));
-  reserved_bytes_ += bytes;
-  *vacant = {.admitted = true, .quota_extents = ExtentsFor(quota_rows), .extents = 0};
-  return SeqSlot(vacant - sequences_.begin());
+  const SeqSlot slot(vacant - sequences_.begin());
+
+  const int64_t whole = quota_rows / kExtentTokens, rest = quota_rows % kExtentTokens;
+  const uint64_t rest_bytes = static_cast<uint64_t>(rest) * options_.layout.row_bytes();
+  const uint64_t last_bytes = static_cast<uint64_t>(options_.layers) * rest_bytes;
+  if (Status room = MakeRoom(static_cast<size_t>(whole * options_.layers), last_bytes); !room.ok()) {
+    if (room.error().kind != ErrorKind::kExhausted) return room.error();
+    return Exhausted("a sequence of {} tokens needs {} of KV pool: {}", quota_rows,
+                     FormatSize(QuotaBytes(options_.layout, options_.layers, quota_rows)), room.error().message);
+  }
+  ASSIGN_OR_RETURN(Buffer last, Buffer::Make(memory_, last_bytes));
+  mapped_bytes_ += last_bytes;
+
+  // From here on nothing fails.
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (int64_t extent = 0; extent < whole; ++extent) {
+      const size_t place = TableIndex(layer, slot, extent);
+      tables_[place] = TakeExtent(&slab_of_[place]);
+    }
+    if (rest > 0) tables_[TableIndex(layer, slot, whole)] = last.data() + static_cast<uint64_t>(layer) * rest_bytes;
+  }
+  *vacant = {.admitted = true, .rows = 0, .last = std::move(last)};
+  quotas_[slot.index()] = static_cast<int32_t>(quota_rows);
+  ++table_version_;
+  return slot;
 }
 
-Status Pool::Grow(SeqSlot slot, int64_t rows) {
-  Sequence& sequence = sequences_[slot.index()];
-  const int64_t wanted = ExtentsFor(rows);
-  CHECK(sequence.admitted && wanted <= sequence.quota_extents);
-  for (; sequence.extents < wanted; ++sequence.extents) {
-    for (int64_t layer = 0; layer < options_.layers; ++layer) {
-      std::byte*& place = tables_[static_cast<size_t>(
-          (layer * options_.max_sequences + slot.value()) * extents_per_slot_ + sequence.extents)];
-      if (place != nullptr) continue;  // an earlier Grow failed half-way
-      ASSIGN_OR_RETURN(place, TakeExtent());
-      ++table_version_;
-    }
+// Makes so many whole extents free, and leaves room under the limit for last extents of so many bytes.
+Status Pool::MakeRoom(size_t whole_extents, uint64_t last_bytes) {
+  const uint64_t extent_bytes = options_.layout.extent_bytes();
+  const auto missing = [&] { return whole_extents > free_.size() ? whole_extents - free_.size() : 0; };
+  const auto fits = [&] {
+    const uint64_t room = options_.limit_bytes - mapped_bytes_;
+    return missing() <= room / extent_bytes && last_bytes <= room - missing() * extent_bytes;
+  };
+  // Free slabs may hold more extents than are wanted now, in room that last extents need.
+  if (!fits()) DropFreeSlabs();
+  if (!fits())
+    return Exhausted("{} of {} are free",
+                     FormatSize(options_.limit_bytes - mapped_bytes_ + free_.size() * extent_bytes),
+                     FormatSize(options_.limit_bytes));
+  return missing() == 0 ? Ok() : MapSlab(missing());
+}
+
+void Pool::DropFreeSlabs() {
+  const auto is_free = [&](size_t slab) { return slabs_[slab].free == slabs_[slab].extents; };
+  std::erase_if(free_, [&](const FreeExtent& extent) { return is_free(extent.slab); });
+  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
+    if (!is_free(slab)) continue;
+    mapped_bytes_ -= slabs_[slab].memory.bytes();
+    slabs_[slab] = {};
   }
+}
+
+Status Pool::MapSlab(size_t extents) {
+  const size_t extent_bytes = options_.layout.extent_bytes();
+  ASSIGN_OR_RETURN(Buffer memory, Buffer::Make(memory_, extents * extent_bytes));
+  mapped_bytes_ += memory.bytes();
+  CHECK(mapped_bytes_ <= options_.limit_bytes);
+  const auto vacant = std::find_if(slabs_.begin(), slabs_.end(), [](const Slab& s) { return s.extents == 0; });
+  const size_t index = static_cast<size_t>(vacant - slabs_.begin());
+  if (vacant == slabs_.end()) slabs_.emplace_back();
+  for (size_t i = extents; i-- > 0;)
+    free_.push_back({memory.data() + i * extent_bytes, index});  // ascending, from the back
+  slabs_[index] = {.memory = std::move(memory), .extents = extents, .free = extents};
   return Ok();
 }
 
-Result<std::byte*> Pool::TakeExtent() {
-  const size_t extent_bytes = options_.layout.extent_bytes();
-  if (free_.empty()) {
-    // No slab reaches beyond the limit; within it there is room, since quotas were granted from it.
-    const size_t room = options_.limit_bytes / extent_bytes - allocated_extents_;
-    const size_t extents = std::min(room, std::max<size_t>(1, kSlabBytes / extent_bytes));
-    CHECK(extents > 0);
-    ASSIGN_OR_RETURN(Buffer slab, Buffer::Make(memory_, extents * extent_bytes));
-    for (size_t i = extents; i-- > 0;)
-      free_.push_back(slab.data() + i * extent_bytes);  // handed out in ascending order
-    slabs_.push_back(std::move(slab));
-  }
-  std::byte* extent = free_.back();
+std::byte* Pool::TakeExtent(size_t* slab) {
+  CHECK(!free_.empty());
+  const FreeExtent extent = free_.back();
   free_.pop_back();
-  ++allocated_extents_;
-  peak_extents_ = std::max(peak_extents_, allocated_extents_);
-  return extent;
+  --slabs_[extent.slab].free;
+  *slab = extent.slab;
+  return extent.data;
+}
+
+void Pool::SetRows(SeqSlot slot, int64_t rows) {
+  Sequence& sequence = sequences_[slot.index()];
+  CHECK(sequence.admitted && rows >= 0 && rows <= quotas_[slot.index()]);
+  used_bytes_ += QuotaBytes(options_.layout, options_.layers, rows);
+  used_bytes_ -= QuotaBytes(options_.layout, options_.layers, sequence.rows);
+  sequence.rows = rows;
+  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
 }
 
 void Pool::Release(SeqSlot slot) {
+  SetRows(slot, 0);
   Sequence& sequence = sequences_[slot.index()];
-  CHECK(sequence.admitted);
-  for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    for (int64_t extent = 0; extent < extents_per_slot_; ++extent) {
-      std::byte*& place =
-          tables_[static_cast<size_t>((layer * options_.max_sequences + slot.value()) * extents_per_slot_ + extent)];
-      if (place == nullptr) break;
-      free_.push_back(place);
-      place = nullptr;
-      --allocated_extents_;
+  const int64_t whole = quotas_[slot.index()] / kExtentTokens;
+  // Backwards, so that the next sequence gets them in ascending order.
+  for (int64_t layer = options_.layers; layer-- > 0;) {
+    for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
+      const size_t place = TableIndex(layer, slot, extent);
+      if (extent < whole) {
+        free_.push_back({tables_[place], slab_of_[place]});
+        ++slabs_[slab_of_[place]].free;
+      }
+      tables_[place] = nullptr;
     }
   }
-  ++table_version_;
-  reserved_bytes_ -= static_cast<uint64_t>(options_.layers * sequence.quota_extents) * options_.layout.extent_bytes();
+  mapped_bytes_ -= sequence.last.bytes();
   sequence = {};
+  quotas_[slot.index()] = 0;
+  ++table_version_;
 }
 
 std::span<std::byte* const> Pool::Table(LayerId layer) const {
-  const size_t count = static_cast<size_t>(options_.max_sequences * extents_per_slot_);
+  const size_t count = static_cast<size_t>(options_.max_sequences * options_.extents_per_slot());
   return {tables_.data() + layer.index() * count, count};
 }
 

@@ -4,10 +4,12 @@
 //
 //     extent: [kv_heads][256 rows][2: key, value][head_dim]
 //
-// so one head's rows are contiguous, and ascending row is ascending address inside an extent. A table lists the extents
-// of each sequence in each layer. Rows never diverge between heads: every append adds one row to all of them.
+// so one head's rows are contiguous, and ascending row is ascending address inside an extent. The last extent of a
+// sequence's quota has just the rows that the quota leaves for it: [kv_heads][rest][2][head_dim]. A table lists the
+// extents of each sequence in each layer. Rows never diverge between heads: every append adds one row to all of them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -30,15 +32,17 @@ struct EntryLayout {
   size_t extent_bytes() const { return static_cast<size_t>(kExtentTokens) * row_bytes(); }
 };
 
-// The entries of one layer for every sequence slot. `extents` lies in memory of the compute device.
+// The entries of one layer for every sequence slot. Both arrays lie in memory of the compute device.
 struct LayerEntries {
   EntryLayout layout;
   std::byte* const* extents = nullptr;  // [slots][extents_per_slot]
   int64_t extents_per_slot = 0;
+  const int32_t* quotas = nullptr;  // [slots] rows that the slot's extents hold together
 
-  // The first entry of `head` in the extent that holds `row`; entries follow at entry_bytes().
+  // The first entry of `head` in an extent; its other rows follow at entry_bytes().
   std::byte* HeadInExtent(int64_t slot, int64_t extent, int64_t head) const {
-    return extents[slot * extents_per_slot + extent] + static_cast<size_t>(head * kExtentTokens) * layout.entry_bytes();
+    const int64_t rows = std::min(kExtentTokens, quotas[slot] - extent * kExtentTokens);
+    return extents[slot * extents_per_slot + extent] + static_cast<size_t>(head * rows) * layout.entry_bytes();
   }
   std::byte* Entry(int64_t slot, int64_t head, int64_t row) const {
     return HeadInExtent(slot, row / kExtentTokens, head) +

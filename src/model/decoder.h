@@ -7,66 +7,79 @@
 //            runs one, does something else, runs the next. After the last unit any token's logits can be asked for.
 //   Step:    one token for each of up to max_batch sequences of any lengths.
 //
+// A prompt can also go through its grid as steps: every token attends as it would in a decode step, by selection, but a
+// chunk of tokens shares each matrix product. The result is that of the steps one by one, bit for bit.
+//
 // The decoder puts operations in order; it decides nothing about which entries exist (kv/pool.h) and moves no bytes
-// itself. Called from the engine's thread only. A step takes no memory but the extents that its sequences grow into,
-// and those before its first operation.
+// itself. What attention does with the cache is model/cache_attention.h. Called from the engine's thread only. A step
+// takes no memory.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/split_mix.h"
 #include "kv/pool.h"
+#include "model/cache_attention.h"
 #include "model/config.h"
+#include "model/executor.h"
 #include "model/weights.h"
 #include "model/workspace.h"
 
 namespace infinigen {
 
-// One sequence's part in a decode step: `token` becomes row `row` of the sequence.
-struct StepItem {
-  SeqSlot slot;
-  int32_t token = 0;
-  int64_t row = 0;
-};
-
 // A prompt on its way through the grid. Made by Decoder::BeginPrefill.
 struct PrefillJob {
   SeqSlot slot;
   int64_t first_row = 0;  // of tokens[0]
+  PrefillKind kind = PrefillKind::kDense;
   std::vector<int32_t> tokens;
-  Buffer residual_memory;
+  Buffer memory;
   Tensor residual;  // [tokens][hidden]
+  Tensor guess;     // the same shape, for steps whose layers guess from the layer before
   int64_t next_layer = 0;
   int64_t next_token = 0;  // first token of the next unit's chunk
 };
 
+// Mean 0, variance 1, near enough to normal: four uniform numbers out of one draw.
+inline float AboutNormal(SplitMix& random) {
+  const uint64_t bits = random.Next();
+  const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+  return (static_cast<float>(sum) * (1.0f / 65536) - 2.0f) * 1.7320508f;
+}
+
 template <Backend B>
 class Decoder {
  public:
-  // `backend`, `weights` and `pool` outlive the decoder.
+  // `backend`, `config`, `weights`, `pool` and `method` outlive the decoder. `bases` as CacheAttention wants them.
   static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const Weights& weights,
-                                               Pool& pool, int64_t max_batch) {
-    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, max_batch));
+                                               Pool& pool, const KvMethod& method,
+                                               std::span<const SketchMatrices> bases, int64_t max_batch) {
+    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, max_batch));
     RETURN_IF_ERROR(decoder->PlaceWeights(weights));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
+    RETURN_IF_ERROR(decoder->cache_.Start(bases));
     return decoder;
   }
 
-  // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Entries for every token
-  // are taken from the pool here, so no unit can fail. Precondition: slot admitted for as many rows.
-  Result<PrefillJob> BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) {
+  // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
+  // admitted for as many rows.
+  Result<PrefillJob> BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) {
     CHECK(!tokens.empty() && first_row >= 0);
     const int64_t count = static_cast<int64_t>(tokens.size());
-    PrefillJob job{.slot = slot, .first_row = first_row, .tokens = {tokens.begin(), tokens.end()}};
+    PrefillJob job{.slot = slot, .first_row = first_row, .kind = kind, .tokens = {tokens.begin(), tokens.end()}};
+    const bool guesses =
+        kind == PrefillKind::kSteps && method_.select != SelectKind::kAll && method_.guesses_from_layer();
     const size_t bytes = tokens.size() * static_cast<size_t>(config_.hidden) * SizeOf(B::kActivation);
-    ASSIGN_OR_RETURN(job.residual_memory, Buffer::Make(backend_.compute_memory(), bytes));
-    job.residual = {job.residual_memory.data(), B::kActivation, count, config_.hidden, config_.hidden};
-    RETURN_IF_ERROR(pool_.Grow(slot, first_row + count));
+    ASSIGN_OR_RETURN(job.memory, Buffer::Make(backend_.compute_memory(), guesses ? 2 * bytes : bytes));
+    job.residual = {job.memory.data(), B::kActivation, count, config_.hidden, config_.hidden};
+    if (guesses) job.guess = {job.memory.data() + bytes, B::kActivation, count, config_.hidden, config_.hidden};
+    pool_.SetRows(slot, first_row + count);
     return job;
   }
 
@@ -84,10 +97,11 @@ class Decoder {
     const TokenBatch batch = UploadBatch(count);
     const Tensor x = job.residual.Rows(job.next_token, count);
     if (job.next_layer == 0) Embed(batch, x);
-    RunLayer(LayerId(job.next_layer), batch, x,
-             [&](const LayerEntries& entries, const Tensor& queries, const Tensor& out) {
-               backend_.AttendPrefill(Queue::kCompute, queries, run, attention_, entries, out);
-             });
+    LayerCall call{.batch = batch, .x = x, .run = run, .steps = job.kind == PrefillKind::kSteps, .one_sequence = true};
+    if (job.guess) call.guess = job.guess.Rows(job.next_token, count);
+    call.max_rows = run.first_row + count;
+    RunLayer(LayerId(job.next_layer), call);
+    if (call.steps && job.next_layer == 0) CountSteps(count, count);
     job.next_token += count;
     if (job.next_token == static_cast<int64_t>(job.tokens.size())) {
       job.next_token = 0;
@@ -107,75 +121,164 @@ class Decoder {
     }
   }
 
-  // One token for each item, logits [items][vocab] to the host. Fails only when the machine has no memory for a new
-  // extent.
-  Status Step(std::span<const StepItem> items, std::span<float> logits) {
+  // One token for each item, logits [items][vocab] to the host.
+  void Step(std::span<const StepItem> items, std::span<float> logits) {
     const int64_t count = static_cast<int64_t>(items.size());
     CHECK(count > 0 && count <= max_batch_ && logits.size() == static_cast<size_t>(count * config_.vocab));
-    int64_t max_rows = 0;
+    LayerCall call{.steps = true};
     for (int64_t i = 0; i < count; ++i) {
       const StepItem& item = items[static_cast<size_t>(i)];
-      RETURN_IF_ERROR(pool_.Grow(item.slot, item.row + 1));
+      pool_.SetRows(item.slot, item.row + 1);
       SetToken(i, item.token, item.slot, item.row);
-      max_rows = std::max(max_rows, item.row + 1);
+      call.max_rows = std::max(call.max_rows, item.row + 1);
     }
-    const TokenBatch batch = UploadBatch(count);
-    const Tensor x = work_.step_residual.Rows(0, count);
-    Embed(batch, x);
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      RunLayer(layer, batch, x, [&](const LayerEntries& entries, const Tensor& queries, const Tensor& out) {
-        backend_.AttendDecode(Queue::kCompute, queries, batch, max_rows, attention_, entries, out);
-      });
-    }
-    DownloadLogits(x, logits);
-    return Ok();
+    call.batch = UploadBatch(count);
+    call.x = work_.step_residual.Rows(0, count);
+    if (work_.step_guess) call.guess = work_.step_guess.Rows(0, count);
+    Embed(call.batch, call.x);
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) RunLayer(layer, call);
+    CountSteps(1, count);
+    DownloadLogits(call.x, logits);
   }
 
-  static size_t WorkspaceBytes(const ModelConfig& config, const PoolOptions& pool, int64_t max_batch) {
-    return Workspace::Bytes(config, pool, max_batch, B::kChunkTokens, B::kActivation);
+  // Called with the queries and keys of every prefill unit, after rotation; empty: nobody.
+  void ObservePrefill(PrefillObserver observer) { observer_ = std::move(observer); }
+
+  // Rows [0, rows) of the sequence get random entries, as if a prompt had been prefilled: for benchmarks.
+  void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) {
+    pool_.SetRows(slot, rows);
+    SplitMix random(seed);
+    std::vector<float> numbers(static_cast<size_t>(work_.k.rows * work_.k.cols));
+    for (int64_t first = 0; first < rows; first += work_.k.rows) {
+      const int64_t count = std::min(work_.k.rows, rows - first);
+      for (int64_t i = 0; i < count; ++i) SetToken(i, 0, slot, first + i);
+      const TokenBatch batch = UploadBatch(count);
+      for (const Tensor* side : {&work_.k, &work_.v}) {
+        for (float& number : numbers) number = AboutNormal(random);
+        backend_.Upload(Queue::kCompute, numbers.data(), numbers.size() * sizeof(float), side->data);
+      }
+      for (LayerId layer : IdRange<LayerId>(config_.layers))
+        cache_.Append(layer, batch, work_.k.Rows(0, count), work_.v.Rows(0, count));
+    }
+  }
+
+  KvStats Stats() { return cache_.Stats(steps_, token_rows_); }
+
+  static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
+                                int64_t max_batch) {
+    return {config, pool, method, max_batch, B::kChunkTokens, B::kActivation};
   }
 
  private:
-  Decoder(B& backend, const ModelConfig& config, Pool& pool, int64_t max_batch)
+  Decoder(B& backend, const ModelConfig& config, Pool& pool, const KvMethod& method, int64_t max_batch)
       : backend_(backend),
         config_(config),
         pool_(pool),
+        method_(method),
         max_batch_(max_batch),
-        attention_{.heads = config.heads, .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))} {}
+        shape_(ShapeOf(config, pool.options(), method, max_batch)),
+        cache_(backend, shape_, work_, pool) {}
 
   // ---- one layer ----
 
-  template <class Attend>
-  void RunLayer(LayerId layer, const TokenBatch& batch, const Tensor& x, Attend&& attend) {
+  // What a layer works on: the tokens of a step, or of one prefill unit.
+  struct LayerCall {
+    TokenBatch batch;
+    Tensor x;                   // [count][hidden] the residual stream, changed in place
+    Tensor guess;               // [count][hidden] left by the layer before, to be replaced by this one; or null
+    TokenRun run;               // the tokens, where they are a run
+    bool steps = false;         // attend as decode steps
+    bool one_sequence = false;  // the tokens are a run
+    int64_t max_rows = 0;       // the largest row + 1
+  };
+
+  void RunLayer(LayerId layer, const LayerCall& call) {
     const LayerWeights& w = weights_.layers[layer.index()];
     const Queue queue = Queue::kCompute;
-    const int64_t m = batch.count;
+    const int64_t m = call.batch.count;
+    const Tensor& x = call.x;
+    const bool guesses = call.steps && method_.selects(layer) && method_.from != GuessSource::kSelf;
+    const bool leaves_guess = call.steps && call.guess && layer.value() + 1 < config_.layers;
 
     const Tensor q = work_.q.Rows(0, m), k = work_.k.Rows(0, m), v = work_.v.Rows(0, m), mixed = work_.mixed.Rows(0, m);
+    const Tensor guess_q = guesses ? work_.guess_q.Rows(0, m) : q;
+    if (guesses && method_.guesses_from_layer()) MatMul(call.guess, {To(w.q, guess_q)});
     const Tensor attention_in = config_.pre_norm ? Norm(w.attention_norm, x, work_.normed.Rows(0, m)) : x;
+    if (leaves_guess && method_.from == GuessSource::kPrevLayer) backend_.Copy(queue, attention_in, call.guess);
     MatMul(attention_in, {To(w.q, q), To(w.k, k), To(w.v, v)});
+    if (method_.select != SelectKind::kAll && method_.from == GuessSource::kPrevStep)
+      ExchangeLastQueries(layer, call, q, guess_q);
     if (config_.positions == PositionKind::kRope) {
       backend_.Rope(queue, work_.rope.Rows(0, m), q);
       backend_.Rope(queue, work_.rope.Rows(0, m), k);
+      if (guesses) backend_.Rope(queue, work_.rope.Rows(0, m), guess_q);
     }
-    const LayerEntries entries = EntriesOf(layer);
-    backend_.Append(queue, batch, k, v, entries);
-    attend(entries, q, mixed);
+    if (observer_ && !call.steps) Observe(layer, call.run.first_row, q, k);
+    cache_.Append(layer, call.batch, k, v);
+    if (call.steps)
+      cache_.Step(layer, call.batch, call.max_rows, q, guess_q, mixed);
+    else
+      cache_.Prefill(layer, call.run, q, mixed);
     MatMul(mixed, {To(w.o, x, Epilogue::kAdd)});
     if (!config_.pre_norm) Norm(w.attention_norm, x, x);
+    if (leaves_guess && method_.from == GuessSource::kPrevMid) {
+      if (config_.pre_norm)
+        Norm(weights_.layers[layer.index() + 1].attention_norm, x, call.guess);
+      else
+        backend_.Copy(queue, x, call.guess);
+    }
+    RunMlp(w, x);
+  }
 
-    const Tensor up = work_.up.Rows(0, m);
-    const Tensor mlp_in = config_.pre_norm ? Norm(w.mlp_norm, x, work_.normed.Rows(0, m)) : x;
+  void RunMlp(const LayerWeights& w, const Tensor& x) {
+    const Tensor up = work_.up.Rows(0, x.rows);
+    const Tensor mlp_in = config_.pre_norm ? Norm(w.mlp_norm, x, work_.normed.Rows(0, x.rows)) : x;
     if (config_.mlp == MlpKind::kGatedSilu) {
-      const Tensor gate = work_.gate.Rows(0, m);
+      const Tensor gate = work_.gate.Rows(0, x.rows);
       MatMul(mlp_in, {To(w.gate, gate), To(w.up, up)});
-      backend_.SiluMul(queue, gate, up);
+      backend_.SiluMul(Queue::kCompute, gate, up);
       MatMul(gate, {To(w.down, x, Epilogue::kAdd)});
     } else {
       MatMul(mlp_in, {To(w.up, up, Epilogue::kRelu)});
       MatMul(up, {To(w.down, x, Epilogue::kAdd)});
     }
     if (!config_.pre_norm) Norm(w.mlp_norm, x, x);
+  }
+
+  // prev-step: every token's guess is the query of the token before it, not yet rotated; this layer's last queries are
+  // kept for the next step. The first token of a sequence has nobody before it and nobody to attend to but itself.
+  void ExchangeLastQueries(LayerId layer, const LayerCall& call, const Tensor& q, const Tensor& guess_q) {
+    const Queue queue = Queue::kCompute;
+    const int64_t m = call.batch.count;
+    const auto last = [&](int64_t slot) {
+      return work_.last_q.Rows(layer.value() * pool_.options().max_sequences + slot, 1);
+    };
+    if (call.one_sequence) {
+      if (guess_q.data != q.data) {
+        backend_.Copy(queue, last(call.run.slot.value()), guess_q.Rows(0, 1));
+        if (m > 1) backend_.Copy(queue, q.Rows(0, m - 1), guess_q.Rows(1, m - 1));
+      }
+      backend_.Copy(queue, q.Rows(m - 1, 1), last(call.run.slot.value()));
+      return;
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t slot = host_slots_[static_cast<size_t>(i)];
+      if (guess_q.data != q.data) backend_.Copy(queue, last(slot), guess_q.Rows(i, 1));
+      backend_.Copy(queue, q.Rows(i, 1), last(slot));
+    }
+  }
+
+  void Observe(LayerId layer, int64_t first_row, const Tensor& q, const Tensor& k) {
+    std::vector<float> queries(static_cast<size_t>(q.rows * q.cols)), keys(static_cast<size_t>(k.rows * k.cols));
+    backend_.Download(Queue::kCompute, q.data, queries.size() * sizeof(float), queries.data());
+    backend_.Synchronize(backend_.Download(Queue::kCompute, k.data, keys.size() * sizeof(float), keys.data()));
+    observer_(layer, first_row, {reinterpret_cast<std::byte*>(queries.data()), DType::kF32, q.rows, q.cols},
+              {reinterpret_cast<std::byte*>(keys.data()), DType::kF32, k.rows, k.cols});
+  }
+
+  void CountSteps(int64_t steps, int64_t tokens) {
+    steps_ += steps;
+    for (int64_t i = 0; i < tokens; ++i) token_rows_ += static_cast<uint64_t>(host_rows_[static_cast<size_t>(i)]) + 1;
   }
 
   // ---- before the first and after the last layer ----
@@ -238,24 +341,11 @@ class Decoder {
     backend_.Upload(Queue::kCompute, host_ids_.data(), bytes, work_.ids);
     backend_.Upload(Queue::kCompute, host_slots_.data(), bytes, work_.slots);
     backend_.Upload(Queue::kCompute, host_rows_.data(), bytes, work_.rows);
-    if (tables_seen_ != pool_.table_version()) {
-      for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-        const std::span<std::byte* const> table = pool_.Table(layer);
-        backend_.Upload(Queue::kCompute, table.data(), table.size_bytes(), work_.tables + layer.index() * table.size());
-      }
-      tables_seen_ = pool_.table_version();
-    }
+    cache_.UploadTables();
     const TokenBatch batch{.count = count, .ids = work_.ids, .slots = work_.slots, .rows = work_.rows};
     if (config_.positions == PositionKind::kRope)
       backend_.RopeTable(Queue::kCompute, batch, work_.frequencies, work_.rope.Rows(0, count));
     return batch;
-  }
-
-  LayerEntries EntriesOf(LayerId layer) const {
-    const PoolOptions& pool = pool_.options();
-    return {.layout = pool.layout,
-            .extents = work_.tables + layer.value() * pool.max_sequences * pool_.extents_per_slot(),
-            .extents_per_slot = pool_.extents_per_slot()};
   }
 
   // ---- set-up ----
@@ -298,15 +388,13 @@ class Decoder {
   }
 
   Status AllocateWorkspace() {
-    ASSIGN_OR_RETURN(workspace_memory_,
-                     Buffer::Make(backend_.compute_memory(), WorkspaceBytes(config_, pool_.options(), max_batch_)));
-    work_ = Workspace::Carve(workspace_memory_.data(), config_, pool_.options(), max_batch_, B::kChunkTokens,
-                             B::kActivation);
+    ASSIGN_OR_RETURN(workspace_memory_, Buffer::Make(backend_.compute_memory(), Workspace::Bytes(shape_)));
+    work_ = Workspace::Carve(workspace_memory_.data(), shape_);
     if (config_.positions == PositionKind::kRope) {
       const std::vector<float> frequencies = RopeInverseFrequencies(config_.rope, config_.head_dim);
       backend_.Upload(Queue::kCompute, frequencies.data(), frequencies.size() * sizeof(float), work_.frequencies.data);
     }
-    const size_t tokens = static_cast<size_t>(std::max<int64_t>(max_batch_, B::kChunkTokens));
+    const size_t tokens = static_cast<size_t>(shape_.tokens());
     host_ids_.resize(tokens);
     host_slots_.resize(tokens);
     host_rows_.resize(tokens);
@@ -316,15 +404,19 @@ class Decoder {
   B& backend_;
   const ModelConfig& config_;
   Pool& pool_;
+  const KvMethod& method_;
   const int64_t max_batch_;
-  const AttentionShape attention_;
+  const WorkspaceShape shape_;
 
   Weights weights_;  // views where the backend reads them; its storage is empty
   Buffer workspace_memory_;
   Workspace work_;
+  CacheAttention<B> cache_;
+  PrefillObserver observer_;
 
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
-  uint64_t tables_seen_ = 0;
+  int64_t steps_ = 0;
+  uint64_t token_rows_ = 0;  // Σ tokens so far, over all tokens of steps
 };
 
 }  // namespace infinigen

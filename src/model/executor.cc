@@ -33,8 +33,9 @@ class DecoderExecutor final : public Executor {
         pool_(PoolFor(config, options), backend_.pool_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
-  Status Start(const Weights& weights) {
-    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.max_batch));
+  Status Start(const Weights& weights, std::span<const SketchMatrices> bases) {
+    ASSIGN_OR_RETURN(decoder_,
+                     Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, bases, options_.max_batch));
     return Ok();
   }
 
@@ -48,8 +49,8 @@ class DecoderExecutor final : public Executor {
     pool_.Release(slot);
   }
 
-  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) override {
-    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, first_row, tokens));
+  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
+    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, first_row, tokens, kind));
     return Ok();
   }
   int64_t PrefillUnits(SeqSlot slot) const override { return decoder_->PrefillUnits(*jobs_[slot.index()]); }
@@ -59,11 +60,13 @@ class DecoderExecutor final : public Executor {
   }
   void EndPrefill(SeqSlot slot) override { jobs_[slot.index()].reset(); }
 
-  Status Step(std::span<const StepItem> items, std::span<float> logits) override {
-    return decoder_->Step(items, logits);
-  }
+  void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
 
-  uint64_t pool_bytes() const override { return pool_.allocated_bytes(); }
+  void ObservePrefill(PrefillObserver observer) override { decoder_->ObservePrefill(std::move(observer)); }
+  void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) override { decoder_->FillSynthetic(slot, rows, seed); }
+  KvStats Stats() override { return decoder_->Stats(); }
+
+  uint64_t pool_bytes() const override { return pool_.used_bytes(); }
   uint64_t pool_peak_bytes() const override { return pool_.peak_bytes(); }
 
  private:
@@ -79,8 +82,10 @@ class DecoderExecutor final : public Executor {
 template <Backend B>
 MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   const PoolOptions pool = PoolFor(config, options);
+  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch);
   return {.weights_bytes = weights_bytes,
-          .workspace_bytes = Decoder<B>::WorkspaceBytes(config, pool, options.max_batch),
+          .workspace_bytes = Workspace::Bytes(shape),
+          .sketch_bytes = shape.sketch_bytes(),
           .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * SizeOf(B::kActivation),
           .pool_bytes =
               static_cast<uint64_t>(options.max_batch) * Pool::QuotaBytes(pool.layout, pool.layers, options.max_tokens),
@@ -89,9 +94,10 @@ MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& options, uint6
 
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights& weights,
-                                       const ExecutorOptions& options, std::string name, BackendArgs... args) {
+                                       const ExecutorOptions& options, std::span<const SketchMatrices> bases,
+                                       std::string name, BackendArgs... args) {
   auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), args...);
-  RETURN_IF_ERROR(executor->Start(weights));
+  RETURN_IF_ERROR(executor->Start(weights, bases));
   return Result<std::unique_ptr<Executor>>(std::move(executor));
 }
 
@@ -108,13 +114,13 @@ MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options,
 }
 
 Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
-                                               const ExecutorOptions& options) {
+                                               const ExecutorOptions& options, std::span<const SketchMatrices> bases) {
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
   switch (options.device) {
     case Device::kCpu:
-      return Make<CpuBackend>(config, weights, options, CpuName(), options.threads);
+      return Make<CpuBackend>(config, weights, options, bases, CpuName(), options.threads);
     case Device::kReference:
-      return Make<ReferenceBackend>(config, weights, options, CpuName());
+      return Make<ReferenceBackend>(config, weights, options, bases, CpuName());
   }
   CHECK(false);
 }

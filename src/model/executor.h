@@ -2,14 +2,18 @@
 // engine room: one call per prefill unit or decode step, so its cost vanishes. Called from the engine's thread only.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "base/result.h"
 #include "kv/ids.h"
+#include "kv/method.h"
+#include "kv/stats.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "tensor/view.h"
 
 namespace infinigen {
 
@@ -21,6 +25,7 @@ struct ExecutorOptions {
   int64_t max_tokens = 0;  // context: rows a sequence may have
   int64_t max_batch = 1;   // sequences at once
   DType kv_type = DType::kF32;
+  KvMethod method;
   uint64_t pool_limit_bytes = UINT64_MAX;
 };
 
@@ -28,14 +33,29 @@ struct ExecutorOptions {
 struct MemoryPlan {
   uint64_t weights_bytes = 0;    // mapped from the files, or allocated for random weights
   uint64_t workspace_bytes = 0;  // activations, tables, logits
-  uint64_t prefill_bytes = 0;    // residual stream of one prompt of max_tokens
-  uint64_t pool_bytes = 0;       // max_batch sequences of max_tokens
+  uint64_t sketch_bytes = 0;
+  uint64_t prefill_bytes = 0;  // residual stream of one prompt of max_tokens
+  uint64_t pool_bytes = 0;     // max_batch sequences of max_tokens
   uint64_t pool_bytes_per_token = 0;
 
-  uint64_t total_bytes() const { return weights_bytes + workspace_bytes + prefill_bytes + pool_bytes; }
+  uint64_t total_bytes() const { return weights_bytes + workspace_bytes + sketch_bytes + prefill_bytes + pool_bytes; }
 };
 
-struct StepItem;
+// One sequence's part in a decode step: `token` becomes row `row` of the sequence.
+struct StepItem {
+  SeqSlot slot;
+  int32_t token = 0;
+  int64_t row = 0;
+};
+
+enum class PrefillKind : uint8_t {
+  kDense,  // every token attends to all before it
+  kSteps,  // every token attends as in a decode step, with the same result: teacher forcing in bulk
+};
+
+// Queries [count][heads·head_dim] and keys [count][kv_heads·head_dim] of one prefill unit, rotated; f32, host memory.
+using PrefillObserver =
+    std::function<void(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys)>;
 
 class Executor {
  public:
@@ -53,14 +73,23 @@ class Executor {
   // The prompt's grid of units. After BeginPrefill, RunPrefillUnit until it says true; then PrefillLogits for any of
   // the prompt's tokens; EndPrefill frees the grid's memory, and may also give up a prefill that is under way.
   // `first_row`: the sequence has that many rows already, which stay; rows from there on are written anew.
-  virtual Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) = 0;
+  virtual Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens,
+                              PrefillKind kind = PrefillKind::kDense) = 0;
   virtual int64_t PrefillUnits(SeqSlot slot) const = 0;
   virtual bool RunPrefillUnit(SeqSlot slot) = 0;
   virtual void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) = 0;
   virtual void EndPrefill(SeqSlot slot) = 0;
 
   // One token for each item, which must all be of different sequences; logits [items][vocab].
-  virtual Status Step(std::span<const StepItem> items, std::span<float> logits) = 0;
+  virtual void Step(std::span<const StepItem> items, std::span<float> logits) = 0;
+
+  // For calibration; an empty observer: nobody.
+  virtual void ObservePrefill(PrefillObserver observer) = 0;
+  // For benchmarks: rows [0, rows) get random entries, as if a prompt had been prefilled.
+  virtual void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) = 0;
+
+  // Of all decode steps so far. Not while a step runs.
+  virtual KvStats Stats() = 0;
 
   virtual uint64_t pool_bytes() const = 0;
   virtual uint64_t pool_peak_bytes() const = 0;
@@ -68,8 +97,9 @@ class Executor {
 
 MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);
 
-// `config` and `weights` outlive the executor.
+// `config` and `weights` outlive the executor. `bases` [layers]: needed by methods that select by sketch.
 Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
-                                               const ExecutorOptions& options);
+                                               const ExecutorOptions& options,
+                                               std::span<const SketchMatrices> bases = {});
 
 }  // namespace infinigen

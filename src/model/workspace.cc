@@ -32,45 +32,66 @@ class Carver {
   size_t used_ = 0;
 };
 
-Workspace Walk(Carver& carver, const ModelConfig& config, const PoolOptions& pool, int64_t max_batch, int64_t chunk,
-               DType activation) {
-  const int64_t tokens = std::max(max_batch, chunk);
-  const int64_t extents = (pool.max_tokens + kExtentTokens - 1) / kExtentTokens;
-  const bool gated = config.mlp == MlpKind::kGatedSilu;
+void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
+  const ModelConfig& config = shape.config;
+  const KvMethod& method = shape.method;
+  const int64_t sequences = shape.pool.max_sequences, query_width = config.heads * config.head_dim;
+  if (method.guesses_from_layer()) w.step_guess = carver.Matrix(shape.activation, shape.max_batch, config.hidden);
+  if (method.from != GuessSource::kSelf) w.guess_q = carver.Matrix(shape.activation, shape.tokens(), query_width);
+  if (method.from == GuessSource::kPrevStep)
+    w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
+  const int64_t tokens = shape.select_tokens();
+  w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
+  w.selection = {.rows = carver.Array<int32_t>(tokens * config.kv_heads * shape.pool.max_tokens),
+                 .counts = carver.Array<int32_t>(tokens * config.kv_heads),
+                 .capacity = shape.pool.max_tokens,
+                 .kv_heads = config.kv_heads};
+  w.rules = carver.Array<SelectRule>(sequences);
+  w.totals = carver.Array<SelectionTotals>(config.layers * sequences);
+  if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);
+  const int64_t bases = shape.sketch_layers() * (method.prompt_columns ? sequences : 1);
+  w.basis = carver.Array<float>(bases * config.kv_heads * (2 * config.head_dim + 1) * method.sketch_dims);
+}
+
+Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
+  const ModelConfig& config = shape.config;
+  const int64_t tokens = shape.tokens(), sequences = shape.pool.max_sequences;
+  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
+  const DType activation = shape.activation;
   const bool rotates = config.positions == PositionKind::kRope;
   Workspace w;
-  w.step_residual = carver.Matrix(activation, max_batch, config.hidden);
+  w.step_residual = carver.Matrix(activation, shape.max_batch, config.hidden);
   w.normed = carver.Matrix(activation, tokens, config.hidden);
   if (config.has_projections()) w.narrow = carver.Matrix(activation, tokens, config.embed_dim);
-  w.q = carver.Matrix(activation, tokens, config.heads * config.head_dim);
-  w.k = carver.Matrix(activation, tokens, config.kv_heads * config.head_dim);
-  w.v = carver.Matrix(activation, tokens, config.kv_heads * config.head_dim);
-  w.mixed = carver.Matrix(activation, tokens, config.heads * config.head_dim);
-  if (gated) w.gate = carver.Matrix(activation, tokens, config.ffn);
+  w.q = carver.Matrix(activation, tokens, query_width);
+  w.k = carver.Matrix(activation, tokens, key_width);
+  w.v = carver.Matrix(activation, tokens, key_width);
+  w.mixed = carver.Matrix(activation, tokens, query_width);
+  if (config.mlp == MlpKind::kGatedSilu) w.gate = carver.Matrix(activation, tokens, config.ffn);
   w.up = carver.Matrix(activation, tokens, config.ffn);
   if (rotates) w.rope = carver.Matrix(DType::kF32, tokens, config.head_dim);
   if (rotates) w.frequencies = carver.Matrix(DType::kF32, 1, config.head_dim / 2);
-  w.logits = carver.Matrix(DType::kF32, std::max(max_batch, kLogitRows), config.vocab);
+  w.logits = carver.Matrix(DType::kF32, std::max(shape.max_batch, kLogitRows), config.vocab);
   w.ids = carver.Array<int32_t>(tokens);
   w.slots = carver.Array<int32_t>(tokens);
   w.rows = carver.Array<int32_t>(tokens);
-  w.tables = carver.Array<std::byte*>(config.layers * pool.max_sequences * extents);
+  w.tables = carver.Array<std::byte*>(config.layers * sequences * shape.pool.extents_per_slot());
+  w.quotas = carver.Array<int32_t>(sequences);
+  if (shape.method.select != SelectKind::kAll) WalkSelection(carver, shape, w);
   return w;
 }
 
 }  // namespace
 
-size_t Workspace::Bytes(const ModelConfig& config, const PoolOptions& pool, int64_t max_batch, int64_t chunk,
-                        DType activation) {
+size_t Workspace::Bytes(const WorkspaceShape& shape) {
   Carver carver(nullptr);
-  Walk(carver, config, pool, max_batch, chunk, activation);
+  Walk(carver, shape);
   return carver.used();
 }
 
-Workspace Workspace::Carve(std::byte* base, const ModelConfig& config, const PoolOptions& pool, int64_t max_batch,
-                           int64_t chunk, DType activation) {
+Workspace Workspace::Carve(std::byte* base, const WorkspaceShape& shape) {
   Carver carver(base);
-  return Walk(carver, config, pool, max_batch, chunk, activation);
+  return Walk(carver, shape);
 }
 
 }  // namespace infinigen

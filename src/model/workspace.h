@@ -5,14 +5,43 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv/method.h"
 #include "kv/pool.h"
 #include "model/config.h"
 #include "tensor/view.h"
 
 namespace infinigen {
 
+// What the sizes follow from.
+struct WorkspaceShape {
+  const ModelConfig& config;
+  const PoolOptions& pool;
+  const KvMethod& method;
+  int64_t max_batch = 1;
+  int64_t chunk = 1;  // tokens of a prefill unit
+  DType activation = DType::kF32;
+
+  // Tokens of any call.
+  int64_t tokens() const { return std::max(max_batch, chunk); }
+  // Tokens whose selections exist at once; a longer run of steps goes in parts.
+  int64_t select_tokens() const { return std::max<int64_t>(max_batch, 8); }
+  int64_t sketch_layers() const {
+    return method.select == SelectKind::kSketch ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
+  }
+  SketchLayout sketch_layout() const {
+    return {.type = method.sketch_type, .kv_heads = config.kv_heads, .dims = method.sketch_dims};
+  }
+  // Sketches of one sequence in one layer.
+  size_t slot_sketch_bytes() const {
+    return static_cast<size_t>(config.kv_heads) * sketch_layout().head_bytes(pool.max_tokens);
+  }
+  size_t sketch_bytes() const {
+    return static_cast<size_t>(sketch_layers() * pool.max_sequences) * slot_sketch_bytes();
+  }
+};
+
 struct Workspace {
-  // T = max(max_batch, chunk tokens); activation type unless said otherwise.
+  // T = shape.tokens(), S = shape.select_tokens(); activation type unless said otherwise.
   Tensor step_residual;  // [max_batch][hidden]
   Tensor normed;         // [T][hidden]
   Tensor narrow;         // [T][embed_dim], models with projections only
@@ -28,12 +57,22 @@ struct Workspace {
   int32_t* slots = nullptr;      // [T]
   int32_t* rows = nullptr;       // [T]
   std::byte** tables = nullptr;  // [layers][max_sequences][extents_per_slot]
+  int32_t* quotas = nullptr;     // [max_sequences]
 
-  static size_t Bytes(const ModelConfig& config, const PoolOptions& pool, int64_t max_batch, int64_t chunk,
-                      DType activation);
+  // Only for methods that need them.
+  Tensor step_guess;                  // [max_batch][hidden], what the layer before left for the next one's guess
+  Tensor guess_q;                     // [T][heads·head_dim], the guessed query
+  Tensor last_q;                      // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
+  Tensor sketch_q;                    // [S][heads·dims] f32
+  Selection selection;                // of S tokens
+  SelectRule* rules = nullptr;        // [max_sequences]
+  SelectionTotals* totals = nullptr;  // [layers][max_sequences]
+  MassTotals* mass = nullptr;         // [layers]
+  float* basis = nullptr;             // [sketch_layers][1 or max_sequences] of query, key, key_offset
+
+  static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.
-  static Workspace Carve(std::byte* base, const ModelConfig& config, const PoolOptions& pool, int64_t max_batch,
-                         int64_t chunk, DType activation);
+  static Workspace Carve(std::byte* base, const WorkspaceShape& shape);
 };
 
 }  // namespace infinigen

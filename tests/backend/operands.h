@@ -97,11 +97,16 @@ class DeviceInts {
 };
 
 // The entries of one layer for several sequences, in extents at scattered places of pool memory, filled with poison.
+// Slot s has a quota of `tokens` rows and no more, so its last extent is shorter than the others.
 template <class B>
 class TestEntries {
  public:
   TestEntries(B& backend, const EntryLayout& layout, int64_t slots, int64_t tokens, Random& random)
-      : backend_(backend), layout_(layout), per_slot_((tokens + kExtentTokens - 1) / kExtentTokens) {
+      : backend_(backend),
+        layout_(layout),
+        per_slot_((tokens + kExtentTokens - 1) / kExtentTokens),
+        quotas_(static_cast<size_t>(slots), static_cast<int32_t>(tokens)),
+        device_quotas_(backend, quotas_) {
     const size_t extents = static_cast<size_t>(slots * per_slot_), step = layout.extent_bytes() + 192;
     Result<Buffer> pool = Buffer::Make(backend.pool_memory(), extents * step);
     Result<Buffer> table = Buffer::Make(backend.compute_memory(), extents * sizeof(std::byte*));
@@ -114,11 +119,13 @@ class TestEntries {
     std::shuffle(places_.begin(), places_.end(), random.engine());
     backend.Upload(Queue::kCompute, places_.data(), extents * sizeof(std::byte*), table_.data());
   }
-  LayerEntries view() const { return {layout_, reinterpret_cast<std::byte* const*>(table_.data()), per_slot_}; }
+  LayerEntries view() const {
+    return {layout_, reinterpret_cast<std::byte* const*>(table_.data()), per_slot_, device_quotas_};
+  }
   // Key and value of one entry as f32, side by side.
   std::vector<float> Read(int64_t slot, int64_t head, int64_t row) {
     std::vector<std::byte> raw(layout_.entry_bytes());
-    const LayerEntries host{layout_, places_.data(), per_slot_};
+    const LayerEntries host{layout_, places_.data(), per_slot_, quotas_.data()};
     backend_.Synchronize(backend_.Download(Queue::kCompute, host.Entry(slot, head, row), raw.size(), raw.data()));
     std::vector<float> values;
     Dispatch(layout_.type, [&](auto tag) {
@@ -132,6 +139,8 @@ class TestEntries {
   B& backend_;
   EntryLayout layout_;
   int64_t per_slot_;
+  std::vector<int32_t> quotas_;
+  DeviceInts<B> device_quotas_;
   Buffer pool_, table_;
   std::vector<std::byte*> places_;
 };
