@@ -7,4 +7,5 @@ pkg_check_modules(fmt REQUIRED IMPORTED_TARGET fmt)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)  # SIMD; Debian ships pkg-config files only
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)  # checksums, identity of a model
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)  # line editing of `chat`

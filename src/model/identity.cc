@@ -1,0 +1,91 @@
+#include "model/identity.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <string_view>
+
+namespace infinigen {
+namespace {
+
+constexpr int64_t kSampleBytes = 64 << 10;  // of one tensor
+// Part of what is hashed: raise it when the hash takes in other things.
+constexpr std::string_view kRecipe = "infinigen model identity 1";
+
+class Hasher {
+ public:
+  Hasher() : state_(XXH3_createState(), &XXH3_freeState) {
+    CHECK(state_ != nullptr);
+    XXH3_128bits_reset(state_.get());
+  }
+
+  void Text(std::string_view text) {
+    Number(static_cast<int64_t>(text.size()));
+    Bytes(text.data(), text.size());
+  }
+  void Number(int64_t value) { Bytes(&value, sizeof(value)); }
+  void Real(double value) { Bytes(&value, sizeof(value)); }
+
+  // Rows 0, step, 2·step, ...; a tensor that is not there is no rows.
+  void Tensor(std::string_view role, const ConstTensor& tensor) {
+    Text(role);
+    Number(tensor.rows);
+    Number(tensor.cols);
+    Number(static_cast<int64_t>(tensor.type));
+    const int64_t row_bytes = tensor.cols * static_cast<int64_t>(SizeOf(tensor.type));
+    const int64_t rows = std::max<int64_t>(kSampleBytes / std::max<int64_t>(row_bytes, 1), 1);
+    const int64_t step = std::max<int64_t>((tensor.rows + rows - 1) / rows, 1);
+    for (int64_t row = 0; tensor && row < tensor.rows; row += step)
+      Bytes(tensor.row(row), static_cast<size_t>(std::min(row_bytes, kSampleBytes)));
+  }
+
+  ModelIdentity Finish() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+    return {.high = hash.high64, .low = hash.low64};
+  }
+
+ private:
+  void Bytes(const void* data, size_t size) { XXH3_128bits_update(state_.get(), data, size); }
+
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+};
+
+void AddConfig(const ModelConfig& config, Hasher& hash) {
+  for (const int64_t value :
+       {static_cast<int64_t>(config.architecture), config.layers, config.hidden, config.heads, config.kv_heads,
+        config.head_dim, config.ffn, config.vocab, config.embed_dim, static_cast<int64_t>(config.norm),
+        int64_t{config.pre_norm}, int64_t{config.final_norm}, static_cast<int64_t>(config.positions),
+        config.position_offset, static_cast<int64_t>(config.mlp), int64_t{config.attention_bias},
+        int64_t{config.mlp_bias}, int64_t{config.tied_embeddings}})
+    hash.Number(value);
+  hash.Real(static_cast<double>(config.norm_eps));
+  if (config.positions != PositionKind::kRope) return;
+  const RopeConfig& rope = config.rope;
+  hash.Number(static_cast<int64_t>(rope.scaling));
+  hash.Number(rope.original_max_positions);
+  for (const double value : {rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor}) hash.Real(value);
+}
+
+}  // namespace
+
+ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights) {
+  Hasher hash;
+  hash.Text(kRecipe);
+  AddConfig(config, hash);
+  hash.Tensor("embedding", weights.embedding);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    hash.Number(static_cast<int64_t>(i));
+    hash.Tensor("attention_norm", layer.attention_norm.weight);
+    hash.Tensor("attention_norm.bias", layer.attention_norm.bias);
+    hash.Tensor("q", layer.q.weight);
+    hash.Tensor("q.bias", layer.q.bias);
+    hash.Tensor("k", layer.k.weight);
+    hash.Tensor("k.bias", layer.k.bias);
+  }
+  return hash.Finish();
+}
+
+}  // namespace infinigen
