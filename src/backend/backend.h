@@ -100,6 +100,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.compute_memory() } -> std::same_as<Allocator&>;
   { b.pool_memory() } -> std::same_as<Allocator&>;
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
+  // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
+  // allocates: b.Reserve(tokens, batch, heads, kv_heads, head_dim).
+  { b.Reserve(n, n, n, n, n) } -> std::same_as<void>;
   // host → backend; the host bytes may be reused at once
   { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
   // backend → host; valid after Synchronize(ticket)

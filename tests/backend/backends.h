@@ -32,13 +32,24 @@ struct CpuFactory {
   }
 };
 
-using TestedBackends =
-    ::testing::Types<ReferenceFactory, CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuFactory<HWY_EMU128>>;
+// AVX-512 with the byte products that integer sketches are scored by; CpuFactory<HWY_AVX3> is without.
+struct CpuVnniFactory {
+  using B = CpuBackend;
+  static std::unique_ptr<B> Make() {
+    hwy::SetSupportedTargetsForTest(0);
+    if ((hwy::SupportedTargets() & HWY_AVX3_DL) == 0) return nullptr;
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    return std::make_unique<B>(3);
+  }
+};
+
+using TestedBackends = ::testing::Types<ReferenceFactory, CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>,
+                                        CpuFactory<HWY_EMU128>, CpuVnniFactory>;
 
 struct BackendName {
   template <class Factory>
   static std::string GetName(int i) {
-    static const char* const kNames[] = {"Reference", "CpuAvx512", "CpuAvx2", "CpuPortable"};
+    static const char* const kNames[] = {"Reference", "CpuAvx512", "CpuAvx2", "CpuPortable", "CpuVnni"};
     return kNames[i];
   }
 };

@@ -29,15 +29,41 @@ inline constexpr int64_t kOuterRows = 6;
 inline constexpr int64_t kOuterVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// One block's keys and values in memory.
+// The steps of a product's right factor, each a row of elements: at a fixed distance, or wherever a list says.
 template <class T>
-struct EntryBlock {
+struct StridedRows {
+  using Element = T;
+  const T* first;
+  int64_t stride;  // elements from row to row
+  HWY_INLINE const T* operator()(int64_t s) const { return first + s * stride; }
+};
+template <class T>
+struct ListedRows {
+  using Element = T;
+  const T* const* at;
+  int64_t offset;  // elements from where the list points
+  HWY_INLINE const T* operator()(int64_t s) const { return at[s] + offset; }
+};
+
+// One block's keys and values in memory: consecutive entries, or listed ones.
+template <class E>
+struct EntryRun {
+  using T = E;
   const T* first;  // the key of its first entry
   int64_t stride;  // elements from entry to entry
   int64_t count;   // entries that exist, at most kAttentionBlock
   int64_t dim;
-  const T* Key(int64_t j) const { return first + std::min(j, count - 1) * stride; }
-  const T* Value(int64_t j) const { return first + j * stride + dim; }
+  HWY_INLINE const T* Key(int64_t j) const { return first + std::min(j, count - 1) * stride; }
+  HWY_INLINE StridedRows<T> Values() const { return {first + dim, stride}; }
+};
+template <class E>
+struct EntryList {
+  using T = E;
+  const T* const* at;  // [count] keys
+  int64_t count;
+  int64_t dim;
+  HWY_INLINE const T* Key(int64_t j) const { return at[std::min(j, count - 1)]; }
+  HWY_INLINE ListedRows<T> Values() const { return {at, dim}; }
 };
 
 // ---- Keys of a block, transposed: out[i][j] = key j, element i. Columns past `count` repeat the last key.
@@ -99,8 +125,9 @@ HWY_INLINE VF GatherElement(const T* const* keys, int64_t element) {
   return hn::Load(DF(), lanes);
 }
 
-template <class T>
-HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
+template <class Block>
+HWY_INLINE void TransposeKeys(const Block& block, float* out) {
+  using T = typename Block::T;
   const DF d;
   constexpr int64_t kStep = 4 * kPerUnit<T>;
   for (int64_t j = 0; j < block.count; j += kLanes) {
@@ -122,11 +149,12 @@ HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
 }
 
 // Values as f32 rows [count][padded_dim], zero-padded.
-template <class T>
-HWY_INLINE void WidenValues(const EntryBlock<T>& block, int64_t padded_dim, float* out) {
+template <class Block>
+HWY_INLINE void WidenValues(const Block& block, int64_t padded_dim, float* out) {
   const DF d;
+  const auto values = block.Values();
   for (int64_t j = 0; j < block.count; ++j) {
-    const T* value = block.Value(j);
+    const auto* value = values(j);
     float* row = out + j * padded_dim;
     int64_t i = 0;
     for (; i + kLanes <= block.dim; i += kLanes) hn::Store(LoadF32(d, value + i), d, row + i);
@@ -135,17 +163,38 @@ HWY_INLINE void WidenValues(const EntryBlock<T>& block, int64_t padded_dim, floa
   }
 }
 
-// Asks for a share of the block that will be read next: `lines` cache lines from line `first` on.
-struct NextBlock {
-  const std::byte* data;  // null: none
-  HWY_INLINE NextBlock After(int64_t bytes) const { return {data == nullptr ? nullptr : data + bytes}; }
-  HWY_INLINE void Prefetch(int64_t first, int64_t lines) const {
-    if (data == nullptr) return;
-    for (int64_t line = first; line < first + lines; ++line) PrefetchL2(data + line * 64);
+// What will be read next, asked for a few cache lines at a time, all the way through the work before it.
+struct NothingNext {
+  HWY_INLINE void Ask(int64_t) {}
+};
+struct RunNext {
+  const std::byte* data;
+  const std::byte* end;
+  HWY_INLINE void Ask(int64_t lines) {
+    if (data >= end) return;
+    for (int64_t line = 0; line < lines; ++line) PrefetchL2(data + line * 64);
+    data += lines * 64;
+  }
+};
+struct ListNext {
+  const std::byte* const* at;  // entries still to be asked for
+  const std::byte* const* end;
+  int64_t entry_bytes;
+  int64_t done = 0;  // bytes of the first of them
+  HWY_INLINE void Ask(int64_t lines) {
+    for (; lines > 0 && at < end; --lines) {
+      PrefetchL2(*at + done);
+      done += 64;
+      if (done < entry_bytes) continue;
+      // An entry that starts inside a line ends inside one more.
+      if (entry_bytes % 64 != 0) PrefetchL2(*at + entry_bytes - 1);
+      done = 0;
+      ++at;
+    }
   }
 };
 
-// ---- The small matrix product. left [rows][steps] f32 at left_stride, right [steps][columns] of T at right_stride.
+// ---- The small matrix product. left [rows][steps] f32 at left_stride; right(s) is the row [columns] of step s.
 
 // What becomes of a tile's sums.
 struct StoreSums {
@@ -187,18 +236,17 @@ HWY_INLINE void LoadStep(DF, const BF16* right, VF (&b)[kVectors]) {
   }
 }
 
-template <int kRows, int kVectors, class T, class Sink>
-HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const T* right, int64_t right_stride, int64_t steps,
-                          int64_t column, NextBlock next, const Sink& sink) {
+template <int kRows, int kVectors, class Right, class Next, class Sink>
+HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const Right& right, int64_t steps, int64_t column,
+                          Next& next, const Sink& sink) {
   const DF d;
   VF sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   for (int64_t s = 0; s < steps; ++s) {
-    constexpr int64_t kLines = kVectors * kLanes * static_cast<int64_t>(sizeof(T)) / 64;
-    next.Prefetch(s * kLines, kLines);
+    next.Ask(kVectors * kLanes * static_cast<int64_t>(sizeof(typename Right::Element)) / 64);
     VF b[kVectors];
-    LoadStep(d, right + s * right_stride + column, b);
+    LoadStep(d, right(s) + column, b);
     for (int r = 0; r < kRows; ++r) {
       const VF a = hn::Set(d, left[r * left_stride + s]);
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(a, b[v], sums[r][v]);
@@ -208,37 +256,37 @@ HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const T* right
     for (int v = 0; v < kVectors; ++v) sink(d, r, column + v * kLanes, sums[r][v]);
 }
 
-template <int kRows, class T, class Sink>
-HWY_NOINLINE void OuterRows(const float* left, int64_t left_stride, const T* right, int64_t right_stride, int64_t steps,
-                            int64_t columns, NextBlock next, const Sink& sink) {
-  constexpr int64_t kNarrow = std::is_same_v<T, BF16> ? 2 : 1;
+template <int kRows, class Right, class Next, class Sink>
+HWY_NOINLINE Next OuterRows(const float* left, int64_t left_stride, Right right, int64_t steps, int64_t columns,
+                            Next next, const Sink& sink) {
+  constexpr int64_t kNarrow = std::is_same_v<typename Right::Element, BF16> ? 2 : 1;
   int64_t c = 0;
-  for (; c + kOuterVectors * kLanes <= columns; c += kOuterVectors * kLanes) {
-    OuterTile<kRows, kOuterVectors>(left, left_stride, right, right_stride, steps, c, next, sink);
-    next = next.After(steps * kOuterVectors * kLanes * static_cast<int64_t>(sizeof(T)));
-  }
-  for (; c < columns; c += kNarrow * kLanes)
-    OuterTile<kRows, kNarrow>(left, left_stride, right, right_stride, steps, c, next, sink);
+  for (; c + kOuterVectors * kLanes <= columns; c += kOuterVectors * kLanes)
+    OuterTile<kRows, kOuterVectors>(left, left_stride, right, steps, c, next, sink);
+  for (; c < columns; c += kNarrow * kLanes) OuterTile<kRows, kNarrow>(left, left_stride, right, steps, c, next, sink);
+  return next;
 }
 
-template <class T, class Sink>
-HWY_INLINE void Outer(int64_t rows, const float* left, int64_t left_stride, const T* right, int64_t right_stride,
-                      int64_t steps, int64_t columns, NextBlock next, const Sink& sink) {
+// Returns what of `next` is still to be asked for.
+template <class Right, class Next, class Sink>
+HWY_INLINE Next Outer(int64_t rows, const float* left, int64_t left_stride, const Right& right, int64_t steps,
+                      int64_t columns, Next next, const Sink& sink) {
   switch (rows) {
     case 1:
-      return OuterRows<1>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<1>(left, left_stride, right, steps, columns, next, sink);
     case 2:
-      return OuterRows<2>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<2>(left, left_stride, right, steps, columns, next, sink);
     case 3:
-      return OuterRows<3>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<3>(left, left_stride, right, steps, columns, next, sink);
     case 4:
-      return OuterRows<4>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<4>(left, left_stride, right, steps, columns, next, sink);
     case 5:
-      return OuterRows<5>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<5>(left, left_stride, right, steps, columns, next, sink);
     case 6:
-      return OuterRows<6>(left, left_stride, right, right_stride, steps, columns, next, sink);
+      return OuterRows<6>(left, left_stride, right, steps, columns, next, sink);
     default:
       HWY_DASSERT(false);
+      return next;
   }
 }
 
@@ -246,15 +294,14 @@ HWY_INLINE void Outer(int64_t rows, const float* left, int64_t left_stride, cons
 
 inline constexpr int64_t kScoreGroups = HWY_TARGET == HWY_AVX3 ? 1 : 1;  // of kLanes entries; two hide the FMA latency
 
-template <int kRows, class T>
-HWY_NOINLINE void ScoreRows(const EntryBlock<T>& block, const float* queries, int64_t query_stride, NextBlock next,
-                            float* scores) {
+template <int kRows, class Block, class Next>
+HWY_NOINLINE Next ScoreRows(const Block& block, const float* queries, int64_t query_stride, Next next, float* scores) {
+  using T = typename Block::T;
   const DF d;
   constexpr int64_t kStep = 4 * kPerUnit<T>, kEntries = kScoreGroups * kLanes;
-  // Every step asks for the part of the next block that corresponds to its own: kEntries keys and values, kStep
+  // Every step asks for the part of what comes next that corresponds to its own: kEntries keys and values, kStep
   // elements.
   constexpr int64_t kLines = kEntries * kStep * 2 * static_cast<int64_t>(sizeof(T)) / 64;
-  int64_t line = 0;
   for (int64_t j = 0; j < block.count; j += kEntries) {
     const T* keys[kEntries];
     for (int64_t e = 0; e < kEntries; ++e) keys[e] = block.Key(j + e);
@@ -262,8 +309,8 @@ HWY_NOINLINE void ScoreRows(const EntryBlock<T>& block, const float* queries, in
     INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
         sums[g][r] = hn::Zero(d);
     int64_t i = 0;
-    for (; i + kStep <= block.dim; i += kStep, line += kLines) {
-      next.Prefetch(line, kLines);
+    for (; i + kStep <= block.dim; i += kStep) {
+      next.Ask(kLines);
       VU units[kScoreGroups][4];
       INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) LoadKeysTransposed(keys + g * kLanes, i, units[g]);
       INFINIGEN_UNROLL for (int64_t c = 0; c < 4; ++c) {
@@ -285,11 +332,12 @@ HWY_NOINLINE void ScoreRows(const EntryBlock<T>& block, const float* queries, in
     INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
         hn::Store(sums[g][r], d, scores + r * kAttentionBlock + j + g * kLanes);
   }
+  return next;
 }
 
-template <class T>
-HWY_INLINE void Score(int64_t rows, const EntryBlock<T>& block, const float* queries, int64_t query_stride,
-                      NextBlock next, float* scores) {
+template <class Block, class Next>
+HWY_INLINE Next Score(int64_t rows, const Block& block, const float* queries, int64_t query_stride, Next next,
+                      float* scores) {
   switch (rows) {
     case 1:
       return ScoreRows<1>(block, queries, query_stride, next, scores);
@@ -305,6 +353,7 @@ HWY_INLINE void Score(int64_t rows, const EntryBlock<T>& block, const float* que
       return ScoreRows<6>(block, queries, query_stride, next, scores);
     default:
       HWY_DASSERT(false);
+      return next;
   }
 }
 
@@ -418,20 +467,19 @@ struct QueryRows {
 
 // One tile of rows and one block whose first entry is `start`, of which every row sees at least one entry. scores
 // [rows][kAttentionBlock] become weights, and the weighted values join the rows' states.
-template <class V>
+template <class Values, class Next>
 HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t first, int64_t rows, int64_t start,
-                         float* scores, const V* values, int64_t value_stride, NextBlock next) {
-  constexpr int64_t kLinesPerRow = 8;  // of the next block, so that memory does not idle meanwhile
+                         float* scores, const Values& values, Next next) {
+  constexpr int64_t kLinesPerRow = 8;  // of what comes next, so that memory does not idle meanwhile
   TileNumbers maxima, sums, keep, add;
   int64_t visible[kOuterRows];
   q.Visible(first, rows, start, visible);
   VF lane_sums[8];
   for (int64_t r = 0; r < 8; ++r) lane_sums[r] = hn::Zero(DF());
   for (int64_t r = 0; r < rows; ++r) {
-    next.Prefetch(r * kLinesPerRow, kLinesPerRow);
+    next.Ask(kLinesPerRow);
     maxima.at[r] = WeighRow(scores + r * kAttentionBlock, visible[r], &lane_sums[r]);
   }
-  next = next.After(rows * kLinesPerRow * 64);
   for (int64_t r = 0; r < rows; r += 4)
     hn::Store(SumLanesOfFour(DF(), lane_sums[r], lane_sums[r + 1], lane_sums[r + 2], lane_sums[r + 3]), D4(),
               sums.at + r);
@@ -442,16 +490,10 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
     while (end < rows && visible[end] == visible[r]) ++end;
     const MergeSums merge{q.states + (first + r) * plan.state_floats() + kStateHead, plan.state_floats(), keep.at + r,
                           add.at + r};
-    Outer(end - r, scores + r * kAttentionBlock, kAttentionBlock, values, value_stride, visible[r], plan.padded_dim,
-          next, merge);
+    next =
+        Outer(end - r, scores + r * kAttentionBlock, kAttentionBlock, values, visible[r], plan.padded_dim, next, merge);
     r = end;
   }
-}
-
-template <class T>
-HWY_INLINE EntryBlock<T> BlockAt(const AttentionPlan& plan, int64_t slot, int64_t head, int64_t start, int64_t length) {
-  return {reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
-          std::min(kAttentionBlock, length - start), plan.dim};
 }
 
 // Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
@@ -461,19 +503,17 @@ HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
 }
 
 // One block for the query heads of one token, all of which see all of it; entries are read once, straight from memory.
-template <class T>
-HWY_INLINE void AttendBlockInPlace(const AttentionPlan& plan, const QueryRows& q, const EntryBlock<T>& block,
-                                   NextBlock next, int64_t start) {
+template <class Block, class Next>
+HWY_INLINE void AttendBlockInPlace(const AttentionPlan& plan, const QueryRows& q, const Block& block, Next next,
+                                   int64_t start) {
   HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
-  Score(q.rows, block, q.queries, plan.padded_dim, next, scores);
-  // The scores asked for the first half of the next block.
-  const NextBlock second_half = next.After(kAttentionBlock * block.dim * static_cast<int64_t>(sizeof(T)));
-  JoinTile(plan, q, 0, q.rows, start, scores, block.Value(0), block.stride, second_half);
+  next = Score(q.rows, block, q.queries, plan.padded_dim, next, scores);
+  JoinTile(plan, q, 0, q.rows, start, scores, block.Values(), next);
 }
 
 // One block for all rows that see any of it, through scratch: keys [padded_dim][64], values [64][padded_dim].
-template <class T>
-HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const EntryBlock<T>& block, int64_t start,
+template <class Block>
+HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const Block& block, int64_t start,
                             float* keys, float* values) {
   HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
   TransposeKeys(block, keys);
@@ -483,9 +523,9 @@ HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const
   const int64_t height = (q.rows - begin + tiles - 1) / tiles;
   for (int64_t first = begin; first < q.rows; first += height) {
     const int64_t rows = std::min(height, q.rows - first);
-    Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, keys, kAttentionBlock, plan.dim, kAttentionBlock,
-          NextBlock{nullptr}, StoreSums{scores, kAttentionBlock});
-    JoinTile(plan, q, first, rows, start, scores, values, plan.padded_dim, NextBlock{nullptr});
+    Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, StridedRows<float>{keys, kAttentionBlock},
+          plan.dim, kAttentionBlock, NothingNext{}, StoreSums{scores, kAttentionBlock});
+    JoinTile(plan, q, first, rows, start, scores, StridedRows<float>{values, plan.padded_dim}, NothingNext{});
   }
 }
 

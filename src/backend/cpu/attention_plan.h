@@ -26,6 +26,8 @@ inline constexpr int64_t kPrefillRows = 128;
 // The running softmax of one query row: {maximum, sum, unused..., value[padded_dim]}.
 inline constexpr int64_t kStateHead = 16;  // floats before the value; keeps it aligned
 
+inline int64_t ChunkCount(int64_t length) { return (length + kAttentionChunk - 1) / kAttentionChunk; }
+
 struct AttentionPlan {
   AttentionPlan(const LayerEntries& e, const AttentionShape& shape)
       : entries(e),
@@ -39,12 +41,26 @@ struct AttentionPlan {
   int64_t scratch_floats(int64_t rows) const {
     return rows * (padded_dim + 2 * state_floats()) + 2 * kAttentionBlock * padded_dim;
   }
+  // The chunks' states of `tokens` tokens that attend to `longest` entries at most.
+  int64_t parts_floats(int64_t tokens, int64_t longest) const {
+    return tokens * entries.layout.kv_heads * ChunkCount(longest) * group * state_floats();
+  }
 
   LayerEntries entries;
   int64_t group;  // query heads per KV head
   float scale;
   int64_t dim;
   int64_t padded_dim;  // in whole vectors of the widest target
+};
+
+// Some chunks of one (token, KV head).
+struct DecodeTask {
+  const float* queries = nullptr;  // [group][dim]
+  int64_t slot = 0, head = 0;
+  int64_t length = 0;             // entries in all
+  const int32_t* rows = nullptr;  // [length], ascending; null: rows [0, length)
+  int64_t first = 0, last = 0;    // chunks
+  float* parts = nullptr;         // [last - first][group][state_floats]: where their states go
 };
 
 }  // namespace infinigen

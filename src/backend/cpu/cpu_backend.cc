@@ -1,5 +1,9 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include "backend/cpu/attention_plan.h"
+#include "backend/cpu/select.h"
+#include "backend/cpu/sketch_query.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/cpu_backend.cc"
 #include <hwy/foreach_target.h>
@@ -29,6 +33,18 @@ CpuBackend::CpuBackend(int threads) : pool_(threads), shared_(compute_memory()) 
 }
 
 const char* CpuBackend::simd_target() const { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+
+void CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  const LayerEntries entries{.layout = {DType::kF32, kv_heads, head_dim}};
+  const AttentionPlan plan(entries, {heads, 1.0f});
+  // Sketches are no wider than heads. SelectBy keeps a tally per (token, head) in what attention keeps its parts in.
+  const SketchLayout widest{SketchType::kInt8, kv_heads,
+                            (head_dim + kSketchDimStep - 1) / kSketchDimStep * kSketchDimStep};
+  const int64_t select = ChoiceScratch::Floats(plan.group, max_tokens) +
+                         std::max(SketchQuery::Floats(widest, plan.group), plan.group * plan.padded_dim);
+  shared_.ReserveAhead(std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats));
+  for (Scratch& scratch : private_) scratch.ReserveAhead(std::max(plan.scratch_floats(plan.group), select));
+}
 
 }  // namespace infinigen
 #endif  // HWY_ONCE

@@ -17,6 +17,8 @@
 
 namespace infinigen {
 
+struct AttentionPlan;
+
 class CpuBackend : public HostBackend {
  public:
   static constexpr int64_t kChunkTokens = 512;
@@ -26,6 +28,10 @@ class CpuBackend : public HostBackend {
   int threads() const { return pool_.threads(); }
   // The SIMD target in use, in Highway's words: "AVX3", "AVX2", "EMU128".
   const char* simd_target() const;
+
+  // Takes the scratch that steps of up to max_batch tokens with sequences of up to max_tokens rows need, so that none
+  // of them allocates.
+  void Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
   void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
@@ -61,6 +67,17 @@ class CpuBackend : public HostBackend {
   // in elements touched per row.
   template <class Body>
   void ForRows(int64_t rows, int64_t row_work, Body&& body);
+
+  // Attention of `tokens` tokens, one task per (token, KV head, run of chunks); task_of(token, head) names what it
+  // reads.
+  template <class TaskOf>
+  void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of, const Tensor& out);
+
+  // Selection by scores: score(token, head, visible, scores, scratch) writes scores [blocks][group][64] of one KV head
+  // (select.h).
+  template <class Score>
+  void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
+                const Selection& selection, int64_t scratch_floats, Score&& score);
 
   ThreadPool pool_;
   Scratch shared_;                // packed activations, partials of split attention

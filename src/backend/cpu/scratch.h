@@ -18,16 +18,23 @@ class Scratch {
   // grows by one token a step reallocates rarely.
   float* Reserve(int64_t floats) {
     const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    if (buffer_.bytes() < bytes) {
-      buffer_ = Buffer();
-      Result<Buffer> grown = Buffer::Make(*memory_, std::max(2 * bytes, kSmallestBytes));
-      CHECK(grown.ok());
-      buffer_ = std::move(*grown);
-    }
+    if (buffer_.bytes() < bytes) Grow(std::max(2 * bytes, kSmallestBytes));
     return reinterpret_cast<float*>(buffer_.data());
+  }
+  // From here on Reserve of up to `floats` floats allocates nothing.
+  void ReserveAhead(int64_t floats) {
+    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+    if (buffer_.bytes() < bytes) Grow(bytes);
   }
 
  private:
+  void Grow(size_t bytes) {
+    buffer_ = Buffer();
+    Result<Buffer> grown = Buffer::Make(*memory_, bytes);
+    CHECK(grown.ok());
+    buffer_ = std::move(*grown);
+  }
+
   static constexpr size_t kSmallestBytes = size_t{64} << 10;
 
   Allocator* memory_;

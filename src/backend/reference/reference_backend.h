@@ -11,6 +11,8 @@ class ReferenceBackend : public HostBackend {
  public:
   static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
 
+  void Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) {}
+
   void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
   void RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);

@@ -1,0 +1,132 @@
+// SelectExact and MeasureMass: what true scores say about selections. For measurement, so every entry's key is read.
+#include <algorithm>
+#include <cmath>
+
+#include "backend/cpu/attention_plan.h"
+#include "backend/cpu/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/measure.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <hwy/highway.h>
+
+#include "backend/cpu/attention-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace infinigen::HWY_NAMESPACE {
+
+template <class T>
+HWY_INLINE void ScoreEntriesOf(const AttentionPlan& plan, const float* scaled, int64_t slot, int64_t head,
+                               int64_t visible, float* scores) {
+  static_assert(kScoreBlock == kAttentionBlock);
+  for (int64_t start = 0; start < visible; start += kScoreBlock) {
+    const EntryRun<T> block{reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
+                            std::min(kScoreBlock, visible - start), plan.dim};
+    for (int64_t g = 0; g < plan.group; g += kOuterRows, scores += kOuterRows * kScoreBlock)
+      Score(std::min(kOuterRows, plan.group - g), block, scaled + g * plan.padded_dim, plan.padded_dim, NothingNext{},
+            scores);
+    scores += (plan.group - (plan.group + kOuterRows - 1) / kOuterRows * kOuterRows) * kScoreBlock;
+  }
+}
+
+// True scores of rows [0, visible) of one KV head: scores [blocks][group][64]. scratch [group][padded_dim].
+void ScoreEntries(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t visible,
+                  float* scores, float* scratch) {
+  for (int64_t g = 0; g < plan.group; ++g)
+    for (int64_t i = 0; i < plan.dim; ++i) scratch[g * plan.padded_dim + i] = queries[g * plan.dim + i] * plan.scale;
+  switch (plan.entries.layout.type) {
+    case DType::kF32:
+      return ScoreEntriesOf<float>(plan, scratch, slot, head, visible, scores);
+    case DType::kF16:
+      return ScoreEntriesOf<F16>(plan, scratch, slot, head, visible, scores);
+    case DType::kBF16:
+      return ScoreEntriesOf<BF16>(plan, scratch, slot, head, visible, scores);
+  }
+}
+
+// The share of query head g's attention that lies on the listed rows. Its scores become weights.
+double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, const int32_t* rows, int64_t count) {
+  const DF d;
+  const auto block = [&](int64_t b) { return scores + (b * group + g) * kScoreBlock; };
+  const int64_t blocks = ScoreBlocks(visible);
+  std::fill(block(blocks - 1) + (visible - 1) % kScoreBlock + 1, block(blocks - 1) + kScoreBlock, kMinusInfinity);
+  VF largest = hn::Set(d, kMinusInfinity);
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int64_t v = 0; v < kScoreBlock; v += kLanes) largest = hn::Max(largest, hn::Load(d, block(b) + v));
+  largest = hn::MaxOfLanes(d, largest);
+  double total = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    VF sum = hn::Zero(d);
+    for (int64_t v = 0; v < kScoreBlock; v += kLanes) {
+      const VF weight = Exp(d, hn::Sub(hn::Load(d, block(b) + v), largest));
+      hn::Store(weight, d, block(b) + v);
+      sum = hn::Add(sum, weight);
+    }
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+  }
+  double inside = 0;
+  for (int64_t j = 0; j < count; ++j)
+    inside += static_cast<double>(block(rows[j] / kScoreBlock)[rows[j] % kScoreBlock]);
+  const double share = inside / total;
+  return share > 0 ? std::min(share, 1.0) : 0.0;  // a share that is not a number counts as none
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace infinigen::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace infinigen {
+namespace {
+
+HWY_EXPORT(ScoreEntries);
+HWY_EXPORT(ShareInside);
+
+void CheckQueries(const ConstTensor& queries, int64_t tokens, const AttentionShape& shape,
+                  const LayerEntries& entries) {
+  const EntryLayout& layout = entries.layout;
+  CHECK(shape.heads % layout.kv_heads == 0 && layout.head_dim <= kMaxHeadDim);
+  CHECK(queries.type == DType::kF32 && queries.cols == shape.heads * layout.head_dim && queries.rows >= tokens);
+}
+
+}  // namespace
+
+void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                             const AttentionShape& shape, const LayerEntries& entries, const Selection& selection) {
+  CheckQueries(queries, batch.count, shape, entries);
+  const AttentionPlan plan(entries, shape);
+  const auto score = [&](int64_t token, int64_t head, int64_t visible, float* scores, float* scratch) {
+    HWY_DYNAMIC_DISPATCH(ScoreEntries)
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, scores, scratch);
+  };
+  SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.group * plan.padded_dim, score);
+}
+
+void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                             const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass) {
+  CheckQueries(queries, batch.count, shape, entries);
+  const AttentionPlan plan(entries, shape);
+  const int64_t heads = entries.layout.kv_heads, tasks = batch.count * heads;
+  CHECK(selection.kv_heads == heads);
+  auto* shares = reinterpret_cast<double*>(shared_.Reserve(2 * tasks * plan.group));
+  pool_.Run(tasks, [&](int64_t task, int thread) {
+    const int64_t token = task / heads, head = task % heads, visible = batch.rows[token] + 1;
+    float* scores = private_[static_cast<size_t>(thread)].Reserve(
+        plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
+    float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
+    HWY_DYNAMIC_DISPATCH(ScoreEntries)
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, scores, scratch);
+    for (int64_t g = 0; g < plan.group; ++g)
+      shares[task * plan.group + g] = HWY_DYNAMIC_DISPATCH(ShareInside)(
+          scores, plan.group, g, visible, selection.Rows(token, head), selection.Count(token, head));
+  });
+  for (int64_t i = 0; i < tasks * plan.group; ++i) {
+    ++mass->count;
+    mass->sum += shares[i];
+    ++mass->bins[static_cast<int>(shares[i] * MassTotals::kBins)];
+  }
+}
+
+}  // namespace infinigen
+#endif  // HWY_ONCE

@@ -1,0 +1,129 @@
+// Selection in two moves: scores of all visible rows of a KV head go into scratch, then the rows are chosen from there.
+// Private to the CPU backend; kv/selection.h defines what is chosen.
+//
+// Scores [blocks][group][64]: a block's scores of all query heads lie together, so that choosing walks forward once.
+// They pass through L2 (16 bytes a row at group 4) rather than be computed twice: a row's relative score needs the
+// maxima over all rows, and estimates of the maxima from a sample are too far off to filter by.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cpu/cpu_backend.h"
+#include "kv/selection_view.h"
+#include "kv/sketch_view.h"
+
+namespace infinigen {
+
+inline constexpr int64_t kScoreBlock = kSketchBlock;
+inline constexpr int64_t kMostSample = 2048;  // relative scores from which a first threshold is estimated
+inline constexpr int64_t kChoiceBins = 1024;
+
+inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
+
+// The working memory of one choice, cut from scratch.
+struct ChoiceScratch {
+  static int64_t Floats(int64_t group, int64_t visible) {
+    const int64_t padded = ScoreBlocks(visible) * kScoreBlock + kScoreBlock;
+    return group * (padded + 16) + 4 * padded + kMostSample + kChoiceBins + 64;
+  }
+  ChoiceScratch(float* memory, int64_t group, int64_t visible) {
+    const int64_t padded = ScoreBlocks(visible) * kScoreBlock + kScoreBlock;
+    const auto take = [&](int64_t floats) {
+      float* part = memory;
+      memory += (floats + 15) / 16 * 16;
+      return part;
+    };
+    scores = take(group * padded);
+    maxima = take(group * 16);
+    relative = take(padded);
+    rows = reinterpret_cast<int32_t*>(take(padded));
+    ties = take(2 * padded);
+    sample = take(kMostSample);
+    bins = reinterpret_cast<uint32_t*>(take(kChoiceBins));
+  }
+
+  float* scores;    // [blocks][group][64]
+  float* maxima;    // [group]
+  float* relative;  // candidates: relative score ...
+  int32_t* rows;    // ... and row
+  float* ties;      // pairs of both
+  float* sample;    // [kMostSample]
+  uint32_t* bins;   // [kChoiceBins]
+};
+
+// What is asked for one (token, KV head).
+struct Choice {
+  SelectRule rule;
+  int64_t group = 0;
+  int64_t visible = 0;   // rows with a score
+  int64_t current = 0;   // n = current + 1
+  int64_t passing = -1;  // given by mean counts; -1: counted here
+};
+struct Chosen {
+  int64_t chosen = 0;    // by score
+  int64_t attended = 0;  // rows written
+};
+
+// What is kept of one (token, KV head) until its totals are added up.
+struct Tally {
+  int64_t passing = -1;
+  Chosen chosen;
+};
+inline constexpr int64_t kTallyFloats = static_cast<int64_t>(sizeof(Tally) / sizeof(float));
+
+// rows [capacity] gets the attended rows, ascending. scratch.scores holds the scores.
+Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity);
+// How many rows pass the threshold.
+int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
+
+template <class Score>
+void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
+                          const Selection& selection, int64_t scratch_floats, Score&& score) {
+  CHECK(selection.kv_heads == heads);
+  const int64_t tasks = batch.count * heads;
+  auto* tallies = reinterpret_cast<Tally*>(shared_.Reserve(tasks * kTallyFloats));
+  std::fill_n(tallies, tasks, Tally{});
+  // Scores one (token, head), then does what is left.
+  const auto run = [&](auto&& finish) {
+    pool_.Run(tasks, [&](int64_t task, int thread) {
+      const int64_t token = task / heads, head = task % heads, current = batch.rows[token];
+      DCHECK(current < call.max_rows);
+      const Choice choice{.rule = call.rules[batch.slots[token]],
+                          .group = group,
+                          .visible = current + (call.current_known ? 1 : 0),
+                          .current = current,
+                          .passing = tallies[task].passing};
+      // By max_rows, not by this token: a growing context then grows all threads' scratch at once.
+      const int64_t floats = ChoiceScratch::Floats(group, call.max_rows);
+      float* memory = private_[static_cast<size_t>(thread)].Reserve(floats + scratch_floats);
+      const ChoiceScratch scratch(memory, group, call.max_rows);
+      score(token, head, choice.visible, scratch.scores, memory + floats);
+      finish(choice, scratch, token, head, tallies[task]);
+    });
+  };
+  if (call.mean_counts) {
+    run([](const Choice& choice, const ChoiceScratch& scratch, int64_t, int64_t, Tally& tally) {
+      tally.passing = CountScored(choice, scratch);
+    });
+    for (int64_t token = 0; token < batch.count; ++token) {
+      Tally* of_token = tallies + token * heads;
+      int64_t sum = 0;
+      for (int64_t head = 0; head < heads; ++head) sum += of_token[head].passing;
+      for (int64_t head = 0; head < heads; ++head) of_token[head].passing = sum / heads;
+    }
+  }
+  run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t token, int64_t head, Tally& tally) {
+    tally.chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
+    selection.Count(token, head) = static_cast<int32_t>(tally.chosen.attended);
+  });
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t token = task / heads;
+    SelectionTotals& totals = call.totals[batch.slots[token]];
+    totals.chosen += static_cast<uint64_t>(tallies[task].chosen.chosen);
+    totals.attended += static_cast<uint64_t>(tallies[task].chosen.attended);
+    totals.retained += static_cast<uint64_t>(batch.rows[token] + 1);
+  }
+}
+
+}  // namespace infinigen

@@ -1,0 +1,204 @@
+// AppendSketches and SketchQueries: small products with a basis, and the rounding of key sketches into their blocks.
+//
+// Both products are x · matrix with matrix [head_dim][dims]: columns in lanes, one chain of fused multiply-adds over
+// head_dim, ascending, per output. So a sketch depends on its own row and the basis alone.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "backend/cpu/cpu_backend.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/sketch.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <hwy/highway.h>
+
+#include "backend/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace infinigen::HWY_NAMESPACE {
+
+// ---- out = x · matrix.                        x [rows][inner], matrix [inner][cols], cols a multiple of 8
+
+// kRows x 2 vectors of accumulators; the counts say how many columns of each exist.
+template <int kRows>
+HWY_NOINLINE void ProjectTile(const float* x, int64_t x_stride, const float* matrix, int64_t inner, int64_t cols,
+                              int64_t first_count, int64_t second_count, float* out, int64_t out_stride) {
+  const DF d;
+  const auto first = hn::FirstN(d, static_cast<size_t>(first_count));
+  const auto second = hn::FirstN(d, static_cast<size_t>(second_count));
+  VF sums[kRows][2];
+  INFINIGEN_UNROLL for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = hn::Zero(d);
+  for (int64_t i = 0; i < inner; ++i) {
+    const float* row = matrix + i * cols;
+    const VF a = hn::MaskedLoad(first, d, row), b = hn::MaskedLoad(second, d, row + kLanes);
+    INFINIGEN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const VF factor = hn::Set(d, x[r * x_stride + i]);
+      sums[r][0] = hn::MulAdd(factor, a, sums[r][0]);
+      sums[r][1] = hn::MulAdd(factor, b, sums[r][1]);
+    }
+  }
+  INFINIGEN_UNROLL for (int r = 0; r < kRows; ++r) {
+    hn::BlendedStore(sums[r][0], first, d, out + r * out_stride);
+    hn::BlendedStore(sums[r][1], second, d, out + r * out_stride + kLanes);
+  }
+}
+
+HWY_INLINE void Project(int64_t rows, const float* x, int64_t x_stride, const float* matrix, int64_t inner,
+                        int64_t cols, float* out, int64_t out_stride) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t height = std::min<int64_t>(4, rows - r);
+    for (int64_t c = 0; c < cols; c += 2 * kLanes) {
+      const int64_t first = std::min(kLanes, cols - c), second = std::clamp<int64_t>(cols - c - kLanes, 0, kLanes);
+      const float* rows_x = x + r * x_stride;
+      float* rows_out = out + r * out_stride + c;
+      switch (height) {
+        case 4:
+          ProjectTile<4>(rows_x, x_stride, matrix + c, inner, cols, first, second, rows_out, out_stride);
+          break;
+        case 3:
+          ProjectTile<3>(rows_x, x_stride, matrix + c, inner, cols, first, second, rows_out, out_stride);
+          break;
+        case 2:
+          ProjectTile<2>(rows_x, x_stride, matrix + c, inner, cols, first, second, rows_out, out_stride);
+          break;
+        default:
+          ProjectTile<1>(rows_x, x_stride, matrix + c, inner, cols, first, second, rows_out, out_stride);
+      }
+    }
+    r += height;
+  }
+}
+
+// ---- Rounding a sketch into its block; kv/sketch.h defines it.
+
+// The smallest bf16 that is at least `value` ≥ 0, as the f32 that it stands for; the largest finite one if there is
+// none.
+inline float RoundUpToBf16(float value) {
+  const float rounded = std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0xffffu) & 0xffff0000u);
+  return std::isfinite(rounded) ? rounded : ToFloat(ToBF16(value));
+}
+
+// numbers [dims], dims a multiple of 8: the row's units and its scale.
+inline void StoreRow(const SketchLayout& layout, const float* numbers, std::byte* block, int64_t row) {
+  const int64_t units = layout.units();
+  uint32_t* unit = reinterpret_cast<uint32_t*>(block) + row;
+  const auto finite = [](float number) { return std::isfinite(number) ? number : 0.0f; };
+  if (layout.type == SketchType::kBF16) {
+    for (int64_t u = 0; u < units; ++u)
+      unit[u * kSketchBlock] =
+          ToBF16(finite(numbers[2 * u])).bits | static_cast<uint32_t>(ToBF16(finite(numbers[2 * u + 1])).bits) << 16;
+    return;
+  }
+  float largest = 0;
+  for (int64_t i = 0; i < layout.dims; ++i) largest = std::max(largest, std::fabs(finite(numbers[i])));
+  const float most = static_cast<float>(layout.largest());
+  const float scale = RoundUpToBf16(largest / most);
+  reinterpret_cast<uint16_t*>(block + layout.scales_offset())[row] =
+      static_cast<uint16_t>(std::bit_cast<uint32_t>(scale) >> 16);
+  float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  if (!std::isfinite(inverse)) inverse = 0.0f;
+  const auto stored = [&](int64_t i, int32_t bias) {
+    // Adding and taking away 1.5 · 2^23 rounds to an integer, halves to even.
+    const float value = std::clamp(finite(numbers[i]) * inverse, -most, most) + 12582912.0f - 12582912.0f;
+    return static_cast<uint32_t>(static_cast<int32_t>(value) + bias);
+  };
+  for (int64_t u = 0; u < units; ++u) {
+    uint32_t bits = 0;
+    for (int64_t b = 0; b < 4; ++b) {
+      const uint32_t byte = layout.type == SketchType::kInt8 ? stored(4 * u + b, 128)
+                                                             : stored(8 * u + b, 8) | stored(8 * u + 4 + b, 8) << 4;
+      bits |= byte << (8 * b);
+    }
+    unit[u * kSketchBlock] = bits;
+  }
+}
+
+// Tokens [first, first + count) of one slot's basis, one KV head: key rows to sketches.
+void SketchKeys(const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
+                const LayerSketches& sketches, int64_t first, int64_t count, int64_t head) {
+  constexpr int64_t kTokens = 4;
+  HWY_ALIGN float numbers[kTokens * kMaxHeadDim];
+  for (int64_t t = first; t < first + count; t += kTokens) {
+    const int64_t tokens = std::min(kTokens, first + count - t), slot = batch.slots[t];
+    Project(tokens, keys.as<float>(t) + head * basis.head_dim, keys.stride, basis.Key(slot, head), basis.head_dim,
+            basis.dims, numbers, basis.dims);
+    const float* offset = basis.KeyOffset(slot, head);
+    for (int64_t i = 0; i < tokens; ++i) {
+      float* row_numbers = numbers + i * basis.dims;
+      for (int64_t c = 0; c < basis.dims; ++c) row_numbers[c] -= offset[c];
+      const int64_t row = batch.rows[t + i];
+      StoreRow(sketches.layout, row_numbers, sketches.Block(batch.slots[t + i], head, row / kSketchBlock),
+               row % kSketchBlock);
+    }
+  }
+}
+
+// The query heads of one KV head of one token.
+void SketchQueryGroup(const float* queries, const float* basis, int64_t group, int64_t head_dim, int64_t dims,
+                      float scale, float* out) {
+  Project(group, queries, head_dim, basis, head_dim, dims, out, dims);
+  for (int64_t i = 0; i < group * dims; ++i) out[i] *= scale;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace infinigen::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace infinigen {
+namespace {
+
+HWY_EXPORT(SketchKeys);
+HWY_EXPORT(SketchQueryGroup);
+
+}  // namespace
+
+void CpuBackend::AppendSketches(Queue, const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
+                                const LayerSketches& sketches) {
+  const int64_t heads = sketches.layout.kv_heads;
+  CHECK(basis.kv_heads == heads && basis.dims == sketches.layout.dims && basis.head_dim <= kMaxHeadDim);
+  CHECK(basis.dims % kSketchDimStep == 0 && basis.dims <= kMaxHeadDim);
+  CHECK(keys.type == DType::kF32 && keys.cols == heads * basis.head_dim && keys.rows >= batch.count);
+  // A task is a stretch of tokens for one head, so that rows of the basis are loaded once for several of them.
+  const auto run = [&](int64_t first, int64_t count, int64_t head) {
+    while (count > 0) {
+      int64_t same = 1;
+      while (same < count && (!basis.per_slot || batch.slots[first + same] == batch.slots[first])) ++same;
+      HWY_DYNAMIC_DISPATCH(SketchKeys)(batch, keys, basis, sketches, first, same, head);
+      first += same;
+      count -= same;
+    }
+  };
+  if (batch.count * heads * basis.head_dim * basis.dims <= 4 * kSerialWork || threads() == 1) {
+    for (int64_t head = 0; head < heads; ++head) run(0, batch.count, head);
+    return;
+  }
+  constexpr int64_t kTaskTokens = 32;
+  const int64_t stretches = (batch.count + kTaskTokens - 1) / kTaskTokens;
+  pool_.Run(stretches * heads, [&](int64_t task, int) {
+    const int64_t first = task / heads * kTaskTokens;
+    run(first, std::min(kTaskTokens, batch.count - first), task % heads);
+  });
+}
+
+void CpuBackend::SketchQueries(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                               const SketchBasis& basis, const Tensor& out) {
+  CHECK(shape.heads % basis.kv_heads == 0 && basis.dims % kSketchDimStep == 0);
+  CHECK(queries.type == DType::kF32 && queries.cols == shape.heads * basis.head_dim && queries.rows >= batch.count);
+  CHECK(out.type == DType::kF32 && out.cols == shape.heads * basis.dims && out.rows >= batch.count);
+  const int64_t group = shape.heads / basis.kv_heads;
+  ForRows(batch.count * basis.kv_heads, group * basis.head_dim * basis.dims / 8, [&](int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      const int64_t token = i / basis.kv_heads, head = i % basis.kv_heads;
+      HWY_DYNAMIC_DISPATCH(SketchQueryGroup)
+      (queries.as<float>(token) + head * group * basis.head_dim, basis.Query(batch.slots[token], head), group,
+       basis.head_dim, basis.dims, shape.scale, out.as<float>(token) + head * group * basis.dims);
+    }
+  });
+}
+
+}  // namespace infinigen
+#endif  // HWY_ONCE
