@@ -1,0 +1,126 @@
+// `infinigen calibrate`: computes a model's skew file, and shows what it is worth.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "base/size.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/eval.h"
+#include "cli/flags.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+#include "cli/skew_source.h"
+#include "kv/skew_file.h"
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kShownRatio = 0.3;  // the usual --kv-ratio
+
+struct CalibrateFlags {
+  std::string model;
+  std::string file;
+  std::string output;
+  DeviceFlags device;
+  bool json = false;
+};
+
+struct Calibration {
+  const Model& model;
+  const Skew& skew;
+  std::string path;
+  double seconds = 0;
+
+  int64_t head_dim() const { return skew.shape().head_dim; }
+  int64_t dims() const { return SketchDims(head_dim(), kShownRatio); }
+  double Held(int64_t layer, ProjectionKind kind) const { return skew.HeldEnergy(LayerId(layer), kind, dims()); }
+};
+
+Json CalibrationJson(const Calibration& made) {
+  Json energy = Json::array();
+  for (int64_t layer = 0; layer < made.skew.shape().layers; ++layer)
+    energy.push_back({{"layer", layer},
+                      {"rotation", made.Held(layer, ProjectionKind::kRotation)},
+                      {"pair", made.Held(layer, ProjectionKind::kPair)}});
+  return {{"model", ModelJson(made.model)},
+          {"identity", made.skew.origin().model.Hex()},
+          {"file", made.path},
+          {"text", made.skew.origin().text},
+          {"tokens", made.skew.origin().tokens},
+          {"seconds", made.seconds},
+          {"head_dim", made.head_dim()},
+          {"dims", made.dims()},
+          {"energy", std::move(energy)}};
+}
+
+std::string CalibrationLines(const Calibration& made) {
+  const SkewOrigin& origin = made.skew.origin();
+  std::string text = fmt::format("{} calibrated on {} tokens ({}) in {:.2f} s\n", OneLine(made.model.config.name),
+                                 origin.tokens, OneLine(origin.text), made.seconds);
+  text += fmt::format("share of the scores' energy in the first {} of {} columns\nlayer  rotation    pair\n",
+                      made.dims(), made.head_dim());
+  double rotation = 0, pair = 0;
+  const int64_t layers = made.skew.shape().layers;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const double rotation_share = made.Held(layer, ProjectionKind::kRotation);
+    const double pair_share = made.Held(layer, ProjectionKind::kPair);
+    text += fmt::format("{:>5}  {:>6.2f} %  {:>6.2f} %\n", layer, 100 * rotation_share, 100 * pair_share);
+    rotation += rotation_share / static_cast<double>(layers);
+    pair += pair_share / static_cast<double>(layers);
+  }
+  text += fmt::format(" mean  {:>6.2f} %  {:>6.2f} %\n", 100 * rotation, 100 * pair);
+  return text + fmt::format("written to {}\n", OneLine(made.path));
+}
+
+Result<int> CalibrateCommand(const CalibrateFlags& flags) {
+  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
+  ASSIGN_OR_RETURN(const CalibrationText text, ReadCalibrationText(*model, flags.file));
+  if (model->tokenizer == nullptr)
+    Warn(fmt::format("{} has no tokenizer: it is calibrated on random token ids", model->config.name));
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::string path = flags.output;
+  if (path.empty()) {
+    ASSIGN_OR_RETURN(path, SaveSkew(skew, directory));
+  } else {
+    RETURN_IF_ERROR(WriteSkew(skew, path));
+  }
+  const Calibration made{.model = *model, .skew = skew, .path = path, .seconds = seconds};
+  Output output;
+  output.Write(flags.json ? Dump(CalibrationJson(made)) : CalibrationLines(made));
+  RETURN_IF_ERROR(output.status());
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunCalibrate(Arguments arguments) {
+  CalibrateFlags values;
+  Flags flags("calibrate",
+              "Compute a model's skew: the change of basis that lets small sketches guess attention scores.");
+  flags.Group("Text");
+  flags.Text("-f,--file", &values.file, "FILE",
+             fmt::format("calibrate on this text, at most its first {} tokens; - is standard input (default: a "
+                         "built-in text)",
+                         kCalibrationTokens));
+  flags.Group("Model and machine");
+  AddModelFlag(flags, &values.model);
+  AddDeviceFlags(flags, &values.device);
+  flags.Group("Output");
+  flags.Text(
+      "-o,--output", &values.output, "FILE",
+      fmt::format("where to write (default: {} in the model's directory, or else in the user's cache)", kSkewFileName));
+  flags.Switch("--json", &values.json, "one JSON object on standard output instead of text");
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  return FinishEval([&] { return CalibrateCommand(values); });
+}
+
+}  // namespace infinigen

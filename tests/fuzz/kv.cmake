@@ -1,0 +1,1 @@
+infinigen_fuzz(skew infinigen_kv)

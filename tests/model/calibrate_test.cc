@@ -1,0 +1,223 @@
+#include "model/calibrate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <vector>
+
+#include "golden/golden_file.h"
+#include "kv/skew_file.h"
+#include "loader/model_files.h"
+#include "model/identity.h"
+
+namespace infinigen {
+namespace {
+
+using test::MessageOf;
+using test::TempDir;
+using testing::Each;
+using testing::HasSubstr;
+
+const std::string kModels = std::string(INFINIGEN_TEST_DATA) + "/golden/models/";
+
+struct Loaded {
+  ModelConfig config;
+  Weights weights;
+  std::unique_ptr<Executor> executor;
+
+  ModelIdentity identity() const { return IdentifyModel(config, weights); }
+};
+
+std::unique_ptr<Loaded> Open(const std::string& directory, Device device = Device::kCpu, int threads = 1) {
+  auto loaded = std::make_unique<Loaded>();
+  Result<ModelConfig> config = LoadModelConfig(directory);
+  CHECK(config.ok());
+  loaded->config = *config;
+  Result<Weights> weights = LoadWeights(directory, loaded->config);
+  CHECK(weights.ok());
+  loaded->weights = std::move(weights).value();
+  Result<std::unique_ptr<Executor>> executor =
+      MakeExecutor(loaded->config, loaded->weights,
+                   {.device = device, .threads = threads, .max_tokens = loaded->config.max_positions});
+  CHECK(executor.ok());
+  loaded->executor = std::move(executor).value();
+  return loaded;
+}
+
+Skew CalibrateRandom(Loaded& model, int threads = 1) {
+  Result<Skew> skew = Calibrate(*model.executor, model.identity(),
+                                RandomCalibrationText(model.config.vocab, kCalibrationTokens), threads);
+  CHECK(skew.ok());
+  return std::move(skew).value();
+}
+
+void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, float bound) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
+}
+
+TEST(Calibrate, EveryGoldenModelGivesFiniteColumnsThatKeepScores) {
+  const Result<std::vector<std::string>> directories = ListGolden(kModels);
+  ASSERT_TRUE(directories.ok());
+  ASSERT_GE(directories->size(), 15u);
+  for (const std::string& directory : *directories) {
+    SCOPED_TRACE(directory);
+    const std::unique_ptr<Loaded> model = Open(directory);
+    const Skew skew = CalibrateRandom(*model);
+    EXPECT_EQ(skew.origin().tokens, std::min<int64_t>(kCalibrationTokens, model->config.max_positions));
+    EXPECT_EQ(skew.origin().model, model->identity());
+    const int64_t d = model->config.head_dim;
+    for (LayerId layer : IdRange<LayerId>(model->config.layers)) {
+      for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
+        const SketchMatrices basis = skew.Basis(layer, kind, d);
+        for (const std::vector<float>* numbers : {&basis.query, &basis.key, &basis.key_offset})
+          for (const float number : *numbers) ASSERT_TRUE(std::isfinite(number));
+        // query · keyᵀ = 1, for every head.
+        for (int64_t head = 0; head < model->config.kv_heads; ++head)
+          for (int64_t i = 0; i < d; ++i)
+            for (int64_t j = 0; j < d; ++j) {
+              double sum = 0, size = 0;
+              for (int64_t c = 0; c < d; ++c) {
+                const double term = static_cast<double>(basis.query[static_cast<size_t>((head * d + i) * d + c)]) *
+                                    static_cast<double>(basis.key[static_cast<size_t>((head * d + j) * d + c)]);
+                sum += term;
+                size += std::fabs(term);
+              }
+              ASSERT_NEAR(sum, i == j, 2e-3 * std::max(size, 1.0));
+            }
+        EXPECT_GT(skew.HeldEnergy(layer, kind, d), 0.999);
+      }
+      EXPECT_GE(skew.HeldEnergy(layer, ProjectionKind::kPair, 8) + 1e-3,
+                skew.HeldEnergy(layer, ProjectionKind::kRotation, 8));
+    }
+  }
+}
+
+TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
+  const std::unique_ptr<Loaded> cpu = Open(kModels + "llama_gqa_tied"),
+                                threaded = Open(kModels + "llama_gqa_tied", Device::kCpu, 2),
+                                reference = Open(kModels + "llama_gqa_tied", Device::kReference);
+  const Skew first = CalibrateRandom(*cpu), second = CalibrateRandom(*threaded, 2), third = CalibrateRandom(*reference);
+  EXPECT_EQ(SerialiseSkew(first), SerialiseSkew(second));
+  // The two backends add in different orders and cut the text into different units, which nearly equal eigenvalues may
+  // magnify: compare what does not depend on the choice of vectors.
+  for (LayerId layer : IdRange<LayerId>(cpu->config.layers)) {
+    for (KvHead head : IdRange<KvHead>(cpu->config.kv_heads)) {
+      ExpectNear(first.head(layer, head).key_mean, third.head(layer, head).key_mean, 1e-4f);
+      const std::vector<float>&a = first.head(layer, head).pair_energy, &b = third.head(layer, head).pair_energy;
+      for (size_t c = 0; c < a.size(); ++c) EXPECT_NEAR(a[c], b[c], 1e-3f * a[0]);
+    }
+  }
+}
+
+TEST(Calibrate, TheExecutorIsAsBefore) {
+  const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
+  const uint64_t bytes = model->executor->pool_bytes();
+  const Skew first = CalibrateRandom(*model);
+  EXPECT_EQ(model->executor->pool_bytes(), bytes);
+  EXPECT_EQ(SerialiseSkew(CalibrateRandom(*model)), SerialiseSkew(first));
+}
+
+TEST(Calibrate, TooFewTokensAndAnInterruptAreErrors) {
+  const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
+  const Result<Skew> few =
+      Calibrate(*model->executor, {}, {.name = "short.txt", .tokens = std::vector<int32_t>(15, 1)}, 1);
+  EXPECT_THAT(MessageOf(few), testing::AllOf(HasSubstr("short.txt"), HasSubstr("15 tokens")));
+  int64_t calls = 0;
+  const auto stop = [&](int64_t done, int64_t units) {
+    EXPECT_EQ(done, ++calls);
+    EXPECT_LT(done, units);
+    return false;
+  };
+  const Result<Skew> stopped =
+      Calibrate(*model->executor, {}, RandomCalibrationText(model->config.vocab, 100), 1, stop);
+  EXPECT_THAT(MessageOf(stopped), HasSubstr("interrupted"));
+  EXPECT_EQ(calls, 1);
+  CalibrateRandom(*model);  // the place of the interrupted sequence is free again
+}
+
+TEST(Calibrate, RandomIdsAreTheSameEverywhere) {
+  const CalibrationText text = RandomCalibrationText(160, 5);
+  EXPECT_EQ(text.tokens, RandomCalibrationText(160, 5).tokens);
+  EXPECT_THAT(text.tokens, Each(testing::AllOf(testing::Ge(0), testing::Lt(160))));
+}
+
+// ---- identity ----
+
+TEST(Identity, DoesNotDependOnNameOrFiles) {
+  const TempDir dir;
+  std::filesystem::copy(kModels + "llama_mha", dir.path(), std::filesystem::copy_options::recursive);
+  const ModelIdentity identity = Open(kModels + "llama_mha")->identity();
+  EXPECT_EQ(Open(dir.path())->identity(), identity);
+  EXPECT_EQ(Open(kModels + "llama_sharded")->identity(), identity);  // the same weights, cut into files
+  EXPECT_EQ(identity.Hex().size(), 32u);
+}
+
+TEST(Identity, EveryGoldenModelHasItsOwn) {
+  const Result<std::vector<std::string>> directories = ListGolden(kModels);
+  ASSERT_TRUE(directories.ok());
+  std::vector<std::string> seen;
+  for (const std::string& directory : *directories)
+    if (directory.find("sharded") == std::string::npos && directory.find("_old") == std::string::npos)
+      seen.push_back(Open(directory)->identity().Hex());
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
+}
+
+TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
+  const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
+  const ModelIdentity identity = model->identity();
+  const auto with_changed = [&](ConstTensor& tensor) {  // one bit of its last element, in a copy
+    const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
+    std::vector<std::byte> copy(tensor.data, tensor.data + bytes);
+    copy.back() ^= std::byte{1};
+    const ConstTensor original = tensor;
+    tensor.data = copy.data();
+    const ModelIdentity changed = model->identity();
+    tensor = original;
+    return changed;
+  };
+  LayerWeights& last = model->weights.layers.back();
+  EXPECT_NE(with_changed(last.q.weight), identity);
+  EXPECT_NE(with_changed(last.k.weight), identity);
+  EXPECT_NE(with_changed(last.attention_norm.weight), identity);
+  EXPECT_NE(with_changed(model->weights.embedding), identity);
+  EXPECT_EQ(model->identity(), identity);
+
+  ModelConfig config = model->config;
+  config.rope.theta *= 2;
+  EXPECT_NE(IdentifyModel(config, model->weights), identity);
+  config = model->config;
+  config.norm_eps *= 2;
+  EXPECT_NE(IdentifyModel(config, model->weights), identity);
+  config = model->config;
+  config.name = "other";
+  EXPECT_EQ(IdentifyModel(config, model->weights), identity);
+}
+
+TEST(Identity, SamplesLargeTensorsInAllParts) {
+  ModelConfig config = *ShapeByName("llama-3.2-1b");
+  config.layers = 1;
+  config.vocab = 1000;
+  Result<Weights> weights = RandomWeights(config, DType::kBF16, 1, 1);
+  ASSERT_TRUE(weights.ok());
+  const ModelIdentity identity = IdentifyModel(config, *weights);
+  ConstTensor& q = weights->layers[0].q.weight;
+  const size_t bytes = static_cast<size_t>(q.rows * q.cols) * SizeOf(q.type);
+  ASSERT_GT(bytes, size_t{4} << 20);  // far more than is read
+  const std::byte* original = q.data;
+  for (size_t part = 0; part < 4; ++part) {
+    std::vector<std::byte> copy(original, original + bytes);
+    for (size_t i = part * bytes / 4; i < (part + 1) * bytes / 4; ++i) copy[i] ^= std::byte{1};
+    q.data = copy.data();
+    EXPECT_NE(IdentifyModel(config, *weights), identity) << part;
+  }
+  q.data = original;
+  EXPECT_EQ(IdentifyModel(config, *weights), identity);
+}
+
+}  // namespace
+}  // namespace infinigen
