@@ -10,6 +10,7 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
+#include "cli/launch.h"
 #include "cli/memory_plan.h"
 #include "cli/options.h"
 #include "cli/report.h"
@@ -29,15 +30,18 @@ struct BenchFlags {
   KvFlags kv;
   int64_t batch = 1, prompt = 512, gen = 32;
   std::vector<int64_t> depths;
+  std::string fill = "prefill";
   std::string format = "md";
   bool json = false;
 };
 
 struct Measurement {
+  ExecutorOptions options;
   int64_t depth = 0;
   Timing timing;
   PoolUse pool;
-  uint64_t step_bytes = 0;  // read by one decode step: weights and entries, mean over the steps
+  KvStats stats;            // of the steps measured
+  uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
   bool complete = false;    // false: interrupted
 
   double gigabytes_per_s() const {
@@ -75,7 +79,9 @@ uint64_t WeightBytesPerStep(const Model& model) {
 
 class Bench {
  public:
-  Bench(const Model& model, Executor& executor) : model_(model), executor_(executor), ids_(model.config.vocab) {}
+  // `synthetic`: entries are made up instead of computed by a prefill.
+  Bench(const Model& model, Executor& executor, bool synthetic)
+      : model_(model), executor_(executor), synthetic_(synthetic), ids_(model.config.vocab) {}
 
   // Touches every weight once, so that the first measurement does not pay for reading the files.
   Status WarmUp() { return Measure(1, 1).status; }
@@ -87,6 +93,7 @@ class Bench {
   // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch.
   Outcome Measure(int64_t depth, int64_t steps) {
     Outcome outcome;
+    outcome.measurement.options = executor_.options();
     outcome.measurement.depth = depth;
     std::vector<StepItem> items;
     outcome.status = Prefill(depth, steps, outcome.measurement, items);
@@ -105,6 +112,10 @@ class Bench {
       for (int32_t& id : prompt) id = ids_.Next();
       ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
       items.push_back({.slot = slot, .token = 0, .row = depth});
+      if (synthetic_) {
+        executor_.FillSynthetic(slot, depth, static_cast<uint64_t>(i) + 1);
+        continue;
+      }
       const Clock::time_point start = Clock::now();
       RETURN_IF_ERROR(executor_.BeginPrefill(slot, 0, prompt));
       bool done = false;
@@ -121,7 +132,7 @@ class Bench {
   Status Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
     Timing& timing = measurement.timing;
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
-    const uint64_t row_bytes = PlanMemory(model_.config, executor_.options(), 0).pool_bytes_per_token;
+    const KvStats before = executor_.Stats();
     uint64_t bytes = 0;
     for (int64_t step = 0; step < steps && !Interrupted(); ++step) {
       for (StepItem& item : items) item.token = ids_.Next();
@@ -132,58 +143,66 @@ class Bench {
       timing.step_ms.push_back(static_cast<float>(elapsed * 1e3));
       timing.decode_tokens += static_cast<int64_t>(items.size());
       bytes += WeightBytesPerStep(model_);
-      for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * row_bytes;
+      for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * before.sketch_row_bytes;
     }
+    measurement.stats = executor_.Stats() - before;
+    bytes += measurement.stats.read_bytes;
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
     return Ok();
   }
 
   const Model& model_;
   Executor& executor_;
+  const bool synthetic_;
   RandomIds ids_;
 };
 
 // ---- output ----
 
-Json ResultsJson(const BenchFlags& flags, const Model& model, const Executor& executor,
+Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device,
                  const std::vector<Measurement>& measurements) {
   Json results = Json::array();
   for (const Measurement& m : measurements) {
     Json timing = TimingJson(m.timing);
     timing["load_s"] = model.load_s;
-    results.push_back({{"kv", "full"},
+    results.push_back({{"kv", m.options.method.preset},
                        {"depth", m.depth},
                        {"batch", flags.batch},
                        {"timing", std::move(timing)},
                        {"step_bytes", m.step_bytes},
                        {"gb_per_s", m.gigabytes_per_s()},
-                       {"kv_stats", KvStatsJson(m.pool)},
+                       {"kv_stats", KvStatsJson(m.pool, m.stats, flags.kv.stats_per_layer)},
+                       {"kv_options", KvJson(m.options)},
                        {"memory", MemoryJson()}});
   }
-  return {{"model", ModelJson(model)},    {"device", DeviceJson(executor)}, {"kv", KvJson(executor.options())},
-          {"batch", flags.batch},         {"prompt", flags.prompt},         {"gen", flags.gen},
+  return {{"model", ModelJson(model)},
+          {"device", device},
+          {"kv", measurements.empty() ? Json(nullptr) : KvJson(measurements[0].options)},
+          {"batch", flags.batch},
+          {"prompt", flags.prompt},
+          {"gen", flags.gen},
+          {"fill", flags.fill},
           {"results", std::move(results)}};
 }
 
-std::string Table(const BenchFlags& flags, const Model& model, const Executor& executor,
-                  const std::vector<Measurement>& measurements) {
+std::string Table(const BenchFlags& flags, const Model& model, const std::vector<Measurement>& measurements) {
   const bool csv = flags.format == "csv";
   const std::string head =
       csv ? "model,dtype,backend,threads,kv,kv_type,batch,depth,gen,prefill_tok_s,decode_tok_s,step_ms_mean,step_ms_"
             "p99,"
-            "step_bytes,gb_per_s\n"
+            "step_bytes,gb_per_s,attended_ratio\n"
           : "| model | type | backend | threads | kv | kv type | batch | depth | gen | prefill tok/s | decode tok/s | "
-            "step ms | p99 ms | step bytes | GB/s |\n"
-            "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+            "step ms | p99 ms | step bytes | GB/s | attended |\n"
+            "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
   std::string text = head;
-  const ExecutorOptions& options = executor.options();
   for (const Measurement& m : measurements) {
+    const ExecutorOptions& options = m.options;
     const Timing& t = m.timing;
     const std::vector<std::string> cells = {model.config.name,
                                             std::string(Name(model.dtype)),
                                             BackendName(options.device),
                                             fmt::format("{}", options.threads),
-                                            "full",
+                                            std::string(options.method.preset),
                                             std::string(Name(options.kv_type)),
                                             fmt::format("{}", flags.batch),
                                             fmt::format("{}", m.depth),
@@ -193,7 +212,8 @@ std::string Table(const BenchFlags& flags, const Model& model, const Executor& e
                                             fmt::format("{:.2f}", Mean(t.step_ms)),
                                             fmt::format("{:.2f}", Percentile(t.step_ms, 99)),
                                             fmt::format("{}", m.step_bytes),
-                                            fmt::format("{:.2f}", m.gigabytes_per_s())};
+                                            fmt::format("{:.2f}", m.gigabytes_per_s()),
+                                            fmt::format("{:.4f}", m.stats.All().attended_ratio())};
     text += csv ? fmt::format("{}\n", fmt::join(cells, ",")) : fmt::format("| {} |\n", fmt::join(cells, " | "));
   }
   return text;
@@ -201,9 +221,22 @@ std::string Table(const BenchFlags& flags, const Model& model, const Executor& e
 
 // ---- the command ----
 
+Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& executor,
+                     const std::vector<int64_t>& depths, std::vector<Measurement>& measurements) {
+  Bench bench(model, executor, flags.fill == "synthetic");
+  RETURN_IF_ERROR(bench.WarmUp());
+  for (const int64_t depth : depths) {
+    Bench::Outcome outcome = bench.Measure(depth, flags.gen);
+    RETURN_IF_ERROR(outcome.status);
+    if (!outcome.measurement.complete) break;
+    measurements.push_back(std::move(outcome.measurement));
+  }
+  return Ok();
+}
+
 Result<int> RunAll(const BenchFlags& flags) {
   ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const std::vector<KvChoice> choices, ResolveKvList(flags.kv));
   std::unique_ptr<Model> model;
   if (!flags.shape.empty()) {
     const DType type = flags.dtype == "f32" ? DType::kF32 : flags.dtype == "f16" ? DType::kF16 : DType::kBF16;
@@ -216,27 +249,20 @@ Result<int> RunAll(const BenchFlags& flags) {
   for (int64_t& depth : depths) depth = std::max<int64_t>(depth, 1);
   const int64_t rows = *std::max_element(depths.begin(), depths.end()) + flags.gen;
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, rows));
-  const ExecutorOptions options{.device = device.device,
-                                .threads = device.threads,
-                                .max_tokens = context,
-                                .max_batch = flags.batch,
-                                .kv_type = kv.type.value_or(model->dtype)};
-  const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
-  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model->config, model->weights, plan.options));
 
-  Bench bench(*model, *executor);
-  RETURN_IF_ERROR(bench.WarmUp());
   std::vector<Measurement> measurements;
-  for (const int64_t depth : depths) {
-    Bench::Outcome outcome = bench.Measure(depth, flags.gen);
-    RETURN_IF_ERROR(outcome.status);
-    if (!outcome.measurement.complete) break;
-    measurements.push_back(std::move(outcome.measurement));
+  Json device_json;
+  for (const KvChoice& kv : choices) {
+    ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, flags.batch));
+    const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
+    if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+    ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
+    device_json = DeviceJson(*executor);
+    RETURN_IF_ERROR(MeasureDepths(flags, *model, *executor, depths, measurements));
   }
   Output output;
-  output.Write(flags.format == "json" ? Dump(ResultsJson(flags, *model, *executor, measurements))
-                                      : Table(flags, *model, *executor, measurements));
+  output.Write(flags.format == "json" ? Dump(ResultsJson(flags, *model, device_json, measurements))
+                                      : Table(flags, *model, measurements));
   RETURN_IF_ERROR(output.status());
   return Interrupted() ? kExitInterrupted : kExitOk;
 }
@@ -264,6 +290,8 @@ int RunBench(Arguments arguments) {
   };
   flags.Custom("--depth", set_depths, "A,B",
                "tokens that each sequence has before decode is measured, one result for each; replaces --prompt");
+  flags.Choice("--fill", &values.fill, {"prefill", "synthetic"},
+               "compute the entries of that depth, or make random ones up, which is quick");
   flags.Group("Output");
   flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
   flags.Switch("--json", &values.json, "the same as --format json");

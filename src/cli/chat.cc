@@ -9,6 +9,7 @@
 #include "cli/conversation.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
+#include "cli/launch.h"
 #include "cli/line_source.h"
 #include "cli/memory_plan.h"
 #include "cli/options.h"
@@ -186,10 +187,10 @@ RunPlan PlanChat(const Model& model, ExecutorOptions options, const KvChoice& kv
 
 std::string Greeting(const Model& model, const ExecutorOptions& options) {
   return fmt::format(
-      "{}: {:.1f} M parameters in {}, context {} tokens, --kv full in {}, {} thread{}\n"
+      "{}: {:.1f} M parameters in {}, context {} tokens, {}, {} thread{}\n"
       "Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists the commands.\n\n",
       model.config.name, static_cast<double>(ParameterCount(model.config)) * 1e-6, Name(model.dtype),
-      options.max_tokens, Name(options.kv_type), options.threads, options.threads == 1 ? "" : "s");
+      options.max_tokens, KvWords(options), options.threads, options.threads == 1 ? "" : "s");
 }
 
 Result<int> Talk(const ChatFlags& flags) {
@@ -205,17 +206,17 @@ Result<int> Talk(const ChatFlags& flags) {
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
-  const ExecutorOptions options{.device = device.device,
-                                .threads = device.threads,
-                                .max_tokens = context,
-                                .max_batch = 1,
-                                .kv_type = kv.type.value_or(model->dtype)};
+  if (kv.method.prompt_columns)
+    return Unsupported(
+        "--kv-columns prompt: a conversation goes on after rows that exist, and these columns are chosen "
+        "by one whole prompt");
+  ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, /*max_batch=*/1));
   const RunPlan plan = PlanChat(*model, options, kv, /*fixed_context=*/flags.context > 0);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
                      model->config.max_positions, model->config.name));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model->config, model->weights, plan.options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
 
   Conversation conversation(*model, *executor, *prompt,
                             {.system = flags.system,

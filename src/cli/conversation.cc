@@ -106,17 +106,28 @@ std::string Conversation::DescribeStats() const {
                       turns_ == 1 ? "" : "s", generated_tokens_, context_tokens_, executor_.options().max_tokens);
   text += fmt::format("memory:      {} at most, KV pool {}\n", FormatSize(PeakResidentBytes()),
                       FormatSize(executor_.pool_bytes()));
+  if (const std::string attended = AttendedWords(executor_.Stats(), executor_.options()); !attended.empty())
+    text += "so far:      " + attended;
   return text;
 }
 
 std::string Conversation::DescribeKv() const {
   const ExecutorOptions& options = executor_.options();
   const MemoryPlan plan = PlanMemory(model_.config, options, 0);
+  const KvMethod& method = options.method;
+  const std::string how =
+      method.select == SelectKind::kAll
+          ? "every token's entries are kept in host memory and attended to"
+          : fmt::format(
+                "every token's entries are kept in host memory; a step attends to those whose guessed score is "
+                "within {} of the best, at least {} and at most {:.0f} % of them, to {} sinks and a window of {}",
+                method.rule.alpha, method.rule.min_rows, 100 * method.rule.cap, method.rule.sinks, method.rule.window);
   return fmt::format(
-      "--kv full: every token's entries are kept in host memory and attended to\n"
+      "--kv {}: {}\n"
       "entries in {}, {} a token; pool {} now, {} at most, {} for the whole context, limit {}\n",
-      Name(options.kv_type), FormatSize(plan.pool_bytes_per_token), FormatSize(executor_.pool_bytes()),
-      FormatSize(executor_.pool_peak_bytes()), FormatSize(plan.pool_bytes), FormatSize(options.pool_limit_bytes));
+      method.preset, how, Name(options.kv_type), FormatSize(plan.pool_bytes_per_token),
+      FormatSize(executor_.pool_bytes()), FormatSize(executor_.pool_peak_bytes()), FormatSize(plan.pool_bytes),
+      FormatSize(options.pool_limit_bytes));
 }
 
 }  // namespace infinigen

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/size.h"
 #include "cli/console.h"
 #include "cli/interrupt.h"
+#include "cli/launch.h"
 
 namespace infinigen {
 namespace {
@@ -59,21 +61,27 @@ Result<EvalSession> OpenForEval(const EvalFlags& flags) {
   return session;
 }
 
-Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, EvalSession* session) {
+Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session) {
   const Model& model = *session->model;
   ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
   ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
-  const ExecutorOptions options{.device = device.device,
-                                .threads = device.threads,
-                                .max_tokens = rows,
-                                .max_batch = std::min(batch, flags.batch > 0 ? flags.batch : kDefaultBatch),
-                                .kv_type = kv.type.value_or(model.dtype)};
+  ASSIGN_OR_RETURN(const ExecutorOptions options,
+                   OptionsFor(model, device, kv, rows, std::min(batch, flags.batch > 0 ? flags.batch : kDefaultBatch)));
   const RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (rows > model.config.max_positions)
     Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows, model.config.max_positions,
                      model.config.name));
-  ASSIGN_OR_RETURN(session->executor, MakeExecutor(model.config, model.weights, plan.options));
+  ASSIGN_OR_RETURN(session->executor, Launch(model, kv, plan.options));
+  if (!compare || plan.options.method.select == SelectKind::kAll) return Ok();
+  ExecutorOptions full = plan.options;
+  full.method = {};
+  const uint64_t second = PlanMemory(model.config, full, 0).total_bytes();
+  if (plan.parts.total_bytes() + second + kMarginBytes > plan.available_bytes) {
+    Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(second)));
+    return Ok();
+  }
+  ASSIGN_OR_RETURN(session->full, MakeExecutor(model.config, model.weights, full));
   return Ok();
 }
 
@@ -98,11 +106,11 @@ nlohmann::ordered_json EvalJsonHead(const EvalSession& session) {
           {"kv", KvJson(session.executor->options())}};
 }
 
-void AddEvalJsonTail(const EvalSession& session, const Timing& timing, const PoolUse& pool,
+void AddEvalJsonTail(const EvalFlags& flags, const EvalSession& session, const Timing& timing, const PoolUse& pool,
                      nlohmann::ordered_json* json) {
   (*json)["timing"] = TimingJson(timing);
   (*json)["timing"]["load_s"] = session.model->load_s;
-  (*json)["kv_stats"] = KvStatsJson(pool);
+  (*json)["kv_stats"] = KvStatsJson(pool, session.executor->Stats(), flags.kv.stats_per_layer);
   (*json)["memory"] = MemoryJson();
 }
 

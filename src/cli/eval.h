@@ -36,12 +36,14 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
 struct EvalSession {
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
+  std::unique_ptr<Executor> full;      // the same with --kv full, to compare with; null unless asked for
 
   const Tokenizer& tokenizer() const { return *model->tokenizer; }
 };
 Result<EvalSession> OpenForEval(const EvalFlags& flags);
-// Plans memory and makes the executor. `batch`: how many sequences can be of use at once.
-Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, EvalSession* session);
+// Plans memory and makes the executor, and a second one with --kv full when the results are to be compared with it.
+// `batch`: how many sequences can be of use at once.
+Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session);
 
 // The ids that the tokenizer puts before every text, usually BOS or nothing.
 Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer);
@@ -51,7 +53,7 @@ Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids);
 
 // The part of the report that every evaluation has: model, device, kv; and its end: timing, kv_stats, memory.
 nlohmann::ordered_json EvalJsonHead(const EvalSession& session);
-void AddEvalJsonTail(const EvalSession& session, const Timing& timing, const PoolUse& pool,
+void AddEvalJsonTail(const EvalFlags& flags, const EvalSession& session, const Timing& timing, const PoolUse& pool,
                      nlohmann::ordered_json* json);
 
 // Runs a command's body as the others do: errors in one line, exit code 130 after Ctrl-C.

@@ -205,7 +205,7 @@ Json ResultJson(const NeedleFlags& flags, const EvalSession& session, const Need
                              {"by_depth", std::move(depths)}});
   }
   json["complete"] = result.complete;
-  AddEvalJsonTail(session, result.timing, result.pool, &json);
+  AddEvalJsonTail(flags.common, session, result.timing, result.pool, &json);
   return json;
 }
 
@@ -224,14 +224,15 @@ std::string ResultTable(const NeedleResult& result) {
   return text;
 }
 
-std::string Statistics(const NeedleResult& result, const ExecutorOptions& options) {
+std::string Statistics(const NeedleResult& result, const KvStats& stats, const ExecutorOptions& options,
+                       bool per_layer) {
   const Timing& timing = result.timing;
   return fmt::format(
       "texts {} tokens, {:.1f} tok/s; questions and answers {} steps for {} tokens, {:.1f} tok/s\n"
-      "memory {} at most, KV pool {} (--kv full, {}), {} thread{}\n",
+      "memory {} at most, KV pool {} ({}), {} thread{}\n{}{}",
       timing.prefill_tokens, timing.prefill_rate(), timing.step_ms.size(), timing.decode_tokens, timing.decode_rate(),
-      FormatSize(PeakResidentBytes()), FormatSize(result.pool.peak_bytes), Name(options.kv_type), options.threads,
-      options.threads == 1 ? "" : "s");
+      FormatSize(PeakResidentBytes()), FormatSize(result.pool.peak_bytes), KvWords(options), options.threads,
+      options.threads == 1 ? "" : "s", AttendedWords(stats, options), per_layer ? LayerTable(stats) : "");
 }
 
 // ---- the command ----
@@ -246,7 +247,7 @@ Result<int> EvalNeedle(const NeedleFlags& flags) {
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(session.model->config, longest));
   ASSIGN_OR_RETURN(const NeedleMaker maker, NeedleMaker::Make(session.tokenizer(), FormOf(flags.form),
                                                               std::move(source), static_cast<uint64_t>(flags.seed)));
-  RETURN_IF_ERROR(StartExecutor(flags.common, context, flags.n, &session));
+  RETURN_IF_ERROR(StartExecutor(flags.common, context, flags.n, /*compare=*/false, &session));
   Output output;
   ASSIGN_OR_RETURN(const NeedleResult result, NeedleTable(flags, session, maker).Run(output));
   if (flags.common.json)
@@ -254,7 +255,10 @@ Result<int> EvalNeedle(const NeedleFlags& flags) {
   else if (!flags.show || result.all.n > 1)
     output.Write((flags.show ? "\n" : "") + ResultTable(result));
   RETURN_IF_ERROR(output.status());
-  if (!flags.common.json && !flags.show) fmt::print(stderr, "{}", Statistics(result, session.executor->options()));
+  if (!flags.common.json && !flags.show)
+    fmt::print(
+        stderr, "{}",
+        Statistics(result, session.executor->Stats(), session.executor->options(), flags.common.kv.stats_per_layer));
   if (result.complete) return kExitOk;
   if (!flags.common.json)
     fmt::print(stderr, "infinigen: interrupted: {} of {} cases are done, the numbers are theirs\n", result.all.n,

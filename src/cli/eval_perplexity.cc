@@ -25,106 +25,144 @@ std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window) {
   return fed;
 }
 
+// The runners take every token side by side, so that each prediction can be compared when it is there. Only the
+// method's time is counted.
 class Walk {
  public:
-  Walk(Executor& executor, const PplText& text, const PredictionVisitor& visit, Timing& timing)
-      : executor_(executor),
+  Walk(const PplRunners& runners, const PplText& text, const PredictionVisitor& visit, Timing& timing)
+      : method_(*runners.method),
         text_(text),
         visit_(visit),
         timing_(timing),
-        vocab_(executor.config().vocab),
-        opening_(static_cast<int64_t>(text.opening.size())) {}
+        vocab_(runners.method->config().vocab),
+        opening_(static_cast<int64_t>(text.opening.size())) {
+    runners_.push_back(runners.method);
+    if (runners.full != nullptr) runners_.push_back(runners.full);
+  }
 
-  // False: interrupted.
+  // One window through the grid, every token a step. False: interrupted.
   Result<bool> Prefill(const PplWindow& window) {
     const std::vector<int32_t> fed = FedTokens(text_, window);
-    ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(static_cast<int64_t>(fed.size())));
-    const Clock::time_point start = Clock::now();
-    Status begun = executor_.BeginPrefill(slot, 0, fed);
-    bool done = false;
-    while (begun.ok() && !done && !Interrupted()) done = executor_.RunPrefillUnit(slot);
-    timing_.prefill_s += Seconds(start);
-    timing_.prefill_tokens += static_cast<int64_t>(fed.size());
-    if (done) VisitSlices(slot, window);
-    executor_.Release(slot);
-    RETURN_IF_ERROR(begun);
+    std::vector<SeqSlot> slots;
+    Status status = Ok();
+    bool done = true;
+    for (Executor* runner : runners_) {
+      Result<SeqSlot> slot = runner->Admit(static_cast<int64_t>(fed.size()));
+      if (!slot.ok()) status = slot.error();
+      if (!status.ok()) break;
+      slots.push_back(*slot);
+      const Clock::time_point start = Clock::now();
+      const bool selects = runner->options().method.select != SelectKind::kAll;
+      status = runner->BeginPrefill(*slot, 0, fed, selects ? PrefillKind::kSteps : PrefillKind::kDense);
+      if (!status.ok()) break;
+      bool whole = false;
+      while (!whole && !Interrupted()) whole = runner->RunPrefillUnit(*slot);
+      done = done && whole;
+      Count(runner, start, static_cast<int64_t>(fed.size()));
+    }
+    if (status.ok() && done) VisitSlices(slots, window);
+    for (size_t i = 0; i < slots.size(); ++i) runners_[i]->Release(slots[i]);
+    RETURN_IF_ERROR(status);
     return done && !Interrupted();
   }
 
   // All windows at once, one token of each a step; the shorter ones leave earlier. False: interrupted.
   Result<bool> Steps(std::span<const PplWindow> windows) {
     std::vector<std::vector<int32_t>> fed;
-    std::vector<StepItem> live;     // those that still run
-    std::vector<size_t> window_of;  // for each of `live`
+    for (const PplWindow& window : windows) fed.push_back(FedTokens(text_, window));
+    std::vector<std::vector<StepItem>> live(runners_.size());  // of each runner, those that still run
+    std::vector<size_t> window_of;                             // for each of `live`
+    for (size_t i = 0; i < windows.size(); ++i) window_of.push_back(i);
     Status status = Ok();
-    for (const PplWindow& window : windows) {
-      fed.push_back(FedTokens(text_, window));
-      Result<SeqSlot> slot = executor_.Admit(static_cast<int64_t>(fed.back().size()));
-      if (!slot.ok()) {
-        status = slot.error();
-        break;
+    for (size_t r = 0; r < runners_.size() && status.ok(); ++r) status = AdmitAll(*runners_[r], fed, live[r]);
+
+    std::vector<std::vector<float>> logits(runners_.size());
+    for (std::vector<float>& of : logits) of.resize(windows.size() * static_cast<size_t>(vocab_));
+    while (status.ok() && !window_of.empty() && !Interrupted()) {
+      for (size_t r = 0; r < runners_.size(); ++r) {
+        for (size_t i = 0; i < window_of.size(); ++i)
+          live[r][i].token = fed[window_of[i]][static_cast<size_t>(live[r][i].row)];
+        Step(runners_[r], live[r], logits[r]);
       }
-      window_of.push_back(live.size());
-      live.push_back({.slot = *slot, .token = 0, .row = 0});
-    }
-    std::vector<float> logits(windows.size() * static_cast<size_t>(vocab_));
-    while (status.ok() && !live.empty() && !Interrupted()) {
-      for (size_t i = 0; i < live.size(); ++i) live[i].token = fed[window_of[i]][static_cast<size_t>(live[i].row)];
-      status = Step(live, logits);
-      if (!status.ok()) break;
-      for (size_t i = 0; i < live.size(); ++i)
-        VisitRow(windows[window_of[i]], live[i].row, std::span(logits).subspan(i * static_cast<size_t>(vocab_)));
-      for (size_t i = live.size(); i-- > 0;) {
-        if (++live[i].row < static_cast<int64_t>(fed[window_of[i]].size())) continue;
-        executor_.Release(live[i].slot);
-        live.erase(live.begin() + static_cast<ptrdiff_t>(i));
-        window_of.erase(window_of.begin() + static_cast<ptrdiff_t>(i));
+      for (size_t i = 0; i < window_of.size(); ++i) VisitRow(windows[window_of[i]], live[0][i].row, logits, i);
+      for (size_t i = window_of.size(); i-- > 0;) {
+        const bool ended = live[0][i].row + 1 == static_cast<int64_t>(fed[window_of[i]].size());
+        for (size_t r = 0; r < runners_.size(); ++r) {
+          ++live[r][i].row;
+          if (ended) runners_[r]->Release(live[r][i].slot);
+          if (ended) live[r].erase(live[r].begin() + static_cast<ptrdiff_t>(i));
+        }
+        if (ended) window_of.erase(window_of.begin() + static_cast<ptrdiff_t>(i));
       }
     }
-    const bool finished = live.empty();
-    for (const StepItem& item : live) executor_.Release(item.slot);
+    const bool finished = window_of.empty();
+    for (size_t r = 0; r < runners_.size(); ++r)
+      for (const StepItem& item : live[r]) runners_[r]->Release(item.slot);
     RETURN_IF_ERROR(status);
     return finished;
   }
 
  private:
-  Status Step(std::span<const StepItem> items, std::vector<float>& logits) {
+  static Status AdmitAll(Executor& runner, const std::vector<std::vector<int32_t>>& fed, std::vector<StepItem>& live) {
+    for (const std::vector<int32_t>& tokens : fed) {
+      ASSIGN_OR_RETURN(const SeqSlot slot, runner.Admit(static_cast<int64_t>(tokens.size())));
+      live.push_back({.slot = slot, .token = 0, .row = 0});
+    }
+    return Ok();
+  }
+
+  void Count(const Executor* runner, Clock::time_point start, int64_t tokens) {
+    if (runner != &method_) return;
+    timing_.prefill_s += Seconds(start);
+    timing_.prefill_tokens += tokens;
+  }
+
+  void Step(Executor* runner, std::span<const StepItem> items, std::vector<float>& logits) {
     const Clock::time_point start = Clock::now();
-    executor_.Step(items, std::span(logits).first(items.size() * static_cast<size_t>(vocab_)));
+    runner->Step(items, std::span(logits).first(items.size() * static_cast<size_t>(vocab_)));
+    if (runner != &method_) return;
     const double elapsed = Seconds(start);
     timing_.decode_s += elapsed;
     timing_.decode_tokens += static_cast<int64_t>(items.size());
     timing_.step_ms.push_back(static_cast<float>(elapsed * 1e3));
-    return Ok();
   }
 
-  void VisitSlices(SeqSlot slot, const PplWindow& window) {
+  void VisitSlices(const std::vector<SeqSlot>& slots, const PplWindow& window) {
     const int64_t rows = opening_ + window.count - 1;
     const int64_t slice = std::clamp<int64_t>(kSliceBytes / (vocab_ * static_cast<int64_t>(sizeof(float))), 1, rows);
-    slice_.resize(static_cast<size_t>(slice * vocab_));
+    slices_.resize(runners_.size());
+    for (std::vector<float>& of : slices_) of.resize(static_cast<size_t>(slice * vocab_));
     const int64_t first_scored_row = window.scored - window.first + opening_ - 1;
     for (int64_t row = first_scored_row; row < rows && !Interrupted(); row += slice) {
       const int64_t count = std::min(slice, rows - row);
-      const Clock::time_point start = Clock::now();
-      executor_.PrefillLogits(slot, row, count, std::span(slice_).first(static_cast<size_t>(count * vocab_)));
-      timing_.prefill_s += Seconds(start);
-      for (int64_t i = 0; i < count; ++i)
-        VisitRow(window, row + i, std::span(slice_).subspan(static_cast<size_t>(i * vocab_)));
+      for (size_t r = 0; r < runners_.size(); ++r) {
+        const Clock::time_point start = Clock::now();
+        runners_[r]->PrefillLogits(slots[r], row, count,
+                                   std::span(slices_[r]).first(static_cast<size_t>(count * vocab_)));
+        Count(runners_[r], start, 0);
+      }
+      for (int64_t i = 0; i < count; ++i) VisitRow(window, row + i, slices_, static_cast<size_t>(i));
     }
   }
 
-  void VisitRow(const PplWindow& window, int64_t row, std::span<const float> logits) {
+  // `logits` of each runner; the prediction is row `index` of them.
+  void VisitRow(const PplWindow& window, int64_t row, const std::vector<std::vector<float>>& logits, size_t index) {
     const int64_t token = window.first + row + 1 - opening_;
-    if (token >= window.scored) visit_(token, logits.first(static_cast<size_t>(vocab_)));
+    if (token < window.scored) return;
+    const auto at = [&](size_t runner) {
+      return std::span(logits[runner]).subspan(index * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+    };
+    visit_(token, at(0), runners_.size() > 1 ? at(1) : std::span<const float>());
   }
 
-  Executor& executor_;
+  Executor& method_;
+  std::vector<Executor*> runners_;  // the method, then full where there is one
   const PplText& text_;
   const PredictionVisitor& visit_;
   Timing& timing_;
   const int64_t vocab_;
   const int64_t opening_;
-  std::vector<float> slice_;  // [slice][vocab]
+  std::vector<std::vector<float>> slices_;  // [runners][slice][vocab]
 };
 
 }  // namespace
@@ -151,17 +189,49 @@ double PplResult::nll() const {
 
 double PplResult::ppl() const { return std::exp(nll()); }
 
-double NegativeLogLikelihood(std::span<const float> logits, int32_t target) {
+double PplResult::kld_mean() const {
+  return tokens > 0 ? kld / static_cast<double>(tokens) : std::numeric_limits<double>::quiet_NaN();
+}
+
+double PplResult::top1_agree() const {
+  return tokens > 0 ? static_cast<double>(same_top) / static_cast<double>(tokens)
+                    : std::numeric_limits<double>::quiet_NaN();
+}
+
+namespace {
+
+// ln Σ exp(logit).
+double LogSum(std::span<const float> logits) {
   const float most = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - most);
-  return std::log(sum) - (static_cast<double>(logits[static_cast<size_t>(target)]) - static_cast<double>(most));
+  return std::log(sum) + static_cast<double>(most);
 }
 
-Status VisitPredictions(Executor& executor, const PplText& text, std::span<const PplWindow> windows, PplMode mode,
-                        const PredictionVisitor& visit, const std::function<void(size_t)>& on_window, Timing* timing) {
-  Walk walk(executor, text, visit, *timing);
-  const size_t batch = mode == PplMode::kStep ? static_cast<size_t>(executor.options().max_batch) : 1;
+int64_t Top(std::span<const float> logits) { return std::max_element(logits.begin(), logits.end()) - logits.begin(); }
+
+}  // namespace
+
+double NegativeLogLikelihood(std::span<const float> logits, int32_t target) {
+  return LogSum(logits) - static_cast<double>(logits[static_cast<size_t>(target)]);
+}
+
+double KlDivergence(std::span<const float> p, std::span<const float> q) {
+  CHECK(p.size() == q.size());
+  const double log_p = LogSum(p), log_q = LogSum(q);
+  double sum = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const double ln_p = static_cast<double>(p[i]) - log_p;
+    sum += std::exp(ln_p) * (ln_p - (static_cast<double>(q[i]) - log_q));
+  }
+  return sum;
+}
+
+Status VisitPredictions(const PplRunners& runners, const PplText& text, std::span<const PplWindow> windows,
+                        PplMode mode, const PredictionVisitor& visit, const std::function<void(size_t)>& on_window,
+                        Timing* timing) {
+  Walk walk(runners, text, visit, *timing);
+  const size_t batch = mode == PplMode::kStep ? static_cast<size_t>(runners.method->options().max_batch) : 1;
   for (size_t next = 0; next < windows.size() && !Interrupted();) {
     const std::span<const PplWindow> group = windows.subspan(next, std::min(batch, windows.size() - next));
     ASSIGN_OR_RETURN(const bool finished, mode == PplMode::kStep ? walk.Steps(group) : walk.Prefill(group[0]));
@@ -172,28 +242,37 @@ Status VisitPredictions(Executor& executor, const PplText& text, std::span<const
   return Ok();
 }
 
-Result<PplResult> ScoreText(Executor& executor, const PplText& text, const PplOptions& options,
+Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, const PplOptions& options,
                             const std::function<void(const PplResult&)>& on_window) {
+  struct Sums {
+    double nll = 0, kld = 0;
+    int64_t same_top = 0;
+  };
   const std::vector<PplWindow> windows = CutWindows(text, options);
   const int64_t length = windows.empty() ? 1 : windows[0].count;
   PplResult result;
   result.windows = static_cast<int64_t>(windows.size());
-  std::vector<double> sums(windows.size());
+  std::vector<Sums> sums(windows.size());
   const Clock::time_point start = Clock::now();
-  const auto visit = [&](int64_t token, std::span<const float> logits) {
-    sums[static_cast<size_t>(token / length)] += NegativeLogLikelihood(logits, text.ids[static_cast<size_t>(token)]);
+  const auto visit = [&](int64_t token, std::span<const float> logits, std::span<const float> full) {
+    Sums& of = sums[static_cast<size_t>(token / length)];
+    of.nll += NegativeLogLikelihood(logits, text.ids[static_cast<size_t>(token)]);
+    of.kld += full.empty() ? 0 : KlDivergence(full, logits);
+    of.same_top += full.empty() || Top(full) == Top(logits) ? 1 : 0;
   };
   const auto finished = [&](size_t count) {
     for (; count > 0; --count) {
-      const PplWindow& window = windows[result.window_nll.size()];
-      result.window_nll.push_back(sums[result.window_nll.size()]);
-      result.tokens += window.end() - window.scored;
+      const size_t next = result.window_nll.size();
+      result.window_nll.push_back(sums[next].nll);
+      result.kld += sums[next].kld;
+      result.same_top += sums[next].same_top;
+      result.tokens += windows[next].end() - windows[next].scored;
     }
     result.seconds = Seconds(start);
     on_window(result);
   };
-  RETURN_IF_ERROR(VisitPredictions(executor, text, windows, options.mode, visit, finished, &result.timing));
-  result.pool = {executor.pool_peak_bytes(), executor.pool_peak_bytes()};
+  RETURN_IF_ERROR(VisitPredictions(runners, text, windows, options.mode, visit, finished, &result.timing));
+  result.pool = {runners.method->pool_peak_bytes(), runners.method->pool_peak_bytes()};
   return result;
 }
 

@@ -47,27 +47,43 @@ struct PplResult {
   int64_t tokens = 0;              // scored
   double seconds = 0;              // everything but the loading
   Timing timing;                   // of the model alone
+  double kld = 0;                  // Σ KL(full ‖ method) of the scored predictions; 0 where nothing is compared
+  int64_t same_top = 0;            // predictions whose most likely token is that of full
   PoolUse pool;
 
   bool complete() const { return static_cast<int64_t>(window_nll.size()) == windows; }
   double nll() const;  // mean a token; NaN when nothing was scored
   double ppl() const;
+  double kld_mean() const;    // NaN when nothing was scored
+  double top1_agree() const;  // the same
 };
 
 // −ln p(target), from one row of logits. The largest logit is subtracted first; the sum is kept in double.
 double NegativeLogLikelihood(std::span<const float> logits, int32_t target);
 
+// KL(p ‖ q) of the distributions of two rows of logits, in nats.
+double KlDivergence(std::span<const float> p, std::span<const float> q);
+
+// Two ways of keeping the cache on the same tokens; `full` may be null.
+struct PplRunners {
+  Executor* method;
+  Executor* full;
+};
+
 // Called with each row of logits that predicts a scored token, in the order of the tokens within a window: the index of
-// that token in the text, and [vocab] logits that live until the call returns.
-using PredictionVisitor = std::function<void(int64_t token, std::span<const float> logits)>;
+// that token in the text, and [vocab] logits that live until the call returns; `full` is empty where nothing is
+// compared.
+using PredictionVisitor =
+    std::function<void(int64_t token, std::span<const float> logits, std::span<const float> full)>;
 
 // Takes the windows through the model and shows every scored prediction to `visit`; `on_window(n)` after n more windows
 // are finished. Ends early, with Ok, on Ctrl-C: then the windows of which on_window was not told are incomplete.
-Status VisitPredictions(Executor& executor, const PplText& text, std::span<const PplWindow> windows, PplMode mode,
-                        const PredictionVisitor& visit, const std::function<void(size_t)>& on_window, Timing* timing);
+Status VisitPredictions(const PplRunners& runners, const PplText& text, std::span<const PplWindow> windows,
+                        PplMode mode, const PredictionVisitor& visit, const std::function<void(size_t)>& on_window,
+                        Timing* timing);
 
 // Scores a text. `on_window` sees the result so far, after each window or batch of them.
-Result<PplResult> ScoreText(Executor& executor, const PplText& text, const PplOptions& options,
+Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, const PplOptions& options,
                             const std::function<void(const PplResult&)>& on_window);
 
 }  // namespace infinigen

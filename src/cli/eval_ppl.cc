@@ -62,11 +62,12 @@ double TokensPerSecond(const PplResult& result) {
 Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSession& session, const PplResult& result,
                 int64_t bytes) {
   Json json = EvalJsonHead(session);
+  const bool compared = session.full != nullptr || session.executor->options().method.select == SelectKind::kAll;
   // NaN, when not even one window was finished, becomes null.
   json.update({{"ppl", result.ppl()},
                {"nll", result.nll()},
-               {"kld_mean", nullptr},
-               {"top1_agree", nullptr},
+               {"kld_mean", compared ? Json(result.kld_mean()) : Json(nullptr)},
+               {"top1_agree", compared ? Json(result.top1_agree()) : Json(nullptr)},
                {"tokens_scored", result.tokens},
                {"windows", result.window_nll.size()},
                {"ctx", options.context},
@@ -76,19 +77,31 @@ Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSess
                {"bits_per_byte", BitsPerByte(result, bytes)},
                {"tok_s", TokensPerSecond(result)},
                {"complete", result.complete()}});
-  AddEvalJsonTail(session, result.timing, result.pool, &json);
+  AddEvalJsonTail(flags.common, session, result.timing, result.pool, &json);
   return json;
 }
 
-std::string ResultText(const PplFlags& flags, const PplOptions& options, const PplResult& result, int64_t bytes) {
+std::string ResultText(const PplFlags& flags, const PplOptions& options, const EvalSession& session,
+                       const PplResult& result, int64_t bytes) {
+  const ExecutorOptions& run = session.executor->options();
+  const KvStats stats = session.executor->Stats();
+  std::string against;
+  if (session.full != nullptr)
+    against = fmt::format("against full: KL divergence {:.5f}, the same most likely token in {:.2f} %\n{}{}",
+                          result.kld_mean(), 100 * result.top1_agree(), AttendedWords(stats, run),
+                          flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
   return fmt::format(
       "ppl {:.4f}  nll {:.5f}  bits per byte {:.4f}\n"
-      "{} tokens scored ({} bytes) in {} of {} windows of {} tokens, {}, {:.1f} tok/s\n",
+      "{} tokens scored ({} bytes) in {} of {} windows of {} tokens, {}, {}, {:.1f} tok/s\n{}",
       result.ppl(), result.nll(), BitsPerByte(result, bytes), result.tokens, bytes, result.window_nll.size(),
-      result.windows, options.context, flags.mode, TokensPerSecond(result));
+      result.windows, options.context, flags.mode, KvWords(run), TokensPerSecond(result), against);
 }
 
 Result<int> EvalPpl(const PplFlags& flags) {
+  if (flags.common.kv.columns == "prompt")
+    return Unsupported(
+        "--kv-columns prompt: every window is read from an empty cache, so there is no prompt that could "
+        "choose columns; eval needle has one");
   ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
   ASSIGN_OR_RETURN(const PplText text, ReadTokens(flags, session));
   const int64_t wanted =
@@ -101,19 +114,20 @@ Result<int> EvalPpl(const PplFlags& flags) {
   if (windows.empty()) return Invalid("{}: {} tokens are too few to score one of them", flags.file, text.ids.size());
   const int64_t rows = std::min<int64_t>(options.context, static_cast<int64_t>(text.ids.size() + text.opening.size()));
   const int64_t useful = options.mode == PplMode::kStep ? static_cast<int64_t>(windows.size()) : 1;
-  RETURN_IF_ERROR(StartExecutor(flags.common, rows, useful, &session));
+  RETURN_IF_ERROR(StartExecutor(flags.common, rows, useful, /*compare=*/true, &session));
 
   StatusLine status;
   const auto show = [&](const PplResult& sofar) {
     status.Draw(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(), sofar.windows,
                             sofar.ppl(), TokensPerSecond(sofar)));
   };
-  ASSIGN_OR_RETURN(const PplResult result, ScoreText(*session.executor, text, options, show));
+  ASSIGN_OR_RETURN(const PplResult result,
+                   ScoreText({session.executor.get(), session.full.get()}, text, options, show));
   status.Erase();
   const int64_t bytes = ScoredBytes(session.tokenizer(), text, windows, result.window_nll.size());
   Output output;
   output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, bytes))
-                                 : ResultText(flags, options, result, bytes));
+                                 : ResultText(flags, options, session, result, bytes));
   RETURN_IF_ERROR(output.status());
   return result.complete() ? kExitOk : kExitInterrupted;
 }

@@ -16,11 +16,7 @@ namespace {
 
 // Flags of the interface whose methods are still to come: a user who read about them learns that, instead of looking
 // for a typo.
-constexpr std::string_view kPlanned[] = {
-    "--kv-select",     "--kv-evict",    "--kv-skew",         "--kv-alpha", "--kv-cap",         "--kv-ratio",
-    "--kv-sinks",      "--kv-window",   "--kv-dense-layers", "--kv-from",  "--kv-counts",      "--kv-sketch-type",
-    "--kv-projection", "--kv-columns",  "--kv-min",          "--kv-hot",   "--kv-force-count", "--kv-force-hits",
-    "--fill",          "--mass-recall", "--stats-per-layer", "--no-fetch", "--no-compute"};
+constexpr std::string_view kPlanned[] = {"--no-fetch", "--no-compute"};
 
 std::string Trimmed(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);

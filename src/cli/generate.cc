@@ -10,6 +10,7 @@
 #include "cli/flags.h"
 #include "cli/generation.h"
 #include "cli/interrupt.h"
+#include "cli/launch.h"
 #include "cli/memory_plan.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
@@ -155,7 +156,7 @@ nlohmann::ordered_json OutcomeJson(const Job& job, const Outcome& outcome) {
 }
 
 nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model, const Executor& executor,
-                                  const std::vector<Job>& jobs, const GenerationResult& result) {
+                                  const std::vector<Job>& jobs, const GenerationResult& result, const KvStats& stats) {
   nlohmann::ordered_json json = {
       {"model", ModelJson(model)}, {"device", DeviceJson(executor)}, {"kv", KvJson(executor.options())}};
   if (flags.prompts.lines_file.empty()) {
@@ -169,7 +170,7 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
     }
   }
   json["timing"] = TimingJson(result.timing);
-  json["kv_stats"] = KvStatsJson(result.pool);
+  json["kv_stats"] = KvStatsJson(result.pool, stats, flags.kv.stats_per_layer);
   json["memory"] = MemoryJson();
   return json;
 }
@@ -202,12 +203,15 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
   for (size_t i = 0; i < jobs.size(); ++i)
     if (result.outcomes[i].reason == FinishReason::kError)
       return Invalid("{}{}", Place(flags, prompts[i]), result.outcomes[i].error);
-  if (flags.json) output.Write(Dump(ResultJson(flags, model, executor, jobs, result)));
+  const KvStats stats = executor.Stats();
+  if (flags.json) output.Write(Dump(ResultJson(flags, model, executor, jobs, result, stats)));
   RETURN_IF_ERROR(output.status());
   if (output.closed()) return kExitOk;  // the reader has what it wanted
   int64_t generated = 0;
   for (const Outcome& outcome : result.outcomes) generated += static_cast<int64_t>(outcome.tokens.size());
-  if (!flags.json) fmt::print(stderr, "{}", StatisticsLines(result.timing, generated, result.pool, executor.options()));
+  if (!flags.json)
+    fmt::print(stderr, "{}{}", StatisticsLines(result.timing, generated, result.pool, stats, executor.options()),
+               flags.kv.stats_per_layer ? LayerTable(stats) : "");
   return result.interrupted ? kExitInterrupted : kExitOk;
 }
 
@@ -229,18 +233,16 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   const bool whole_context = flags.context > 0 || jobs.empty();
   // More places than prompts would only be planned for.
   const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
-  const ExecutorOptions options{.device = device.device,
-                                .threads = device.threads,
-                                .max_tokens = whole_context ? context : RowsNeeded(jobs, context),
-                                .max_batch = std::min(useful, flags.batch > 0 ? flags.batch : kDefaultBatch),
-                                .kv_type = kv.type.value_or(model->dtype)};
+  ASSIGN_OR_RETURN(const ExecutorOptions options,
+                   OptionsFor(*model, device, kv, whole_context ? context : RowsNeeded(jobs, context),
+                              std::min(useful, flags.batch > 0 ? flags.batch : kDefaultBatch)));
   const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
   if (flags.dry_run) return DryRun(flags, *model, plan);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
                      model->config.max_positions, model->config.name));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model->config, model->weights, plan.options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
   return RunJobs(flags, *model, *executor, jobs, prompts);
 }
 

@@ -98,13 +98,13 @@ RunPlan PlanRunHere(const Model& model, ExecutorOptions options, std::optional<u
 
 std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   const ExecutorOptions& options = plan.options;
-  std::string text = fmt::format("memory plan: {}, context {} tokens, batch {}, --kv full, entries in {}\n",
-                                 config.name, options.max_tokens, options.max_batch, Name(options.kv_type));
+  std::string text = fmt::format("memory plan: {}, context {} tokens, batch {}, --kv {}, entries in {}\n", config.name,
+                                 options.max_tokens, options.max_batch, options.method.preset, Name(options.kv_type));
   const auto line = [&](std::string_view name, uint64_t bytes, const std::string& note) {
     text += fmt::format("  {:<10}{:>12}{}{}\n", name, FormatSize(bytes), note.empty() ? "" : "   ", note);
   };
   line("weights", plan.parts.weights_bytes, "");
-  line("sketches", 0, "");
+  line("sketches", plan.parts.sketch_bytes, "");
   line("hot set", 0, "");
   line("pool", plan.parts.pool_bytes, fmt::format("{} per token", FormatSize(plan.parts.pool_bytes_per_token)));
   line("workspace", plan.parts.workspace_bytes, "");

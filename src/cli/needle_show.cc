@@ -127,11 +127,11 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
       "   <- {}\n\n"
       "The code lay {} tokens back, {} words of text before the question.\n"
       "Read {} tokens in {:.1f} s ({} tok/s), then {} one by one ({:.1f} tok/s, {:.2f} ms each).\n"
-      "KV cache {} (--kv full, {}), memory {} at most, {} thread{}.\n",
+      "KV cache {} ({}), memory {} at most, {} thread{}.\n",
       verdict, Thousands(back), Thousands(CountWords(since)), Thousands(timing.prefill_tokens), timing.prefill_s,
       Thousands(static_cast<int64_t>(timing.prefill_rate())), timing.decode_tokens, timing.decode_rate(),
-      Mean(timing.step_ms), FormatSize(pool.bytes), Name(options.kv_type), FormatSize(PeakResidentBytes()),
-      options.threads, options.threads == 1 ? "" : "s");
+      Mean(timing.step_ms), FormatSize(pool.bytes), KvWords(options), FormatSize(PeakResidentBytes()), options.threads,
+      options.threads == 1 ? "" : "s");
 }
 
 }  // namespace infinigen

@@ -3,59 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <random>
-#include <string_view>
 #include <thread>
 
-#include "base/size.h"
-
 namespace infinigen {
-namespace {
-
-constexpr std::array<std::string_view, 7> kPresets = {"full", "infinigen", "h2o", "streaming", "int4", "int8", "quest"};
-
-bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
-
-std::string CheckPresets(std::string_view text, bool list) {
-  while (true) {
-    const size_t comma = list ? text.find(',') : std::string_view::npos;
-    const std::string_view name = text.substr(0, comma);
-    if (name != "oracle" && std::find(kPresets.begin(), kPresets.end(), name) == kPresets.end())
-      return fmt::format("'{}' is unknown, it can be {}|oracle", name, fmt::join(kPresets, "|"));
-    if (comma == std::string_view::npos) return {};
-    text.remove_prefix(comma + 1);
-  }
-}
-
-std::string CheckHome(const std::string& text) {
-  if (text == "host" || text == "device" || text.substr(0, 5) == "disk:") return {};
-  return fmt::format("'{}' is unknown, it can be host|device|disk:PATH", text);
-}
-
-std::string CheckLimit(const std::string& text) {
-  if (!IsPercent(text)) {
-    const Result<uint64_t> size = ParseSize(text);
-    return size.ok() ? std::string() : size.error().message;
-  }
-  double percent = 0;
-  const char* end = text.data() + text.size() - 1;
-  const auto [rest, failure] = std::from_chars(text.data(), end, percent);
-  const bool good = failure == std::errc() && rest == end && percent > 0 && percent <= 100;
-  return good ? std::string() : fmt::format("'{}' is not a share, write for example 20%", text);
-}
-
-template <class Check>
-Flags::Setter Checked(std::string* value, Check check) {
-  return [=](const std::string& text) {
-    std::string wrong = check(text);
-    if (wrong.empty()) *value = text;
-    return wrong;
-  };
-}
-
-}  // namespace
 
 void AddModelFlag(Flags& flags, std::string* model) {
   flags.Text("-m,--model", model, "DIR",
@@ -83,40 +34,6 @@ Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags) {
   const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
   choice.threads = static_cast<int>(flags.threads > 0 ? flags.threads : hardware);
   if (choice.device == Device::kReference) choice.threads = 1;
-  return choice;
-}
-
-void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
-  flags.Group("KV cache");
-  const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
-  flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
-               "how the cache is kept; this version has full (default full)");
-  flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
-               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
-  flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
-               "hard limit of the pool, for example 8GiB (default: what memory allows)");
-  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
-}
-
-Result<KvChoice> ResolveKv(const KvFlags& flags) {
-  std::string_view presets = flags.presets;
-  while (!presets.empty()) {
-    const std::string_view preset = presets.substr(0, presets.find(','));
-    if (preset != "full") return Unsupported("--kv {} is not part of this version; available: full", preset);
-    presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
-  }
-  if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
-  KvChoice choice;
-  if (flags.type == "int8" || flags.type == "int4")
-    return Unsupported("--kv-type {} is not part of this version; available: auto, f32, f16, bf16", flags.type);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
-    if (flags.type == Name(type)) choice.type = type;
-  if (IsPercent(flags.limit))
-    return Unsupported("--kv-limit {}: a share makes entries be evicted, and --kv full evicts none; pass a size",
-                       flags.limit);
-  if (!flags.limit.empty()) {
-    ASSIGN_OR_RETURN(choice.limit_bytes, ParseSize(flags.limit));
-  }
   return choice;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "cli/flags.h"
+#include "cli/kv_choice.h"
 #include "cli/prompts.h"
 #include "engine/request.h"
 #include "model/executor.h"
@@ -31,21 +32,6 @@ struct DeviceChoice {
   int threads = 1;
 };
 Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags);
-
-struct KvFlags {
-  std::string presets = "full";  // one, or in `bench` a comma list
-  std::string type = "auto";
-  std::string limit;
-  std::string home = "host";
-};
-// `list`: --kv takes several.
-void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
-
-struct KvChoice {
-  std::optional<DType> type;            // nullopt: the model's
-  std::optional<uint64_t> limit_bytes;  // nullopt: what memory allows
-};
-Result<KvChoice> ResolveKv(const KvFlags& flags);
 
 struct SamplingFlags {
   SamplingOptions options;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
@@ -16,6 +17,11 @@ using Json = nlohmann::ordered_json;
 
 // A rate or a mean of nothing is unknown, not 0.
 Json OrNull(bool known, double value) { return known ? Json(value) : Json(nullptr); }
+
+// The number that a user wrote, not its nearest float: 0.2, not 0.200000003.
+double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+
+Json MassJson(const MassTotals& mass) { return {{"mean", MeanShare(mass)}, {"p5", SharePercentile(mass, 5)}}; }
 
 }  // namespace
 
@@ -49,15 +55,30 @@ Json DeviceJson(const Executor& executor) {
 }
 
 Json KvJson(const ExecutorOptions& options) {
-  return {{"preset", "full"},
-          {"alpha", nullptr},
-          {"cap", nullptr},
-          {"ratio", nullptr},
-          {"from", nullptr},
-          {"evict", "none"},
-          {"limit_bytes", options.pool_limit_bytes},
-          {"type", Name(options.kv_type)},
-          {"home", "host"}};
+  const KvMethod& method = options.method;
+  const bool selects = method.select != SelectKind::kAll;
+  const bool sketches = method.select == SelectKind::kSketch;
+  const bool threshold = selects && std::isfinite(method.rule.alpha);
+  Json json = {{"preset", method.preset},
+               {"alpha", threshold ? Json(Tidy(method.rule.alpha))
+                         : selects ? Json("inf")
+                                   : Json(nullptr)},
+               {"cap", selects ? Json(Tidy(method.rule.cap)) : Json(nullptr)},
+               {"ratio", sketches ? Json(Tidy(static_cast<float>(method.ratio))) : Json(nullptr)},
+               {"from", selects ? Json(Name(method.from)) : Json(nullptr)},
+               {"evict", "none"},
+               {"limit_bytes", options.pool_limit_bytes},
+               {"type", Name(options.kv_type)},
+               {"home", "host"}};
+  if (!selects) return json;
+  json.update({{"min", method.rule.min_rows},
+               {"sinks", method.rule.sinks},
+               {"window", method.rule.window},
+               {"dense_layers", method.dense_layers},
+               {"counts", method.mean_counts ? "mean" : "ragged"}});
+  if (sketches) json.update({{"sketch_type", Name(method.sketch_type)}, {"sketch_dims", method.sketch_dims}});
+  if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
+  return json;
 }
 
 Json TimingJson(const Timing& timing) {
@@ -71,18 +92,33 @@ Json TimingJson(const Timing& timing) {
           {"decode_step_ms_p99", OrNull(steps, Percentile(timing.step_ms, 99))}};
 }
 
-Json KvStatsJson(const PoolUse& pool) {
-  return {{"selected_ratio", 1.0},
-          {"extra_ratio", 0.0},
-          {"attended_ratio", 1.0},
-          {"fetched_bytes", 0},
-          {"fetched_bytes_per_step", 0},
-          {"hit_ratio", nullptr},
-          {"evicted", 0},
-          {"pool_bytes", pool.bytes},
-          {"pool_peak_bytes", pool.peak_bytes},
-          {"sketch_bytes", 0},
-          {"hot_bytes", 0}};
+Json KvStatsJson(const PoolUse& pool, const KvStats& stats, bool per_layer) {
+  const LayerKvStats selecting = stats.Selecting(), all = stats.All();
+  const uint64_t rows = stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes : 0;
+  Json json = {{"selected_ratio", selecting.selected_ratio()},
+               {"extra_ratio", selecting.extra_ratio()},
+               {"attended_ratio", all.attended_ratio()},
+               {"fetched_bytes", stats.read_bytes},
+               {"fetched_bytes_per_step", stats.steps > 0 ? stats.read_bytes / static_cast<uint64_t>(stats.steps) : 0},
+               {"hit_ratio", nullptr},
+               {"evicted", 0},
+               {"pool_bytes", pool.bytes},
+               {"pool_peak_bytes", pool.peak_bytes},
+               {"sketch_bytes", rows * stats.sketch_row_bytes},
+               {"hot_bytes", 0}};
+  if (selecting.mass.count > 0) json["mass_recall"] = MassJson(selecting.mass);
+  if (!per_layer) return json;
+  json["layers"] = Json::array();
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    const LayerKvStats& of = stats.layers[layer];
+    Json& entry = json["layers"].emplace_back(Json{{"layer", layer},
+                                                   {"selects", of.selects},
+                                                   {"selected_ratio", of.selected_ratio()},
+                                                   {"extra_ratio", of.extra_ratio()},
+                                                   {"attended_ratio", of.attended_ratio()}});
+    if (of.mass.count > 0) entry["mass_recall"] = MassJson(of.mass);
+  }
+  return json;
 }
 
 Json MemoryJson() { return {{"host_peak_bytes", PeakResidentBytes()}, {"device_peak_bytes", 0}}; }
@@ -92,7 +128,7 @@ Json PlanJson(const RunPlan& plan) {
   return {{"context", plan.options.max_tokens},
           {"batch", plan.options.max_batch},
           {"weights_bytes", parts.weights_bytes},
-          {"sketch_bytes", 0},
+          {"sketch_bytes", parts.sketch_bytes},
           {"hot_bytes", 0},
           {"pool_bytes", parts.pool_bytes},
           {"pool_bytes_per_token", parts.pool_bytes_per_token},
@@ -107,16 +143,46 @@ Json PlanJson(const RunPlan& plan) {
 
 std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool,
+std::string KvWords(const ExecutorOptions& options) {
+  return fmt::format("--kv {}, {}", options.method.preset, Name(options.kv_type));
+}
+
+std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options) {
+  if (stats.steps == 0 || options.method.select == SelectKind::kAll) return {};
+  const LayerKvStats selecting = stats.Selecting();
+  return fmt::format(
+      "attended to {:.1f} % of the cache (selected {:.1f} %, sinks and window {:.1f} %), {} read a step\n",
+      100 * stats.All().attended_ratio(), 100 * selecting.selected_ratio(), 100 * selecting.extra_ratio(),
+      FormatSize(stats.read_bytes / static_cast<uint64_t>(stats.steps)));
+}
+
+std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool, const KvStats& stats,
                             const ExecutorOptions& options) {
   std::string text = fmt::format("prompt {} tokens, {:.1f} tok/s; generated {} tokens", timing.prefill_tokens,
                                  timing.prefill_rate(), generated);
   if (!timing.step_ms.empty())
     text += fmt::format(", {:.1f} tok/s ({:.2f} ms a step, p99 {:.2f})", timing.decode_rate(), Mean(timing.step_ms),
                         Percentile(timing.step_ms, 99));
-  text +=
-      fmt::format("\nmemory {} at most, KV pool {} (--kv full, {}), {} thread{}\n", FormatSize(PeakResidentBytes()),
-                  FormatSize(pool.peak_bytes), Name(options.kv_type), options.threads, options.threads == 1 ? "" : "s");
+  text += fmt::format("\nmemory {} at most, KV pool {} ({}), {} thread{}\n", FormatSize(PeakResidentBytes()),
+                      FormatSize(pool.peak_bytes), KvWords(options), options.threads, options.threads == 1 ? "" : "s");
+  return text + AttendedWords(stats, options);
+}
+
+std::string LayerTable(const KvStats& stats) {
+  const bool mass = stats.All().mass.count > 0;
+  std::string text = fmt::format("| layer | selected | extra | attended |{}\n|--:|--:|--:|--:|{}\n",
+                                 mass ? " mass recall | 5th percentile |" : "", mass ? "--:|--:|" : "");
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    const LayerKvStats& of = stats.layers[layer];
+    text += fmt::format("| {} | {:.1f} % | {:.1f} % | {:.1f} % |", layer, 100 * of.selected_ratio(),
+                        100 * of.extra_ratio(), 100 * of.attended_ratio());
+    if (mass) {
+      text += of.mass.count > 0
+                  ? fmt::format(" {:.1f} % | {:.1f} % |", 100 * MeanShare(of.mass), 100 * SharePercentile(of.mass, 5))
+                  : std::string(" all | all |");
+    }
+    text += "\n";
+  }
   return text;
 }
 

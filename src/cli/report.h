@@ -1,6 +1,6 @@
-// What a run reports: the JSON that scripts depend on, and two lines for people. Fields of the method that is not used
-// (alpha, cap, … with --kv full) are null; hit_ratio is null too, since with the pool on the compute device nothing is
-// fetched that could hit or miss.
+// What a run reports: the JSON that scripts depend on, and a few lines for people. Fields of the method that is not
+// used (alpha, cap, … with --kv full) are null; hit_ratio is null too, since with the pool on the compute device
+// nothing is fetched that could hit or miss: there, fetched_bytes are those that attention read from the pool.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ nlohmann::ordered_json ModelJson(const Model& model);
 nlohmann::ordered_json DeviceJson(const Executor& executor);
 nlohmann::ordered_json KvJson(const ExecutorOptions& options);
 nlohmann::ordered_json TimingJson(const Timing& timing);
-nlohmann::ordered_json KvStatsJson(const PoolUse& pool);
+// `per_layer`: with an entry for every layer.
+nlohmann::ordered_json KvStatsJson(const PoolUse& pool, const KvStats& stats, bool per_layer = false);
 nlohmann::ordered_json MemoryJson();
 nlohmann::ordered_json PlanJson(const RunPlan& plan);
 
@@ -46,8 +47,14 @@ nlohmann::ordered_json PlanJson(const RunPlan& plan);
 std::string Dump(const nlohmann::ordered_json& json);
 
 // `generated` tokens were made, the first of each sequence by its prefill.
-std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool,
+std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool, const KvStats& stats,
                             const ExecutorOptions& options);
+
+// "--kv infinigen, bf16"; and with what was attended to, once there were steps: ", attended 7.1 % of the cache".
+std::string KvWords(const ExecutorOptions& options);
+std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options);
+// One line per layer, for people.
+std::string LayerTable(const KvStats& stats);
 
 // "cpu", "reference".
 std::string BackendName(Device device);

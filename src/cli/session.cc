@@ -112,6 +112,7 @@ DType DominantType(const Weights& weights) {
 Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
   const Clock::time_point start = Clock::now();
   auto model = std::make_unique<Model>();
+  model->directory = directory;
   ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
   ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
   model->dtype = DominantType(model->weights);

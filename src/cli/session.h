@@ -19,6 +19,7 @@ namespace infinigen {
 inline constexpr int64_t kMaxContext = int64_t{1} << 30;
 
 struct Model {
+  std::string directory;  // empty: random weights
   ModelConfig config;
   Weights weights;
   DType dtype = DType::kF32;             // of most bytes of the matrices

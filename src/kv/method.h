@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "kv/ids.h"
@@ -25,14 +26,19 @@ enum class GuessSource : uint8_t {
   kPrevStep,   // layer i's query of the previous step, rotated to the current position
 };
 
+std::string_view Name(GuessSource source);
+std::string_view Name(SketchType type);
+
 struct KvMethod {
+  std::string_view preset = "full";  // as the user calls it; a literal
   SelectKind select = SelectKind::kAll;
   GuessSource from = GuessSource::kSelf;
   SelectRule rule;
   bool mean_counts = false;  // one count for all heads of a sequence: their mean (published)
   int64_t dense_layers = 0;  // the first so many layers attend to everything
   SketchType sketch_type = SketchType::kInt8;
-  int64_t sketch_dims = 0;
+  double ratio = 0;             // of head_dim, as asked for
+  int64_t sketch_dims = 0;      // what it came to
   bool prompt_columns = false;  // sketch columns chosen by each prompt
   bool measure_mass = false;
 

@@ -1,6 +1,7 @@
 // What a run attended to, per layer and in all. Ratios are sums over decode steps (docs/heart.md).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -12,44 +13,37 @@ struct LayerKvStats {
   bool selects = false;
   SelectionTotals totals;  // of a dense layer: everything retained is attended, nothing is chosen
   MassTotals mass;         // empty unless measured
+
+  // Chosen by threshold and cap / retained; of a dense layer 1.
+  double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }
+  // Sinks, window and current token that were not chosen anyway / retained.
+  double extra_ratio() const { return selects ? Share(totals.attended - totals.chosen) : 0.0; }
+  // Everything attended / tokens so far. Nothing is evicted, so these are the retained ones.
+  double attended_ratio() const { return Share(totals.attended); }
+
+  double Share(uint64_t rows) const {
+    return totals.retained == 0 ? 1.0 : static_cast<double>(rows) / static_cast<double>(totals.retained);
+  }
+  void Add(const LayerKvStats& other);
 };
 
 struct KvStats {
   std::vector<LayerKvStats> layers;
   int64_t steps = 0;
-  uint64_t read_bytes = 0;    // of entries that attention read from the pool in decode steps
-  uint64_t sketch_bytes = 0;  // of the sketches that exist, now
+  uint64_t read_bytes = 0;        // of entries that attention read from the pool in decode steps
+  uint64_t entry_row_bytes = 0;   // one token's entries in all layers
+  uint64_t sketch_row_bytes = 0;  // one token's sketches in all layers
 
-  // Chosen by threshold and cap / retained, in the layers that select; 1 when none does.
-  double selected_ratio() const {
-    const SelectionTotals all = Sum(true);
-    return all.retained == 0 ? 1.0 : static_cast<double>(all.chosen) / static_cast<double>(all.retained);
-  }
-  // Sinks, window and current token that were not chosen anyway / retained, in the layers that select.
-  double extra_ratio() const {
-    const SelectionTotals all = Sum(true);
-    return all.retained == 0 ? 0.0 : static_cast<double>(all.attended - all.chosen) / static_cast<double>(all.retained);
-  }
-  // Everything attended / tokens so far, all layers. Nothing is evicted, so tokens so far are the retained ones.
-  double attended_ratio() const {
-    SelectionTotals all = Sum(true);
-    const SelectionTotals dense = Sum(false);
-    all.attended += dense.attended;
-    all.retained += dense.retained;
-    return all.retained == 0 ? 1.0 : static_cast<double>(all.attended) / static_cast<double>(all.retained);
-  }
-
- private:
-  SelectionTotals Sum(bool selecting) const {
-    SelectionTotals sum;
-    for (const LayerKvStats& layer : layers) {
-      if (layer.selects != selecting) continue;
-      sum.chosen += layer.totals.chosen;
-      sum.attended += layer.totals.attended;
-      sum.retained += layer.totals.retained;
-    }
-    return sum;
-  }
+  // selected_ratio and extra_ratio of all layers that select, taken together.
+  LayerKvStats Selecting() const;
+  // attended_ratio of all layers.
+  LayerKvStats All() const;
+  // What came since `before`, earlier of the same run.
+  KvStats operator-(const KvStats& before) const;
 };
+
+// The mean share, and the share below which `percent` of all lie. Both 0 when nothing was measured.
+double MeanShare(const MassTotals& mass);
+double SharePercentile(const MassTotals& mass, double percent);
 
 }  // namespace infinigen

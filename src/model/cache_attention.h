@@ -100,6 +100,9 @@ class CacheAttention {
   KvStats Stats(int64_t steps, uint64_t token_rows) {
     KvStats stats;
     stats.steps = steps;
+    stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
+    stats.sketch_row_bytes = static_cast<uint64_t>(shape_.sketch_layers() * config_.kv_heads) *
+                             shape_.sketch_layout().block_bytes() / kSketchBlock;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       LayerKvStats& of = stats.layers[layer.index()];

@@ -23,7 +23,7 @@ PplText TextOf(const std::string& golden_directory, std::vector<int32_t> opening
 }
 
 PplResult Score(Executor& executor, const PplText& text, const PplOptions& options) {
-  Result<PplResult> result = ScoreText(executor, text, options, [](const PplResult&) {});
+  Result<PplResult> result = ScoreText({&executor, nullptr}, text, options, [](const PplResult&) {});
   EXPECT_TRUE(result.ok()) << (result.ok() ? "" : result.error().message);
   return std::move(result).value();
 }

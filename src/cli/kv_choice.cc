@@ -1,0 +1,264 @@
+#include "cli/kv_choice.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "base/size.h"
+
+namespace infinigen {
+namespace {
+
+// Presets of the design; the first three are there.
+constexpr std::array<std::string_view, 8> kPresets = {"full",      "infinigen", "oracle", "h2o",
+                                                      "streaming", "int8",      "int4",   "quest"};
+constexpr size_t kAvailablePresets = 3;
+
+bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
+
+// A whole number or fraction, all of `text`.
+bool ParseNumber(std::string_view text, double* value) {
+  const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return failure == std::errc() && rest == text.data() + text.size() && std::isfinite(*value);
+}
+
+std::string CheckPresets(std::string_view text, bool list) {
+  while (true) {
+    const size_t comma = list ? text.find(',') : std::string_view::npos;
+    const std::string_view name = text.substr(0, comma);
+    if (std::find(kPresets.begin(), kPresets.end(), name) == kPresets.end())
+      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(kPresets, "|"));
+    if (comma == std::string_view::npos) return {};
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::string CheckHome(const std::string& text) {
+  if (text == "host" || text == "device" || text.substr(0, 5) == "disk:") return {};
+  return fmt::format("'{}' is unknown, it can be host|device|disk:PATH", text);
+}
+
+std::string CheckLimit(const std::string& text) {
+  if (!IsPercent(text)) {
+    const Result<uint64_t> size = ParseSize(text);
+    return size.ok() ? std::string() : size.error().message;
+  }
+  double percent = 0;
+  const bool good =
+      ParseNumber(std::string_view(text).substr(0, text.size() - 1), &percent) && percent > 0 && percent <= 100;
+  return good ? std::string() : fmt::format("'{}' is not a share, write for example 20%", text);
+}
+
+std::string SetAlpha(const std::string& text, float* alpha) {
+  double value = 0;
+  if (text == "inf" || text == "infinity")
+    *alpha = std::numeric_limits<float>::infinity();
+  else if (ParseNumber(text, &value) && value >= 0)
+    *alpha = static_cast<float>(value);
+  else
+    return fmt::format("'{}' is neither a number of at least 0 nor inf", text);
+  return {};
+}
+
+// 0.05 or 5%.
+std::string SetShare(const std::string& text, float* share) {
+  double value = 0;
+  const bool percent = IsPercent(text);
+  const std::string_view digits = std::string_view(text).substr(0, text.size() - (percent ? 1 : 0));
+  if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
+    return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
+  *share = static_cast<float>(percent ? value / 100 : value);
+  return {};
+}
+
+template <class Check>
+Flags::Setter Checked(std::string* value, Check check) {
+  return [=](const std::string& text) {
+    std::string wrong = check(text);
+    if (wrong.empty()) *value = text;
+    return wrong;
+  };
+}
+
+Status CheckAvailable(const KvFlags& flags) {
+  if (!flags.select.empty() && flags.select == "quest")
+    return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
+  if (!flags.evict.empty() && flags.evict != "none")
+    return Unsupported("--kv-evict {} is not part of this version; available: none", flags.evict);
+  if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
+  if (flags.type == "int8" || flags.type == "int4")
+    return Unsupported("--kv-type {} is not part of this version; available: auto, f32, f16, bf16", flags.type);
+  if (IsPercent(flags.limit))
+    return Unsupported("--kv-limit {}: a share makes entries be evicted, and this version evicts none; pass a size",
+                       flags.limit);
+  if (!flags.hot.empty()) {
+    const Result<uint64_t> hot = ParseSize(flags.hot);
+    if (hot.ok() && *hot > 0) return Unsupported("--kv-hot {}: only a GPU has a hot set", flags.hot);
+  }
+  if (flags.force_hits >= 0) return Unsupported("--kv-force-hits: only a GPU has a hot set");
+  return Ok();
+}
+
+SelectKind SelectOf(std::string_view preset, const std::string& select) {
+  if (select == "all" || (select.empty() && preset == "full")) return SelectKind::kAll;
+  if (select == "oracle" || (select.empty() && preset == "oracle")) return SelectKind::kOracle;
+  return SelectKind::kSketch;
+}
+
+GuessSource SourceOf(const std::string& word) {
+  if (word == "prev-layer") return GuessSource::kPrevLayer;
+  if (word == "prev-mid") return GuessSource::kPrevMid;
+  return word == "prev-step" ? GuessSource::kPrevStep : GuessSource::kSelf;
+}
+
+KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
+  KvMethod method;
+  method.preset = *std::find(kPresets.begin(), kPresets.end(), preset);
+  method.select = SelectOf(preset, flags.select);
+  method.from = SourceOf(flags.from);
+  method.rule = {.alpha = flags.alpha,
+                 .cap = flags.cap,
+                 .min_rows = static_cast<int32_t>(flags.min_rows),
+                 .sinks = static_cast<int32_t>(flags.sinks),
+                 .window = static_cast<int32_t>(flags.window),
+                 .force_count = static_cast<int32_t>(flags.force_count)};
+  method.mean_counts = flags.counts == "mean";
+  method.sketch_type = flags.sketch_type == "bf16"   ? SketchType::kBF16
+                       : flags.sketch_type == "int8" ? SketchType::kInt8
+                                                     : SketchType::kInt4;
+  method.ratio = flags.ratio;
+  method.prompt_columns = flags.columns == "prompt" && method.select == SelectKind::kSketch;
+  method.measure_mass = flags.mass_recall;
+  return method;
+}
+
+}  // namespace
+
+void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
+  flags.Group("KV cache");
+  const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
+  flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
+               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
+               "(true best, slow, for measurement) (default infinigen)");
+  flags.Custom(
+      "--kv-alpha", [kv](const std::string& text) { return SetAlpha(text, &kv->alpha); }, "X",
+      fmt::format("select entries whose score is within X of the best; inf: all (default {})", kv->alpha));
+  flags.Custom(
+      "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
+      fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
+  flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
+                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kv->min_rows));
+  flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
+                fmt::format("always attend to the first N tokens (default {})", kv->sinks));
+  flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
+                fmt::format("always attend to the last N tokens (default {})", kv->window));
+  flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
+                "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
+  flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
+               "whose query is compared with the sketches");
+  flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
+  flags.Custom(
+      "--kv-ratio",
+      [kv](const std::string& text) {
+        float share = 0;
+        std::string wrong = SetShare(text, &share);
+        if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
+        if (wrong.empty()) kv->ratio = share;
+        return wrong;
+      },
+      "SHARE", fmt::format("size of a sketch against its key (default {})", kv->ratio));
+  flags.Choice("--kv-sketch-type", &kv->sketch_type, {"bf16", "int8", "int4"}, "stored type of sketches");
+  flags.Choice("--kv-projection", &kv->projection, {"rotation", "pair", "none"},
+               "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions");
+  flags.Choice("--kv-columns", &kv->columns, {"fixed", "prompt"},
+               "sketch columns fixed by calibration, or chosen by each prompt");
+  flags.Text("--kv-skew", &kv->skew, "FILE", "skew file to use (default: the model's, made on first use)");
+  flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
+               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
+  flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
+               "hard limit of the pool, for example 8GiB (default: what memory allows)");
+  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
+  flags.Custom("--kv-select",
+               Checked(&kv->select,
+                       [](const std::string& text) {
+                         for (const char* word : {"all", "sketch", "quest", "oracle"})
+                           if (text == word) return std::string();
+                         return fmt::format("'{}' is unknown, it can be all|sketch|quest|oracle", text);
+                       }),
+               "KIND", "who is attended: all|sketch|oracle (default: the preset's)");
+  flags.Custom("--kv-evict",
+               Checked(&kv->evict,
+                       [](const std::string& text) {
+                         for (const char* word : {"none", "counter", "lru", "fifo", "h2o", "streaming"})
+                           if (text == word) return std::string();
+                         return fmt::format("'{}' is unknown, it can be none|counter|lru|fifo|h2o|streaming", text);
+                       }),
+               "POLICY", "who must leave a full pool: none in this version (default none)");
+  const auto check_size = [](const std::string& text) {
+    const Result<uint64_t> size = ParseSize(text);
+    return size.ok() ? std::string() : size.error().message;
+  };
+  flags.Custom("--kv-hot", Checked(&kv->hot, check_size), "SIZE", "entries kept on the GPU; needs --device cuda");
+  flags.Integer("--kv-force-count", &kv->force_count, 1, INT32_MAX,
+                "for benchmarks: attend to exactly N entries per head, sinks and window included");
+  flags.Real("--kv-force-hits", &kv->force_hits, 0, 1, false, "for benchmarks of the hot set; needs --device cuda");
+  flags.Switch("--mass-recall", &kv->mass_recall, "measure the share of true attention inside the selection (slow)");
+  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "report what was attended to for every layer");
+}
+
+Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
+  RETURN_IF_ERROR(CheckAvailable(flags));
+  KvChoice common;
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
+    if (flags.type == Name(type)) common.type = type;
+  if (!flags.limit.empty()) {
+    ASSIGN_OR_RETURN(common.limit_bytes, ParseSize(flags.limit));
+  }
+  if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
+  common.projection = flags.projection == "pair"       ? ProjectionKind::kPair
+                      : flags.projection == "rotation" ? ProjectionKind::kRotation
+                                                       : ProjectionKind::kNone;
+  common.skew_file = flags.skew;
+
+  std::vector<KvChoice> choices;
+  std::string_view presets = flags.presets;
+  while (!presets.empty()) {
+    const std::string_view preset = presets.substr(0, presets.find(','));
+    const auto known = std::find(kPresets.begin(), kPresets.end(), preset);
+    if (known - kPresets.begin() >= static_cast<ptrdiff_t>(kAvailablePresets))
+      return Unsupported("--kv {} is not part of this version; available: {}", preset,
+                         fmt::join(kPresets.begin(), kPresets.begin() + kAvailablePresets, ", "));
+    KvChoice& choice = choices.emplace_back(common);
+    choice.method = MethodOf(flags, preset);
+    const bool guesses = choice.method.select != SelectKind::kAll && choice.method.from != GuessSource::kSelf;
+    if (guesses && choice.dense_layers == 0)
+      return Invalid(
+          "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass "
+          "--kv-dense-layers 1 or more",
+          flags.from);
+    presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
+  }
+  return choices;
+}
+
+Result<KvChoice> ResolveKv(const KvFlags& flags) {
+  ASSIGN_OR_RETURN(std::vector<KvChoice> choices, ResolveKvList(flags));
+  CHECK(choices.size() == 1);
+  return std::move(choices[0]);
+}
+
+Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, int64_t max_tokens) {
+  KvMethod method = choice.method;
+  method.dense_layers = choice.dense_layers.value_or(method.from == GuessSource::kSelf ? 0 : 2);
+  method.sketch_dims = SketchDims(config.head_dim, method.ratio);
+  const bool all = method.rule.force_count == 0 && method.rule.min_rows >= max_tokens;
+  if (all || method.dense_layers >= config.layers) method.select = SelectKind::kAll;
+  return method;
+}
+
+}  // namespace infinigen

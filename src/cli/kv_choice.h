@@ -1,0 +1,68 @@
+// The KV flags, and what they mean: presets and axes of the design resolved to a method. Words that nobody knows are
+// refused where they are read (usage); words of the interface that this version lacks are refused by name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/flags.h"
+#include "kv/method.h"
+#include "kv/skew.h"
+#include "model/config.h"
+#include "tensor/dtype.h"
+
+namespace infinigen {
+
+// Defaults that hold for every model; the measurements behind them: docs/decisions/0004-selection-defaults.md.
+inline constexpr float kDefaultAlpha = 5.0f;
+inline constexpr float kDefaultCap = 0.2f;
+inline constexpr float kDefaultRatio = 0.3f;
+inline constexpr int64_t kDefaultSinks = 4;
+inline constexpr int64_t kDefaultWindow = 64;
+inline constexpr int64_t kDefaultMinRows = 256;
+
+struct KvFlags {
+  std::string presets = "infinigen";  // one, or in `bench` a comma list
+  std::string select, evict;          // empty: the preset's
+  std::string type = "auto";
+  std::string limit;
+  std::string home = "host";
+  std::string skew;
+  float alpha = kDefaultAlpha, cap = kDefaultCap, ratio = kDefaultRatio;
+  int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
+  int64_t dense_layers = -1;  // -1: by the source of the guess
+  std::string from = "self";
+  std::string counts = "ragged";
+  std::string sketch_type = "int8";
+  std::string projection = "pair";
+  std::string columns = "fixed";
+  std::string hot;
+  int64_t force_count = 0;
+  float force_hits = -1;  // -1: not given
+  bool mass_recall = false;
+  bool stats_per_layer = false;
+};
+// `list`: --kv takes several.
+void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
+
+struct KvChoice {
+  std::optional<DType> type;            // nullopt: the model's
+  std::optional<uint64_t> limit_bytes;  // nullopt: what memory allows
+  KvMethod method;                      // fitted to no model yet
+  std::optional<int64_t> dense_layers;  // nullopt: by the source of the guess
+  ProjectionKind projection = ProjectionKind::kPair;
+  std::string skew_file;  // empty: where skews are kept
+};
+// One for each preset of the list.
+Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags);
+// Precondition: the flags were added without `list`.
+Result<KvChoice> ResolveKv(const KvFlags& flags);
+
+// The method for one model and a context of at most `max_tokens`: with sketch size and dense layers settled. Where even
+// the longest sequence is attended to whole, nothing is selected and no sketch is kept.
+Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, int64_t max_tokens);
+
+}  // namespace infinigen
