@@ -15,32 +15,6 @@
 
 namespace infinigen::bench {
 
-Buffer RandomBf16(Allocator& memory, size_t bytes) {
-  Result<Buffer> buffer = Buffer::Make(memory, bytes);
-  CHECK(buffer.ok());
-  auto* values = reinterpret_cast<BF16*>(buffer->data());
-  uint32_t state = 12345;
-  for (size_t i = 0; i < bytes / sizeof(BF16); ++i) {
-    state = state * 1664525u + 1013904223u;
-    values[i] = ToBF16(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f);
-  }
-  return std::move(*buffer);
-}
-
-void ReadAll(ThreadPool& pool, const Buffer& buffer) {
-  constexpr size_t kTask = size_t{1} << 20;
-  std::vector<uint64_t> sums(static_cast<size_t>(pool.threads()) * 8);
-  pool.Run(static_cast<int64_t>(buffer.bytes() / kTask), [&](int64_t task, int thread) {
-    const auto* words = reinterpret_cast<const uint64_t*>(buffer.data() + static_cast<size_t>(task) * kTask);
-    uint64_t lanes[16] = {};
-    for (size_t i = 0; i < kTask / 8; i += 16)
-      for (size_t lane = 0; lane < 16; ++lane) lanes[lane] ^= words[i + lane];
-    for (const uint64_t lane : lanes) sums[static_cast<size_t>(thread) * 8] ^= lane;
-  });
-  volatile uint64_t sink = sums[0];
-  (void)sink;
-}
-
 namespace {
 
 struct Command {
@@ -48,16 +22,6 @@ struct Command {
   std::string only;
   bool json = false;
 };
-
-std::vector<int64_t> ParseList(std::string_view text) {
-  std::vector<int64_t> values;
-  while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    values.push_back(std::strtoll(std::string(text.substr(0, comma)).c_str(), nullptr, 10));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return values;
-}
 
 Command Parse(int argc, char** argv) {
   Command command;

@@ -1,10 +1,11 @@
-// What the parts of bench_floors share: the model shape, timing, and one line of the report.
+// What the benchmarks of the CPU backend share: the model shape, timing, and one line of the report.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
@@ -40,6 +41,8 @@ inline double Median(std::vector<double> values) {
 Buffer RandomBf16(Allocator& memory, size_t bytes);
 // One streaming read of the buffer by `pool`.
 void ReadAll(ThreadPool& pool, const Buffer& buffer);
+// "1,2,3".
+std::vector<int64_t> ParseList(std::string_view text);
 
 struct Options {
   int threads = 1;

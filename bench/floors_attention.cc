@@ -13,17 +13,19 @@ class Cache {
  public:
   Cache(Allocator& memory, int64_t layers, int64_t depth)
       : extents_per_layer_((depth + kExtentTokens - 1) / kExtentTokens),
+        quota_(static_cast<int32_t>(extents_per_layer_ * kExtentTokens)),
         entries_(RandomBf16(memory, static_cast<size_t>(layers * extents_per_layer_) * kLayout.extent_bytes())) {
     for (int64_t i = 0; i < layers * extents_per_layer_; ++i)
       table_.push_back(entries_.data() + static_cast<size_t>(i) * kLayout.extent_bytes());
   }
   LayerEntries Layer(int64_t layer) const {
-    return {kLayout, table_.data() + layer * extents_per_layer_, extents_per_layer_};
+    return {kLayout, table_.data() + layer * extents_per_layer_, extents_per_layer_, &quota_};
   }
   const Buffer& entries() const { return entries_; }
 
  private:
   int64_t extents_per_layer_;
+  int32_t quota_;
   Buffer entries_;
   std::vector<std::byte*> table_;  // [layers][extents]
 };

@@ -1,6 +1,6 @@
 // The choice of rows from their scores, once per SIMD target. kv/selection.h defines it; this does not sort:
 //
-//   1. the maxima of each query head over all rows;
+//   1. the maxima of each query head over all rows, found while the scores are made (Maxima);
 //   2. a floor below which no chosen row can lie, estimated from a sample of relative scores (or −alpha, if higher);
 //   3. one walk over the scores that keeps the rows at or above the floor as candidates, a few more than are wanted;
 //      fewer than wanted: a lower floor, and again;
@@ -21,6 +21,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 
 #include "backend/cpu/select.h"
 #include "backend/cpu/vector-inl.h"
@@ -28,12 +29,41 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
+// The larger of both; x where it is larger, `best` where x is not a number.
+HWY_INLINE VF Larger(VF best, VF x) { return hn::Max(x, best); }
+
+// The maxima of each query head, grown block by block as scores [group][64] are made.
+class Maxima {
+ public:
+  // lanes [group][kMostLanes] is working memory and in the end holds the maxima, [group].
+  Maxima(float* lanes, int64_t group) : lanes_(lanes), group_(group) {
+    std::fill_n(lanes, group * kMostLanes, -std::numeric_limits<float>::infinity());
+  }
+  // `rows` of the block's scores are real; the others become NaN, which passes nothing.
+  HWY_INLINE void Add(float* scores, int64_t rows) {
+    const DF d;
+    for (int64_t g = 0; g < group_; ++g, scores += kScoreBlock) {
+      if (HWY_UNLIKELY(rows < kScoreBlock))
+        std::fill(scores + rows, scores + kScoreBlock, std::numeric_limits<float>::quiet_NaN());
+      VF best = hn::Load(d, lanes_ + g * kMostLanes);
+      INFINIGEN_UNROLL for (int64_t v = 0; v < kScoreBlock; v += kLanes) best = Larger(best, hn::Load(d, scores + v));
+      hn::Store(best, d, lanes_ + g * kMostLanes);
+    }
+  }
+  void Finish() {
+    const DF d;
+    for (int64_t g = 0; g < group_; ++g)
+      lanes_[g] = hn::GetLane(hn::MaxOfLanes(d, hn::Load(d, lanes_ + g * kMostLanes)));
+  }
+
+ private:
+  float* lanes_;
+  int64_t group_;
+};
+
 class Chooser {
  public:
-  Chooser(const Choice& choice, const ChoiceScratch& scratch) : c_(choice), s_(scratch) {
-    FillPastTheEnd();
-    FindMaxima();
-  }
+  Chooser(const Choice& choice, const ChoiceScratch& scratch) : c_(choice), s_(scratch) {}
 
   int64_t CountPassing() {
     Collect(-c_.rule.alpha);
@@ -64,39 +94,33 @@ class Chooser {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   using DI = hn::RebindToSigned<DF>;
 
-  // Scores past the last visible row become NaN, which passes nothing.
-  void FillPastTheEnd() {
-    const int64_t within = c_.visible % kScoreBlock;
-    if (within == 0) return;
-    float* block = s_.scores + c_.visible / kScoreBlock * c_.group * kScoreBlock;
-    for (int64_t g = 0; g < c_.group; ++g)
-      std::fill(block + g * kScoreBlock + within, block + (g + 1) * kScoreBlock,
-                std::numeric_limits<float>::quiet_NaN());
-  }
-
-  void FindMaxima() {
-    const DF d;
-    const int64_t blocks = ScoreBlocks(c_.visible);
-    for (int64_t g = 0; g < c_.group; ++g) {
-      VF best = hn::Set(d, -kInfinity);
-      for (int64_t b = 0; b < blocks; ++b) {
-        const float* scores = s_.scores + (b * c_.group + g) * kScoreBlock;
-        for (int64_t v = 0; v < kScoreBlock; v += kLanes) {
-          const VF x = hn::Load(d, scores + v);
-          best = hn::IfThenElse(hn::Gt(x, best), x, best);
-        }
-      }
-      s_.maxima[g] = hn::GetLane(hn::MaxOfLanes(d, best));
+  // The maxima as vectors, of up to kGroup heads; 0: of any number, from memory.
+  template <int kGroup>
+  struct Tops {
+    explicit Tops(const float* maxima) {
+      INFINIGEN_UNROLL for (int g = 0; g < kGroup; ++g) at[g] = hn::Set(DF(), maxima[g]);
     }
-  }
+    HWY_INLINE VF operator()(int64_t g) const { return at[g]; }
+    VF at[kGroup];
+  };
+  struct AnyTops {
+    explicit AnyTops(const float* m) : maxima(m) {}
+    HWY_INLINE VF operator()(int64_t g) const { return hn::Set(DF(), maxima[g]); }
+    const float* maxima;
+  };
+  template <int kGroup>
+  using TopsOf = std::conditional_t<kGroup == 0, AnyTops, Tops<std::max(1, kGroup)>>;
 
   // Relative scores of kLanes rows: −inf where no score is a number, too.
-  HWY_INLINE VF Relative(const float* scores) const {
+  template <int kGroup>
+  HWY_INLINE VF Relative(const TopsOf<kGroup>& tops, const float* scores) const {
     const DF d;
     VF r = hn::Set(d, -kInfinity);
-    for (int64_t g = 0; g < c_.group; ++g) {
-      const VF x = hn::Sub(hn::Load(d, scores + g * kScoreBlock), hn::Set(d, s_.maxima[g]));
-      r = hn::IfThenElse(hn::Gt(x, r), x, r);
+    const auto add = [&](int64_t g) { r = Larger(r, hn::Sub(hn::Load(d, scores + g * kScoreBlock), tops(g))); };
+    if constexpr (kGroup > 0) {
+      INFINIGEN_UNROLL for (int g = 0; g < kGroup; ++g) add(g);
+    } else {
+      for (int64_t g = 0; g < c_.group; ++g) add(g);
     }
     return r;
   }
@@ -112,15 +136,33 @@ class Chooser {
 
   // Candidates: all rows with relative score ≥ floor, ascending.
   void Collect(float floor) {
+    switch (c_.group) {
+      case 1:
+        return CollectFor<1>(floor);
+      case 2:
+        return CollectFor<2>(floor);
+      case 3:
+        return CollectFor<3>(floor);
+      case 4:
+        return CollectFor<4>(floor);
+      case 8:
+        return CollectFor<8>(floor);
+      default:
+        return CollectFor<0>(floor);
+    }
+  }
+  template <int kGroup>
+  HWY_NOINLINE void CollectFor(float floor) {
     const DF d;
     const DI di;
+    const TopsOf<kGroup> tops(s_.maxima);
     const VF limit = hn::Set(d, floor);
     const int64_t blocks = ScoreBlocks(c_.visible);
     int64_t found = 0;
     for (int64_t b = 0; b < blocks; ++b) {
       const float* scores = s_.scores + b * c_.group * kScoreBlock;
       for (int64_t v = 0; v < kScoreBlock; v += kLanes) {
-        const VF r = Relative(scores + v);
+        const VF r = Relative<kGroup>(tops, scores + v);
         hn::Mask<DF> keep = hn::Ge(r, limit);
         if (HWY_UNLIKELY(floor == -kInfinity)) keep = IsNumber(scores + v);
         if (hn::AllFalse(d, keep)) continue;
@@ -169,19 +211,70 @@ class Chooser {
   // A floor that about `want` rows and some more pass, from a sample; −inf where that is not worth it.
   float Estimate(int64_t want, double slack) {
     const DF d;
-    if (c_.visible < 2 * kMostSample || 2 * want > c_.visible) return -kInfinity;
-    const int64_t vectors = c_.visible / kLanes, taken = kMostSample / kLanes;
+    if (c_.visible < kLeastSampled || 2 * want > c_.visible) return -kInfinity;
+    const int64_t size = std::min(kMostSample, c_.visible / 4 / kMostLanes * kMostLanes);
+    const int64_t vectors = c_.visible / kLanes, taken = size / kLanes;
     for (int64_t i = 0; i < taken; ++i) {
       const int64_t row = i * vectors / taken * kLanes;
       const float* block = s_.scores + row / kScoreBlock * c_.group * kScoreBlock;
-      hn::Store(Relative(block + row % kScoreBlock), d, s_.sample + i * kLanes);
+      hn::Store(Relative<0>(AnyTops(s_.maxima), block + row % kScoreBlock), d, s_.sample + i * kLanes);
     }
-    const double rank = static_cast<double>(want) * static_cast<double>(kMostSample) / static_cast<double>(c_.visible);
+    const double rank = static_cast<double>(want) * static_cast<double>(size) / static_cast<double>(c_.visible);
     const int64_t k = static_cast<int64_t>(rank + slack * (4.0 * std::sqrt(rank) + 8.0));
-    if (k >= kMostSample) return -kInfinity;
-    std::nth_element(s_.sample, s_.sample + k, s_.sample + kMostSample, std::greater<float>());
-    return s_.sample[k];
+    if (k >= size) return -kInfinity;
+    const Histogram histogram(s_.sample, size, s_.bins);
+    return histogram.Edge(histogram.BinOf(k + 1).bin);
   }
+
+  // Counts of values ≤ 0 in bins of equal width from the least of them (−inf apart) up to 0.
+  class Histogram {
+   public:
+    Histogram(const float* values, int64_t count, uint32_t* bins) : bins_(bins) {
+      const DF d;
+      VF low = hn::Zero(d);
+      for (int64_t i = 0; i < count; i += kLanes) {
+        const VF x = Values(values, count, i);
+        low = hn::Min(hn::IfThenElse(hn::Gt(x, hn::Set(d, -kInfinity)), x, low), low);
+      }
+      low_ = hn::GetLane(hn::MinOfLanes(d, low));
+      const float per_unit = static_cast<float>(kChoiceBins - 1) / -low_;
+      if (per_unit < kInfinity) per_unit_ = per_unit;
+      std::fill_n(bins, kChoiceBins, 0u);
+      for (int64_t i = 0; i < count; i += kLanes) {
+        HWY_ALIGN int32_t index[kLanes];
+        hn::Store(Bins(hn::LoadU(d, values + i)), DI(), index);
+        for (int64_t lane = 0; lane < std::min(kLanes, count - i); ++lane) ++bins[index[lane]];
+      }
+    }
+    HWY_INLINE hn::Vec<DI> Bins(VF x) const {
+      const DF d;
+      const VF scaled = hn::Mul(hn::Sub(x, hn::Set(d, low_)), hn::Set(d, per_unit_));
+      // What is not a number (−inf times nothing) goes to bin 0 with −inf.
+      const VF inside = hn::Max(hn::Min(scaled, hn::Set(d, static_cast<float>(kChoiceBins - 1))), hn::Zero(d));
+      return hn::ConvertTo(DI(), inside);
+    }
+    struct Place {
+      int64_t bin;
+      int64_t above;  // values in higher bins
+    };
+    // Where the k-th largest value is, from 1.
+    Place BinOf(int64_t k) const {
+      Place place{kChoiceBins - 1, 0};
+      while (place.bin > 0 && place.above + bins_[place.bin] < k) place.above += bins_[place.bin--];
+      return place;
+    }
+    // About the least value of a bin.
+    float Edge(int64_t bin) const { return per_unit_ > 0 ? low_ + static_cast<float>(bin) / per_unit_ : low_; }
+
+   private:
+    HWY_INLINE static VF Values(const float* values, int64_t count, int64_t i) {
+      const DF d;
+      const VF x = hn::LoadU(d, values + i);
+      return i + kLanes <= count ? x : hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count - i)), x);
+    }
+    uint32_t* bins_;
+    float low_ = 0, per_unit_ = 0;
+  };
 
   struct Scored {
     float relative;
@@ -219,24 +312,24 @@ class Chooser {
 
   // The candidate that is number `count` in the order of choice.
   Scored Pivot(int64_t count) {
-    const float* r = s_.relative + first_;
-    float low = 0;
-    for (int64_t i = 0; i < found_; ++i)
-      if (r[i] < low && r[i] > -kInfinity) low = r[i];
-    float per_unit = static_cast<float>(kChoiceBins - 1) / -low;
-    if (!(per_unit < kInfinity)) per_unit = 0;
-    const auto bin_of = [&](float x) {
-      return x > low ? std::min<int64_t>(kChoiceBins - 1, static_cast<int64_t>((x - low) * per_unit)) : int64_t{0};
-    };
-    std::fill_n(s_.bins, kChoiceBins, 0u);
-    for (int64_t i = 0; i < found_; ++i) ++s_.bins[bin_of(r[i])];
-    int64_t bin = kChoiceBins - 1, above = 0;
-    while (above + s_.bins[bin] < count) above += s_.bins[bin--];
+    const DF d;
+    const DI di;
+    const float* relative = s_.relative + first_;
+    const int32_t* rows = s_.rows + first_;
+    const Histogram histogram(relative, found_, s_.bins);
+    const typename Histogram::Place place = histogram.BinOf(count);
+    const auto bin = hn::Set(di, static_cast<int32_t>(place.bin));
     auto* ties = reinterpret_cast<Scored*>(s_.ties);
     int64_t tied = 0;
-    for (int64_t i = 0; i < found_; ++i)
-      if (bin_of(r[i]) == bin) ties[tied++] = {r[i], s_.rows[first_ + i]};
-    Scored* nth = ties + (count - above - 1);
+    for (int64_t i = 0; i < found_; i += kLanes) {
+      const auto here = hn::Eq(histogram.Bins(hn::LoadU(d, relative + i)), bin);
+      if (hn::AllFalse(di, here)) continue;
+      HWY_ALIGN int32_t in_bin[kLanes];
+      hn::Store(hn::VecFromMask(di, here), di, in_bin);
+      for (int64_t lane = 0; lane < std::min(kLanes, found_ - i); ++lane)
+        if (in_bin[lane] != 0) ties[tied++] = {relative[i + lane], rows[i + lane]};
+    }
+    Scored* nth = ties + (count - place.above - 1);
     std::nth_element(ties, nth, ties + tied, Before);
     return *nth;
   }

@@ -3,6 +3,7 @@
 #include "backend/cpu/attention_plan.h"
 #include "backend/cpu/select.h"
 #include "backend/cpu/sketch_query.h"
+#include "backend/cpu/sketch_score_vnni.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/cpu_backend.cc"
@@ -27,7 +28,7 @@ HWY_EXPORT(TargetName);
 
 }  // namespace
 
-CpuBackend::CpuBackend(int threads) : pool_(threads), shared_(compute_memory()) {
+CpuBackend::CpuBackend(int threads) : pool_(threads), vnni_(HasVnni()), shared_(compute_memory()) {
   private_.reserve(static_cast<size_t>(threads));
   for (int thread = 0; thread < threads; ++thread) private_.emplace_back(compute_memory());
 }

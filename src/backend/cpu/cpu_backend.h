@@ -73,13 +73,14 @@ class CpuBackend : public HostBackend {
   template <class TaskOf>
   void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of, const Tensor& out);
 
-  // Selection by scores: score(token, head, visible, scores, scratch) writes scores [blocks][group][64] of one KV head
+  // Selection by scores: score(token, head, visible, choice_scratch, scratch) writes scores and maxima of one KV head
   // (select.h).
   template <class Score>
   void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
                 const Selection& selection, int64_t scratch_floats, Score&& score);
 
   ThreadPool pool_;
+  const bool vnni_;               // integer sketches are scored by byte products (sketch_score_vnni.h)
   Scratch shared_;                // packed activations, partials of split attention
   std::vector<Scratch> private_;  // [threads]
 };

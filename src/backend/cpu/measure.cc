@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include "backend/cpu/attention-inl.h"
+#include "backend/cpu/choose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -43,6 +44,13 @@ void ScoreEntries(const AttentionPlan& plan, const float* queries, int64_t slot,
     case DType::kBF16:
       return ScoreEntriesOf<BF16>(plan, scratch, slot, head, visible, scores);
   }
+}
+
+void FindMaxima(const ChoiceScratch& scratch, int64_t group, int64_t visible) {
+  Maxima maxima(scratch.maxima, group);
+  for (int64_t start = 0; start < visible; start += kScoreBlock)
+    maxima.Add(scratch.scores + start * group, std::min(kScoreBlock, visible - start));
+  maxima.Finish();
 }
 
 // The share of query head g's attention that lies on the listed rows. Its scores become weights.
@@ -81,6 +89,7 @@ namespace infinigen {
 namespace {
 
 HWY_EXPORT(ScoreEntries);
+HWY_EXPORT(FindMaxima);
 HWY_EXPORT(ShareInside);
 
 void CheckQueries(const ConstTensor& queries, int64_t tokens, const AttentionShape& shape,
@@ -96,9 +105,11 @@ void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch
                              const AttentionShape& shape, const LayerEntries& entries, const Selection& selection) {
   CheckQueries(queries, batch.count, shape, entries);
   const AttentionPlan plan(entries, shape);
-  const auto score = [&](int64_t token, int64_t head, int64_t visible, float* scores, float* scratch) {
+  const auto score = [&](int64_t token, int64_t head, int64_t visible, const ChoiceScratch& choice, float* scratch) {
     HWY_DYNAMIC_DISPATCH(ScoreEntries)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, scores, scratch);
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, choice.scores,
+     scratch);
+    HWY_DYNAMIC_DISPATCH(FindMaxima)(choice, plan.group, visible);
   };
   SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.group * plan.padded_dim, score);
 }

@@ -25,8 +25,17 @@ Chosen ChooseScoredHere(const Choice& choice, const ChoiceScratch& scratch, int3
 int64_t CountScoredHere(const Choice& choice, const ChoiceScratch& scratch) {
   return Chooser(choice, scratch).CountPassing();
 }
-void ScoreSketchRows(const SketchQuery& query, const std::byte* head, int64_t rows, float* scores) {
-  ScoreSketches(query, head, rows, scores);
+// Scores of rows [0, rows) of one KV head, and their maxima.
+void ScoreSketchRows(const SketchQuery& query, const std::byte* head, int64_t rows, bool vnni,
+                     const ChoiceScratch& scratch) {
+  float* scores = scratch.scores;
+  Maxima maxima(scratch.maxima, query.group);
+  for (int64_t start = 0; start < rows; start += kScoreBlock, scores += query.group * kScoreBlock) {
+    ScoreBlock(query, head, vnni, scores);
+    maxima.Add(scores, std::min(kScoreBlock, rows - start));
+    head += query.layout.block_bytes();
+  }
+  maxima.Finish();
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -57,9 +66,9 @@ void CpuBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBat
   CHECK(sketch_queries.type == DType::kF32 && sketch_queries.cols % (layout.kv_heads * layout.dims) == 0 &&
         sketch_queries.rows >= batch.count);
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
-  const auto score = [&](int64_t token, int64_t head, int64_t visible, float* scores, float* scratch) {
+  const auto score = [&](int64_t token, int64_t head, int64_t visible, const ChoiceScratch& choice, float* scratch) {
     const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
-    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), visible, scores);
+    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), visible, vnni_, choice);
   };
   SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score);
 }

@@ -16,7 +16,8 @@
 namespace infinigen {
 
 inline constexpr int64_t kScoreBlock = kSketchBlock;
-inline constexpr int64_t kMostSample = 2048;  // relative scores from which a first threshold is estimated
+inline constexpr int64_t kLeastSampled = 1024;  // fewer rows are all candidates
+inline constexpr int64_t kMostSample = 2048;    // relative scores from which a floor is estimated
 inline constexpr int64_t kChoiceBins = 1024;
 
 inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
@@ -44,7 +45,7 @@ struct ChoiceScratch {
   }
 
   float* scores;    // [blocks][group][64]
-  float* maxima;    // [group]
+  float* maxima;    // [group], while they grow [group][16 lanes]
   float* relative;  // candidates: relative score ...
   int32_t* rows;    // ... and row
   float* ties;      // pairs of both
@@ -72,7 +73,8 @@ struct Tally {
 };
 inline constexpr int64_t kTallyFloats = static_cast<int64_t>(sizeof(Tally) / sizeof(float));
 
-// rows [capacity] gets the attended rows, ascending. scratch.scores holds the scores.
+// rows [capacity] gets the attended rows, ascending. scratch holds the scores, NaN past the last visible row, and their
+// maxima.
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity);
 // How many rows pass the threshold.
 int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
@@ -98,7 +100,7 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
       const int64_t floats = ChoiceScratch::Floats(group, call.max_rows);
       float* memory = private_[static_cast<size_t>(thread)].Reserve(floats + scratch_floats);
       const ChoiceScratch scratch(memory, group, call.max_rows);
-      score(token, head, choice.visible, scratch.scores, memory + floats);
+      score(token, head, choice.visible, scratch, memory + floats);
       finish(choice, scratch, token, head, tallies[task]);
     });
   };

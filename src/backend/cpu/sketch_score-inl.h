@@ -127,7 +127,9 @@ HWY_INLINE void ScoreHeads(const SketchQuery& q, int64_t first, const std::byte*
   }
 }
 
-HWY_INLINE void ScoreBlock(const SketchQuery& q, const std::byte* block, float* scores) {
+// One block: scores [group][64]. What stands past the last row is undefined.
+HWY_INLINE void ScoreBlock(const SketchQuery& q, const std::byte* block, bool vnni, float* scores) {
+  if (vnni && q.layout.has_scales()) return ScoreBlockVnni(q, block, scores);
   int64_t first = 0;
   for (; first + 4 <= q.group; first += 4) ScoreHeads<4>(q, first, block, scores);
   switch (q.group - first) {
@@ -140,18 +142,6 @@ HWY_INLINE void ScoreBlock(const SketchQuery& q, const std::byte* block, float* 
     default:
       return;
   }
-}
-
-// Rows [0, rows) of one head's blocks: scores [blocks][group][64]. What stands past the last row is undefined.
-HWY_INLINE void ScoreSketches(const SketchQuery& q, const std::byte* head, int64_t rows, float* scores) {
-  const size_t block_bytes = q.layout.block_bytes();
-  if (HWY_TARGET == HWY_AVX3 && q.layout.has_scales() && HasVnni()) {
-    for (int64_t b = 0; b < ScoreBlocks(rows); ++b, head += block_bytes, scores += q.group * kScoreBlock)
-      ScoreBlockVnni(q, head, scores);
-    return;
-  }
-  for (int64_t b = 0; b < ScoreBlocks(rows); ++b, head += block_bytes, scores += q.group * kScoreBlock)
-    ScoreBlock(q, head, scores);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

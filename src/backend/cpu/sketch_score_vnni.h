@@ -8,7 +8,8 @@
 
 namespace infinigen {
 
-// Whether this machine has it and Highway has not been told to leave it (tests hold a backend to one target).
+// Whether this machine has it and Highway has not been told to leave it (tests hold a backend to one target). Asks the
+// processor, which may take microseconds: ask once.
 bool HasVnni();
 // scores [group][64]; HasVnni() only.
 void ScoreBlockVnni(const SketchQuery& query, const std::byte* block, float* scores);

@@ -1,0 +1,257 @@
+// bench_selection: attention over a long cache, in full and over what a sketch selects, on the llama-3.2-1b shape (8 KV
+// heads, group 4, d 64, bf16 entries) with random keys. Random keys give flat scores, so the count is forced. Read
+// bandwidth, full attention and the selecting kinds alternate inside one process; medians are printed. Several layers
+// are walked, so that neither entries nor sketches stay in the caches.
+//
+// Bytes of a selecting step: all sketches, plus the selected entries. Their time at read bandwidth is the floor.
+//
+//   bench_selection [--threads N] [--rounds N] [--depth A,B,..] [--percent P] [--dims D] [--json]
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <thread>
+
+#include "floors.h"
+
+namespace infinigen::bench {
+namespace {
+
+constexpr EntryLayout kLayout{DType::kBF16, kKvHeads, kHeadDim};
+constexpr int64_t kGroup = kHeads / kKvHeads;
+
+struct Command {
+  int threads = 1;
+  int rounds = 9;
+  std::vector<int64_t> depths = {32768, 131072};
+  int64_t percent = 5;
+  int64_t dims = 24;
+  bool json = false;
+};
+
+struct Kind {
+  const char* name;
+  SketchType type;
+};
+constexpr Kind kKinds[] = {{"int8", SketchType::kInt8}, {"bf16", SketchType::kBF16}, {"int4", SketchType::kInt4}};
+
+std::vector<float> RandomFloats(size_t count, float scale, uint32_t seed) {
+  std::vector<float> values(count);
+  uint32_t state = seed;
+  for (float& value : values) {
+    // A sum of four uniform numbers is near enough to normal.
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      state = state * 1664525u + 1013904223u;
+      sum += static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+    }
+    value = sum * scale;
+  }
+  return values;
+}
+
+Tensor View(std::vector<float>& values, int64_t rows, int64_t cols) {
+  return {reinterpret_cast<std::byte*>(values.data()), DType::kF32, rows, cols, cols};
+}
+
+// Entries and sketches of `layers` layers of one sequence of `depth` rows.
+class Cache {
+ public:
+  Cache(CpuBackend& backend, int64_t layers, int64_t depth, int64_t dims)
+      : layers_(layers),
+        depth_(depth),
+        extents_((depth + kExtentTokens - 1) / kExtentTokens),
+        quota_(static_cast<int32_t>(extents_ * kExtentTokens)),
+        entries_(RandomBf16(backend.compute_memory(), static_cast<size_t>(layers * extents_) * kLayout.extent_bytes())),
+        basis_values_(RandomFloats(static_cast<size_t>(kKvHeads * kHeadDim * dims), 0.2f, 7)),
+        zero_(static_cast<size_t>(kKvHeads * dims)) {
+    for (int64_t i = 0; i < layers * extents_; ++i)
+      table_.push_back(entries_.data() + static_cast<size_t>(i) * kLayout.extent_bytes());
+    basis = {kKvHeads, kHeadDim, dims, basis_values_.data(), basis_values_.data(), zero_.data()};
+    for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
+      const SketchLayout layout{kKinds[kind].type, kKvHeads, dims};
+      Result<Buffer> buffer =
+          Buffer::Make(backend.compute_memory(), static_cast<size_t>(layers * kKvHeads) * layout.head_bytes(depth));
+      CHECK(buffer.ok());
+      sketches_[kind] = std::move(*buffer);
+      for (int64_t layer = 0; layer < layers; ++layer) Fill(backend, kind, layer);
+    }
+  }
+  LayerEntries Entries(int64_t layer) const { return {kLayout, table_.data() + layer * extents_, extents_, &quota_}; }
+  LayerSketches Sketches(size_t kind, int64_t layer) const {
+    const SketchLayout layout{kKinds[kind].type, kKvHeads, basis.dims};
+    const size_t head = layout.head_bytes(depth_), all = head * static_cast<size_t>(kKvHeads);
+    return {layout, sketches_[kind].data() + static_cast<size_t>(layer) * all, head, all};
+  }
+  const Buffer& entries() const { return entries_; }
+  size_t sketch_bytes(size_t kind) const { return sketches_[kind].bytes() / static_cast<size_t>(layers_); }
+  size_t entry_bytes() const { return static_cast<size_t>(depth_) * kLayout.row_bytes(); }
+  int64_t layers() const { return layers_; }
+
+  SketchBasis basis;
+
+ private:
+  // Chunk by chunk, as prefill does.
+  void Fill(CpuBackend& backend, size_t kind, int64_t layer) {
+    constexpr int64_t kChunk = 512;
+    std::vector<float> keys = RandomFloats(kChunk * kKvHeads * kHeadDim, 0.9f, static_cast<uint32_t>(layer) + 99);
+    std::vector<int32_t> slots(kChunk, 0), rows(kChunk);
+    for (int64_t first = 0; first < depth_; first += kChunk) {
+      const int64_t count = std::min(kChunk, depth_ - first);
+      for (int64_t i = 0; i < count; ++i) rows[static_cast<size_t>(i)] = static_cast<int32_t>(first + i);
+      for (size_t i = 0; i < keys.size(); i += 3) keys[i] = -keys[(i * 7 + static_cast<size_t>(first)) % keys.size()];
+      backend.AppendSketches(Queue::kCompute, {count, nullptr, slots.data(), rows.data()},
+                             View(keys, count, kKvHeads * kHeadDim), basis, Sketches(kind, layer));
+    }
+  }
+
+  int64_t layers_, depth_, extents_;
+  int32_t quota_;
+  Buffer entries_;
+  std::vector<std::byte*> table_;  // [layers][extents]
+  std::vector<float> basis_values_, zero_;
+  Buffer sketches_[std::size(kKinds)];
+};
+
+struct Result3 {
+  std::vector<double> select, attend, both;
+};
+
+void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int64_t depth, nlohmann::json& results) {
+  const int64_t layers = std::max<int64_t>(3, 8 * 32768 / depth);
+  const Cache cache(backend, layers, depth, command.dims);
+  const int32_t slot = 0, last = static_cast<int32_t>(depth - 1);
+  const TokenBatch token{1, nullptr, &slot, &last};
+  const AttentionShape shape{kHeads, 0.125f};
+  std::vector<float> queries = RandomFloats(kHeads * kHeadDim, 0.9f, 5), out(kHeads * kHeadDim);
+  std::vector<float> sketch(static_cast<size_t>(kHeads * command.dims));
+  const int64_t count = depth * command.percent / 100;
+  const SelectRule rule{.force_count = static_cast<int32_t>(count)};
+  SelectionTotals totals;
+  std::vector<int32_t> rows(static_cast<size_t>(kKvHeads * (count + 64))), counts(kKvHeads);
+  const Selection selection{rows.data(), counts.data(), count + 64, kKvHeads};
+  backend.Reserve(depth, 1, kHeads, kKvHeads, kHeadDim);
+
+  std::vector<double> read, full;
+  Result3 kinds[std::size(kKinds)];
+  for (int round = 0; round < command.rounds; ++round) {
+    read.push_back(Seconds([&] { ReadAll(reader, cache.entries()); }));
+    full.push_back(Seconds([&] {
+      for (int64_t layer = 0; layer < layers; ++layer)
+        backend.AttendDecode(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, depth, shape,
+                             cache.Entries(layer), View(out, 1, kHeads * kHeadDim));
+    }));
+    for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
+      double select = 0, attend = 0;
+      for (int64_t layer = 0; layer < layers; ++layer) {
+        select += Seconds([&] {
+          backend.SketchQueries(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, shape, cache.basis,
+                                View(sketch, 1, kHeads * command.dims));
+          backend.Select(Queue::kCompute, View(sketch, 1, kHeads * command.dims), token,
+                         {.rules = &rule, .totals = &totals, .max_rows = depth}, cache.Sketches(kind, layer),
+                         selection);
+        });
+        attend += Seconds([&] {
+          backend.AttendSelected(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, selection, shape,
+                                 cache.Entries(layer), View(out, 1, kHeads * kHeadDim));
+        });
+      }
+      kinds[kind].select.push_back(select);
+      kinds[kind].attend.push_back(attend);
+      kinds[kind].both.push_back(select + attend);
+    }
+  }
+
+  const double per_layer = 1.0 / static_cast<double>(layers);
+  const double all = static_cast<double>(cache.entry_bytes());
+  const double bandwidth = static_cast<double>(cache.entries().bytes()) / Median(read);
+  const double full_seconds = Median(full) * per_layer;
+  nlohmann::json result = {{"depth", depth},
+                           {"selected", count},
+                           {"read_gb_s", bandwidth * 1e-9},
+                           {"full_ms", full_seconds * 1e3},
+                           {"full_gb_s", all / full_seconds * 1e-9},
+                           {"full_of_bandwidth", all / full_seconds / bandwidth}};
+  for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
+    const double select = Median(kinds[kind].select) * per_layer, attend = Median(kinds[kind].attend) * per_layer;
+    const double both = Median(kinds[kind].both) * per_layer;
+    const double sketch_bytes = static_cast<double>(cache.sketch_bytes(kind));
+    const double entry_bytes = static_cast<double>(count) * static_cast<double>(kLayout.row_bytes());
+    result["kinds"].push_back({{"sketch", kKinds[kind].name},
+                               {"select_ms", select * 1e3},
+                               {"select_gb_s", sketch_bytes / select * 1e-9},
+                               {"attend_ms", attend * 1e3},
+                               {"attend_gb_s", entry_bytes / attend * 1e-9},
+                               {"both_ms", both * 1e3},
+                               {"faster_than_full", full_seconds / both},
+                               {"of_floor", (sketch_bytes + entry_bytes) / bandwidth / both}});
+  }
+  results.push_back(result);
+}
+
+void Print(const nlohmann::json& results) {
+  for (const auto& r : results) {
+    fmt::print("{} rows, {} selected per KV head, read bandwidth {:.1f} GB/s\n", r["depth"].get<int64_t>(),
+               r["selected"].get<int64_t>(), r["read_gb_s"].get<double>());
+    fmt::print("  full attention             {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth\n",
+               r["full_ms"].get<double>(), r["full_gb_s"].get<double>(), r["full_of_bandwidth"].get<double>());
+    for (const auto& k : r["kinds"])
+      fmt::print(
+          "  select by {:<4} and attend  {:>7.3f} ms/layer  {:.2f}x full  {:.2f} of floor   (select {:.3f} ms, {:.1f} "
+          "GB/s; "
+          "attend {:.3f} ms, {:.1f} GB/s)\n",
+          k["sketch"].get<std::string>(), k["both_ms"].get<double>(), k["faster_than_full"].get<double>(),
+          k["of_floor"].get<double>(), k["select_ms"].get<double>(), k["select_gb_s"].get<double>(),
+          k["attend_ms"].get<double>(), k["attend_gb_s"].get<double>());
+  }
+}
+
+Command Parse(int argc, char** argv) {
+  Command command;
+  command.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view flag = argv[i];
+    if (flag == "--json") {
+      command.json = true;
+      continue;
+    }
+    if (i + 1 == argc) {
+      fmt::print(stderr, "unknown flag '{}', or no value for it; see the head of bench/selection.cc\n", flag);
+      std::exit(2);
+    }
+    const std::string value = argv[++i];
+    if (flag == "--threads")
+      command.threads = std::max(1, std::atoi(value.c_str()));
+    else if (flag == "--rounds")
+      command.rounds = std::max(1, std::atoi(value.c_str()));
+    else if (flag == "--percent")
+      command.percent = std::atoi(value.c_str());
+    else if (flag == "--dims")
+      command.dims = std::atoi(value.c_str());
+    else if (flag == "--depth")
+      command.depths = ParseList(value);
+    else {
+      fmt::print(stderr, "unknown flag '{}'; see the head of bench/selection.cc\n", flag);
+      std::exit(2);
+    }
+  }
+  return command;
+}
+
+}  // namespace
+}  // namespace infinigen::bench
+
+int main(int argc, char** argv) {
+  using namespace infinigen::bench;
+  const Command command = Parse(argc, argv);
+  infinigen::CpuBackend backend(command.threads);
+  infinigen::ThreadPool reader(command.threads);
+  nlohmann::json results = nlohmann::json::array();
+  for (const int64_t depth : command.depths) Depth(command, backend, reader, depth, results);
+  if (command.json)
+    fmt::print("{}\n", results.dump(2));
+  else
+    Print(results);
+  return 0;
+}
