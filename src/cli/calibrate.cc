@@ -26,6 +26,7 @@ struct CalibrateFlags {
   std::string model;
   std::string file;
   std::string output;
+  int64_t positions = 0;  // 0: what the model was made for
   DeviceFlags device;
   bool json = false;
 };
@@ -52,6 +53,7 @@ Json CalibrationJson(const Calibration& made) {
           {"file", made.path},
           {"text", made.skew.origin().text},
           {"tokens", made.skew.origin().tokens},
+          {"positions", made.skew.origin().positions},
           {"seconds", made.seconds},
           {"head_dim", made.head_dim()},
           {"dims", made.dims()},
@@ -60,8 +62,9 @@ Json CalibrationJson(const Calibration& made) {
 
 std::string CalibrationLines(const Calibration& made) {
   const SkewOrigin& origin = made.skew.origin();
-  std::string text = fmt::format("{} calibrated on {} tokens ({}) in {:.2f} s\n", OneLine(made.model.config.name),
-                                 origin.tokens, OneLine(origin.text), made.seconds);
+  std::string text =
+      fmt::format("{} calibrated on {} tokens ({}) for contexts of up to {} in {:.2f} s\n",
+                  OneLine(made.model.config.name), origin.tokens, OneLine(origin.text), origin.positions, made.seconds);
   text += fmt::format("share of the scores' energy in the first {} of {} columns\nlayer  rotation    pair\n",
                       made.dims(), made.head_dim());
   double rotation = 0, pair = 0;
@@ -84,8 +87,9 @@ Result<int> CalibrateCommand(const CalibrateFlags& flags) {
   ASSIGN_OR_RETURN(const CalibrationText text, ReadCalibrationText(*model, flags.file));
   if (model->tokenizer == nullptr)
     Warn(fmt::format("{} has no tokenizer: it is calibrated on random token ids", model->config.name));
+  ASSIGN_OR_RETURN(const int64_t positions, ChooseContext(model->config, flags.positions));
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device));
+  ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device, positions));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::string path = flags.output;
   if (path.empty()) {
@@ -111,6 +115,9 @@ int RunCalibrate(Arguments arguments) {
              fmt::format("calibrate on this text, at most its first {} tokens; - is standard input (default: a "
                          "built-in text)",
                          kCalibrationTokens));
+  flags.Integer("-c,--ctx", &values.positions, 1, kMaxContext,
+                "for contexts of up to N tokens (default: what the model was made for); less than that makes better "
+                "guesses within N, and bad ones beyond");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values.model);
   AddDeviceFlags(flags, &values.device);

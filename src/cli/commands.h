@@ -12,6 +12,7 @@ int RunGenerate(Arguments arguments);
 int RunChat(Arguments arguments);
 int RunBench(Arguments arguments);
 int RunEval(Arguments arguments);
+int RunCalibrate(Arguments arguments);
 int RunInspect(Arguments arguments);
 int RunTokenize(Arguments arguments);
 

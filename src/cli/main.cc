@@ -22,17 +22,18 @@ struct Command {
   std::string_view summary;
 };
 
-constexpr std::array<Command, 6> kCommands = {{
+constexpr std::array<Command, 7> kCommands = {{
     {"generate", RunGenerate, "continue a text, or many"},
     {"chat", RunChat, "talk with a model"},
     {"bench", RunBench, "measure prefill and decode speed"},
     {"eval", RunEval, "measure perplexity, or finding facts in long text"},
+    {"calibrate", RunCalibrate, "compute the file that lets small sketches rank a model's keys"},
     {"inspect", RunInspect, "show what is in a model"},
     {"tokenize", RunTokenize, "turn text into token ids, or back"},
 }};
 
 // Commands of the interface that are still to come.
-constexpr std::array<std::string_view, 2> kLater = {"serve", "calibrate"};
+constexpr std::array<std::string_view, 1> kLater = {"serve"};
 
 std::string HelpText() {
   std::string text =

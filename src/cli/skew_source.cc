@@ -102,7 +102,8 @@ Result<CalibrationText> ReadCalibrationText(const Model& model, const std::strin
   return text;
 }
 
-Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device) {
+Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device,
+                            int64_t positions) {
   const ExecutorOptions options{.device = device.device,
                                 .threads = device.threads,
                                 .max_tokens = std::min({std::max<int64_t>(static_cast<int64_t>(text.tokens.size()), 1),
@@ -117,7 +118,11 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
     status.Draw(fmt::format("calibrating: {} %", 100 * done / units));
     return !Interrupted();
   };
-  return Calibrate(*executor, IdentifyModel(model.config, model.weights), text, device.threads, show);
+  return Calibrate(*executor, text,
+                   {.model = IdentifyModel(model.config, model.weights),
+                    .positions = positions,
+                    .threads = device.threads,
+                    .progress = show});
 }
 
 Result<std::string> SaveSkew(const Skew& skew, const std::string& directory) {
@@ -147,7 +152,7 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& directory, co
   ASSIGN_OR_RETURN(const CalibrationText text, ReadCalibrationText(model, ""));
   fmt::print(stderr, "calibrating {} on {}{}{}\n", OneLine(model.config.name), model.tokenizer == nullptr ? "" : "the ",
              text.name, directory.empty() ? "" : " (once per model)");
-  ASSIGN_OR_RETURN(Skew skew, CalibrateModel(model, text, device));
+  ASSIGN_OR_RETURN(Skew skew, CalibrateModel(model, text, device, /*positions=*/0));
   if (directory.empty()) return skew;
   const Result<std::string> saved = SaveSkew(skew, directory);
   if (!saved.ok()) Warn(fmt::format("{}; the calibration is kept for this run only", saved.error().message));

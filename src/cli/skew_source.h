@@ -28,7 +28,9 @@ SkewShape ShapeOf(const ModelConfig& config);
 Result<CalibrationText> ReadCalibrationText(const Model& model, const std::string& file);
 
 // On an executor of its own, with progress where a person watches. Ctrl-C ends it with an error.
-Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device);
+// `positions`: for contexts of up to so many tokens, or 0 for what the model was made for.
+Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device,
+                            int64_t positions);
 
 // $XDG_CACHE_HOME/infinigen/<identity>.skew; empty when neither it nor HOME is set to an absolute path.
 std::string CachedSkewPath(const ModelIdentity& model);

@@ -99,7 +99,8 @@ struct SkewShape {
 struct SkewOrigin {
   ModelIdentity model;
   int64_t tokens = 0;
-  std::string text;  // name of the text
+  int64_t positions = 0;  // it is made for sequences of up to so many tokens
+  std::string text;       // name of the text
 };
 
 class Skew {

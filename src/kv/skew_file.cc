@@ -27,6 +27,7 @@ constexpr std::string_view kMagic = "IGSKEW\r\n";
 constexpr size_t kChecksumBytes = 8;
 constexpr size_t kMaxNameBytes = 255;
 // Far beyond any model; they keep every product below within 64 bits.
+constexpr uint64_t kMaxPositions = uint64_t{1} << 40;
 constexpr uint32_t kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 512;
 
 struct Header {
@@ -34,9 +35,10 @@ struct Header {
   uint32_t layers = 0, kv_heads = 0, head_dim = 0;
   uint32_t tokens = 0;
   uint32_t name_bytes = 0;
+  uint64_t positions = 0;
   uint64_t model_high = 0, model_low = 0;
 };
-static_assert(sizeof(Header) == 40, "the header has no padding");
+static_assert(sizeof(Header) == 48, "the header has no padding");
 constexpr size_t kFixedBytes = kMagic.size() + sizeof(Header);
 
 uint64_t HeadBytes(uint64_t head_dim) { return 3 * head_dim * head_dim * sizeof(F16) + 6 * head_dim * sizeof(float); }
@@ -66,6 +68,8 @@ Status CheckSizes(const Header& header, uint64_t file_bytes, const std::string& 
   if (header.name_bytes > kMaxNameBytes)
     return Invalid("{}: header: the text's name has {} bytes, at most {} are accepted", path, header.name_bytes,
                    kMaxNameBytes);
+  if (header.positions > kMaxPositions)
+    return Invalid("{}: header: {} positions, at most {} are accepted", path, header.positions, kMaxPositions);
   const std::optional<uint64_t> payload =
       CheckedMul(uint64_t{header.layers} * header.kv_heads, HeadBytes(header.head_dim));
   const std::optional<uint64_t> wanted =
@@ -127,6 +131,7 @@ std::string SerialiseSkew(const Skew& skew) {
                       .head_dim = static_cast<uint32_t>(shape.head_dim),
                       .tokens = static_cast<uint32_t>(std::min<int64_t>(origin.tokens, UINT32_MAX)),
                       .name_bytes = static_cast<uint32_t>(name.size()),
+                      .positions = static_cast<uint64_t>(origin.positions),
                       .model_high = origin.model.high,
                       .model_low = origin.model.low};
   std::string file(kMagic);
@@ -149,9 +154,11 @@ Result<Skew> ParseSkew(std::span<const std::byte> file, const std::string& path)
   if (checksum != SkewChecksum(file.first(file.size() - kChecksumBytes)))
     return Invalid("{}: checksum does not match, the file is damaged", path);
   const char* name = reinterpret_cast<const char*>(file.data()) + kFixedBytes;
-  Skew skew(
-      {.layers = header.layers, .kv_heads = header.kv_heads, .head_dim = header.head_dim},
-      {.model = {header.model_high, header.model_low}, .tokens = header.tokens, .text = {name, header.name_bytes}});
+  Skew skew({.layers = header.layers, .kv_heads = header.kv_heads, .head_dim = header.head_dim},
+            {.model = {header.model_high, header.model_low},
+             .tokens = header.tokens,
+             .positions = static_cast<int64_t>(header.positions),
+             .text = {name, header.name_bytes}});
   size_t at = kFixedBytes + header.name_bytes;
   for (LayerId layer : IdRange<LayerId>(header.layers)) {
     for (KvHead head : IdRange<KvHead>(header.kv_heads)) {

@@ -321,7 +321,7 @@ class Contract(Case):
 
     def test_usage_errors(self):
         good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
-        for arguments in ([], ["frobnicate"], ["serve"], ["eval"], ["calibrate"],
+        for arguments in ([], ["frobnicate"], ["serve"], ["eval"], ["calibrate", "stray"],
                           [*good, "--nosuch"], [*good, "stray"], [*good, "-n", "x"], [*good, "-n", "-2"],
                           [*good, "--temp", "-1"], [*good, "--temp", "nan"], [*good, "--top-p", "0"],
                           [*good, "--top-p", "1.1"], [*good, "--min-p", "2"], [*good, "-c", "0"], [*good, "-t", "0"],

@@ -198,8 +198,9 @@ SkewMoments MomentsOf(const Text& text, int threads = 1, int64_t chunk = 200) {
 
 Skew SkewOf(const Text& text, int64_t layers = 1) {
   ThreadPool pool(2);
-  Skew skew({.layers = layers, .kv_heads = kKvHeads, .head_dim = kDim},
-            {.model = {0x0123456789abcdef, 0xfedcba9876543210}, .tokens = text.rows, .text = "made up"});
+  Skew skew(
+      {.layers = layers, .kv_heads = kKvHeads, .head_dim = kDim},
+      {.model = {0x0123456789abcdef, 0xfedcba9876543210}, .tokens = text.rows, .positions = 8192, .text = "made up"});
   for (LayerId layer : IdRange<LayerId>(layers)) EXPECT_TRUE(skew.FitLayer(layer, MomentsOf(text), pool).ok());
   return skew;
 }
@@ -480,6 +481,7 @@ TEST_F(SkewFile, RoundTrip) {
   EXPECT_EQ(read->shape(), skew_.shape());
   EXPECT_EQ(read->origin().model, skew_.origin().model);
   EXPECT_EQ(read->origin().tokens, 60);
+  EXPECT_EQ(read->origin().positions, 8192);
   EXPECT_EQ(read->origin().text, "made up");
   for (LayerId layer : IdRange<LayerId>(2))
     for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
@@ -543,8 +545,9 @@ TEST_F(SkewFile, EveryCorruptionIsRefusedByName) {
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 1); })), HasSubstr("behind the end"));
   }
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 28, 256); })), HasSubstr("name has 256 bytes"));
+  EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 36, 1 << 20); })), HasSubstr("positions"));
   // Infinity in the rotation, NaN in the last energy.
-  const size_t payload = 48 + 7;
+  const size_t payload = 56 + 7;
   EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { b[payload] = '\0', b[payload + 1] = '\x7c'; })),
               HasSubstr("layer 0, KV head 0, rotation"));
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, b.size() - 4, 0x7fc00000); })),

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <vector>
 
+#include "base/split_mix.h"
 #include "golden/golden_file.h"
 #include "kv/skew_file.h"
 #include "loader/model_files.h"
@@ -48,8 +50,8 @@ std::unique_ptr<Loaded> Open(const std::string& directory, Device device = Devic
 }
 
 Skew CalibrateRandom(Loaded& model, int threads = 1) {
-  Result<Skew> skew = Calibrate(*model.executor, model.identity(),
-                                RandomCalibrationText(model.config.vocab, kCalibrationTokens), threads);
+  Result<Skew> skew = Calibrate(*model.executor, RandomCalibrationText(model.config.vocab, kCalibrationTokens),
+                                {.model = model.identity(), .threads = threads});
   CHECK(skew.ok());
   return std::move(skew).value();
 }
@@ -124,7 +126,7 @@ TEST(Calibrate, TheExecutorIsAsBefore) {
 TEST(Calibrate, TooFewTokensAndAnInterruptAreErrors) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const Result<Skew> few =
-      Calibrate(*model->executor, {}, {.name = "short.txt", .tokens = std::vector<int32_t>(15, 1)}, 1);
+      Calibrate(*model->executor, {.name = "short.txt", .tokens = std::vector<int32_t>(15, 1)}, {});
   EXPECT_THAT(MessageOf(few), testing::AllOf(HasSubstr("short.txt"), HasSubstr("15 tokens")));
   int64_t calls = 0;
   const auto stop = [&](int64_t done, int64_t units) {
@@ -133,7 +135,7 @@ TEST(Calibrate, TooFewTokensAndAnInterruptAreErrors) {
     return false;
   };
   const Result<Skew> stopped =
-      Calibrate(*model->executor, {}, RandomCalibrationText(model->config.vocab, 100), 1, stop);
+      Calibrate(*model->executor, RandomCalibrationText(model->config.vocab, 100), {.progress = stop});
   EXPECT_THAT(MessageOf(stopped), HasSubstr("interrupted"));
   EXPECT_EQ(calls, 1);
   CalibrateRandom(*model);  // the place of the interrupted sequence is free again
@@ -143,6 +145,105 @@ TEST(Calibrate, RandomIdsAreTheSameEverywhere) {
   const CalibrationText text = RandomCalibrationText(160, 5);
   EXPECT_EQ(text.tokens, RandomCalibrationText(160, 5).tokens);
   EXPECT_THAT(text.tokens, Each(testing::AllOf(testing::Ge(0), testing::Lt(160))));
+}
+
+// Queries and keys of layer 0.
+struct LayerRows {
+  std::vector<float> queries, keys;  // [rows][heads · head_dim], [rows][kv_heads · head_dim]
+};
+
+LayerRows RowsOf(Loaded& model, const std::vector<int32_t>& tokens) {
+  LayerRows rows;
+  model.executor->ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& q, const ConstTensor& k) {
+    if (layer != LayerId(0)) return;
+    rows.queries.insert(rows.queries.end(), q.as<float>(), q.as<float>() + q.rows * q.cols);
+    rows.keys.insert(rows.keys.end(), k.as<float>(), k.as<float>() + k.rows * k.cols);
+  });
+  const Result<SeqSlot> slot = model.executor->Admit(static_cast<int64_t>(tokens.size()));
+  CHECK(slot.ok() && model.executor->BeginPrefill(*slot, 0, tokens).ok());
+  while (!model.executor->RunPrefillUnit(*slot)) {
+  }
+  model.executor->Release(*slot);
+  model.executor->ObservePrefill({});
+  return rows;
+}
+
+// They depend on token and position alone, so those of a token that is repeated differ by rotation only.
+TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
+  constexpr size_t kRows = 300, kTarget = 250;
+  for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
+    const std::unique_ptr<Loaded> model = Open(kModels + name);
+    LayerRows layer = RowsOf(*model, std::vector<int32_t>(kRows, 7));
+    const std::vector<float> frequencies = RopeInverseFrequencies(model->config.rope, model->config.head_dim);
+    std::vector<double> offsets;
+    for (size_t row = 0; row < kRows; ++row) offsets.push_back(static_cast<double>(kTarget) - static_cast<double>(row));
+    for (std::vector<float>* rows : {&layer.queries, &layer.keys}) {
+      const size_t width = rows->size() / kRows;
+      const auto row_of = [&](size_t row) {
+        return std::vector<float>(rows->data() + row * width, rows->data() + (row + 1) * width);
+      };
+      const std::vector<float> expected = row_of(kTarget);
+      EXPECT_NE(row_of(0), expected);
+      TurnRows(frequencies, offsets, *rows);
+      for (size_t row = 0; row < kRows; ++row) ExpectNear(row_of(row), expected, 2e-4f);
+    }
+  }
+}
+
+// Mean square of q·k minus its guess, for each query up to a constant; first head.
+double GuessError(const LayerRows& rows, const SketchMatrices& basis, const ModelConfig& config, int64_t dims) {
+  const int64_t d = config.head_dim, count = static_cast<int64_t>(rows.keys.size()) / (config.kv_heads * d);
+  const auto sketch = [&](const float* row, const std::vector<float>& matrix) {
+    std::vector<float> numbers(static_cast<size_t>(dims));
+    for (int64_t i = 0; i < d; ++i)
+      for (int64_t c = 0; c < dims; ++c)
+        numbers[static_cast<size_t>(c)] += row[i] * matrix[static_cast<size_t>(i * dims + c)];
+    return numbers;
+  };
+  double error = 0;
+  for (int64_t i = 0; i < count; i += 3) {
+    const float* query = rows.queries.data() + i * config.heads * d;
+    const std::vector<float> query_sketch = sketch(query, basis.query);
+    double sum = 0, square = 0;
+    for (int64_t j = 0; j < count; ++j) {
+      const float* key = rows.keys.data() + j * config.kv_heads * d;
+      const std::vector<float> key_sketch = sketch(key, basis.key);
+      const double off =
+          static_cast<double>(std::inner_product(query, query + d, key, 0.0f) -
+                              std::inner_product(query_sketch.begin(), query_sketch.end(), key_sketch.begin(), 0.0f));
+      sum += off;
+      square += off * off;
+    }
+    error += square - sum * sum / static_cast<double>(count);
+  }
+  return error;
+}
+
+// What the spread is for: a text of the first positions must serve the others too. On a trained model, since random
+// weights have no direction of their own that RoPE could turn away.
+TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
+  constexpr int64_t kContext = 8192, kDims = 24;
+  const std::unique_ptr<Loaded> model = Open(std::string(INFINIGEN_TEST_DATA) + "/../models/infinigen-mini");
+  const CalibrationText text = RandomCalibrationText(model->config.vocab, 500);
+  const Result<Skew> near = Calibrate(*model->executor, text, {.positions = 500});
+  const Result<Skew> far = Calibrate(*model->executor, text, {.positions = kContext});
+  const Result<Skew> again = Calibrate(*model->executor, text, {.positions = kContext});
+  ASSERT_TRUE(near.ok() && far.ok() && again.ok());
+  EXPECT_EQ(far->origin().positions, kContext);
+  EXPECT_EQ(SerialiseSkew(*far), SerialiseSkew(*again));
+
+  LayerRows rows = RowsOf(*model, RandomCalibrationText(model->config.vocab, 400).tokens);
+  SplitMix random(3);
+  std::vector<double> offsets;
+  for (int row = 0; row < 400; ++row) offsets.push_back(std::floor(random.Unit() * kContext) - row);
+  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.rope, model->config.head_dim);
+  TurnRows(frequencies, offsets, rows.queries);
+  TurnRows(frequencies, offsets, rows.keys);
+  for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
+    const double near_error = GuessError(rows, near->Basis(LayerId(0), kind, kDims), model->config, kDims);
+    const double far_error = GuessError(rows, far->Basis(LayerId(0), kind, kDims), model->config, kDims);
+    EXPECT_LT(far_error, 0.9 * near_error) << Name(kind);
+  }
 }
 
 // ---- identity ----
