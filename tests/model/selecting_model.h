@@ -1,0 +1,216 @@
+// A second, independent forward pass with selection, in plain loops over std::vector: what the guess is made of, how it
+// is rotated, skewed and shared by a group of heads. Scoring and choosing rows are the definitions of kv/. Each of the
+// mistakes that the guess has seen in published code can be switched on, to show that a test would notice it.
+#pragma once
+
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "kv/method.h"
+#include "kv/selection.h"
+#include "kv/sketch.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace infinigen {
+
+struct GuessMistakes {
+  bool unrotated = false;   // the guess is not turned to the current position
+  bool unskewed = false;    // the query is taken in plain dimensions
+  bool ungrouped = false;   // only the first query head of a group is asked
+  bool no_bias = false;     // the query's bias is left out of the guess
+  bool wrong_norm = false;  // prev-mid with the norm of the layer before
+};
+
+class SelectingModel {
+ public:
+  using Vector = std::vector<float>;
+
+  SelectingModel(const ModelConfig& config, const Weights& weights, const KvMethod& method,
+                 const std::vector<SketchMatrices>& bases, GuessMistakes mistakes = {})
+      : config_(config),
+        weights_(weights),
+        method_(method),
+        bases_(bases),
+        mistakes_(mistakes),
+        layers_(static_cast<size_t>(config.layers)) {
+    for (Layer& layer : layers_) layer.keys.resize(static_cast<size_t>(config.kv_heads));
+    for (Layer& layer : layers_) layer.values.resize(static_cast<size_t>(config.kv_heads));
+    frequencies_ =
+        config.positions == PositionKind::kRope ? RopeInverseFrequencies(config.rope, config.head_dim) : Vector();
+  }
+
+  // The next token of the sequence; `select`: as a decode step, else attending to everything. Returns its logits.
+  Vector Next(int32_t token, bool select) {
+    Vector x = Row(weights_.embedding, token);
+    if (config_.positions == PositionKind::kLearned) Add(x, Row(weights_.positions, row_ + config_.position_offset));
+    Vector guess_in;
+    for (size_t i = 0; i < layers_.size(); ++i) x = RunLayer(i, std::move(x), guess_in, select);
+    ++row_;
+    if (config_.final_norm) x = Norm(weights_.final_norm, x);
+    return Times(config_.tied_embeddings ? Linear{weights_.embedding, {}} : weights_.lm_head, x);
+  }
+
+ private:
+  struct Layer {
+    std::vector<std::vector<Vector>> keys, values;  // [kv_heads][rows][head_dim]
+    Vector last_query;                              // of the token before, not rotated
+  };
+
+  Vector RunLayer(size_t i, Vector x, Vector& guess_in, bool select) {
+    Layer& layer = layers_[i];
+    const LayerWeights& w = weights_.layers[i];
+    const Vector in = config_.pre_norm ? Norm(w.attention_norm, x) : x;
+    const Vector plain_query = Times(w.q, in);
+    Vector q = Rotated(plain_query), k = Rotated(Times(w.k, in)), v = Times(w.v, in);
+    const size_t d = static_cast<size_t>(config_.head_dim);
+    for (size_t head = 0; head < layer.keys.size(); ++head) {
+      layer.keys[head].emplace_back(k.begin() + static_cast<ptrdiff_t>(head * d),
+                                    k.begin() + static_cast<ptrdiff_t>((head + 1) * d));
+      layer.values[head].emplace_back(v.begin() + static_cast<ptrdiff_t>(head * d),
+                                      v.begin() + static_cast<ptrdiff_t>((head + 1) * d));
+    }
+    Vector guess = q;
+    if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
+      guess = method_.from == GuessSource::kPrevStep
+                  ? layer.last_query
+                  : Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in);
+      if (!mistakes_.unrotated) guess = Rotated(guess);
+    }
+    layer.last_query = plain_query;
+    if (method_.from == GuessSource::kPrevLayer) guess_in = in;
+    Add(x, Times(w.o, Attend(i, q, guess, select)));
+    if (!config_.pre_norm) x = Norm(w.attention_norm, x);
+    if (method_.from == GuessSource::kPrevMid && i + 1 < layers_.size())
+      guess_in = config_.pre_norm ? Norm(weights_.layers[mistakes_.wrong_norm ? i : i + 1].attention_norm, x) : x;
+    const Vector mlp_in = config_.pre_norm ? Norm(w.mlp_norm, x) : x;
+    Vector up = Times(w.up, mlp_in);
+    if (config_.mlp == MlpKind::kGatedSilu) {
+      const Vector gate = Times(w.gate, mlp_in);
+      for (size_t j = 0; j < up.size(); ++j) up[j] *= gate[j] / (1.0f + std::exp(-gate[j]));
+    } else {
+      for (float& value : up) value = std::max(value, 0.0f);
+    }
+    Add(x, Times(w.down, up));
+    return config_.pre_norm ? x : Norm(w.mlp_norm, x);
+  }
+
+  Vector Attend(size_t i, const Vector& q, const Vector& guess, bool select) const {
+    const size_t d = static_cast<size_t>(config_.head_dim), heads = static_cast<size_t>(config_.heads);
+    const size_t group = heads / static_cast<size_t>(config_.kv_heads);
+    Vector out(heads * d);
+    for (size_t head = 0; head < heads; ++head) {
+      const size_t kv = head / group;
+      std::vector<int32_t> rows(static_cast<size_t>(row_ + 1));
+      std::iota(rows.begin(), rows.end(), 0);
+      if (select && method_.selects(LayerId(static_cast<int64_t>(i)))) rows = Select(i, kv, guess);
+      std::vector<double> weights;
+      double most = -1e300, sum = 0;
+      for (const int32_t row : rows) {
+        double score = 0;
+        for (size_t c = 0; c < d; ++c)
+          score += static_cast<double>(q[head * d + c]) *
+                   static_cast<double>(layers_[i].keys[kv][static_cast<size_t>(row)][c]);
+        weights.push_back(score / std::sqrt(static_cast<double>(d)));
+        most = std::max(most, weights.back());
+      }
+      for (double& weight : weights) sum += weight = std::exp(weight - most);
+      for (size_t j = 0; j < rows.size(); ++j)
+        for (size_t c = 0; c < d; ++c)
+          out[head * d + c] +=
+              static_cast<float>(weights[j] / sum) * layers_[i].values[kv][static_cast<size_t>(rows[j])][c];
+    }
+    return out;
+  }
+
+  std::vector<int32_t> Select(size_t i, size_t kv, const Vector& guess) const {
+    const SketchMatrices& basis = bases_[i];
+    const int64_t d = config_.head_dim, dims = method_.sketch_dims, group = config_.heads / config_.kv_heads;
+    const int64_t visible = method_.from == GuessSource::kSelf ? row_ + 1 : row_;
+    const SketchLayout layout{method_.sketch_type, 1, dims};
+    std::vector<std::byte> sketches(layout.head_bytes(visible + 1));
+    const float* key = basis.key.data() + static_cast<int64_t>(kv) * d * dims;
+    for (int64_t row = 0; row < visible; ++row) {
+      Vector numbers = Project(layers_[i].keys[kv][static_cast<size_t>(row)].data(), key, dims);
+      for (int64_t c = 0; c < dims; ++c)
+        numbers[static_cast<size_t>(c)] -= basis.key_offset[static_cast<size_t>(static_cast<int64_t>(kv) * dims + c)];
+      StoreSketch(layout, sketches.data() + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes(),
+                  row % kSketchBlock, numbers);
+    }
+    Vector plain(static_cast<size_t>(d * dims));
+    for (int64_t c = 0; c < dims; ++c) plain[static_cast<size_t>(c * dims + c)] = 1;
+    const float* query_side =
+        mistakes_.unskewed ? plain.data() : basis.query.data() + static_cast<int64_t>(kv) * d * dims;
+    Vector scores;
+    const int64_t asked = mistakes_.ungrouped ? 1 : group;
+    for (int64_t g = 0; g < asked; ++g) {
+      Vector query = Project(guess.data() + (static_cast<int64_t>(kv) * group + g) * d, query_side, dims);
+      for (float& number : query) number /= std::sqrt(static_cast<float>(d));
+      const Vector part = ScoreSketches(layout, sketches.data(), visible, query);
+      scores.insert(scores.end(), part.begin(), part.end());
+    }
+    const Vector relative = RelativeScores(scores, asked);
+    const int64_t count = ChosenCount(method_.rule, CountPassing(relative, method_.rule.alpha), visible, row_ + 1);
+    return ChooseRows(relative, method_.rule, count, row_).rows;
+  }
+
+  Vector Project(const float* x, const float* matrix, int64_t cols) const {
+    Vector out(static_cast<size_t>(cols));
+    for (int64_t i = 0; i < config_.head_dim; ++i)
+      for (int64_t c = 0; c < cols; ++c) out[static_cast<size_t>(c)] += x[i] * matrix[i * cols + c];
+    return out;
+  }
+
+  Vector Rotated(Vector x) const {
+    const size_t half = frequencies_.size();
+    for (size_t head = 0; half > 0 && head < x.size(); head += 2 * half) {
+      for (size_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(row_) * frequencies_[i], a = x[head + i], b = x[head + half + i];
+        x[head + i] = a * std::cos(angle) - b * std::sin(angle);
+        x[head + half + i] = b * std::cos(angle) + a * std::sin(angle);
+      }
+    }
+    return x;
+  }
+
+  Vector Norm(const NormWeights& w, const Vector& x) const {
+    const float n = static_cast<float>(x.size());
+    float mean = 0, squares = 0;
+    if (config_.norm == NormKind::kLayer) mean = std::accumulate(x.begin(), x.end(), 0.0f) / n;
+    for (const float value : x) squares += (value - mean) * (value - mean);
+    const float scale = 1.0f / std::sqrt(squares / n + config_.norm_eps);
+    Vector out(x.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      out[i] = (x[i] - mean) * scale * w.weight.as<float>()[i] + (w.bias ? w.bias.as<float>()[i] : 0.0f);
+    return out;
+  }
+
+  static Vector Row(const ConstTensor& table, int64_t row) {
+    return {table.as<float>(row), table.as<float>(row) + table.cols};
+  }
+  static void Add(Vector& x, const Vector& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+  static Vector Times(const Linear& linear, const Vector& x) {
+    Vector out(static_cast<size_t>(linear.weight.rows));
+    for (int64_t n = 0; n < linear.weight.rows; ++n) {
+      double sum = linear.bias ? static_cast<double>(linear.bias.as<float>()[n]) : 0;
+      for (size_t i = 0; i < x.size(); ++i)
+        sum += static_cast<double>(x[i]) * static_cast<double>(linear.weight.as<float>(n)[i]);
+      out[static_cast<size_t>(n)] = static_cast<float>(sum);
+    }
+    return out;
+  }
+
+  const ModelConfig& config_;
+  const Weights& weights_;
+  const KvMethod method_;
+  const std::vector<SketchMatrices> bases_;
+  const GuessMistakes mistakes_;
+  std::vector<Layer> layers_;
+  Vector frequencies_;
+  int64_t row_ = 0;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,292 @@
+// Decode steps that select: against an independent forward pass, against full attention when everything is selected,
+// and against themselves in other company (batches, threads, chunks).
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "model/executor.h"
+#include "model/selecting_model.h"
+
+namespace infinigen {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Small, but with everything that a guess can get wrong: groups, rotation, biases, norms.
+ModelConfig Llama() {
+  return {.name = "test-llama",
+          .layers = 4,
+          .hidden = 48,
+          .heads = 6,
+          .kv_heads = 2,
+          .head_dim = 16,
+          .ffn = 64,
+          .vocab = 61,
+          .embed_dim = 48,
+          .max_positions = 2048,
+          .attention_bias = true};
+}
+ModelConfig Opt() {
+  ModelConfig config = Llama();
+  config.name = "test-opt";
+  config.architecture = Architecture::kOpt;
+  config.heads = config.kv_heads = 3;
+  config.norm = NormKind::kLayer;
+  config.positions = PositionKind::kLearned;
+  config.position_offset = 2;
+  config.mlp = MlpKind::kRelu;
+  config.mlp_bias = true;
+  return config;
+}
+
+class RandomModelWithBases {
+ public:
+  RandomModelWithBases(const ModelConfig& model, int64_t dims, uint64_t seed) : config(model) {
+    Result<Weights> random = RandomWeights(config, DType::kF32, seed, 1);
+    CHECK(random.ok());
+    weights = std::move(*random);
+    std::mt19937_64 numbers(seed);
+    std::normal_distribution<float> normal;
+    // Norms so unlike each other that taking the wrong one shows.
+    for (LayerWeights& layer : weights.layers) {
+      std::vector<float>& norm = norms_.emplace_back();
+      for (int64_t i = 0; i < config.hidden; ++i) norm.push_back(1.0f + 0.5f * normal(numbers));
+      layer.attention_norm.weight.data = reinterpret_cast<const std::byte*>(norm.data());
+    }
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      SketchMatrices& basis = bases.emplace_back();
+      for (int64_t i = 0; i < config.kv_heads * config.head_dim * dims; ++i) {
+        basis.query.push_back(normal(numbers) / 4);
+        basis.key.push_back(basis.query.back());  // not orthogonal, but both sides see the same
+      }
+      for (int64_t i = 0; i < config.kv_heads * dims; ++i) basis.key_offset.push_back(normal(numbers) / 10);
+    }
+  }
+  std::unique_ptr<Executor> Make(const KvMethod& method, Device device = Device::kCpu, int threads = 2,
+                                 int64_t batch = 1) const {
+    Result<std::unique_ptr<Executor>> executor = MakeExecutor(config, weights,
+                                                              {.device = device,
+                                                               .threads = threads,
+                                                               .max_tokens = 1024,
+                                                               .max_batch = batch,
+                                                               .kv_type = DType::kF32,
+                                                               .method = method},
+                                                              bases);
+    CHECK(executor.ok());
+    return std::move(*executor);
+  }
+  std::vector<int32_t> Ids(size_t count, uint32_t seed) const {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab));
+    return ids;
+  }
+
+  ModelConfig config;
+  Weights weights;
+  std::vector<SketchMatrices> bases;
+
+ private:
+  std::vector<std::vector<float>> norms_;
+};
+
+KvMethod Sparse(GuessSource from) {
+  KvMethod method{.preset = "infinigen", .select = SelectKind::kSketch, .from = from};
+  method.rule = {.alpha = 2.0f, .cap = 0.2f, .min_rows = 4, .sinks = 2, .window = 3};
+  method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
+  method.sketch_dims = 8;
+  return method;
+}
+
+// Logits of ids[prefill..], each after a decode step.
+std::vector<float> Decode(Executor& executor, std::span<const int32_t> ids, size_t prefill) {
+  const size_t vocab = static_cast<size_t>(executor.config().vocab);
+  const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
+  if (prefill > 0) {
+    CHECK(executor.BeginPrefill(slot, 0, ids.first(prefill)).ok());
+    while (!executor.RunPrefillUnit(slot)) {
+    }
+    executor.EndPrefill(slot);
+  }
+  std::vector<float> logits((ids.size() - prefill) * vocab);
+  for (size_t row = prefill; row < ids.size(); ++row) {
+    const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
+    executor.Step({&item, 1}, std::span(logits).subspan((row - prefill) * vocab, vocab));
+  }
+  executor.Release(slot);
+  return logits;
+}
+
+// The same for all ids, through the grid.
+std::vector<float> AsSteps(Executor& executor, std::span<const int32_t> ids) {
+  const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
+  CHECK(executor.BeginPrefill(slot, 0, ids, PrefillKind::kSteps).ok());
+  while (!executor.RunPrefillUnit(slot)) {
+  }
+  std::vector<float> logits(ids.size() * static_cast<size_t>(executor.config().vocab));
+  executor.PrefillLogits(slot, 0, static_cast<int64_t>(ids.size()), logits);
+  executor.Release(slot);
+  return logits;
+}
+
+std::vector<float> Independent(const RandomModelWithBases& model, const KvMethod& method, std::span<const int32_t> ids,
+                               size_t prefill, GuessMistakes mistakes = {}) {
+  SelectingModel plain(model.config, model.weights, method, model.bases, mistakes);
+  std::vector<float> logits;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const std::vector<float> next = plain.Next(ids[row], row >= prefill);
+    if (row >= prefill) logits.insert(logits.end(), next.begin(), next.end());
+  }
+  return logits;
+}
+
+// Largest difference, against the largest logit.
+double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  CHECK(a.size() == b.size());
+  float most = 0, largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::fabs(a[i]));
+    most = std::max(most, std::fabs(a[i] - b[i]));
+  }
+  return static_cast<double>(most / largest);
+}
+// Rounding alone stays below this; one row more or less in one selection is far above it.
+constexpr double kRounding = 2e-5;
+
+struct Case {
+  std::string name;
+  ModelConfig config;
+  GuessSource from;
+};
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const GuessSource from :
+       {GuessSource::kSelf, GuessSource::kPrevLayer, GuessSource::kPrevMid, GuessSource::kPrevStep}) {
+    for (const ModelConfig& config : {Llama(), Opt()}) {
+      std::string name = config.name.substr(5) + "_" + std::string(Name(from));
+      std::replace(name.begin(), name.end(), '-', '_');
+      cases.push_back({name, config, from});
+    }
+  }
+  return cases;
+}
+
+class Selecting : public testing::TestWithParam<Case> {
+ protected:
+  RandomModelWithBases model{GetParam().config, 8, 11};
+  KvMethod method = Sparse(GetParam().from);
+};
+
+// Two rows of almost equal score may change places by rounding, once in a while; a wrong guess changes them always.
+TEST_P(Selecting, EqualsAnIndependentForwardPass) {
+  for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
+    method.sketch_type = type;
+    for (const Device device : {Device::kReference, Device::kCpu}) {
+      int equal = 0;
+      for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+        const std::vector<int32_t> ids = model.Ids(156, seed);
+        const std::vector<float> ours = Decode(*model.Make(method, device), ids, 150);
+        equal += Difference(ours, Independent(model, method, ids, 150)) < kRounding;
+      }
+      EXPECT_GE(equal, 3) << Name(type) << (device == Device::kCpu ? " cpu" : " reference");
+    }
+  }
+}
+
+// The published code for Llama had the first three of these.
+TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
+  const std::vector<int32_t> ids = model.Ids(190, 1);
+  const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
+  const bool guesses = method.from != GuessSource::kSelf, llama = GetParam().config.name == "test-llama";
+  const auto seen = [&](GuessMistakes mistakes) {
+    return Difference(ours, Independent(model, method, ids, 150, mistakes)) > 100 * kRounding;
+  };
+  EXPECT_TRUE(seen({.unskewed = true}));
+  EXPECT_TRUE(!llama || seen({.ungrouped = true}));
+  EXPECT_TRUE(!(llama && guesses) || seen({.unrotated = true}));
+  EXPECT_TRUE(!method.guesses_from_layer() || seen({.no_bias = true}));
+  EXPECT_TRUE(method.from != GuessSource::kPrevMid || seen({.wrong_norm = true}));
+}
+
+TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
+  const std::vector<int32_t> ids = model.Ids(700, 2);
+  const std::vector<float> full = Decode(*model.Make({}), ids, 330);
+  method.rule = {.alpha = kInfinity, .cap = 1.0f, .min_rows = 0};
+  EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
+  method.select = SelectKind::kOracle;
+  EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
+}
+
+TEST_P(Selecting, StepsThroughTheGridEqualStepsOneByOne) {
+  const std::vector<int32_t> ids = model.Ids(600, 3);  // more than one chunk
+  const std::unique_ptr<Executor> executor = model.Make(method);
+  const std::vector<float> steps = Decode(*executor, ids, 0);
+  EXPECT_EQ(AsSteps(*executor, ids), steps);
+  method.mean_counts = true;
+  const std::unique_ptr<Executor> mean = model.Make(method);
+  EXPECT_EQ(AsSteps(*mean, ids), Decode(*mean, ids, 0));
+}
+
+TEST_P(Selecting, ThreadsDoNotMatter) {
+  const std::vector<int32_t> ids = model.Ids(300, 4);
+  const std::vector<float> one = Decode(*model.Make(method, Device::kCpu, 1), ids, 200);
+  for (const int threads : {2, 3}) EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, threads), ids, 200), one);
+}
+
+TEST_P(Selecting, NeighboursDoNotMatter) {
+  const std::unique_ptr<Executor> together = model.Make(method, Device::kCpu, 2, 3);
+  const size_t vocab = static_cast<size_t>(model.config.vocab), steps = 20;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::vector<float>> alone;
+  std::vector<StepItem> items;
+  for (uint32_t i = 0; i < 3; ++i) {
+    const size_t prefill = 30 + 130 * i;
+    ids.push_back(model.Ids(prefill + steps, 5 + i));
+    alone.push_back(Decode(*model.Make(method), ids[i], prefill));
+    const SeqSlot slot = together->Admit(static_cast<int64_t>(ids[i].size())).value();
+    ASSERT_TRUE(together->BeginPrefill(slot, 0, std::span(ids[i]).first(prefill)).ok());
+    while (!together->RunPrefillUnit(slot)) {
+    }
+    together->EndPrefill(slot);
+    items.push_back({.slot = slot, .token = 0, .row = static_cast<int64_t>(prefill)});
+  }
+  std::vector<float> logits(3 * vocab);
+  for (size_t step = 0; step < steps; ++step) {
+    for (size_t i = 0; i < 3; ++i) items[i].token = ids[i][static_cast<size_t>(items[i].row)];
+    together->Step(items, logits);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(std::equal(logits.begin() + static_cast<ptrdiff_t>(i * vocab),
+                             logits.begin() + static_cast<ptrdiff_t>((i + 1) * vocab),
+                             alone[i].begin() + static_cast<ptrdiff_t>(step * vocab)))
+          << "sequence " << i << ", step " << step;
+      ++items[i].row;
+    }
+  }
+}
+
+TEST_P(Selecting, CountsAreWhatWasAttended) {
+  method.rule = {.alpha = kInfinity, .cap = 0.25f, .min_rows = 1, .sinks = 0, .window = 0};
+  const std::unique_ptr<Executor> executor = model.Make(method);
+  Decode(*executor, model.Ids(200, 8), 100);
+  const KvStats stats = executor->Stats();
+  EXPECT_EQ(stats.steps, 100);
+  uint64_t rows = 0, chosen = 0;
+  for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += n / 4;
+  const uint64_t heads = static_cast<uint64_t>(model.config.kv_heads);
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    const LayerKvStats& of = stats.layers[layer];
+    EXPECT_EQ(of.totals.retained, rows * heads) << layer;
+    EXPECT_EQ(of.selects, layer >= static_cast<size_t>(method.dense_layers));
+    EXPECT_TRUE(of.selects || of.totals.attended == rows * heads);
+    EXPECT_TRUE(!of.selects || of.totals.chosen == chosen * heads);
+    // The current token comes on top unless it was chosen.
+    EXPECT_TRUE(!of.selects || of.totals.attended - of.totals.chosen <= 100 * heads);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Selecting, testing::ValuesIn(Cases()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace infinigen
