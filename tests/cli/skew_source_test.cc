@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/commands.h"
 #include "kv/skew_file.h"
 #include "loader/model_files.h"
 #include "model/identity.h"
@@ -46,7 +48,7 @@ class SkewSource : public testing::Test {
   }
 
   const TempDir home_;
-  std::string directory_, beside_, cached_, said_;
+  std::string directory_, beside_, cached_, out_, said_;
   std::unique_ptr<Model> model_;
   ModelIdentity identity_;
 };
@@ -138,6 +140,44 @@ TEST_F(SkewSource, TheCacheIsBelowHomeByDefault) {
 TEST_F(SkewSource, ATextNeedsATokenizer) {
   EXPECT_THAT(MessageOf(ReadCalibrationText(*model_, "some.txt")),
               AllOf(HasSubstr("some.txt"), HasSubstr("no tokenizer")));
+}
+
+// ---- the command ----
+
+TEST_F(SkewSource, CalibrateWritesWhereItIsToldAndSaysWhatItIsWorth) {
+  const auto run = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"-m", directory_, "-t", "1"});
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int exit_code = RunCalibrate(arguments);
+    out_ = testing::internal::GetCapturedStdout();
+    said_ = testing::internal::GetCapturedStderr();
+    return exit_code;
+  };
+  const std::string path = home_.File("made.skew");
+  ASSERT_EQ(run({"-o", path, "--json", "-c", "1000"}), 0) << said_;
+  EXPECT_FALSE(std::filesystem::exists(beside_));
+  const nlohmann::json json = nlohmann::json::parse(out_);
+  EXPECT_EQ(json["file"], path);
+  EXPECT_EQ(json["identity"], identity_.Hex());
+  EXPECT_EQ(json["tokens"], 512);  // the model's context
+  EXPECT_EQ(json["positions"], 1000);
+  ASSERT_EQ(json["energy"].size(), 2u);
+  EXPECT_GT(json["energy"][1]["pair"], 0.99);  // all 8 columns
+  const Result<Skew> written = ReadSkew(path, identity_, ShapeOf(model_->config));
+  ASSERT_TRUE(written.ok()) << MessageOf(written);
+  EXPECT_EQ(written->origin().positions, 1000);
+
+  ASSERT_EQ(run({}), 0) << said_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("512 tokens"), HasSubstr("written to " + beside_)));
+  EXPECT_THAT(said_, HasSubstr("random token ids"));
+  EXPECT_TRUE(Find(directory_).ok());
+  EXPECT_THAT(said_, IsEmpty());
+
+  EXPECT_EQ(run({"-o", home_.File("no/such/place")}), 1);
+  EXPECT_THAT(said_, HasSubstr("no/such/place"));
+  EXPECT_EQ(run({"-f", home_.File("none.txt")}), 1);
+  EXPECT_EQ(run({"stray"}), 2);
 }
 
 TEST(ShippedSkew, BelongsToTheShippedModel) {
