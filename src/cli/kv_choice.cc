@@ -241,6 +241,10 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
           "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass "
           "--kv-dense-layers 1 or more",
           flags.from);
+    if (choice.method.prompt_columns && choice.projection == ProjectionKind::kPair)
+      return Unsupported(
+          "--kv-columns prompt: columns are compared by what they hold of queries and keys alike, and the "
+          "pair's two sides differ; pass --kv-projection rotation or none");
     presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
   }
   return choices;
@@ -256,7 +260,9 @@ Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, in
   KvMethod method = choice.method;
   method.dense_layers = choice.dense_layers.value_or(method.from == GuessSource::kSelf ? 0 : 2);
   method.sketch_dims = SketchDims(config.head_dim, method.ratio);
-  const bool all = method.rule.force_count == 0 && method.rule.min_rows >= max_tokens;
+  const SelectRule& rule = method.rule;
+  const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
+  const bool all = rule.force_count == 0 && always >= max_tokens;
   if (all || method.dense_layers >= config.layers) method.select = SelectKind::kAll;
   return method;
 }

@@ -1,7 +1,12 @@
 #include "cli/launch.h"
 
+#include <fmt/format.h>
+
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "cli/console.h"
 #include "cli/skew_source.h"
 #include "kv/skew.h"
 
@@ -12,20 +17,44 @@ namespace {
 // benchmarks.
 bool IsRandom(const Model& model) { return model.weights.storage->checkpoint == nullptr; }
 
-Result<std::vector<SketchMatrices>> Bases(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
+SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
+  const auto plain = [heads = config.kv_heads, d = config.head_dim, dims](std::span<const double> sums) {
+    return sums.empty() ? PlainBasis(heads, d, dims) : PlainBasis(heads, d, dims, LargestColumns(sums, heads, dims));
+  };
+  SketchSource source;
+  source.bases.assign(static_cast<size_t>(config.layers), plain({}));
+  source.choose = [plain](LayerId, std::span<const double> sums) { return plain(sums); };
+  source.rotation = [heads = config.kv_heads, d = config.head_dim](LayerId) {
+    std::vector<float> identity(static_cast<size_t>(heads * d * d));
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t i = 0; i < d; ++i) identity[static_cast<size_t>((head * d + i) * d + i)] = 1;
+    return identity;
+  };
+  return source;
+}
+
+Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
   const ModelConfig& config = model.config;
-  const KvMethod& method = options.method;
-  std::vector<SketchMatrices> bases;
-  if (method.select != SelectKind::kSketch) return bases;
-  if (kv.projection == ProjectionKind::kNone || (IsRandom(model) && kv.skew_file.empty())) {
-    bases.assign(static_cast<size_t>(config.layers), PlainBasis(config.kv_heads, config.head_dim, method.sketch_dims));
-    return bases;
-  }
-  ASSIGN_OR_RETURN(const Skew skew,
-                   FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
-  for (LayerId layer : IdRange<LayerId>(config.layers))
-    bases.push_back(skew.Basis(layer, kv.projection, method.sketch_dims));
-  return bases;
+  const int64_t dims = options.method.sketch_dims;
+  if (options.method.select != SelectKind::kSketch) return SketchSource();
+  if (kv.projection == ProjectionKind::kNone || (IsRandom(model) && kv.skew_file.empty()))
+    return PlainSource(config, dims);
+  ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
+  const int64_t positions = found.origin().positions;
+  if (config.positions == PositionKind::kRope && options.max_tokens > positions)
+    Warn(
+        fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -c {}` makes "
+                    "one for it",
+                    positions, options.max_tokens, options.max_tokens));
+  SketchSource source;
+  for (LayerId layer : IdRange<LayerId>(config.layers)) source.bases.push_back(found.Basis(layer, kv.projection, dims));
+  if (!options.method.prompt_columns) return source;
+  // Copies of the skew: each function may outlive everything here.
+  source.rotation = [skew = found](LayerId layer) { return skew.Rotation(layer); };
+  source.choose = [skew = std::move(found), kind = kv.projection, dims](LayerId layer, std::span<const double> sums) {
+    return skew.Basis(layer, kind, dims, LargestColumns(sums, skew.shape().kv_heads, dims));
+  };
+  return source;
 }
 
 }  // namespace
@@ -42,8 +71,8 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
 }
 
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
-  ASSIGN_OR_RETURN(const std::vector<SketchMatrices> bases, Bases(model, kv, options));
-  return MakeExecutor(model.config, model.weights, options, bases);
+  ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, kv, options));
+  return MakeExecutor(model.config, model.weights, options, std::move(sketches));
 }
 
 }  // namespace infinigen

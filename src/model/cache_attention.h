@@ -72,8 +72,10 @@ class CacheAttention {
     tables_seen_ = pool_.table_version();
   }
 
-  void Append(LayerId layer, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
+  void AppendEntries(LayerId layer, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     backend_.Append(Queue::kCompute, batch, k, v, Entries(layer));
+  }
+  void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& k) {
     if (method_.has_sketch(layer)) backend_.AppendSketches(Queue::kCompute, batch, k, Basis(layer), Sketches(layer));
   }
 

@@ -19,6 +19,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "model/cache_attention.h"
 #include "model/config.h"
 #include "model/executor.h"
+#include "model/sketch_source.h"
 #include "model/weights.h"
 #include "model/workspace.h"
 
@@ -40,8 +42,10 @@ struct PrefillJob {
   PrefillKind kind = PrefillKind::kDense;
   std::vector<int32_t> tokens;
   Buffer memory;
-  Tensor residual;  // [tokens][hidden]
-  Tensor guess;     // the same shape, for steps whose layers guess from the layer before
+  Tensor residual;                    // [tokens][hidden]
+  Tensor guess;                       // the same shape, for steps whose layers guess from the layer before
+  std::optional<ColumnSums> columns;  // of next_layer, where the prompt chooses sketch columns
+  std::vector<float> keys;            // [tokens][kv_heads·head_dim] of next_layer, likewise
   int64_t next_layer = 0;
   int64_t next_token = 0;  // first token of the next unit's chunk
 };
@@ -56,14 +60,14 @@ inline float AboutNormal(SplitMix& random) {
 template <Backend B>
 class Decoder {
  public:
-  // `backend`, `config`, `weights`, `pool` and `method` outlive the decoder. `bases` as CacheAttention wants them.
+  // `backend`, `config`, `weights`, `pool` and `method` outlive the decoder.
   static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const Weights& weights,
-                                               Pool& pool, const KvMethod& method,
-                                               std::span<const SketchMatrices> bases, int64_t max_batch) {
-    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, max_batch));
+                                               Pool& pool, const KvMethod& method, SketchSource sketches,
+                                               int64_t max_batch) {
+    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, std::move(sketches), max_batch));
     RETURN_IF_ERROR(decoder->PlaceWeights(weights));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
-    RETURN_IF_ERROR(decoder->cache_.Start(bases));
+    RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
   }
 
@@ -98,10 +102,13 @@ class Decoder {
     const Tensor x = job.residual.Rows(job.next_token, count);
     if (job.next_layer == 0) Embed(batch, x);
     LayerCall call{.batch = batch, .x = x, .run = run, .steps = job.kind == PrefillKind::kSteps, .one_sequence = true};
+    if (!call.steps) call.job = &job;
     if (job.guess) call.guess = job.guess.Rows(job.next_token, count);
     call.max_rows = run.first_row + count;
     RunLayer(LayerId(job.next_layer), call);
     if (call.steps && job.next_layer == 0) CountSteps(count, count);
+    if (job.columns && job.next_token + count == static_cast<int64_t>(job.tokens.size()))
+      ChooseColumns(LayerId(job.next_layer), job);
     job.next_token += count;
     if (job.next_token == static_cast<int64_t>(job.tokens.size())) {
       job.next_token = 0;
@@ -157,8 +164,10 @@ class Decoder {
         for (float& number : numbers) number = AboutNormal(random);
         backend_.Upload(Queue::kCompute, numbers.data(), numbers.size() * sizeof(float), side->data);
       }
-      for (LayerId layer : IdRange<LayerId>(config_.layers))
-        cache_.Append(layer, batch, work_.k.Rows(0, count), work_.v.Rows(0, count));
+      for (LayerId layer : IdRange<LayerId>(config_.layers)) {
+        cache_.AppendEntries(layer, batch, work_.k.Rows(0, count), work_.v.Rows(0, count));
+        cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
+      }
     }
   }
 
@@ -170,11 +179,13 @@ class Decoder {
   }
 
  private:
-  Decoder(B& backend, const ModelConfig& config, Pool& pool, const KvMethod& method, int64_t max_batch)
+  Decoder(B& backend, const ModelConfig& config, Pool& pool, const KvMethod& method, SketchSource sketches,
+          int64_t max_batch)
       : backend_(backend),
         config_(config),
         pool_(pool),
         method_(method),
+        sketches_(std::move(sketches)),
         max_batch_(max_batch),
         shape_(ShapeOf(config, pool.options(), method, max_batch)),
         cache_(backend, shape_, work_, pool) {}
@@ -189,6 +200,7 @@ class Decoder {
     TokenRun run;               // the tokens, where they are a run
     bool steps = false;         // attend as decode steps
     bool one_sequence = false;  // the tokens are a run
+    PrefillJob* job = nullptr;  // of a dense prefill
     int64_t max_rows = 0;       // the largest row + 1
   };
 
@@ -213,8 +225,11 @@ class Decoder {
       backend_.Rope(queue, work_.rope.Rows(0, m), k);
       if (guesses) backend_.Rope(queue, work_.rope.Rows(0, m), guess_q);
     }
-    if (observer_ && !call.steps) Observe(layer, call.run.first_row, q, k);
-    cache_.Append(layer, call.batch, k, v);
+    cache_.AppendEntries(layer, call.batch, k, v);
+    if (call.job != nullptr)
+      WatchPrefill(layer, call, q, k);
+    else
+      cache_.AppendSketches(layer, call.batch, k);
     if (call.steps)
       cache_.Step(layer, call.batch, call.max_rows, q, guess_q, mixed);
     else
@@ -268,12 +283,45 @@ class Decoder {
     }
   }
 
-  void Observe(LayerId layer, int64_t first_row, const Tensor& q, const Tensor& k) {
-    std::vector<float> queries(static_cast<size_t>(q.rows * q.cols)), keys(static_cast<size_t>(k.rows * k.cols));
-    backend_.Download(Queue::kCompute, q.data, queries.size() * sizeof(float), queries.data());
-    backend_.Synchronize(backend_.Download(Queue::kCompute, k.data, keys.size() * sizeof(float), keys.data()));
-    observer_(layer, first_row, {reinterpret_cast<std::byte*>(queries.data()), DType::kF32, q.rows, q.cols},
-              {reinterpret_cast<std::byte*>(keys.data()), DType::kF32, k.rows, k.cols});
+  // What a dense prefill does with its queries and keys beside attending: shows them to whoever observes, and makes
+  // sketches, or first only the sums by which the prompt chooses their columns.
+  void WatchPrefill(LayerId layer, const LayerCall& call, const Tensor& q, const Tensor& k) {
+    const bool chooses = method_.prompt_columns && method_.has_sketch(layer);
+    if (!chooses) cache_.AppendSketches(layer, call.batch, k);
+    if (!chooses && !observer_) return;
+    const std::vector<float> queries = ToHost(q), keys = ToHost(k);
+    if (observer_)
+      observer_(layer, call.run.first_row,
+                {reinterpret_cast<const std::byte*>(queries.data()), DType::kF32, q.rows, q.cols},
+                {reinterpret_cast<const std::byte*>(keys.data()), DType::kF32, k.rows, k.cols});
+    if (!chooses) return;
+    if (!call.job->columns) call.job->columns.emplace(sketches_.rotation(layer), config_.kv_heads, config_.head_dim);
+    call.job->columns->Add(queries, config_.heads / config_.kv_heads);
+    call.job->columns->Add(keys, 1);
+    call.job->keys.insert(call.job->keys.end(), keys.begin(), keys.end());
+  }
+
+  // The whole prompt has been through the layer: its columns are fixed from here on, and its keys get their sketches.
+  void ChooseColumns(LayerId layer, PrefillJob& job) {
+    cache_.SetBasis(layer, job.slot, sketches_.choose(layer, job.columns->sums()));
+    const int64_t total = static_cast<int64_t>(job.tokens.size()), width = work_.k.cols;
+    for (int64_t first = 0; first < total; first += work_.k.rows) {
+      const int64_t count = std::min(work_.k.rows, total - first);
+      for (int64_t i = 0; i < count; ++i) SetToken(i, 0, job.slot, job.first_row + first + i);
+      const TokenBatch batch = UploadBatch(count);
+      backend_.Upload(Queue::kCompute, job.keys.data() + first * width,
+                      static_cast<size_t>(count * width) * sizeof(float), work_.k.data);
+      cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
+    }
+    job.columns.reset();
+    job.keys.clear();
+  }
+
+  std::vector<float> ToHost(const Tensor& x) {
+    static_assert(B::kActivation == DType::kF32, "other activations need a conversion here");
+    std::vector<float> host(static_cast<size_t>(x.rows * x.cols));
+    backend_.Synchronize(backend_.Download(Queue::kCompute, x.data, host.size() * sizeof(float), host.data()));
+    return host;
   }
 
   void CountSteps(int64_t steps, int64_t tokens) {
@@ -398,6 +446,8 @@ class Decoder {
     host_ids_.resize(tokens);
     host_slots_.resize(tokens);
     host_rows_.resize(tokens);
+    backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
+                     config_.head_dim);
     return Ok();
   }
 
@@ -405,6 +455,7 @@ class Decoder {
   const ModelConfig& config_;
   Pool& pool_;
   const KvMethod& method_;
+  const SketchSource sketches_;
   const int64_t max_batch_;
   const WorkspaceShape shape_;
 

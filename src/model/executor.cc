@@ -33,9 +33,9 @@ class DecoderExecutor final : public Executor {
         pool_(PoolFor(config, options), backend_.pool_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
-  Status Start(const Weights& weights, std::span<const SketchMatrices> bases) {
-    ASSIGN_OR_RETURN(decoder_,
-                     Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, bases, options_.max_batch));
+  Status Start(const Weights& weights, SketchSource sketches) {
+    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, std::move(sketches),
+                                                options_.max_batch));
     return Ok();
   }
 
@@ -94,10 +94,10 @@ MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& options, uint6
 
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights& weights,
-                                       const ExecutorOptions& options, std::span<const SketchMatrices> bases,
-                                       std::string name, BackendArgs... args) {
+                                       const ExecutorOptions& options, SketchSource sketches, std::string name,
+                                       BackendArgs... args) {
   auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), args...);
-  RETURN_IF_ERROR(executor->Start(weights, bases));
+  RETURN_IF_ERROR(executor->Start(weights, std::move(sketches)));
   return Result<std::unique_ptr<Executor>>(std::move(executor));
 }
 
@@ -114,13 +114,13 @@ MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options,
 }
 
 Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
-                                               const ExecutorOptions& options, std::span<const SketchMatrices> bases) {
+                                               const ExecutorOptions& options, SketchSource sketches) {
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
   switch (options.device) {
     case Device::kCpu:
-      return Make<CpuBackend>(config, weights, options, bases, CpuName(), options.threads);
+      return Make<CpuBackend>(config, weights, options, std::move(sketches), CpuName(), options.threads);
     case Device::kReference:
-      return Make<ReferenceBackend>(config, weights, options, bases, CpuName());
+      return Make<ReferenceBackend>(config, weights, options, std::move(sketches), CpuName());
   }
   CHECK(false);
 }

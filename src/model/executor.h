@@ -12,6 +12,7 @@
 #include "kv/method.h"
 #include "kv/stats.h"
 #include "model/config.h"
+#include "model/sketch_source.h"
 #include "model/weights.h"
 #include "tensor/view.h"
 
@@ -97,9 +98,8 @@ class Executor {
 
 MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);
 
-// `config` and `weights` outlive the executor. `bases` [layers]: needed by methods that select by sketch.
+// `config` and `weights` outlive the executor. `sketches`: needed by methods that select by sketch.
 Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
-                                               const ExecutorOptions& options,
-                                               std::span<const SketchMatrices> bases = {});
+                                               const ExecutorOptions& options, SketchSource sketches = {});
 
 }  // namespace infinigen

@@ -72,7 +72,7 @@ class RandomModelWithBases {
                                                                .max_batch = batch,
                                                                .kv_type = DType::kF32,
                                                                .method = method},
-                                                              bases);
+                                                              {.bases = bases});
     CHECK(executor.ok());
     return std::move(*executor);
   }
