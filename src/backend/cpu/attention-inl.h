@@ -54,6 +54,7 @@ struct EntryRun {
   int64_t count;   // entries that exist, at most kAttentionBlock
   int64_t dim;
   HWY_INLINE const T* Key(int64_t j) const { return first + std::min(j, count - 1) * stride; }
+  HWY_INLINE StridedRows<T> Keys(int64_t j) const { return {first + j * stride, stride}; }
   HWY_INLINE StridedRows<T> Values() const { return {first + dim, stride}; }
 };
 template <class E>
@@ -63,6 +64,7 @@ struct EntryList {
   int64_t count;
   int64_t dim;
   HWY_INLINE const T* Key(int64_t j) const { return at[std::min(j, count - 1)]; }
+  HWY_INLINE ListedRows<T> Keys(int64_t j) const { return {at + j, 0}; }
   HWY_INLINE ListedRows<T> Values() const { return {at, dim}; }
 };
 
@@ -81,15 +83,15 @@ HWY_INLINE void TransposeQuads(D d, hn::Vec<D> (&v)[4]) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, b), hn::BitCast(d64, e)));
 }
 
-// Block b of the result is 128 bits at keys[4b] + element.
-template <class D, class T>
-HWY_INLINE hn::Vec<D> GatherQuads(D d, const T* const* keys, int64_t element) {
+// Block b of the result is 128 bits of key 4b + r, from `element` on. keys(e) is where key e begins.
+template <class D, class Keys>
+HWY_INLINE hn::Vec<D> GatherQuads(D d, const Keys& keys, int64_t r, int64_t element) {
   if constexpr (hn::MaxLanes(D()) == 4) {
-    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(keys[0] + element));
+    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(keys(r) + element));
   } else {
     const hn::Half<D> half;
-    constexpr size_t kUpper = hn::MaxLanes(half);
-    return hn::Combine(d, GatherQuads(half, keys + kUpper, element), GatherQuads(half, keys, element));
+    constexpr int64_t kUpper = static_cast<int64_t>(hn::MaxLanes(half));
+    return hn::Combine(d, GatherQuads(half, keys, r + kUpper, element), GatherQuads(half, keys, r, element));
   }
 }
 
@@ -111,17 +113,45 @@ HWY_INLINE void Widen(VU units, F16, VF (&out)[2]) {
   out[1] = hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, hn::ShiftRight<16>(units))));
 }
 
-// Elements [element, element + 4 · kPerUnit) of keys[0 .. kLanes): unit c of every key in out[c].
-template <class T>
-HWY_INLINE void LoadKeysTransposed(const T* const* keys, int64_t element, VU (&out)[4]) {
-  for (int64_t r = 0; r < 4; ++r) out[r] = GatherQuads(DU(), keys + r, element);
+// Elements [element, element + kUnits · kPerUnit) of kLanes keys: unit c of every key in out[c].
+template <class Keys>
+HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[4]) {
+  INFINIGEN_UNROLL for (int64_t r = 0; r < 4; ++r) out[r] = GatherQuads(DU(), keys, r, element);
   TransposeQuads(DU(), out);
 }
-// One element of keys[0 .. kLanes), where dim is no multiple of the above.
-template <class T>
-HWY_INLINE VF GatherElement(const T* const* keys, int64_t element) {
+template <class T, class Keys>
+HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[8]) {
+#if HWY_TARGET == HWY_AVX3
+  // By halves of a vector: half as many loads as by quads, and one shuffle in place of two inserts.
+  const hn::Half<DU> half;
+  const auto pair = [&](int64_t e) HWY_ATTR {
+    const auto load = [&](int64_t key)
+                          HWY_ATTR { return hn::LoadU(half, reinterpret_cast<const uint32_t*>(keys(key) + element)); };
+    return hn::Combine(DU(), load(e + 4), load(e));
+  };
+  VU a[4], b[4];
+  INFINIGEN_UNROLL for (int64_t r = 0; r < 4; ++r) a[r] = pair(r);
+  TransposeQuads(DU(), a);
+  INFINIGEN_UNROLL for (int64_t r = 0; r < 4; ++r) b[r] = pair(8 + r);
+  TransposeQuads(DU(), b);
+  // Blocks of a[c]: units c and 4 + c of keys 0 to 3, then of keys 4 to 7; b[c] has keys 8 to 15.
+  INFINIGEN_UNROLL for (int64_t c = 0; c < 4; ++c) {
+    out[c] = VU{_mm512_shuffle_i32x4(a[c].raw, b[c].raw, 0x88)};
+    out[4 + c] = VU{_mm512_shuffle_i32x4(a[c].raw, b[c].raw, 0xdd)};
+  }
+#else
+  for (int64_t part = 0; part < 2; ++part) {
+    VU units[4];
+    LoadKeysTransposed(keys, element + part * 4 * kPerUnit<T>, units);
+    for (int64_t c = 0; c < 4; ++c) out[part * 4 + c] = units[c];
+  }
+#endif
+}
+// One element of kLanes keys, where dim is no multiple of the above.
+template <class Keys>
+HWY_INLINE VF GatherElement(const Keys& keys, int64_t element) {
   HWY_ALIGN float lanes[kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = ToFloat(keys[lane][element]);
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = ToFloat(keys(lane)[element]);
   return hn::Load(DF(), lanes);
 }
 
@@ -131,8 +161,9 @@ HWY_INLINE void TransposeKeys(const Block& block, float* out) {
   const DF d;
   constexpr int64_t kStep = 4 * kPerUnit<T>;
   for (int64_t j = 0; j < block.count; j += kLanes) {
-    const T* keys[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) keys[lane] = block.Key(j + lane);
+    const T* at[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) at[lane] = block.Key(j + lane);
+    const ListedRows<T> keys{at, 0};
     int64_t i = 0;
     for (; i + kStep <= block.dim; i += kStep) {
       VU units[4];
@@ -179,18 +210,11 @@ struct RunNext {
 struct ListNext {
   const std::byte* const* at;  // entries still to be asked for
   const std::byte* const* end;
-  int64_t entry_bytes;
-  int64_t done = 0;  // bytes of the first of them
+  int64_t entry_lines;
+  int64_t owed = 0;  // lines: an entry is asked for as a whole
   HWY_INLINE void Ask(int64_t lines) {
-    for (; lines > 0 && at < end; --lines) {
-      PrefetchL2(*at + done);
-      done += 64;
-      if (done < entry_bytes) continue;
-      // An entry that starts inside a line ends inside one more.
-      if (entry_bytes % 64 != 0) PrefetchL2(*at + entry_bytes - 1);
-      done = 0;
-      ++at;
-    }
+    for (owed += lines; owed >= entry_lines && at < end; owed -= entry_lines, ++at)
+      for (int64_t line = 0; line < entry_lines; ++line) PrefetchL2(*at + line * 64);
   }
 };
 
@@ -292,45 +316,56 @@ HWY_INLINE Next Outer(int64_t rows, const float* left, int64_t left_stride, cons
 
 // ---- Scores of few rows straight from memory: scores [kRows][kAttentionBlock].
 
-inline constexpr int64_t kScoreGroups = HWY_TARGET == HWY_AVX3 ? 1 : 1;  // of kLanes entries; two hide the FMA latency
+// kUnits units of kLanes keys join the sums of kRows queries, ascending.
+template <int kRows, class T, int kUnits>
+HWY_INLINE void AddUnits(const VU (&units)[kUnits], const float* queries, int64_t query_stride, VF (&sums)[kRows]) {
+  INFINIGEN_UNROLL for (int64_t c = 0; c < kUnits; ++c) {
+    VF columns[kPerUnit<T>];
+    Widen(units[c], T{}, columns);
+    INFINIGEN_UNROLL for (int64_t h = 0; h < kPerUnit<T>; ++h) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
+        sums[r] = hn::MulAdd(hn::Set(DF(), queries[r * query_stride + c * kPerUnit<T> + h]), columns[h], sums[r]);
+  }
+}
+
+// The scores of kLanes keys. Every step asks for its share of what comes next: as many keys, as many elements.
+template <int kRows, class T, class Keys, class Next>
+HWY_INLINE void ScoreKeys(const Keys& keys, int64_t dim, const float* queries, int64_t query_stride, Next& next,
+                          float* scores) {
+  constexpr int64_t kQuad = 4 * kPerUnit<T>, kLines = kLanes * kQuad * static_cast<int64_t>(sizeof(T)) / 64;
+  VF sums[kRows];
+  INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
+  int64_t i = 0;
+  for (; i + 2 * kQuad <= dim; i += 2 * kQuad) {
+    next.Ask(2 * kLines);
+    VU units[8];
+    LoadKeysTransposed<T>(keys, i, units);
+    AddUnits<kRows, T>(units, queries + i, query_stride, sums);
+  }
+  if (i + kQuad <= dim) {
+    next.Ask(kLines);
+    VU units[4];
+    LoadKeysTransposed(keys, i, units);
+    AddUnits<kRows, T>(units, queries + i, query_stride, sums);
+    i += kQuad;
+  }
+  for (; i < dim; ++i) {
+    const VF column = GatherElement(keys, i);
+    INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] =
+        hn::MulAdd(hn::Set(DF(), queries[r * query_stride + i]), column, sums[r]);
+  }
+  INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) hn::Store(sums[r], DF(), scores + r * kAttentionBlock);
+}
 
 template <int kRows, class Block, class Next>
 HWY_NOINLINE Next ScoreRows(const Block& block, const float* queries, int64_t query_stride, Next next, float* scores) {
   using T = typename Block::T;
-  const DF d;
-  constexpr int64_t kStep = 4 * kPerUnit<T>, kEntries = kScoreGroups * kLanes;
-  // Every step asks for the part of what comes next that corresponds to its own: kEntries keys and values, kStep
-  // elements.
-  constexpr int64_t kLines = kEntries * kStep * 2 * static_cast<int64_t>(sizeof(T)) / 64;
-  for (int64_t j = 0; j < block.count; j += kEntries) {
-    const T* keys[kEntries];
-    for (int64_t e = 0; e < kEntries; ++e) keys[e] = block.Key(j + e);
-    VF sums[kScoreGroups][kRows];
-    INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
-        sums[g][r] = hn::Zero(d);
-    int64_t i = 0;
-    for (; i + kStep <= block.dim; i += kStep) {
-      next.Ask(kLines);
-      VU units[kScoreGroups][4];
-      INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) LoadKeysTransposed(keys + g * kLanes, i, units[g]);
-      INFINIGEN_UNROLL for (int64_t c = 0; c < 4; ++c) {
-        VF columns[kScoreGroups][kPerUnit<T>];
-        INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) Widen(units[g][c], T{}, columns[g]);
-        INFINIGEN_UNROLL for (int64_t h = 0; h < kPerUnit<T>; ++h) {
-          INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) {
-            const VF q = hn::Set(d, queries[r * query_stride + i + c * kPerUnit<T> + h]);
-            INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) sums[g][r] =
-                hn::MulAdd(q, columns[g][h], sums[g][r]);
-          }
-        }
-      }
-    }
-    for (; i < block.dim; ++i)
-      INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
-          sums[g][r] =
-              hn::MulAdd(hn::Set(d, queries[r * query_stride + i]), GatherElement(keys + g * kLanes, i), sums[g][r]);
-    INFINIGEN_UNROLL for (int64_t g = 0; g < kScoreGroups; ++g) INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r)
-        hn::Store(sums[g][r], d, scores + r * kAttentionBlock + j + g * kLanes);
+  int64_t j = 0;
+  for (; j + kLanes <= block.count; j += kLanes)
+    ScoreKeys<kRows, T>(block.Keys(j), block.dim, queries, query_stride, next, scores + j);
+  if (j < block.count) {
+    const T* at[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) at[lane] = block.Key(j + lane);
+    ScoreKeys<kRows, T>(ListedRows<T>{at, 0}, block.dim, queries, query_stride, next, scores + j);
   }
   return next;
 }
@@ -372,23 +407,25 @@ struct TileNumbers {
 static_assert(kOuterRows <= 8 && 8 % std::min<int64_t>(kLanes, 8) == 0);
 using DT = hn::CappedTag<float, 8>;  // vectors over TileNumbers
 
-// Scores of one row, `visible` of them real, become weights in place. Returns the maximum; *lane_sums gets the weights
-// summed over vectors, still to be summed over lanes.
-HWY_INLINE float WeighRow(float* scores, int64_t visible, VF* lane_sums) {
+// Scores of one row: the largest of each lane. Scores past `visible` become −inf.
+HWY_INLINE VF LaneMaxima(float* scores, int64_t visible) {
   const DF d;
-  constexpr int64_t kVectors = kAttentionBlock / kLanes;
-  if (visible < kAttentionBlock) std::fill(scores + visible, scores + kAttentionBlock, kMinusInfinity);
+  if (HWY_UNLIKELY(visible < kAttentionBlock)) std::fill(scores + visible, scores + kAttentionBlock, kMinusInfinity);
   VF largest = hn::Load(d, scores);
-  for (int64_t v = 1; v < kVectors; ++v) largest = hn::Max(largest, hn::Load(d, scores + v * kLanes));
-  largest = hn::MaxOfLanes(d, largest);
+  for (int64_t v = kLanes; v < kAttentionBlock; v += kLanes) largest = hn::Max(largest, hn::Load(d, scores + v));
+  return largest;
+}
+// Scores of one row become weights in place; returns their sums over vectors, still to be summed over lanes.
+HWY_INLINE VF WeighRow(float* scores, float maximum) {
+  const DF d;
+  const VF largest = hn::Set(d, maximum);
   VF total = hn::Zero(d);
-  for (int64_t v = 0; v < kVectors; ++v) {
-    const VF weight = Exp2NonPositive(d, hn::Sub(hn::Load(d, scores + v * kLanes), largest));
-    hn::Store(weight, d, scores + v * kLanes);
+  INFINIGEN_UNROLL for (int64_t v = 0; v < kAttentionBlock; v += kLanes) {
+    const VF weight = Exp2NonPositive(d, hn::Sub(hn::Load(d, scores + v), largest));
+    hn::Store(weight, d, scores + v);
     total = hn::Add(total, weight);
   }
-  *lane_sums = total;
-  return hn::GetLane(largest);
+  return total;
 }
 
 // Joins the parts {maxima, sums} of `rows` rows into the heads of their states; keep and add become the factors of the
@@ -474,15 +511,17 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
   TileNumbers maxima, sums, keep, add;
   int64_t visible[kOuterRows];
   q.Visible(first, rows, start, visible);
-  VF lane_sums[8];
-  for (int64_t r = 0; r < 8; ++r) lane_sums[r] = hn::Zero(DF());
+  VF lanes[8];
+  for (int64_t r = 0; r < 8; ++r) lanes[r] = hn::Zero(DF());
+  for (int64_t r = 0; r < rows; ++r) lanes[r] = LaneMaxima(scores + r * kAttentionBlock, visible[r]);
+  for (int64_t r = 0; r < rows; r += 4)
+    hn::Store(MaxLanesOfFour(DF(), lanes[r], lanes[r + 1], lanes[r + 2], lanes[r + 3]), D4(), maxima.at + r);
   for (int64_t r = 0; r < rows; ++r) {
     next.Ask(kLinesPerRow);
-    maxima.at[r] = WeighRow(scores + r * kAttentionBlock, visible[r], &lane_sums[r]);
+    lanes[r] = WeighRow(scores + r * kAttentionBlock, maxima.at[r]);
   }
   for (int64_t r = 0; r < rows; r += 4)
-    hn::Store(SumLanesOfFour(DF(), lane_sums[r], lane_sums[r + 1], lane_sums[r + 2], lane_sums[r + 3]), D4(),
-              sums.at + r);
+    hn::Store(SumLanesOfFour(DF(), lanes[r], lanes[r + 1], lanes[r + 2], lanes[r + 3]), D4(), sums.at + r);
   MergeHeads(rows, q.states + first * plan.state_floats(), plan.state_floats(), maxima, sums, &keep, &add);
   // Rows that see equally far go together; no row touches a value it may not see.
   for (int64_t r = 0; r < rows;) {

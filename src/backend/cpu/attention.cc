@@ -51,10 +51,21 @@ class Listed {
     return {reinterpret_cast<const T* const*>(Place(start)), std::min(kAttentionBlock, end - start), plan_.dim};
   }
   ListNext Ahead(int64_t start, int64_t end) {
+    const LayerEntries& entries = plan_.entries;
     const int64_t count = std::max<int64_t>(0, std::min(kAttentionBlock, end - start));
+    const int64_t entry_bytes = static_cast<int64_t>(entries.layout.entry_bytes());
     const std::byte** at = Place(start);
-    for (int64_t j = 0; j < count; ++j) at[j] = plan_.entries.Entry(slot_, head_, rows_[start + j]);
-    return {at, at + count, static_cast<int64_t>(plan_.entries.layout.entry_bytes())};
+    const int32_t* rows = rows_ + start;
+    // Rows ascend, so that those of one extent follow each other.
+    for (int64_t j = 0; j < count;) {
+      const int64_t extent = rows[j] / kExtentTokens, limit = (extent + 1) * kExtentTokens;
+      const std::byte* head = entries.HeadInExtent(slot_, extent, head_);
+      do {
+        at[j] = head + (rows[j] - extent * kExtentTokens) * entry_bytes;
+      } while (++j < count && rows[j] < limit);
+    }
+    // An entry that starts inside a line ends in one more.
+    return {at, at + count, (entry_bytes + 63) / 64 + (entry_bytes % 64 != 0 ? 1 : 0)};
   }
 
  private:

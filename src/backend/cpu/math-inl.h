@@ -27,8 +27,12 @@ HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> n) {
 template <class D>
 HWY_INLINE hn::Vec<D> Exp2NonPositive(D d, hn::Vec<D> x) {
   using V = hn::Vec<D>;
-  const V n = hn::Round(x);
-  const V f = hn::Sub(x, n);  // [-0.5, 0.5]
+  // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits; 127 more makes it a biased exponent.
+  const hn::RebindToUnsigned<D> du;
+  const V magic = hn::Set(d, 12582912.0f + 127.0f);
+  const V shifted = hn::Add(x, magic);
+  const V f = hn::Sub(x, hn::Sub(shifted, magic));  // [-0.5, 0.5]
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted)));
   // Minimax of (2^f - 1) / f, relative error of the whole 2e-9.
   V p = hn::Set(d, 1.535336188e-4f);
   p = hn::MulAdd(p, f, hn::Set(d, 1.339887442e-3f));
@@ -38,7 +42,7 @@ HWY_INLINE hn::Vec<D> Exp2NonPositive(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, f, hn::Set(d, 0.6931472029f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   // Below -126 the power of two would be subnormal (and f is NaN for -inf): zero.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(p, PowerOfTwo(d, n)));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(p, power));
 }
 
 HWY_INLINE VF Exp(DF d, VF x) {

@@ -74,6 +74,27 @@ HWY_INLINE hn::Vec<D4> SumBlocks(D d, hn::Vec<D> v) {
   }
 }
 
+// The larger lanes of 128-bit blocks.
+template <class D>
+HWY_INLINE hn::Vec<D4> MaxBlocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    (void)d;
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return MaxBlocks(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+// The largest lane of each of four vectors.
+HWY_INLINE hn::Vec<D4> MaxLanesOfFour(DF d, VF a, VF b, VF c, VF e) {
+  const hn::Repartition<uint64_t, DF> d64;
+  const VF ab = hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const VF ce = hn::Max(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const VF low = hn::BitCast(d, hn::InterleaveLower(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce)));
+  const VF high = hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce)));
+  return MaxBlocks(d, hn::Max(low, high));
+}
+
 // {Σa, Σb, Σc, Σe}: the sums over the lanes of four vectors, each by the same fixed tree.
 HWY_INLINE hn::Vec<D4> SumLanesOfFour(DF d, VF a, VF b, VF c, VF e) {
   const hn::Repartition<uint64_t, DF> d64;
