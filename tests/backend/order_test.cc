@@ -1,5 +1,7 @@
 // The contract of CPU backends, bit for bit: a token's result does not depend on its neighbours in the call, the number
 // of threads, or how a prompt was cut. The comparisons are of bits, not of values.
+#include <numeric>
+
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -8,7 +10,8 @@ namespace {
 
 template <class Factory>
 class OrderTest : public OpTest<Factory> {};
-using CpuBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuFactory<HWY_EMU128>>;
+using CpuBackends =
+    ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuFactory<HWY_EMU128>, CpuVnniFactory>;
 TYPED_TEST_SUITE(OrderTest, CpuBackends);
 
 void ExpectSameBits(const HostTensor& a, int64_t a_row, const HostTensor& b, int64_t b_row) {
@@ -133,6 +136,80 @@ TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
       for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(batch, r, whole, r);
     }
     for (int32_t row = 0; row < scene.length; row += 29) ExpectSameBits(sequence.Decode(one, {row}), 0, whole, row);
+  }
+}
+
+// Sketches, selections and attention over them: a token's are the same alone and among others, for any team.
+TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
+  Random random(34);
+  constexpr int64_t kRows = 3000, kSlots = 2, kKvHeads = 2, kGroup = 4, kDim = 64, kDims = 24, kTokens = 7;
+  constexpr int64_t kQueryHeads = kKvHeads * kGroup;
+  CpuBackend one(1), two(2);
+  std::vector<float> basis_values(static_cast<size_t>(kKvHeads * kDim * kDims)), zero(kKvHeads * kDims);
+  for (float& value : basis_values) value = random.Normal(0.2f);
+  const SketchBasis basis{kKvHeads, kDim, kDims, basis_values.data(), basis_values.data(), zero.data()};
+  TestEntries entries(one, {DType::kBF16, kKvHeads, kDim}, kSlots, kRows, random);
+  HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kKvHeads * kDim);
+  HostTensor queries = HostTensor::Normal(random, DType::kF32, kTokens, kQueryHeads * kDim);
+  std::vector<int32_t> at(kRows);
+  std::iota(at.begin(), at.end(), 0);
+  const std::vector<int32_t> slots = {0, 1, 1, 0, 0, 1, 0}, rows = {2999, 2999, 17, 1500, 64, 2000, 2998};
+  const std::vector<SelectRule> rules = {{.alpha = 2.0f, .sinks = 2, .window = 8}, {.alpha = 1.0f, .cap = 0.05f}};
+  const AttentionShape shape{kQueryHeads, 0.125f};
+  for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
+    const SketchLayout layout{type, kKvHeads, kDims};
+    struct Outcome {
+      std::vector<std::byte> sketches;
+      std::vector<int32_t> rows = std::vector<int32_t>(kTokens * kKvHeads * kRows);
+      std::vector<int32_t> counts = std::vector<int32_t>(kTokens * kKvHeads);
+      HostTensor out{DType::kF32, kTokens, kQueryHeads* kDim};
+      std::vector<SelectionTotals> totals = std::vector<SelectionTotals>(kSlots);
+    };
+    // Sketches appended `chunk` rows at a time, tokens decoded `together` at a time.
+    const auto run = [&](CpuBackend& backend, int64_t chunk, int64_t together) {
+      Outcome o;
+      o.sketches.resize(static_cast<size_t>(kSlots * kKvHeads) * layout.head_bytes(kRows));
+      const LayerSketches sketches{layout, o.sketches.data(), layout.head_bytes(kRows),
+                                   layout.head_bytes(kRows) * static_cast<size_t>(kKvHeads)};
+      for (int64_t slot = 0; slot < kSlots; ++slot) {
+        const std::vector<int32_t> whose(kRows, static_cast<int32_t>(slot));
+        backend.Append(Queue::kCompute, {kRows, nullptr, whose.data(), at.data()}, keys.view(), keys.view(),
+                       entries.view());
+        for (int64_t first = 0; first < kRows; first += chunk) {
+          const int64_t count = std::min(chunk, kRows - first);
+          backend.AppendSketches(Queue::kCompute, {count, nullptr, whose.data(), at.data() + first},
+                                 keys.view().Rows(first, count), basis, sketches);
+        }
+      }
+      for (int64_t first = 0; first < kTokens; first += together) {
+        const int64_t count = std::min(together, kTokens - first);
+        const TokenBatch batch{count, nullptr, slots.data() + first, rows.data() + first};
+        HostTensor sketch(DType::kF32, count, kQueryHeads * kDims);
+        const Selection selection{o.rows.data() + first * kKvHeads * kRows, o.counts.data() + first * kKvHeads, kRows,
+                                  kKvHeads};
+        const SelectCall call{.rules = rules.data(), .totals = o.totals.data(), .max_rows = kRows};
+        backend.SketchQueries(Queue::kCompute, queries.view().Rows(first, count), batch, shape, basis, sketch.view());
+        backend.Select(Queue::kCompute, sketch.view(), batch, call, sketches, selection);
+        backend.AttendSelected(Queue::kCompute, queries.view().Rows(first, count), batch, selection, shape,
+                               entries.view(), o.out.view().Rows(first, count));
+      }
+      return o;
+    };
+    const Outcome all = run(this->backend(), kRows, kTokens);
+    for (CpuBackend* backend : {&one, &two, &this->backend()}) {
+      for (const int64_t together : {1, 3, 7}) {
+        const Outcome part = run(*backend, together == 1 ? 512 : 61, together);
+        ASSERT_EQ(part.sketches, all.sketches);
+        ASSERT_EQ(part.counts, all.counts);
+        ASSERT_EQ(part.rows, all.rows);
+        for (int64_t r = 0; r < kTokens; ++r) ExpectSameBits(part.out, r, all.out, r);
+        for (size_t s = 0; s < kSlots; ++s) {
+          EXPECT_EQ(part.totals[s].chosen, all.totals[s].chosen);
+          EXPECT_EQ(part.totals[s].attended, all.totals[s].attended);
+          EXPECT_EQ(part.totals[s].retained, all.totals[s].retained);
+        }
+      }
+    }
   }
 }
 

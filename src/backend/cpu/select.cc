@@ -28,12 +28,17 @@ int64_t CountScoredHere(const Choice& choice, const ChoiceScratch& scratch) {
 // Scores of rows [0, rows) of one KV head, and their maxima.
 void ScoreSketchRows(const SketchQuery& query, const std::byte* head, int64_t rows, bool vnni,
                      const ChoiceScratch& scratch) {
+  // A block is scored in about the time that memory takes to answer, and in an order that the hardware does not
+  // foresee.
+  constexpr int64_t kBlocksAhead = 4;
+  const int64_t block_bytes = static_cast<int64_t>(query.layout.block_bytes());
   float* scores = scratch.scores;
   Maxima maxima(scratch.maxima, query.group);
   for (int64_t start = 0; start < rows; start += kScoreBlock, scores += query.group * kScoreBlock) {
+    for (int64_t byte = 0; byte < block_bytes; byte += 64) PrefetchL2(head + kBlocksAhead * block_bytes + byte);
     ScoreBlock(query, head, vnni, scores);
     maxima.Add(scores, std::min(kScoreBlock, rows - start));
-    head += query.layout.block_bytes();
+    head += block_bytes;
   }
   maxima.Finish();
 }
