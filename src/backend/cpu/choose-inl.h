@@ -116,7 +116,7 @@ class Chooser {
   HWY_INLINE VF Relative(const TopsOf<kGroup>& tops, const float* scores) const {
     const DF d;
     VF r = hn::Set(d, -kInfinity);
-    const auto add = [&](int64_t g) { r = Larger(r, hn::Sub(hn::Load(d, scores + g * kScoreBlock), tops(g))); };
+    const auto add = [&](int64_t g) HWY_ATTR { r = Larger(r, hn::Sub(hn::Load(d, scores + g * kScoreBlock), tops(g))); };
     if constexpr (kGroup > 0) {
       INFINIGEN_UNROLL for (int g = 0; g < kGroup; ++g) add(g);
     } else {
