@@ -126,6 +126,8 @@ class Run {
       outcome.timing.step_ms.push_back(std::chrono::duration<float, std::milli>(now - live.last_token).count());
     live.last_token = now;
     outcome.tokens.push_back(token);
+    // The last turn gives the rows back before it is over.
+    result_.pool.bytes = std::max(result_.pool.bytes, executor_.pool_bytes());
     Show(index, live.stream.Push(token));
     return !ending_ && !live.stream.stopped();
   }

@@ -98,7 +98,7 @@ class AtATerminal(unittest.TestCase):
         chat = Terminal("--temp", 0)
         start = chat.prompt()
         self.assertEqual(start.strip().count("\n"), 1, "two lines")
-        for word in ("infinigen-mini", "8192", "--kv full", "Ctrl-D"):
+        for word in ("infinigen-mini", "8192", "--kv infinigen", "Ctrl-D"):
             self.assertIn(word, start)
         self.assertIn("I am the built-in demonstration model", chat.say("Who are you?"))
         chat.say("My name is Clara.")
@@ -106,7 +106,7 @@ class AtATerminal(unittest.TestCase):
         stats = chat.say("/stats")
         for word in ("tok/s", "kept", "of 8192", "KV pool", "3 answers"):
             self.assertIn(word, stats)
-        self.assertIn("--kv full", chat.say("/kv"))
+        self.assertIn("--kv infinigen", chat.say("/kv"))
         self.assertIn("/clear", chat.say("/help"))
         self.assertIn("not part of this version", chat.say("/save x"))
         chat.say("/clear")

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include "cli/kv_choice.h"
 #include "cli/options.h"
 
 namespace infinigen {
@@ -159,16 +160,17 @@ TEST(IntegerList, Forms) {
 
 TEST(KvOptions, WhatThisVersionLacksIsRefusedByName) {
   const auto refusal = [](KvFlags flags) {
-    const Result<KvChoice> choice = ResolveKv(flags);
-    return choice.ok() ? std::string() : choice.error().message;
+    const Result<std::vector<KvChoice>> choices = ResolveKvList(flags);
+    return choices.ok() ? std::string() : choices.error().message;
   };
   EXPECT_EQ(refusal({}), "");
-  EXPECT_EQ(refusal({.presets = "full,full"}), "");
-  EXPECT_EQ(refusal({.presets = "infinigen"}), "--kv infinigen is not part of this version; available: full");
+  EXPECT_EQ(refusal({.presets = "full,infinigen,oracle"}), "");
+  EXPECT_EQ(refusal({.presets = "quest"}),
+            "--kv quest is not part of this version; available: full, infinigen, oracle");
   EXPECT_THAT(refusal({.presets = "full,h2o"}), HasSubstr("--kv h2o"));
   EXPECT_THAT(refusal({.type = "int4"}), HasSubstr("--kv-type int4"));
   EXPECT_THAT(refusal({.home = "device"}), HasSubstr("--kv-home device"));
-  EXPECT_THAT(refusal({.limit = "20%"}), HasSubstr("--kv full evicts none"));
+  EXPECT_THAT(refusal({.limit = "20%"}), HasSubstr("evicts none"));
 }
 
 TEST(KvOptions, Values) {

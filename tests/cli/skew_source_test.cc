@@ -31,6 +31,7 @@ class SkewSource : public testing::Test {
   void SetUp() override {
     std::filesystem::copy(std::string(INFINIGEN_TEST_DATA) + "/golden/models/llama_gqa_tied", home_.File("model"));
     directory_ = home_.File("model");
+    std::filesystem::remove(directory_ + "/infinigen.skew");  // of someone who ran the model in the tree
     ASSERT_EQ(::setenv("XDG_CACHE_HOME", home_.File("cache").c_str(), 1), 0);
     Result<std::unique_ptr<Model>> model = OpenModel(directory_);
     ASSERT_TRUE(model.ok()) << MessageOf(model);

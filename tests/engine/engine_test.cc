@@ -42,7 +42,9 @@ class FakeExecutor final : public Executor {
     free_rows_ += live_.at(slot.value()).quota;
     live_.erase(slot.value());
   }
-  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens) override {
+  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
+    EXPECT_EQ(kind, PrefillKind::kDense);
+    if (fail_prefill) return Exhausted("no memory for the prompt");
     Sequence& sequence = live_.at(slot.value());
     EXPECT_LE(first_row, sequence.rows);
     EXPECT_LE(first_row + static_cast<int64_t>(tokens.size()), sequence.quota);
@@ -68,9 +70,8 @@ class FakeExecutor final : public Executor {
     if (sequence.units == kUnits) sequence.rows = sequence.first_row + static_cast<int64_t>(sequence.prompt.size());
     sequence.units = 0;
   }
-  Status Step(std::span<const StepItem> items, std::span<float> logits) override {
+  void Step(std::span<const StepItem> items, std::span<float> logits) override {
     log += static_cast<char>('0' + items.size());
-    if (fail_step) return Exhausted("no memory for an extent");
     for (size_t i = 0; i < items.size(); ++i) {
       Sequence& sequence = live_.at(items[i].slot.value());
       EXPECT_EQ(items[i].row, sequence.rows) << "every token gets the next row";
@@ -78,8 +79,10 @@ class FakeExecutor final : public Executor {
       EXPECT_LE(sequence.rows, sequence.quota);
       Peak(logits.subspan(i * kVocab, kVocab), items[i].token, sequence.rows);
     }
-    return Ok();
   }
+  void ObservePrefill(PrefillObserver) override {}
+  void FillSynthetic(SeqSlot, int64_t, uint64_t) override {}
+  KvStats Stats() override { return {}; }
   uint64_t pool_bytes() const override { return 0; }
   uint64_t pool_peak_bytes() const override { return 0; }
 
@@ -87,7 +90,7 @@ class FakeExecutor final : public Executor {
 
   std::string log;                 // 'p' per prefill unit, the batch size per step
   std::vector<int64_t> prefilled;  // tokens of every prefill
-  bool fail_step = false;
+  bool fail_prefill = false;
 
  private:
   struct Sequence {
@@ -243,16 +246,19 @@ TEST(Engine, CancellationFreesEverythingInEveryState) {
   }
 }
 
-TEST(Engine, AFailingStepEndsItsRequestsWithTheReason) {
+TEST(Engine, AFailingPrefillEndsItsRequestWithTheReason) {
   FakeExecutor executor(100, 2, 1000);
   Client client;
   Engine engine(executor);
   ASSERT_TRUE(engine.Submit(client.Make({1}, 50)).ok());
-  executor.fail_step = true;
+  while (executor.log.find('1') == std::string::npos) engine.RunOnce();
+  ASSERT_TRUE(engine.Submit(client.Make({2}, 50)).ok());
+  executor.fail_prefill = true;
   while (engine.RunOnce()) {
   }
-  EXPECT_EQ(client.results[0].reason, FinishReason::kError);
-  EXPECT_EQ(client.results[0].error, "no memory for an extent");
+  EXPECT_EQ(client.results[1].reason, FinishReason::kError);
+  EXPECT_EQ(client.results[1].error, "no memory for the prompt");
+  EXPECT_EQ(client.results[0].tokens, Expected({1}, 50)) << "its neighbour goes on";
   EXPECT_TRUE(executor.clean());
 }
 
