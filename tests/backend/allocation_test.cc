@@ -32,7 +32,7 @@ extern "C" void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, 
 namespace infinigen {
 namespace {
 
-constexpr int64_t kTokens = 5000, kBatch = 3, kKvHeads = 2, kGroup = 4, kHeads = kKvHeads * kGroup, kDim = 64,
+constexpr int64_t kTokens = 9000, kBatch = 3, kKvHeads = 2, kGroup = 4, kHeads = kKvHeads * kGroup, kDim = 64,
                   kDims = 24;
 
 class Steps {
@@ -97,17 +97,19 @@ class Steps {
 };
 
 TEST(AllocationTest, ReservedStepsTakeNoMemory) {
-  CpuBackend backend(3);
-  backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim);
-  Steps steps(backend);
-  const int64_t before = allocations;
-  // The first steps ever, then longer ones, up to the end.
-  for (int32_t row = 10; row < kTokens; row += 311) {
-    steps.Step(row, {.alpha = 3.0f, .cap = 0.1f, .sinks = 4, .window = 16}, false);
-    steps.Step(row, {.force_count = 200}, false);
-    steps.Step(row, {.alpha = 8.0f, .cap = 1.0f}, true);
+  for (const int threads : {1, 3, 13}) {
+    CpuBackend backend(threads);
+    backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim);
+    Steps steps(backend);
+    const int64_t before = allocations;
+    // The first steps ever, then longer ones, up to the end.
+    for (int32_t row = 10; row < kTokens; row += 899) {
+      steps.Step(row, {.alpha = 3.0f, .cap = 0.1f, .sinks = 4, .window = 16}, false);
+      steps.Step(row, {.force_count = 200}, false);
+      steps.Step(row, {.alpha = 8.0f, .cap = 1.0f}, true);
+    }
+    EXPECT_EQ(allocations - before, 0) << threads << " threads";
   }
-  EXPECT_EQ(allocations - before, 0);
 }
 
 // What the counter is worth: without Reserve it counts.

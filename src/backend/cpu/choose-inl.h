@@ -35,7 +35,7 @@ HWY_INLINE VF Larger(VF best, VF x) { return hn::Max(x, best); }
 // The maxima of each query head, grown block by block as scores [group][64] are made.
 class Maxima {
  public:
-  // lanes [group][kMostLanes] is working memory and in the end holds the maxima, [group].
+  // lanes [group][kMostLanes].
   Maxima(float* lanes, int64_t group) : lanes_(lanes), group_(group) {
     std::fill_n(lanes, group * kMostLanes, -std::numeric_limits<float>::infinity());
   }
@@ -50,11 +50,6 @@ class Maxima {
       hn::Store(best, d, lanes_ + g * kMostLanes);
     }
   }
-  void Finish() {
-    const DF d;
-    for (int64_t g = 0; g < group_; ++g)
-      lanes_[g] = hn::GetLane(hn::MaxOfLanes(d, hn::Load(d, lanes_ + g * kMostLanes)));
-  }
 
  private:
   float* lanes_;
@@ -63,7 +58,16 @@ class Maxima {
 
 class Chooser {
  public:
-  Chooser(const Choice& choice, const ChoiceScratch& scratch) : c_(choice), s_(scratch) {}
+  Chooser(const Choice& choice, const ChoiceScratch& scratch) : c_(choice), s_(scratch) {
+    const DF d;
+    for (int64_t g = 0; g < c_.group; ++g) {
+      VF best = hn::Set(d, -kInfinity);
+      for (int64_t segment = 0; segment < c_.segments; ++segment)
+        best = Larger(best, hn::Load(d, s_.maxima + (segment * c_.group + g) * kMostLanes));
+      // Lanes before g's have been read.
+      s_.maxima[g] = hn::GetLane(hn::MaxOfLanes(d, best));
+    }
+  }
 
   int64_t CountPassing() {
     Collect(-c_.rule.alpha);
@@ -116,7 +120,8 @@ class Chooser {
   HWY_INLINE VF Relative(const TopsOf<kGroup>& tops, const float* scores) const {
     const DF d;
     VF r = hn::Set(d, -kInfinity);
-    const auto add = [&](int64_t g) HWY_ATTR { r = Larger(r, hn::Sub(hn::Load(d, scores + g * kScoreBlock), tops(g))); };
+    const auto add = [&](int64_t g)
+                         HWY_ATTR { r = Larger(r, hn::Sub(hn::Load(d, scores + g * kScoreBlock), tops(g))); };
     if constexpr (kGroup > 0) {
       INFINIGEN_UNROLL for (int g = 0; g < kGroup; ++g) add(g);
     } else {

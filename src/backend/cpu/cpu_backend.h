@@ -73,7 +73,7 @@ class CpuBackend : public HostBackend {
   template <class TaskOf>
   void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of, const Tensor& out);
 
-  // Selection by scores: score(token, head, visible, choice_scratch, scratch) writes scores and maxima of one KV head
+  // Selection by scores: score(token, head, ScoredRows, scratch) writes scores and maxima of rows of one KV head
   // (select.h).
   template <class Score>
   void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,

@@ -19,9 +19,9 @@ namespace infinigen::HWY_NAMESPACE {
 
 template <class T>
 HWY_INLINE void ScoreEntriesOf(const AttentionPlan& plan, const float* scaled, int64_t slot, int64_t head,
-                               int64_t visible, float* scores) {
+                               int64_t begin, int64_t visible, float* scores) {
   static_assert(kScoreBlock == kAttentionBlock);
-  for (int64_t start = 0; start < visible; start += kScoreBlock) {
+  for (int64_t start = begin; start < visible; start += kScoreBlock) {
     const EntryRun<T> block{reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
                             std::min(kScoreBlock, visible - start), plan.dim};
     for (int64_t g = 0; g < plan.group; g += kOuterRows, scores += kOuterRows * kScoreBlock)
@@ -31,26 +31,25 @@ HWY_INLINE void ScoreEntriesOf(const AttentionPlan& plan, const float* scaled, i
   }
 }
 
-// True scores of rows [0, visible) of one KV head: scores [blocks][group][64]. scratch [group][padded_dim].
-void ScoreEntries(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t visible,
-                  float* scores, float* scratch) {
+// True scores of rows [first, last) of one KV head: scores [blocks][group][64]. scratch [group][padded_dim].
+void ScoreEntries(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t first,
+                  int64_t last, float* scores, float* scratch) {
   for (int64_t g = 0; g < plan.group; ++g)
     for (int64_t i = 0; i < plan.dim; ++i) scratch[g * plan.padded_dim + i] = queries[g * plan.dim + i] * plan.scale;
   switch (plan.entries.layout.type) {
     case DType::kF32:
-      return ScoreEntriesOf<float>(plan, scratch, slot, head, visible, scores);
+      return ScoreEntriesOf<float>(plan, scratch, slot, head, first, last, scores);
     case DType::kF16:
-      return ScoreEntriesOf<F16>(plan, scratch, slot, head, visible, scores);
+      return ScoreEntriesOf<F16>(plan, scratch, slot, head, first, last, scores);
     case DType::kBF16:
-      return ScoreEntriesOf<BF16>(plan, scratch, slot, head, visible, scores);
+      return ScoreEntriesOf<BF16>(plan, scratch, slot, head, first, last, scores);
   }
 }
 
-void FindMaxima(const ChoiceScratch& scratch, int64_t group, int64_t visible) {
-  Maxima maxima(scratch.maxima, group);
-  for (int64_t start = 0; start < visible; start += kScoreBlock)
-    maxima.Add(scratch.scores + start * group, std::min(kScoreBlock, visible - start));
-  maxima.Finish();
+void FindMaxima(const ScoredRows& rows, int64_t group) {
+  Maxima maxima(rows.maxima, group);
+  for (int64_t start = rows.first; start < rows.last; start += kScoreBlock)
+    maxima.Add(rows.scores + (start - rows.first) * group, std::min(kScoreBlock, rows.last - start));
 }
 
 // The share of query head g's attention that lies on the listed rows. Its scores become weights.
@@ -105,11 +104,11 @@ void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch
                              const AttentionShape& shape, const LayerEntries& entries, const Selection& selection) {
   CheckQueries(queries, batch.count, shape, entries);
   const AttentionPlan plan(entries, shape);
-  const auto score = [&](int64_t token, int64_t head, int64_t visible, const ChoiceScratch& choice, float* scratch) {
+  const auto score = [&](int64_t token, int64_t head, const ScoredRows& rows, float* scratch) {
     HWY_DYNAMIC_DISPATCH(ScoreEntries)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, choice.scores,
-     scratch);
-    HWY_DYNAMIC_DISPATCH(FindMaxima)(choice, plan.group, visible);
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, rows.first, rows.last,
+     rows.scores, scratch);
+    HWY_DYNAMIC_DISPATCH(FindMaxima)(rows, plan.group);
   };
   SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.group * plan.padded_dim, score);
 }
@@ -127,7 +126,8 @@ void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch
         plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
     float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
     HWY_DYNAMIC_DISPATCH(ScoreEntries)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, visible, scores, scratch);
+    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, 0, visible, scores,
+     scratch);
     for (int64_t g = 0; g < plan.group; ++g)
       shares[task * plan.group + g] = HWY_DYNAMIC_DISPATCH(ShareInside)(
           scores, plan.group, g, visible, selection.Rows(token, head), selection.Count(token, head));

@@ -25,22 +25,21 @@ Chosen ChooseScoredHere(const Choice& choice, const ChoiceScratch& scratch, int3
 int64_t CountScoredHere(const Choice& choice, const ChoiceScratch& scratch) {
   return Chooser(choice, scratch).CountPassing();
 }
-// Scores of rows [0, rows) of one KV head, and their maxima.
-void ScoreSketchRows(const SketchQuery& query, const std::byte* head, int64_t rows, bool vnni,
-                     const ChoiceScratch& scratch) {
+void ScoreSketchRows(const SketchQuery& query, const std::byte* head, bool vnni, const ScoredRows& rows) {
   // A block is scored in about the time that memory takes to answer, and in an order that the hardware does not
   // foresee.
   constexpr int64_t kBlocksAhead = 4;
   const int64_t block_bytes = static_cast<int64_t>(query.layout.block_bytes());
-  float* scores = scratch.scores;
-  Maxima maxima(scratch.maxima, query.group);
-  for (int64_t start = 0; start < rows; start += kScoreBlock, scores += query.group * kScoreBlock) {
-    for (int64_t byte = 0; byte < block_bytes; byte += 64) PrefetchL2(head + kBlocksAhead * block_bytes + byte);
-    ScoreBlock(query, head, vnni, scores);
-    maxima.Add(scores, std::min(kScoreBlock, rows - start));
-    head += block_bytes;
+  const std::byte* block = head + rows.first / kScoreBlock * block_bytes;
+  float* scores = rows.scores;
+  Maxima maxima(rows.maxima, query.group);
+  for (int64_t start = rows.first; start < rows.last; start += kScoreBlock) {
+    for (int64_t byte = 0; byte < block_bytes; byte += 64) PrefetchL2(block + kBlocksAhead * block_bytes + byte);
+    ScoreBlock(query, block, vnni, scores);
+    maxima.Add(scores, std::min(kScoreBlock, rows.last - start));
+    block += block_bytes;
+    scores += query.group * kScoreBlock;
   }
-  maxima.Finish();
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -71,9 +70,9 @@ void CpuBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBat
   CHECK(sketch_queries.type == DType::kF32 && sketch_queries.cols % (layout.kv_heads * layout.dims) == 0 &&
         sketch_queries.rows >= batch.count);
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
-  const auto score = [&](int64_t token, int64_t head, int64_t visible, const ChoiceScratch& choice, float* scratch) {
+  const auto score = [&](int64_t token, int64_t head, const ScoredRows& rows, float* scratch) {
     const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
-    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), visible, vnni_, choice);
+    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), vnni_, rows);
   };
   SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score);
 }

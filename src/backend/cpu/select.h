@@ -20,15 +20,18 @@ inline constexpr int64_t kLeastSampled = 1024;  // fewer rows are all candidates
 inline constexpr int64_t kMostSample = 2048;    // relative scores from which a floor is estimated
 inline constexpr int64_t kChoiceBins = 1024;
 
+// Fewer rows than this are not worth a task of their own when one head's scores are made by several threads.
+inline constexpr int64_t kLeastSegment = 4096;
+
 inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
 
 // The working memory of one choice, cut from scratch.
 struct ChoiceScratch {
-  static int64_t Floats(int64_t group, int64_t visible) {
+  static int64_t Floats(int64_t group, int64_t visible, int64_t segments) {
     const int64_t padded = ScoreBlocks(visible) * kScoreBlock + kScoreBlock;
-    return group * (padded + 16) + 4 * padded + kMostSample + kChoiceBins + 64;
+    return group * (padded + 16 * segments) + 4 * padded + kMostSample + kChoiceBins;
   }
-  ChoiceScratch(float* memory, int64_t group, int64_t visible) {
+  ChoiceScratch(float* memory, int64_t group, int64_t visible, int64_t segments) {
     const int64_t padded = ScoreBlocks(visible) * kScoreBlock + kScoreBlock;
     const auto take = [&](int64_t floats) {
       float* part = memory;
@@ -36,7 +39,7 @@ struct ChoiceScratch {
       return part;
     };
     scores = take(group * padded);
-    maxima = take(group * 16);
+    maxima = take(group * 16 * segments);
     relative = take(padded);
     rows = reinterpret_cast<int32_t*>(take(padded));
     ties = take(2 * padded);
@@ -45,7 +48,7 @@ struct ChoiceScratch {
   }
 
   float* scores;    // [blocks][group][64]
-  float* maxima;    // [group], while they grow [group][16 lanes]
+  float* maxima;    // [segments][group][16 lanes] of scores; when a choice is made, [group]
   float* relative;  // candidates: relative score ...
   int32_t* rows;    // ... and row
   float* ties;      // pairs of both
@@ -57,6 +60,7 @@ struct ChoiceScratch {
 struct Choice {
   SelectRule rule;
   int64_t group = 0;
+  int64_t segments = 1;  // runs of blocks that were scored apart
   int64_t visible = 0;   // rows with a score
   int64_t current = 0;   // n = current + 1
   int64_t passing = -1;  // given by mean counts; -1: counted here
@@ -66,6 +70,13 @@ struct Chosen {
   int64_t attended = 0;  // rows written
 };
 
+// Where the scores of rows [first, last) of one KV head go; first is a multiple of 64, and there may be none.
+struct ScoredRows {
+  int64_t first = 0, last = 0;
+  float* scores = nullptr;  // [blocks][group][64], NaN past `last`
+  float* maxima = nullptr;  // [group][16]: the largest of each lane
+};
+
 // What is kept of one (token, KV head) until its totals are added up.
 struct Tally {
   int64_t passing = -1;
@@ -73,8 +84,7 @@ struct Tally {
 };
 inline constexpr int64_t kTallyFloats = static_cast<int64_t>(sizeof(Tally) / sizeof(float));
 
-// rows [capacity] gets the attended rows, ascending. scratch holds the scores, NaN past the last visible row, and their
-// maxima.
+// rows [capacity] gets the attended rows, ascending. scratch holds the scores and the segments' maxima.
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity);
 // How many rows pass the threshold.
 int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
@@ -84,29 +94,57 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
                           const Selection& selection, int64_t scratch_floats, Score&& score) {
   CHECK(selection.kv_heads == heads);
   const int64_t tasks = batch.count * heads;
-  auto* tallies = reinterpret_cast<Tally*>(shared_.Reserve(tasks * kTallyFloats));
+  if (tasks == 0) return;
+  // A team larger than the tasks makes the scores of a head in several segments, in memory that all of it sees.
+  const int64_t segments =
+      std::clamp<int64_t>(call.max_rows / kLeastSegment, 1, std::max<int64_t>(1, threads() / tasks));
+  const int64_t segment_rows = (ScoreBlocks(call.max_rows) + segments - 1) / segments * kScoreBlock;
+  // By max_rows, not by the token: a growing context then grows all threads' scratch at once.
+  const int64_t floats = ChoiceScratch::Floats(group, call.max_rows, segments);
+  float* shared = shared_.Reserve(tasks * kTallyFloats + 16 + (segments > 1 ? tasks * floats : 0));
+  float* scored = shared + (tasks * kTallyFloats + 15) / 16 * 16;
+  auto* tallies = reinterpret_cast<Tally*>(shared);
   std::fill_n(tallies, tasks, Tally{});
-  // Scores one (token, head), then does what is left.
+
+  const auto choice_of = [&](int64_t task) {
+    const int64_t token = task / heads, current = batch.rows[token];
+    DCHECK(current < call.max_rows);
+    return Choice{.rule = call.rules[batch.slots[token]],
+                  .group = group,
+                  .segments = segments,
+                  .visible = current + (call.current_known ? 1 : 0),
+                  .current = current,
+                  .passing = tallies[task].passing};
+  };
+  const auto score_segment = [&](int64_t task, int64_t segment, const ChoiceScratch& scratch, float* query) {
+    const int64_t first = segment * segment_rows;
+    const int64_t last = std::min(first + segment_rows, choice_of(task).visible);
+    score(task / heads, task % heads,
+          ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16}, query);
+  };
+  // Scores every (token, head), then does what is left.
   const auto run = [&](auto&& finish) {
-    pool_.Run(tasks, [&](int64_t task, int thread) {
-      const int64_t token = task / heads, head = task % heads, current = batch.rows[token];
-      DCHECK(current < call.max_rows);
-      const Choice choice{.rule = call.rules[batch.slots[token]],
-                          .group = group,
-                          .visible = current + (call.current_known ? 1 : 0),
-                          .current = current,
-                          .passing = tallies[task].passing};
-      // By max_rows, not by this token: a growing context then grows all threads' scratch at once.
-      const int64_t floats = ChoiceScratch::Floats(group, call.max_rows);
-      float* memory = private_[static_cast<size_t>(thread)].Reserve(floats + scratch_floats);
-      const ChoiceScratch scratch(memory, group, call.max_rows);
-      score(token, head, choice.visible, scratch, memory + floats);
-      finish(choice, scratch, token, head, tallies[task]);
+    if (segments == 1) {
+      pool_.Run(tasks, [&](int64_t task, int thread) {
+        float* memory = private_[static_cast<size_t>(thread)].Reserve(floats + scratch_floats);
+        const ChoiceScratch scratch(memory, group, call.max_rows, 1);
+        score_segment(task, 0, scratch, memory + floats);
+        finish(choice_of(task), scratch, task);
+      });
+      return;
+    }
+    const auto scratch_of = [&](int64_t task) {
+      return ChoiceScratch(scored + task * floats, group, call.max_rows, segments);
+    };
+    pool_.Run(tasks * segments, [&](int64_t index, int thread) {
+      float* query = private_[static_cast<size_t>(thread)].Reserve(scratch_floats);
+      score_segment(index / segments, index % segments, scratch_of(index / segments), query);
     });
+    pool_.Run(tasks, [&](int64_t task, int) { finish(choice_of(task), scratch_of(task), task); });
   };
   if (call.mean_counts) {
-    run([](const Choice& choice, const ChoiceScratch& scratch, int64_t, int64_t, Tally& tally) {
-      tally.passing = CountScored(choice, scratch);
+    run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t task) {
+      tallies[task].passing = CountScored(choice, scratch);
     });
     for (int64_t token = 0; token < batch.count; ++token) {
       Tally* of_token = tallies + token * heads;
@@ -115,9 +153,10 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
       for (int64_t head = 0; head < heads; ++head) of_token[head].passing = sum / heads;
     }
   }
-  run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t token, int64_t head, Tally& tally) {
-    tally.chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
-    selection.Count(token, head) = static_cast<int32_t>(tally.chosen.attended);
+  run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t task) {
+    const int64_t token = task / heads, head = task % heads;
+    tallies[task].chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
+    selection.Count(token, head) = static_cast<int32_t>(tallies[task].chosen.attended);
   });
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t token = task / heads;
