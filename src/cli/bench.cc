@@ -97,7 +97,7 @@ class Bench {
     outcome.measurement.depth = depth;
     std::vector<StepItem> items;
     outcome.status = Prefill(depth, steps, outcome.measurement, items);
-    if (outcome.status.ok()) outcome.status = Decode(steps, outcome.measurement, items);
+    if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
     outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
     outcome.measurement.complete = !Interrupted();
     for (const StepItem& item : items) executor_.Release(item.slot);
@@ -129,7 +129,7 @@ class Bench {
     return Ok();
   }
 
-  Status Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
+  void Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
     Timing& timing = measurement.timing;
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     const KvStats before = executor_.Stats();
@@ -148,7 +148,6 @@ class Bench {
     measurement.stats = executor_.Stats() - before;
     bytes += measurement.stats.read_bytes;
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
-    return Ok();
   }
 
   const Model& model_;
@@ -171,7 +170,7 @@ Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device
                        {"timing", std::move(timing)},
                        {"step_bytes", m.step_bytes},
                        {"gb_per_s", m.gigabytes_per_s()},
-                       {"kv_stats", KvStatsJson(m.pool, m.stats, flags.kv.stats_per_layer)},
+                       {"kv_stats", KvStatsJson(m.pool, m.stats, {flags.kv.stats_per_layer, flags.kv.mass_recall})},
                        {"kv_options", KvJson(m.options)},
                        {"memory", MemoryJson()}});
   }

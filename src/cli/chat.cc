@@ -222,7 +222,8 @@ Result<int> Talk(const ChatFlags& flags) {
                             {.system = flags.system,
                              .max_new_tokens = flags.predict >= 0 ? flags.predict : INT32_MAX,
                              .sampling = ResolveSampling(flags.sampling),
-                             .ignore_eos = flags.ignore_eos});
+                             .ignore_eos = flags.ignore_eos,
+                             .stats_per_layer = flags.kv.stats_per_layer});
   ASSIGN_OR_RETURN(const std::unique_ptr<LineSource> lines, OpenStandardInput());
   if (lines->terminal()) Output().Write(Greeting(*model, executor->options()));
   return Chat(conversation, *lines).Run();

@@ -106,9 +106,9 @@ std::string Conversation::DescribeStats() const {
                       turns_ == 1 ? "" : "s", generated_tokens_, context_tokens_, executor_.options().max_tokens);
   text += fmt::format("memory:      {} at most, KV pool {}\n", FormatSize(PeakResidentBytes()),
                       FormatSize(executor_.pool_bytes()));
-  if (const std::string attended = AttendedWords(executor_.Stats(), executor_.options()); !attended.empty())
-    text += "so far:      " + attended;
-  return text;
+  const KvStats stats = executor_.Stats();
+  text += AttendedWords(stats, executor_.options());
+  return text + (options_.stats_per_layer ? LayerTable(stats) : "");
 }
 
 std::string Conversation::DescribeKv() const {

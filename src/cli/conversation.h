@@ -21,6 +21,7 @@ struct ConversationOptions {
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
   bool ignore_eos = false;
+  bool stats_per_layer = false;  // in DescribeStats
 };
 
 struct Answer {

@@ -51,10 +51,10 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
 
 Result<EvalSession> OpenForEval(const EvalFlags& flags) {
   // What the flags alone can refuse comes before anything is read.
-  RETURN_IF_ERROR(ResolveDevice(flags.device));
-  RETURN_IF_ERROR(ResolveKv(flags.kv));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   EvalSession session;
+  ASSIGN_OR_RETURN(session.device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(session.kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   ASSIGN_OR_RETURN(session.model, OpenModel(directory));
   if (session.model->tokenizer == nullptr)
     return Invalid("{}: the model's directory has no tokenizer, and an evaluation needs one", directory);
@@ -63,10 +63,10 @@ Result<EvalSession> OpenForEval(const EvalFlags& flags) {
 
 Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session) {
   const Model& model = *session->model;
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
-  ASSIGN_OR_RETURN(const ExecutorOptions options,
-                   OptionsFor(model, device, kv, rows, std::min(batch, flags.batch > 0 ? flags.batch : kDefaultBatch)));
+  const KvChoice& kv = session->kv;
+  ASSIGN_OR_RETURN(
+      const ExecutorOptions options,
+      OptionsFor(model, session->device, kv, rows, std::min(batch, flags.batch > 0 ? flags.batch : kDefaultBatch)));
   const RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (rows > model.config.max_positions)
@@ -110,7 +110,7 @@ void AddEvalJsonTail(const EvalFlags& flags, const EvalSession& session, const T
                      nlohmann::ordered_json* json) {
   (*json)["timing"] = TimingJson(timing);
   (*json)["timing"]["load_s"] = session.model->load_s;
-  (*json)["kv_stats"] = KvStatsJson(pool, session.executor->Stats(), flags.kv.stats_per_layer);
+  (*json)["kv_stats"] = KvStatsJson(pool, session.executor->Stats(), {flags.kv.stats_per_layer, flags.kv.mass_recall});
   (*json)["memory"] = MemoryJson();
 }
 

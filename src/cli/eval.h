@@ -13,6 +13,7 @@
 
 #include "base/result.h"
 #include "cli/commands.h"
+#include "cli/kv_choice.h"
 #include "cli/memory_plan.h"
 #include "cli/options.h"
 #include "cli/report.h"
@@ -34,6 +35,8 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
 
 // A model with its tokenizer, ready to run sequences of `rows` rows.
 struct EvalSession {
+  DeviceChoice device;
+  KvChoice kv;
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
   std::unique_ptr<Executor> full;      // the same with --kv full, to compare with; null unless asked for

@@ -98,11 +98,11 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
 }
 
 Result<int> EvalPpl(const PplFlags& flags) {
-  if (flags.common.kv.columns == "prompt")
+  ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
+  if (session.kv.method.prompt_columns)
     return Unsupported(
         "--kv-columns prompt: every window is read from an empty cache, so there is no prompt that could "
         "choose columns; eval needle has one");
-  ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
   ASSIGN_OR_RETURN(const PplText text, ReadTokens(flags, session));
   const int64_t wanted =
       flags.context > 0 ? flags.context : std::min(kDefaultContext, session.model->config.max_positions);
@@ -129,7 +129,11 @@ Result<int> EvalPpl(const PplFlags& flags) {
   output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, bytes))
                                  : ResultText(flags, options, session, result, bytes));
   RETURN_IF_ERROR(output.status());
-  return result.complete() ? kExitOk : kExitInterrupted;
+  if (result.complete()) return kExitOk;
+  if (!flags.common.json)
+    fmt::print(stderr, "infinigen: interrupted: {} of {} windows are done, the numbers are theirs\n",
+               result.window_nll.size(), result.windows);
+  return kExitInterrupted;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "base/size.h"
 
@@ -43,11 +44,13 @@ std::string CheckHome(const std::string& text) {
   return fmt::format("'{}' is unknown, it can be host|device|disk:PATH", text);
 }
 
+std::string CheckSize(const std::string& text) {
+  const Result<uint64_t> size = ParseSize(text);
+  return size.ok() ? std::string() : size.error().message;
+}
+
 std::string CheckLimit(const std::string& text) {
-  if (!IsPercent(text)) {
-    const Result<uint64_t> size = ParseSize(text);
-    return size.ok() ? std::string() : size.error().message;
-  }
+  if (!IsPercent(text)) return CheckSize(text);
   double percent = 0;
   const bool good =
       ParseNumber(std::string_view(text).substr(0, text.size() - 1), &percent) && percent > 0 && percent <= 100;
@@ -76,6 +79,13 @@ std::string SetShare(const std::string& text, float* share) {
   return {};
 }
 
+auto OneOf(std::vector<std::string_view> words) {
+  return [words = std::move(words)](const std::string& text) {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+    return fmt::format("'{}' is unknown, it can be {}", text, fmt::join(words, "|"));
+  };
+}
+
 template <class Check>
 Flags::Setter Checked(std::string* value, Check check) {
   return [=](const std::string& text) {
@@ -85,8 +95,70 @@ Flags::Setter Checked(std::string* value, Check check) {
   };
 }
 
+// Who is attended.
+void AddSelectionFlags(Flags& flags, KvFlags* kv) {
+  flags.Custom("--kv-select", Checked(&kv->select, OneOf({"all", "sketch", "quest", "oracle"})), "KIND",
+               "who is attended: all|sketch|oracle (default: the preset's)");
+  flags.Custom(
+      "--kv-alpha", [kv](const std::string& text) { return SetAlpha(text, &kv->alpha); }, "X",
+      fmt::format("select entries whose score is within X of the best; inf: all (default {})", kv->alpha));
+  flags.Custom(
+      "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
+      fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
+  flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
+                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kv->min_rows));
+  flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
+                fmt::format("always attend to the first N tokens (default {})", kv->sinks));
+  flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
+                fmt::format("always attend to the last N tokens (default {})", kv->window));
+  flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
+                "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
+  flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
+               "whose query is compared with the sketches");
+  flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
+}
+
+void AddSketchFlags(Flags& flags, KvFlags* kv) {
+  flags.Custom(
+      "--kv-ratio",
+      [kv](const std::string& text) {
+        float share = 0;
+        std::string wrong = SetShare(text, &share);
+        if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
+        if (wrong.empty()) kv->ratio = share;
+        return wrong;
+      },
+      "SHARE", fmt::format("size of a sketch against its key (default {})", kv->ratio));
+  flags.Choice("--kv-sketch-type", &kv->sketch_type, {"bf16", "int8", "int4"}, "stored type of sketches");
+  flags.Choice("--kv-projection", &kv->projection, {"rotation", "pair", "none"},
+               "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions");
+  flags.Choice("--kv-columns", &kv->columns, {"fixed", "prompt"},
+               "sketch columns fixed by calibration, or chosen by each prompt");
+  flags.Text("--kv-skew", &kv->skew, "FILE", "skew file to use (default: the model's, made on first use)");
+}
+
+// Where and how entries are kept, and who has to go.
+void AddStorageFlags(Flags& flags, KvFlags* kv) {
+  flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
+               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
+  flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
+               "hard limit of the pool, for example 8GiB (default: what memory allows)");
+  flags.Custom("--kv-evict", Checked(&kv->evict, OneOf({"none", "counter", "lru", "fifo", "h2o", "streaming"})),
+               "POLICY", "who must leave a full pool: none in this version (default none)");
+  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
+  flags.Custom("--kv-hot", Checked(&kv->hot, CheckSize), "SIZE", "entries kept on the GPU; needs --device cuda");
+}
+
+void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
+  flags.Integer("--kv-force-count", &kv->force_count, 1, INT32_MAX,
+                "for benchmarks: attend to exactly N entries per head, sinks and window included");
+  flags.Real("--kv-force-hits", &kv->force_hits, 0, 1, false, "for benchmarks of the hot set; needs --device cuda");
+  flags.Switch("--mass-recall", &kv->mass_recall, "measure the share of true attention inside the selection (slow)");
+  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "report what was attended to for every layer");
+}
+
 Status CheckAvailable(const KvFlags& flags) {
-  if (!flags.select.empty() && flags.select == "quest")
+  if (flags.select == "quest")
     return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
   if (!flags.evict.empty() && flags.evict != "none")
     return Unsupported("--kv-evict {} is not part of this version; available: none", flags.evict);
@@ -137,6 +209,27 @@ KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
   return method;
 }
 
+ProjectionKind ProjectionOf(const std::string& word) {
+  if (word == "pair") return ProjectionKind::kPair;
+  return word == "rotation" ? ProjectionKind::kRotation : ProjectionKind::kNone;
+}
+
+// What each allows and both together do not.
+Status CheckTogether(const KvChoice& choice) {
+  const KvMethod& method = choice.method;
+  const bool guesses = method.select != SelectKind::kAll && method.from != GuessSource::kSelf;
+  if (guesses && choice.dense_layers == 0)
+    return Invalid(
+        "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass --kv-dense-layers 1 "
+        "or more",
+        Name(method.from));
+  if (method.prompt_columns && choice.projection == ProjectionKind::kPair)
+    return Unsupported(
+        "--kv-columns prompt: columns are compared by what they hold of queries and keys alike, and the pair's two "
+        "sides differ; pass --kv-projection rotation or none");
+  return Ok();
+}
+
 }  // namespace
 
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
@@ -145,70 +238,10 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
                "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
                "(true best, slow, for measurement) (default infinigen)");
-  flags.Custom(
-      "--kv-alpha", [kv](const std::string& text) { return SetAlpha(text, &kv->alpha); }, "X",
-      fmt::format("select entries whose score is within X of the best; inf: all (default {})", kv->alpha));
-  flags.Custom(
-      "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
-      fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
-  flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
-                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kv->min_rows));
-  flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
-                fmt::format("always attend to the first N tokens (default {})", kv->sinks));
-  flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
-                fmt::format("always attend to the last N tokens (default {})", kv->window));
-  flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
-                "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
-  flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
-               "whose query is compared with the sketches");
-  flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
-  flags.Custom(
-      "--kv-ratio",
-      [kv](const std::string& text) {
-        float share = 0;
-        std::string wrong = SetShare(text, &share);
-        if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
-        if (wrong.empty()) kv->ratio = share;
-        return wrong;
-      },
-      "SHARE", fmt::format("size of a sketch against its key (default {})", kv->ratio));
-  flags.Choice("--kv-sketch-type", &kv->sketch_type, {"bf16", "int8", "int4"}, "stored type of sketches");
-  flags.Choice("--kv-projection", &kv->projection, {"rotation", "pair", "none"},
-               "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions");
-  flags.Choice("--kv-columns", &kv->columns, {"fixed", "prompt"},
-               "sketch columns fixed by calibration, or chosen by each prompt");
-  flags.Text("--kv-skew", &kv->skew, "FILE", "skew file to use (default: the model's, made on first use)");
-  flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
-               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
-  flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
-               "hard limit of the pool, for example 8GiB (default: what memory allows)");
-  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
-  flags.Custom("--kv-select",
-               Checked(&kv->select,
-                       [](const std::string& text) {
-                         for (const char* word : {"all", "sketch", "quest", "oracle"})
-                           if (text == word) return std::string();
-                         return fmt::format("'{}' is unknown, it can be all|sketch|quest|oracle", text);
-                       }),
-               "KIND", "who is attended: all|sketch|oracle (default: the preset's)");
-  flags.Custom("--kv-evict",
-               Checked(&kv->evict,
-                       [](const std::string& text) {
-                         for (const char* word : {"none", "counter", "lru", "fifo", "h2o", "streaming"})
-                           if (text == word) return std::string();
-                         return fmt::format("'{}' is unknown, it can be none|counter|lru|fifo|h2o|streaming", text);
-                       }),
-               "POLICY", "who must leave a full pool: none in this version (default none)");
-  const auto check_size = [](const std::string& text) {
-    const Result<uint64_t> size = ParseSize(text);
-    return size.ok() ? std::string() : size.error().message;
-  };
-  flags.Custom("--kv-hot", Checked(&kv->hot, check_size), "SIZE", "entries kept on the GPU; needs --device cuda");
-  flags.Integer("--kv-force-count", &kv->force_count, 1, INT32_MAX,
-                "for benchmarks: attend to exactly N entries per head, sinks and window included");
-  flags.Real("--kv-force-hits", &kv->force_hits, 0, 1, false, "for benchmarks of the hot set; needs --device cuda");
-  flags.Switch("--mass-recall", &kv->mass_recall, "measure the share of true attention inside the selection (slow)");
-  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "report what was attended to for every layer");
+  AddSelectionFlags(flags, kv);
+  AddSketchFlags(flags, kv);
+  AddStorageFlags(flags, kv);
+  AddMeasurementFlags(flags, kv);
 }
 
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
@@ -220,9 +253,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
     ASSIGN_OR_RETURN(common.limit_bytes, ParseSize(flags.limit));
   }
   if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
-  common.projection = flags.projection == "pair"       ? ProjectionKind::kPair
-                      : flags.projection == "rotation" ? ProjectionKind::kRotation
-                                                       : ProjectionKind::kNone;
+  common.projection = ProjectionOf(flags.projection);
   common.skew_file = flags.skew;
 
   std::vector<KvChoice> choices;
@@ -235,16 +266,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
                          fmt::join(kPresets.begin(), kPresets.begin() + kAvailablePresets, ", "));
     KvChoice& choice = choices.emplace_back(common);
     choice.method = MethodOf(flags, preset);
-    const bool guesses = choice.method.select != SelectKind::kAll && choice.method.from != GuessSource::kSelf;
-    if (guesses && choice.dense_layers == 0)
-      return Invalid(
-          "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass "
-          "--kv-dense-layers 1 or more",
-          flags.from);
-    if (choice.method.prompt_columns && choice.projection == ProjectionKind::kPair)
-      return Unsupported(
-          "--kv-columns prompt: columns are compared by what they hold of queries and keys alike, and the "
-          "pair's two sides differ; pass --kv-projection rotation or none");
+    RETURN_IF_ERROR(CheckTogether(choice));
     presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
   }
   return choices;

@@ -74,12 +74,11 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
                     options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice);
   else if (!fit.MemoryHolds(options.max_tokens))
     plan.refusal = fmt::format(
-        "not enough memory: weights {} + pool {} ({} tokens x {}) + workspace {} + prefill {} + margin {} exceed the "
-        "{} "
-        "available; {}",
+        "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "
+        "{} exceed the {} available; {}",
         FormatSize(parts.weights_bytes), FormatSize(parts.pool_bytes), options.max_tokens, options.max_batch,
-        FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kMarginBytes),
-        FormatSize(available_bytes), advice);
+        FormatSize(parts.sketch_bytes), FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes),
+        FormatSize(kMarginBytes), FormatSize(available_bytes), advice);
   return plan;
 }
 

@@ -73,7 +73,7 @@ void NeedleRunner::Accept(Live& live, std::span<const float> logits, const Needl
   answer.found = verdict == Verdict::kRight;
 }
 
-Status NeedleRunner::Decode(std::vector<Live>& live, const NeedleWatch& watch) {
+void NeedleRunner::Decode(std::vector<Live>& live, const NeedleWatch& watch) {
   const size_t vocab = static_cast<size_t>(executor_.config().vocab);
   std::vector<float> logits(live.size() * vocab);
   std::vector<StepItem> items;
@@ -93,7 +93,6 @@ Status NeedleRunner::Decode(std::vector<Live>& live, const NeedleWatch& watch) {
       if (!one.answer.done) Accept(one, std::span(logits).subspan(row++ * vocab, vocab), watch);
   }
   pool_bytes_ = executor_.pool_bytes();
-  return Ok();
 }
 
 Result<std::vector<NeedleAnswer>> NeedleRunner::Run(std::span<const NeedleCase> cases, const NeedleWatch& watch) {
@@ -110,7 +109,7 @@ Result<std::vector<NeedleAnswer>> NeedleRunner::Run(std::span<const NeedleCase> 
     live.back().item.slot = *slot;
     status = Prefill(cases[i], live.back(), watch);
   }
-  if (status.ok()) status = Decode(live, watch);
+  if (status.ok()) Decode(live, watch);
   std::vector<NeedleAnswer> answers(cases.size());
   for (Live& one : live) {
     executor_.Release(one.item.slot);

@@ -47,7 +47,7 @@ class NeedleRunner {
   struct Live;
 
   Status Prefill(const NeedleCase& planted, Live& live, const NeedleWatch& watch);
-  Status Decode(std::vector<Live>& live, const NeedleWatch& watch);
+  void Decode(std::vector<Live>& live, const NeedleWatch& watch);
   void Accept(Live& live, std::span<const float> logits, const NeedleWatch& watch);
 
   Executor& executor_;

@@ -21,6 +21,11 @@ Json OrNull(bool known, double value) { return known ? Json(value) : Json(nullpt
 // The number that a user wrote, not its nearest float: 0.2, not 0.200000003.
 double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
+std::string_view Name(SelectKind select) {
+  if (select == SelectKind::kAll) return "all";
+  return select == SelectKind::kSketch ? "sketch" : "oracle";
+}
+
 Json MassJson(const MassTotals& mass) { return {{"mean", MeanShare(mass)}, {"p5", SharePercentile(mass, 5)}}; }
 
 }  // namespace
@@ -56,27 +61,32 @@ Json DeviceJson(const Executor& executor) {
 
 Json KvJson(const ExecutorOptions& options) {
   const KvMethod& method = options.method;
-  const bool selects = method.select != SelectKind::kAll;
-  const bool sketches = method.select == SelectKind::kSketch;
-  const bool threshold = selects && std::isfinite(method.rule.alpha);
+  // Of a method that selects, the parameters are told also where the context is so short that nothing is selected.
+  const bool attends_all = method.select == SelectKind::kAll;
+  const bool selects = !attends_all || method.preset != "full";
+  const bool sketches = method.select == SelectKind::kSketch || (attends_all && method.preset == "infinigen");
+  const auto told = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
+  const bool threshold = std::isfinite(method.rule.alpha);
   Json json = {{"preset", method.preset},
-               {"alpha", threshold ? Json(Tidy(method.rule.alpha))
-                         : selects ? Json("inf")
-                                   : Json(nullptr)},
-               {"cap", selects ? Json(Tidy(method.rule.cap)) : Json(nullptr)},
-               {"ratio", sketches ? Json(Tidy(static_cast<float>(method.ratio))) : Json(nullptr)},
-               {"from", selects ? Json(Name(method.from)) : Json(nullptr)},
+               {"alpha", told(selects, threshold ? Json(Tidy(method.rule.alpha)) : Json("inf"))},
+               {"cap", told(selects, Tidy(method.rule.cap))},
+               {"ratio", told(sketches, Tidy(static_cast<float>(method.ratio)))},
+               {"from", told(selects, Name(method.from))},
                {"evict", "none"},
                {"limit_bytes", options.pool_limit_bytes},
                {"type", Name(options.kv_type)},
-               {"home", "host"}};
+               {"home", "host"},
+               {"select", Name(method.select)}};
   if (!selects) return json;
   json.update({{"min", method.rule.min_rows},
                {"sinks", method.rule.sinks},
                {"window", method.rule.window},
                {"dense_layers", method.dense_layers},
                {"counts", method.mean_counts ? "mean" : "ragged"}});
-  if (sketches) json.update({{"sketch_type", Name(method.sketch_type)}, {"sketch_dims", method.sketch_dims}});
+  if (sketches)
+    json.update({{"sketch_type", Name(method.sketch_type)},
+                 {"sketch_dims", method.sketch_dims},
+                 {"columns", method.prompt_columns ? "prompt" : "fixed"}});
   if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
   return json;
 }
@@ -92,7 +102,7 @@ Json TimingJson(const Timing& timing) {
           {"decode_step_ms_p99", OrNull(steps, Percentile(timing.step_ms, 99))}};
 }
 
-Json KvStatsJson(const PoolUse& pool, const KvStats& stats, bool per_layer) {
+Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail) {
   const LayerKvStats selecting = stats.Selecting(), all = stats.All();
   const uint64_t rows = stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes : 0;
   Json json = {{"selected_ratio", selecting.selected_ratio()},
@@ -106,8 +116,13 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, bool per_layer) {
                {"pool_peak_bytes", pool.peak_bytes},
                {"sketch_bytes", rows * stats.sketch_row_bytes},
                {"hot_bytes", 0}};
-  if (selecting.mass.count > 0) json["mass_recall"] = MassJson(selecting.mass);
-  if (!per_layer) return json;
+  // A step that attends to everything leaves no attention outside.
+  const Json whole = OrNull(stats.steps > 0, 1.0);
+  if (selecting.mass.count > 0)
+    json["mass_recall"] = MassJson(selecting.mass);
+  else if (detail.mass_recall)
+    json["mass_recall"] = {{"mean", whole}, {"p5", whole}};
+  if (!detail.per_layer) return json;
   json["layers"] = Json::array();
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const LayerKvStats& of = stats.layers[layer];
@@ -150,10 +165,14 @@ std::string KvWords(const ExecutorOptions& options) {
 std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options) {
   if (stats.steps == 0 || options.method.select == SelectKind::kAll) return {};
   const LayerKvStats selecting = stats.Selecting();
-  return fmt::format(
-      "attended to {:.1f} % of the cache (selected {:.1f} %, sinks and window {:.1f} %), {} read a step\n",
-      100 * stats.All().attended_ratio(), 100 * selecting.selected_ratio(), 100 * selecting.extra_ratio(),
-      FormatSize(stats.read_bytes / static_cast<uint64_t>(stats.steps)));
+  std::string text =
+      fmt::format("attended to {:.1f} % of the cache (selected {:.1f} %, sinks and window {:.1f} %), {} read a step\n",
+                  100 * stats.All().attended_ratio(), 100 * selecting.selected_ratio(), 100 * selecting.extra_ratio(),
+                  FormatSize(stats.read_bytes / static_cast<uint64_t>(stats.steps)));
+  if (selecting.mass.count > 0)
+    text += fmt::format("of the true attention, {:.1f} % lay inside (5th percentile {:.1f} %)\n",
+                        100 * MeanShare(selecting.mass), 100 * SharePercentile(selecting.mass, 5));
+  return text;
 }
 
 std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool, const KvStats& stats,

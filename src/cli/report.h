@@ -1,6 +1,7 @@
-// What a run reports: the JSON that scripts depend on, and a few lines for people. Fields of the method that is not
-// used (alpha, cap, … with --kv full) are null; hit_ratio is null too, since with the pool on the compute device
-// nothing is fetched that could hit or miss: there, fetched_bytes are those that attention read from the pool.
+// What a run reports: the JSON that scripts depend on, and a few lines for people. Fields that a method does not have
+// (alpha, cap, … of --kv full) are null; hit_ratio is null too, since with the pool on the compute device nothing is
+// fetched that could hit or miss: there, fetched_bytes are those that attention read from the pool. `kv.select` says
+// what the run does: "all" also under infinigen, where the context is too short for anything to be left out.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,12 @@ nlohmann::ordered_json ModelJson(const Model& model);
 nlohmann::ordered_json DeviceJson(const Executor& executor);
 nlohmann::ordered_json KvJson(const ExecutorOptions& options);
 nlohmann::ordered_json TimingJson(const Timing& timing);
-// `per_layer`: with an entry for every layer.
-nlohmann::ordered_json KvStatsJson(const PoolUse& pool, const KvStats& stats, bool per_layer = false);
+// What was asked for beside the usual: an entry for every layer, the share of true attention inside the selection.
+struct StatsDetail {
+  bool per_layer = false;
+  bool mass_recall = false;
+};
+nlohmann::ordered_json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail = {});
 nlohmann::ordered_json MemoryJson();
 nlohmann::ordered_json PlanJson(const RunPlan& plan);
 
@@ -50,7 +55,7 @@ std::string Dump(const nlohmann::ordered_json& json);
 std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolUse& pool, const KvStats& stats,
                             const ExecutorOptions& options);
 
-// "--kv infinigen, bf16"; and with what was attended to, once there were steps: ", attended 7.1 % of the cache".
+// "--kv infinigen, bf16"; and a line or two of what was attended to, once there were steps that selected.
 std::string KvWords(const ExecutorOptions& options);
 std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options);
 // One line per layer, for people.

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include "cli/kv_choice.h"
 #include "cli/options.h"
 
 namespace infinigen {
@@ -156,30 +155,6 @@ TEST(IntegerList, Forms) {
   EXPECT_THAT(ParseIntegerList("1,2,", 0, 10, &values), HasSubstr("missing"));
   EXPECT_THAT(ParseIntegerList("1;2", 0, 10, &values), HasSubstr("'1;2' is not a whole number"));
   EXPECT_THAT(ParseIntegerList("11", 0, 10, &values), HasSubstr("too large"));
-}
-
-TEST(KvOptions, WhatThisVersionLacksIsRefusedByName) {
-  const auto refusal = [](KvFlags flags) {
-    const Result<std::vector<KvChoice>> choices = ResolveKvList(flags);
-    return choices.ok() ? std::string() : choices.error().message;
-  };
-  EXPECT_EQ(refusal({}), "");
-  EXPECT_EQ(refusal({.presets = "full,infinigen,oracle"}), "");
-  EXPECT_EQ(refusal({.presets = "quest"}),
-            "--kv quest is not part of this version; available: full, infinigen, oracle");
-  EXPECT_THAT(refusal({.presets = "full,h2o"}), HasSubstr("--kv h2o"));
-  EXPECT_THAT(refusal({.type = "int4"}), HasSubstr("--kv-type int4"));
-  EXPECT_THAT(refusal({.home = "device"}), HasSubstr("--kv-home device"));
-  EXPECT_THAT(refusal({.limit = "20%"}), HasSubstr("evicts none"));
-}
-
-TEST(KvOptions, Values) {
-  const Result<KvChoice> choice = ResolveKv({.type = "bf16", .limit = "1.5MiB"});
-  ASSERT_TRUE(choice.ok());
-  EXPECT_EQ(choice->type, DType::kBF16);
-  EXPECT_EQ(choice->limit_bytes, 1572864u);
-  EXPECT_EQ(ResolveKv({})->type, std::nullopt);
-  EXPECT_EQ(ResolveKv({})->limit_bytes, std::nullopt);
 }
 
 TEST(DeviceOptions, CudaIsRefusedByName) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cli/console.h"
@@ -24,7 +25,7 @@ std::vector<std::string> Keys(const nlohmann::ordered_json& json) {
 TEST(Report, FieldsOfTheContract) {
   const ExecutorOptions options{.kv_type = DType::kBF16, .pool_limit_bytes = 123};
   EXPECT_THAT(Keys(KvJson(options)),
-              ElementsAre("preset", "alpha", "cap", "ratio", "from", "evict", "limit_bytes", "type", "home"));
+              ElementsAre("preset", "alpha", "cap", "ratio", "from", "evict", "limit_bytes", "type", "home", "select"));
   EXPECT_EQ(KvJson(options)["limit_bytes"], 123);
   EXPECT_EQ(KvJson(options)["type"], "bf16");
   EXPECT_THAT(Keys(TimingJson({})), ElementsAre("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s",
@@ -35,6 +36,92 @@ TEST(Report, FieldsOfTheContract) {
   EXPECT_THAT(Keys(MemoryJson()), ElementsAre("host_peak_bytes", "device_peak_bytes"));
   Model model;
   EXPECT_THAT(Keys(ModelJson(model)), ElementsAre("name", "arch", "params", "dtype"));
+}
+
+TEST(Report, ParametersOfAMethod) {
+  ExecutorOptions options;
+  for (const char* field : {"alpha", "cap", "ratio", "from"})
+    EXPECT_TRUE(KvJson(options)[field].is_null()) << "full has no " << field;
+  options.method = {.preset = "infinigen",
+                    .select = SelectKind::kSketch,
+                    .from = GuessSource::kPrevMid,
+                    .rule = {.alpha = 5.0f, .cap = 0.2f, .min_rows = 3, .sinks = 4, .window = 8},
+                    .dense_layers = 2,
+                    .ratio = 0.3,
+                    .sketch_dims = 24};
+  auto json = KvJson(options);
+  EXPECT_EQ(json["alpha"], 5.0);
+  EXPECT_EQ(json["cap"], 0.2) << "the number that was written, not the nearest float";
+  EXPECT_EQ(json["ratio"], 0.3);
+  EXPECT_EQ(json["from"], "prev-mid");
+  EXPECT_EQ(json["select"], "sketch");
+  EXPECT_EQ(json["window"], 8);
+  EXPECT_EQ(json["dense_layers"], 2);
+  EXPECT_EQ(json["sketch_type"], "int8");
+  EXPECT_FALSE(json.contains("force_count"));
+  options.method.rule.alpha = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(KvJson(options)["alpha"], "inf");
+  options.method.select = SelectKind::kAll;
+  json = KvJson(options);
+  EXPECT_EQ(json["select"], "all");
+  EXPECT_EQ(json["cap"], 0.2) << "told also where the context is too short for it";
+  EXPECT_EQ(json["ratio"], 0.3);
+  options.method.preset = "oracle";
+  options.method.select = SelectKind::kOracle;
+  EXPECT_TRUE(KvJson(options)["ratio"].is_null()) << "it reads keys";
+  EXPECT_EQ(KvJson(options)["cap"], 0.2);
+}
+
+// Two layers, the first dense; ten tokens' rows in the pool.
+KvStats SomeStats() {
+  KvStats stats;
+  stats.layers.resize(2);
+  stats.layers[0].totals = {.chosen = 0, .attended = 1000, .retained = 1000};
+  stats.layers[1] = {.selects = true, .totals = {.chosen = 100, .attended = 150, .retained = 1000}, .mass = {}};
+  stats.steps = 7;
+  stats.read_bytes = 70'001;
+  stats.entry_row_bytes = 64;
+  stats.sketch_row_bytes = 5;
+  return stats;
+}
+
+TEST(Report, StatisticsOfASelectingRun) {
+  const PoolUse pool{.bytes = 320, .peak_bytes = 640};
+  const auto json = KvStatsJson(pool, SomeStats());
+  EXPECT_EQ(json["selected_ratio"], 0.1);
+  EXPECT_EQ(json["extra_ratio"], 0.05);
+  EXPECT_EQ(json["attended_ratio"], 1150.0 / 2000) << "of all layers";
+  EXPECT_EQ(json["fetched_bytes"], 70'001);
+  EXPECT_EQ(json["fetched_bytes_per_step"], 10'000);
+  EXPECT_EQ(json["pool_bytes"], 320);
+  EXPECT_EQ(json["pool_peak_bytes"], 640);
+  EXPECT_EQ(json["sketch_bytes"], 50);
+  EXPECT_FALSE(json.contains("mass_recall"));
+  EXPECT_FALSE(json.contains("layers"));
+}
+
+TEST(Report, StatisticsOnRequest) {
+  KvStats stats = SomeStats();
+  const auto layers = KvStatsJson({}, stats, {.per_layer = true})["layers"];
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0]["selects"], false);
+  EXPECT_EQ(layers[0]["attended_ratio"], 1.0);
+  EXPECT_EQ(layers[1]["selected_ratio"], 0.1);
+  EXPECT_EQ(KvStatsJson({}, stats, {.mass_recall = true})["mass_recall"]["mean"], 1.0) << "nothing is outside of all";
+  EXPECT_TRUE(KvStatsJson({}, {}, {.mass_recall = true})["mass_recall"]["mean"].is_null()) << "no step";
+  MassTotals& mass = stats.layers[1].mass;
+  mass.count = 4;
+  mass.sum = 3;
+  mass.bins[250] = 1;
+  mass.bins[900] = 3;
+  EXPECT_EQ(KvStatsJson({}, stats)["mass_recall"]["mean"], 0.75);
+  EXPECT_EQ(KvStatsJson({}, stats)["mass_recall"]["p5"], 0.25);
+  EXPECT_THAT(LayerTable(stats), HasSubstr("| 1 | 10.0 % | 5.0 % | 15.0 % | 75.0 % | 25.0 % |"));
+  ExecutorOptions options;
+  EXPECT_EQ(AttendedWords(stats, options), "") << "full has nothing to say";
+  options.method.select = SelectKind::kSketch;
+  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("attended to 57.5 % of the cache (selected 10.0 %"));
+  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % lay inside"));
 }
 
 TEST(Report, TimingOfNothingIsNull) {
@@ -132,6 +219,22 @@ TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
   const RunPlan less = PlanRun(config, 0, options, one - 1, kGiB);
   EXPECT_THAT(less.refusal, HasSubstr("does not hold a sequence of 512 tokens"));
   EXPECT_EQ(less.largest_context, 511) << "to the row";
+}
+
+TEST(MemoryPlanning, SketchesArePlannedFor) {
+  ModelConfig config = SmallLlama();
+  config.head_dim = 32;
+  ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = DType::kF16};
+  const RunPlan full = PlanRun(config, 0, options, std::nullopt, kGiB);
+  EXPECT_EQ(full.parts.sketch_bytes, 0u);
+  options.method = {.preset = "infinigen", .select = SelectKind::kSketch, .dense_layers = 1, .sketch_dims = 16};
+  const RunPlan plan = PlanRun(config, 0, options, std::nullopt, kGiB);
+  // 2 sequences x 1 layer x 2 heads x 512 rows x (16 numbers and a scale of 2 bytes)
+  EXPECT_EQ(plan.parts.sketch_bytes, 2u * 2 * 512 * (16 + 2));
+  EXPECT_LT(plan.options.pool_limit_bytes, full.options.pool_limit_bytes);
+  EXPECT_LT(plan.largest_context, full.largest_context);
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("sketches      36.0 KiB"));
+  EXPECT_EQ(PlanJson(plan)["sketch_bytes"], 36 * 1024);
 }
 
 TEST(MemoryPlanning, NothingFits) {
