@@ -41,6 +41,33 @@ class Ppl(Case):
         self.assertEqual((step["nll"], step["ppl"]), (result["nll"], result["ppl"]), "the same bits")
         self.assertIn(f"ppl {result['ppl']:.4f}", self.ppl().out)
 
+    def test_both_modes_are_the_same_bits_under_every_guess(self):
+        small = ("--json", "--limit-tokens", 500, "--kv-window", 16, "--kv-min", 8, "--kv-sinks", 2, "--kv-cap", "10%", "--mass-recall")
+        seen = set()
+        for more in (("--kv-from", "self"), ("--kv-from", "prev-layer"), ("--kv-from", "prev-mid"), ("--kv-from", "prev-step"),
+                     ("--kv-counts", "mean", "--kv-sketch-type", "int4"), ("--kv", "oracle")):
+            step, batched = (self.ppl(*small, *more, "--mode", mode, "--batch", 3).json() for mode in ("step", "batched"))
+            for field in ("ppl", "nll", "kld_mean", "top1_agree", "tokens_scored", "bits_per_byte"):
+                self.assertEqual(step[field], batched[field], (more, field))
+            for field in ("selected_ratio", "extra_ratio", "attended_ratio", "fetched_bytes"):
+                self.assertEqual(step["kv_stats"][field], batched["kv_stats"][field], (more, field))
+            for field in ("mean", "p5"):
+                self.assertAlmostEqual(step["kv_stats"]["mass_recall"][field], batched["kv_stats"]["mass_recall"][field], 6, more)
+            self.assertGreater(step["kld_mean"], 0, more)
+            self.assertLess(step["top1_agree"], 1, more)
+            self.assertLess(step["kv_stats"]["attended_ratio"], 0.7)
+            seen.add(step["kld_mean"])
+        self.assertEqual(len(seen), 6, "every method is one of its own")
+
+    def test_what_it_is_compared_with(self):
+        full = self.ppl("--json", "--limit-tokens", 300, "--kv", "full").json()
+        self.assertEqual((full["kld_mean"], full["top1_agree"]), (0, 1))
+        everything = self.ppl("--json", "--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-alpha", "inf", "--kv-cap", 1).json()
+        self.assertEqual((everything["ppl"], everything["kld_mean"], everything["top1_agree"]), (full["ppl"], 0, 1))
+        run = self.ppl("--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--stats-per-layer")
+        self.assertRegex(run.out, r"against full: KL divergence 0\.\d+, the same most likely token in \d+\.\d+ %\nattended to ")
+        self.assertIn("| layer | selected |", run.out)
+
     def test_limit_and_environment(self):
         self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)
         env = {"INFINIGEN_FILE": self.write("t.txt", TEXT), "INFINIGEN_MODEL": MODEL, "INFINIGEN_LIMIT_TOKENS": "100", "INFINIGEN_JSON": "1"}
@@ -58,17 +85,27 @@ class Ppl(Case):
         bare = os.path.join(os.path.dirname(cli_test.__file__), "../golden/models/llama_bf16")
         self.assert_error(Run("eval", "ppl", "-m", bare, "-f", self.write("t", TEXT)), 1, "no tokenizer")
 
-    def test_interrupt_keeps_what_is_done(self):
+    def interrupted(self, *more):
         file = self.write("long.txt", TEXT * 100)
-        process = subprocess.Popen([cli_test.BINARY, "eval", "ppl", "-m", MODEL, "-f", file, "--ctx", "64", "--json"],
+        process = subprocess.Popen([cli_test.BINARY, "eval", "ppl", "-m", MODEL, "-f", file, "--ctx", "64", *more],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         time.sleep(2)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, err), (130, b""))
+        self.assertEqual(process.returncode, 130)
+        return out.decode(), err.decode()
+
+    def test_interrupt_keeps_what_is_done(self):
+        out, err = self.interrupted("--json")
+        self.assertEqual(err, "")
         result = cli_test.json.loads(out)
         self.assertFalse(result["complete"])
         self.assertGreater(result["windows"], 0)
+
+    def test_interrupt_says_so(self):
+        out, err = self.interrupted()
+        self.assertRegex(err, r"^infinigen: interrupted: [1-9]\d* of \d+ windows are done, the numbers are theirs\n$")
+        self.assertRegex(out, r"^ppl \d")
 
 
 class Needle(Case):

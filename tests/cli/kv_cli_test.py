@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""`--kv` as a user meets it: what is selected, what is reported, what is refused.
+
+usage: kv_cli_test.py INFINIGEN GOLDEN_MODELS SHIPPED_MODEL [unittest arguments]. Standard library only. The golden models are copied
+first: a run that selects leaves a skew file beside the model.
+"""
+
+import json
+import os
+import random
+import sys
+import unittest
+
+import cli_test
+from cli_test import LLAMA, Case, Run, greedy, ids, model
+
+SHIPPED = ""
+SOURCES = ("self", "prev-layer", "prev-mid", "prev-step")
+LAYERS, HEADS, HEAD_DIM = 2, 2, 8  # of LLAMA, in f32
+ENTRY_BYTES = 2 * HEAD_DIM * 4  # key and value
+SKETCH_BYTES = HEAD_DIM + 2  # every number in a byte, and a scale
+# The golden models hold 512 tokens, fewer than the default window.
+SMALL = ("--kv-window", 8, "--kv-min", 4, "--kv-cap", 0.2, "--kv-sinks", 2)
+
+
+def prompt(tokens, seed=1):
+    chance = random.Random(seed)
+    return [chance.randrange(160) for _ in range(tokens)]
+
+
+class Selecting(Case):
+    def stats(self, tokens, n, *more):
+        run = greedy(LLAMA, prompt(tokens), n, "--ignore-eos", *SMALL, *more)
+        self.assertEqual(run.code, 0, run)
+        return run.json()["kv_stats"]
+
+    def test_everything_selected_is_full(self):
+        expected = greedy(LLAMA, prompt(300), 40, "--ignore-eos", "--kv", "full").json()
+        self.assertEqual(expected["kv_stats"]["attended_ratio"], 1)
+        everything = ("--ignore-eos", *SMALL, "--kv-alpha", "inf", "--kv-cap", 1)
+        for more in (*(("--kv-from", source, "--kv-dense-layers", 1) for source in SOURCES), ("--kv-sketch-type", "int4"),
+                     ("--kv-sketch-type", "bf16", "--kv-counts", "mean"), ("--kv-projection", "none"),
+                     ("--kv-projection", "pair"), ("--kv-columns", "prompt"), ("--kv-select", "oracle")):
+            result = greedy(LLAMA, prompt(300), 40, *everything, *more).json()
+            self.assertEqual(result["tokens"], expected["tokens"], more)
+            self.assertEqual(result["kv_stats"]["attended_ratio"], 1, more)
+            self.assertNotEqual(result["kv"]["select"], "all", more)
+        few = greedy(LLAMA, prompt(300), 40, "--ignore-eos", *SMALL, "--kv-cap", 0.01).json()
+        self.assertNotEqual(few["tokens"], expected["tokens"], "or nothing above could fail")
+
+    def test_neighbours_change_nothing(self):
+        prompts = [prompt(length, seed=length) for length in (30, 90, 200)]
+        file = self.write("three.jsonl", "\n".join(map(json.dumps, prompts)))
+        for source in SOURCES:
+            flags = ("--ignore-eos", *SMALL, "--kv-from", source, "--kv-dense-layers", 1)
+            together = Run("generate", "-m", model(LLAMA), "--prompts", file, "-n", 20, "--temp", 0, "--json", *flags)
+            self.assertEqual(together.code, 0, together)
+            for one, result in zip(prompts, together.json()["results"]):
+                alone = greedy(LLAMA, one, 20, *flags, "-t", 1).json()
+                self.assertEqual(alone["tokens"], result["tokens"], source)
+                self.assertLess(alone["kv_stats"]["attended_ratio"], 1)
+
+    def test_statistics_count_rows(self):
+        stats = self.stats(200, 11)
+        rows = sum(range(201, 211))  # ten steps; the first token comes from the prompt
+        retained = rows * LAYERS * HEADS
+        attended = round(stats["attended_ratio"] * retained)
+        self.assertAlmostEqual(attended, stats["attended_ratio"] * retained, places=6)
+        self.assertAlmostEqual(stats["selected_ratio"] + stats["extra_ratio"], stats["attended_ratio"])
+        self.assertEqual(stats["fetched_bytes"], attended * ENTRY_BYTES)
+        self.assertEqual(stats["fetched_bytes_per_step"], stats["fetched_bytes"] // 10)
+        self.assertEqual(stats["pool_peak_bytes"], 210 * LAYERS * HEADS * ENTRY_BYTES)
+        self.assertEqual(stats["sketch_bytes"], 210 * LAYERS * HEADS * SKETCH_BYTES)
+        self.assertTrue(0 < stats["selected_ratio"] <= 0.2 and 0 < stats["extra_ratio"] <= 11 / 200, stats)
+        self.assertEqual(stats["hit_ratio"], None)
+        self.assertEqual(self.stats(200, 11, "--kv", "full")["sketch_bytes"], 0)
+
+    def test_exactly_as_many_as_are_forced(self):
+        stats = self.stats(200, 11, "--kv-force-count", 31)
+        self.assertAlmostEqual(stats["attended_ratio"], 31 * 10 / sum(range(201, 211)), places=12)
+        stats = self.stats(200, 11, "--kv-force-count", 31, "--kv-dense-layers", 1)
+        self.assertAlmostEqual(stats["attended_ratio"], (1 + 31 * 10 / sum(range(201, 211))) / 2, places=12)
+
+    def test_layers_and_mass_on_request(self):
+        plain = self.stats(200, 11)
+        self.assertNotIn("layers", plain)
+        self.assertNotIn("mass_recall", plain)
+        stats = self.stats(200, 11, "--kv-dense-layers", 1, "--stats-per-layer", "--mass-recall")
+        dense, sparse = stats["layers"]
+        self.assertEqual((dense["layer"], dense["selects"], dense["attended_ratio"]), (0, False, 1))
+        self.assertEqual((sparse["layer"], sparse["selects"]), (1, True))
+        self.assertEqual(sparse["selected_ratio"], stats["selected_ratio"], "ratios of selecting layers")
+        self.assertAlmostEqual((dense["attended_ratio"] + sparse["attended_ratio"]) / 2, stats["attended_ratio"])
+        self.assertEqual(sparse["mass_recall"], stats["mass_recall"])
+        self.assertTrue(0 < stats["mass_recall"]["p5"] <= stats["mass_recall"]["mean"] < 1, stats)
+        whole = self.stats(200, 11, "--mass-recall", "--kv-alpha", "inf", "--kv-cap", 1)["mass_recall"]
+        self.assertAlmostEqual(whole["mean"], 1, places=4)
+        oracle = self.stats(200, 11, "--mass-recall", "--kv", "oracle", "--kv-force-count", 30)["mass_recall"]
+        guessed = self.stats(200, 11, "--mass-recall", "--kv-projection", "none", "--kv-sketch-type", "int4", "--kv-from",
+                             "prev-layer", "--kv-dense-layers", 1, "--kv-force-count", 30)["mass_recall"]
+        self.assertGreater(oracle["mean"], guessed["mean"])
+
+    def test_parameters_are_reported(self):
+        result = greedy(LLAMA, prompt(100), 3, *SMALL, "--kv-alpha", 2.5, "--kv-from", "prev-step", "--kv-dense-layers", 1,
+                        "--kv-counts", "mean", "--kv-sketch-type", "int4").json()["kv"]
+        expected = {"preset": "infinigen", "alpha": 2.5, "cap": 0.2, "ratio": 0.3, "from": "prev-step", "evict": "none",
+                    "type": "f32", "home": "host", "select": "sketch", "min": 4, "sinks": 2, "window": 8, "dense_layers": 1,
+                    "counts": "mean", "sketch_type": "int4", "sketch_dims": HEAD_DIM}
+        self.assertEqual({name: result[name] for name in expected}, expected)
+        self.assertEqual(greedy(LLAMA, prompt(100), 3, *SMALL, "--kv-alpha", "inf").json()["kv"]["alpha"], "inf")
+        short = greedy(LLAMA, prompt(100), 3).json()
+        self.assertEqual((short["kv"]["alpha"], short["kv"]["select"]), (5, "all"))
+        self.assertEqual(short["kv_stats"]["attended_ratio"], 1)
+        full = greedy(LLAMA, prompt(100), 3, "--kv", "full").json()["kv"]
+        self.assertEqual([full[name] for name in ("alpha", "cap", "ratio", "from")], [None] * 4)
+
+    def test_text_says_what_was_attended(self):
+        command = ("generate", "-m", model(LLAMA), "--prompt-ids", ids(prompt(200)), "-n", 9, "--temp", 0, "--ignore-eos")
+        self.assertRegex(Run(*command, *SMALL).err, r"\nattended to \d+\.\d % of the cache \(selected ")
+        self.assertNotIn("attended", Run(*command, "--kv", "full").err)
+        run = Run(*command, *SMALL, "--stats-per-layer", "--mass-recall")
+        self.assertIn("| layer | selected | extra | attended | mass recall |", run.err)
+
+    def test_environment_twins(self):
+        env = {"INFINIGEN_KV_ALPHA": "3", "INFINIGEN_KV_CAP": "7%", "INFINIGEN_KV_WINDOW": "9", "INFINIGEN_STATS_PER_LAYER": "1"}
+        result = Run("generate", "-m", model(LLAMA), "--prompt-ids", ids(prompt(100)), "-n", 3, "--json", "--kv-min", 4, env=env).json()
+        self.assertEqual([result["kv"][name] for name in ("alpha", "cap", "window")], [3, 0.07, 9])
+        self.assertEqual(len(result["kv_stats"]["layers"]), LAYERS)
+
+    def test_refusals(self):
+        good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
+        for flags, words in ((("--kv", "nosuch"), "infinigen"), (("--kv-alpha", "-1"), "inf"), (("--kv-cap", "2"), "share"),
+                             (("--kv-from", "next"), "prev-mid"), (("--kv-ratio", "0"), "above 0"),
+                             (("--kv-select", "x"), "sketch"), (("--kv-force-count", "0"), "1")):
+            self.assert_error(Run(*good, *flags), 2, flags[0], words)
+        for flags, words in ((("--kv-select", "quest"), "quest"), (("--kv-evict", "lru"), "lru"), (("--kv-hot", "1GiB"), "GPU"),
+                             (("--kv-force-hits", "0.5"), "GPU"), (("--kv-from", "prev-mid", "--kv-dense-layers", "0"), "dense"),
+                             (("--kv-columns", "prompt", "--kv-projection", "pair"), "rotation"),
+                             (("-c", "400", *SMALL, "--kv-skew", self.path("none.skew")), "none.skew")):
+            self.assert_error(Run(*good, *flags), 1, words)
+
+
+class FirstUse(Case):
+    """The skew file: made once, beside the model, and only where a sketch needs it."""
+
+    def run_once(self, directory, *more):
+        return Run("generate", "-m", directory, "--prompt-ids", ids(prompt(100)), "-n", 2, "--temp", 0, "--json", *SMALL, *more)
+
+    def test_made_once_and_only_when_needed(self):
+        copied = self.copy(LLAMA)
+        file = os.path.join(copied, "infinigen.skew")
+        if os.path.exists(file):
+            os.remove(file)
+        for more in (("--kv", "full"), ("--kv", "oracle"), ("--kv-projection", "none"), ("--kv-window", 400), ("--dry-run",)):
+            run = self.run_once(copied, *more)
+            self.assertEqual((run.code, run.err), (0, ""), run)
+            self.assertFalse(os.path.exists(file), more)
+        first = self.run_once(copied)
+        self.assertEqual(first.code, 0, first)
+        self.assertRegex(first.err, r"^calibrating \S+ on random token ids \(once per model\)\n$")
+        self.assertTrue(os.path.exists(file))
+        second = self.run_once(copied)
+        self.assertEqual(second.err, "")
+        self.assertEqual(second.json()["tokens"], first.json()["tokens"])
+        self.assert_error(Run("generate", "-m", model("llama_bf16"), "--prompt-ids", ids(prompt(100)), *SMALL, "--kv-skew", file), 1,
+                          file, "another model")
+
+
+class Plan(Case):
+    def plan(self, *more):
+        run = Run("generate", "-m", model(LLAMA), "--dry-run", "--json", "-c", 512, "--batch", 2, *more)
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        return run.json()["plan"]
+
+    def test_sketches_are_planned(self):
+        plan = self.plan(*SMALL)
+        self.assertEqual(plan["sketch_bytes"], 2 * 512 * LAYERS * HEADS * SKETCH_BYTES)
+        self.assertEqual(self.plan(*SMALL, "--kv-dense-layers", 1)["sketch_bytes"] * 2, plan["sketch_bytes"])
+        self.assertGreater(self.plan(*SMALL, "--kv-sketch-type", "bf16")["sketch_bytes"], plan["sketch_bytes"])
+        self.assertEqual(self.plan("--kv", "full")["sketch_bytes"], 0)
+        text = Run("generate", "-m", model(LLAMA), "--dry-run", "-c", 512, "--batch", 2, *SMALL).out
+        self.assertRegex(text, r"\n  sketches +40\.0 KiB\n")
+        self.assertRegex(Run("generate", "-m", SHIPPED, "--dry-run").out, r"\n  sketches +[1-9][\d.]* MiB\n")
+
+
+class Bench(Case):
+    def test_forced_counts_on_a_synthetic_context(self):
+        run = Run("bench", "-m", model(LLAMA), "--kv", "full,infinigen", "--fill", "synthetic", "--depth", "200,400", "--gen", 5,
+                  "--batch", 2, "--kv-window", 8, "--kv-force-count", 50, "--json")
+        self.assertEqual(run.code, 0, run)
+        result = run.json()
+        self.assertEqual(result["fill"], "synthetic")
+        by = {(r["kv"], r["depth"]): r for r in result["results"]}
+        self.assertEqual(set(by), {(kv, depth) for kv in ("full", "infinigen") for depth in (200, 400)})
+        for depth in (200, 400):
+            full, ours = by["full", depth], by["infinigen", depth]
+            rows = sum(range(depth + 1, depth + 6))
+            self.assertEqual(full["kv_stats"]["attended_ratio"], 1)
+            self.assertAlmostEqual(ours["kv_stats"]["attended_ratio"], 50 * 5 / rows, places=12)
+            self.assertEqual(full["kv_stats"]["fetched_bytes"], 2 * rows * LAYERS * HEADS * ENTRY_BYTES)
+            self.assertEqual(ours["kv_stats"]["fetched_bytes"], 2 * 5 * 50 * LAYERS * HEADS * ENTRY_BYTES)
+            # What a step reads: the weights in either case, then entries, or fewer entries and all sketches.
+            sketches = 2 * rows * LAYERS * HEADS * SKETCH_BYTES
+            less = full["kv_stats"]["fetched_bytes"] - ours["kv_stats"]["fetched_bytes"] - sketches
+            self.assertAlmostEqual(full["step_bytes"] - ours["step_bytes"], less / 5, delta=1)
+            self.assertEqual(ours["kv_options"]["force_count"], 50)
+            self.assertIsNone(ours["timing"]["prefill_tok_s"])
+        table = Run("bench", "-m", model(LLAMA), "--kv", "full,infinigen", "--fill", "synthetic", "--depth", 400, "--gen", 5,
+                    "--kv-window", 8, "--kv-force-count", 50, "--format", "csv").out.splitlines()
+        self.assertEqual(table[0].split(",")[-1], "attended_ratio")
+        self.assertEqual([line.split(",")[-1] for line in table[1:]], ["1.0000", f"{50 / 403:.4f}"])
+
+
+class Shipped(Case):
+    """The built-in model, with its own skew file."""
+
+    def test_everything_selected_is_full_on_a_long_prompt(self):
+        sentence = "The old man closed the door and looked at the sea. It was a cold morning, and nobody had come. "
+        words = [f"In the year {year} there were {year * 7 % 97} boats in the harbour. " + sentence for year in range(1800, 1840)]
+        file = self.write("long.txt", "".join(words))
+        command = ("generate", "-m", SHIPPED, "-f", file, "-n", 24, "--temp", 0, "--ignore-eos", "--json")
+        full = Run(*command, "--kv", "full").json()
+        self.assertGreater(full["prompt_tokens"], 1500)
+        everything = Run(*command, "--kv-alpha", "inf", "--kv-cap", 1).json()
+        self.assertEqual(everything["tokens"], full["tokens"])
+        self.assertEqual(everything["kv_stats"]["selected_ratio"], 1)
+        self.assertEqual(everything["kv"]["select"], "sketch")
+        default = Run(*command)
+        self.assertEqual((default.code, default.err), (0, ""), default)
+        stats = default.json()["kv_stats"]
+        self.assertLess(stats["attended_ratio"], 0.7)
+        self.assertLess(stats["fetched_bytes"], full["kv_stats"]["fetched_bytes"])
+        self.assertEqual(default.json()["kv"]["preset"], "infinigen", "the default")
+
+    def test_columns_by_the_prompt(self):
+        columns = ("--kv-columns", "prompt", "--kv-window", 32, "--kv-min", 16)
+        text = self.write("t.txt", "The old man closed the door and looked at the sea. " * 30)
+        run = Run("generate", "-m", SHIPPED, "-f", text, "-n", 5, "--temp", 0, "--json", *columns)
+        self.assertEqual(run.code, 0, run)
+        self.assertEqual(run.json()["kv"]["columns"], "prompt")
+        needle = Run("eval", "needle", "-m", SHIPPED, "--lengths", 600, "--n", 4, "--json", *columns)
+        self.assertEqual(needle.code, 0, needle)
+        self.assertGreaterEqual(needle.json()["accuracy"], 0.75)
+        self.assertLess(needle.json()["kv_stats"]["attended_ratio"], 0.6)
+        self.assert_error(Run("chat", "-m", SHIPPED, *columns, stdin=b"Hello\n"), 1, "--kv-columns prompt")
+        self.assert_error(Run("eval", "ppl", "-m", SHIPPED, "-f", text, *columns), 1, "--kv-columns prompt", "needle")
+        self.assertEqual(Run("eval", "ppl", "-m", SHIPPED, "-f", text, "--kv", "full", *columns).code, 0, "full has no columns")
+
+    def test_chat_tells_what_it_does(self):
+        run = Run("chat", "-m", SHIPPED, "--temp", 0, "-n", 30, "--kv-window", 8, "--kv-min", 4, "--stats-per-layer",
+                  stdin=b"Who are you?\n/kv\n/stats\n")
+        self.assertEqual(run.code, 0, run)
+        self.assertIn("--kv infinigen", run.out)
+        self.assertIn("a window of 8", run.out)
+        self.assertRegex(run.out, r"attended to \d+\.\d % of the cache")
+        self.assertIn("| layer | selected |", run.out)
+
+
+if __name__ == "__main__":
+    cli_test.BINARY, cli_test.MODELS = os.path.abspath(sys.argv[1]), cli_test.private(os.path.abspath(sys.argv[2]))
+    SHIPPED = os.path.abspath(sys.argv[3])
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
