@@ -1,0 +1,132 @@
+// The rule of selection on cases small enough to be worked out by hand.
+#include "kv/selection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace infinigen {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// Neither sinks nor window: what is attended beside the current row was chosen by score.
+constexpr SelectRule kBare{.alpha = 5, .cap = 1, .min_rows = 0};
+
+TEST(RelativeScores, EachHeadIsComparedWithItsOwnBest) {
+  // The second head's scores are lower throughout; its best row still is a best row.
+  const std::vector<float> scores = {10, 8,  1,  0,  //
+                                     -9, -5, -3, -4};
+  EXPECT_THAT(RelativeScores(scores, 2), ElementsAre(0, -2, 0, -1));
+  EXPECT_THAT(RelativeScores(std::vector<float>{3, 7, 5}, 1), ElementsAre(-4, 0, -2));
+  EXPECT_THAT(RelativeScores({}, 3), IsEmpty());
+}
+
+TEST(RelativeScores, WhatIsNoNumberIsPassedOver) {
+  const std::vector<float> relative = RelativeScores(std::vector<float>{kNaN, 2, kNaN,  //
+                                                                        1, kNaN, kNaN},
+                                                     2);
+  EXPECT_EQ(relative[0], 0);
+  EXPECT_EQ(relative[1], 0);
+  EXPECT_TRUE(std::isnan(relative[2]));
+}
+
+TEST(CountPassing, TheThresholdItselfPasses) {
+  const std::vector<float> relative = {0, -4.9f, -5, -5.1f, kNaN, -kInfinity};
+  EXPECT_EQ(CountPassing(relative, 5), 3);
+  EXPECT_EQ(CountPassing(relative, 0), 1);
+  EXPECT_EQ(CountPassing(relative, kInfinity), 5) << "all but the one that is no number";
+}
+
+TEST(ChosenCount, BetweenMinimumAndCap) {
+  const SelectRule rule{.cap = 0.25f, .min_rows = 3};
+  EXPECT_EQ(ChosenCount(rule, /*passing=*/7, /*visible=*/40, /*n=*/40), 7);
+  EXPECT_EQ(ChosenCount(rule, 11, 40, 40), 10) << "a quarter of 40";
+  EXPECT_EQ(ChosenCount(rule, 11, 43, 43), 10) << "rounded down";
+  EXPECT_EQ(ChosenCount(rule, 11, 44, 44), 11);
+  EXPECT_EQ(ChosenCount(rule, 1, 40, 40), 3) << "at least the minimum";
+  EXPECT_EQ(ChosenCount(rule, 5, 8, 8), 3) << "the minimum stands above the cap";
+  EXPECT_EQ(ChosenCount(rule, 2, 2, 3), 2) << "no more than there are";
+  EXPECT_EQ(ChosenCount({.cap = 0, .min_rows = 0}, 9, 40, 40), 0);
+  EXPECT_EQ(ChosenCount({.cap = 1, .min_rows = 0}, 40, 40, 40), 40);
+}
+
+TEST(ChooseRows, TheLargestFirstAndTheNewerOfEquals) {
+  const std::vector<float> relative = {-1, 0, -1, -2, -1, -3};
+  EXPECT_THAT(ChooseRows(relative, kBare, 1, 5).rows, ElementsAre(1, 5));
+  EXPECT_THAT(ChooseRows(relative, kBare, 2, 5).rows, ElementsAre(1, 4, 5)) << "of 0, 2 and 4 the newest";
+  EXPECT_THAT(ChooseRows(relative, kBare, 3, 5).rows, ElementsAre(1, 2, 4, 5));
+  EXPECT_THAT(ChooseRows(relative, kBare, 4, 5).rows, ElementsAre(0, 1, 2, 4, 5));
+  EXPECT_EQ(ChooseRows(relative, kBare, 4, 5).chosen, 4);
+}
+
+TEST(ChooseRows, TheCurrentRowIsAttendedWhetherChosenOrNot) {
+  EXPECT_THAT(ChooseRows(std::vector<float>{0, -9, -9, -1}, kBare, 2, 3).rows, ElementsAre(0, 3)) << "chosen itself";
+  // A guess that runs ahead has no score for the current row.
+  const SelectedRows ahead = ChooseRows(std::vector<float>{0, -9, -1}, kBare, 2, 3);
+  EXPECT_THAT(ahead.rows, ElementsAre(0, 2, 3));
+  EXPECT_EQ(ahead.chosen, 2);
+  EXPECT_THAT(ChooseRows({}, kBare, 0, 0).rows, ElementsAre(0)) << "the first token";
+}
+
+TEST(ChooseRows, SinksAndWindowComeAfterTheCap) {
+  SelectRule rule = kBare;
+  rule.sinks = 2;
+  rule.window = 3;
+  const std::vector<float> relative = {-8, -8, -1, -8, 0, -8, -8, -8, -8, -8};
+  const SelectedRows two = ChooseRows(relative, rule, 2, 9);
+  EXPECT_THAT(two.rows, ElementsAre(0, 1, 2, 4, 6, 7, 8, 9)) << "two sinks, two chosen, three before the current one";
+  EXPECT_EQ(two.chosen, 2);
+  // Chosen rows that lie in the window are counted once in the list, and as chosen.
+  const SelectedRows overlap = ChooseRows(std::vector<float>{-8, -8, -8, -8, -8, -8, 0, -8, -8, -8}, rule, 1, 9);
+  EXPECT_THAT(overlap.rows, ElementsAre(0, 1, 6, 7, 8, 9));
+  EXPECT_EQ(overlap.chosen, 1);
+  EXPECT_THAT(ChooseRows(std::vector<float>(4), rule, 0, 3).rows, ElementsAre(0, 1, 2, 3)) << "nothing is repeated";
+}
+
+TEST(ChooseRows, WhatIsNoNumberIsNeverChosen) {
+  const std::vector<float> relative = {kNaN, -7, kNaN, -8, kNaN};
+  const SelectedRows selected = ChooseRows(relative, kBare, 4, 4);
+  EXPECT_THAT(selected.rows, ElementsAre(1, 3, 4));
+  EXPECT_EQ(selected.chosen, 2);
+}
+
+TEST(ChooseRows, AForcedCountIsExact) {
+  SelectRule rule = kBare;
+  rule.sinks = 1;
+  rule.window = 2;
+  const std::vector<float> relative = {0, -5, -1, -1, -4, -3, 0, 0, 0, 0};
+  for (int32_t count = 4; count <= 10; ++count) {
+    rule.force_count = count;
+    EXPECT_EQ(ChooseRows(relative, rule, 0, 9).rows.size(), static_cast<size_t>(count));
+  }
+  rule.force_count = 6;
+  const SelectedRows six = ChooseRows(relative, rule, 0, 9);
+  EXPECT_THAT(six.rows, ElementsAre(0, 3, 6, 7, 8, 9))
+      << "row 0, 7, 8, 9 anyway, then by score 6 and of 2 and 3 the newer";
+  EXPECT_EQ(six.chosen, 2);
+  rule.force_count = 99;
+  EXPECT_EQ(ChooseRows(relative, rule, 0, 9).rows.size(), 10u) << "no more than there are";
+  rule.force_count = 2;
+  EXPECT_THAT(ChooseRows(relative, rule, 0, 9).rows, ElementsAre(0, 7, 8, 9)) << "sinks and window stay";
+}
+
+// The published variant: one count for all heads, the mean of what passes.
+TEST(ChooseRows, MeanCounts) {
+  const SelectRule rule{.alpha = 1, .cap = 1, .min_rows = 0};
+  const std::vector<float> sharp = {0, -9, -9, -9, -9, -9}, flat = {0, 0, -9, 0, 0, 0};
+  const int64_t mean = (CountPassing(sharp, rule.alpha) + CountPassing(flat, rule.alpha)) / 2;
+  EXPECT_EQ(mean, 3);
+  const int64_t count = ChosenCount(rule, mean, 6, 6);
+  EXPECT_THAT(ChooseRows(sharp, rule, count, 5).rows, ElementsAre(0, 4, 5)) << "two that do not pass themselves";
+  EXPECT_THAT(ChooseRows(flat, rule, count, 5).rows, ElementsAre(3, 4, 5));
+}
+
+}  // namespace
+}  // namespace infinigen
