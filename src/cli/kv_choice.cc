@@ -69,13 +69,13 @@ std::string SetAlpha(const std::string& text, float* alpha) {
 }
 
 // 0.05 or 5%.
-std::string SetShare(const std::string& text, float* share) {
+std::string SetShare(const std::string& text, double* share) {
   double value = 0;
   const bool percent = IsPercent(text);
   const std::string_view digits = std::string_view(text).substr(0, text.size() - (percent ? 1 : 0));
   if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
     return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
-  *share = static_cast<float>(percent ? value / 100 : value);
+  *share = percent ? value / 100 : value;
   return {};
 }
 
@@ -122,7 +122,7 @@ void AddSketchFlags(Flags& flags, KvFlags* kv) {
   flags.Custom(
       "--kv-ratio",
       [kv](const std::string& text) {
-        float share = 0;
+        double share = 0;
         std::string wrong = SetShare(text, &share);
         if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
         if (wrong.empty()) kv->ratio = share;

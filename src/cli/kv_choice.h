@@ -18,8 +18,8 @@ namespace infinigen {
 
 // Defaults that hold for every model; the measurements behind them: docs/decisions/0004-selection-defaults.md.
 inline constexpr float kDefaultAlpha = 5.0f;
-inline constexpr float kDefaultCap = 0.2f;
-inline constexpr float kDefaultRatio = 0.3f;
+inline constexpr double kDefaultCap = 0.2;
+inline constexpr double kDefaultRatio = 0.3;
 inline constexpr int64_t kDefaultSinks = 4;
 inline constexpr int64_t kDefaultWindow = 512;
 inline constexpr int64_t kDefaultMinRows = 256;
@@ -31,7 +31,8 @@ struct KvFlags {
   std::string limit;
   std::string home = "host";
   std::string skew;
-  float alpha = kDefaultAlpha, cap = kDefaultCap, ratio = kDefaultRatio;
+  float alpha = kDefaultAlpha;
+  double cap = kDefaultCap, ratio = kDefaultRatio;
   int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
   int64_t dense_layers = -1;  // -1: by the source of the guess
   std::string from = "self";

@@ -69,8 +69,8 @@ Json KvJson(const ExecutorOptions& options) {
   const bool threshold = std::isfinite(method.rule.alpha);
   Json json = {{"preset", method.preset},
                {"alpha", told(selects, threshold ? Json(Tidy(method.rule.alpha)) : Json("inf"))},
-               {"cap", told(selects, Tidy(method.rule.cap))},
-               {"ratio", told(sketches, Tidy(static_cast<float>(method.ratio)))},
+               {"cap", told(selects, method.rule.cap)},
+               {"ratio", told(sketches, method.ratio)},
                {"from", told(selects, Name(method.from))},
                {"evict", "none"},
                {"limit_bytes", options.pool_limit_bytes},

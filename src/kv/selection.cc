@@ -31,8 +31,7 @@ int64_t CountPassing(std::span<const float> relative, float alpha) {
 }
 
 int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n) {
-  const int64_t capped = static_cast<int64_t>(rule.cap * static_cast<double>(n));
-  const int64_t most = std::max<int64_t>(capped, rule.min_rows);
+  const int64_t most = std::max<int64_t>(rule.Capped(n), rule.min_rows);
   return std::min(visible, std::clamp<int64_t>(passing, rule.min_rows, most));
 }
 

@@ -83,7 +83,8 @@ void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std:
   const float most = static_cast<float>(layout.largest());
   const BF16 scale = RoundUp(LargestMagnitude(numbers) / most);
   std::memcpy(block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), &scale, sizeof(BF16));
-  const float inverse = ToFloat(scale) > 0 ? 1.0f / ToFloat(scale) : 0.0f;
+  // Numbers next to nothing have no inverse: they are stored as zero.
+  const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
   for (int64_t i = 0; i < layout.dims; ++i) {
     const float value = std::nearbyint(finite(numbers[static_cast<size_t>(i)]) * inverse);
     StoreValue(layout, block, row, i, static_cast<int32_t>(std::clamp(value, -most, most)));

@@ -104,9 +104,9 @@ TEST(AllocationTest, ReservedStepsTakeNoMemory) {
     const int64_t before = allocations;
     // The first steps ever, then longer ones, up to the end.
     for (int32_t row = 10; row < kTokens; row += 899) {
-      steps.Step(row, {.alpha = 3.0f, .cap = 0.1f, .sinks = 4, .window = 16}, false);
+      steps.Step(row, {.alpha = 3.0f, .cap = 0.1, .sinks = 4, .window = 16}, false);
       steps.Step(row, {.force_count = 200}, false);
-      steps.Step(row, {.alpha = 8.0f, .cap = 1.0f}, true);
+      steps.Step(row, {.alpha = 8.0f, .cap = 1.0}, true);
     }
     EXPECT_EQ(allocations - before, 0) << threads << " threads";
   }

@@ -154,7 +154,7 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
   std::vector<int32_t> at(kRows);
   std::iota(at.begin(), at.end(), 0);
   const std::vector<int32_t> slots = {0, 1, 1, 0, 0, 1, 0}, rows = {8999, 8999, 17, 1500, 64, 4100, 8998};
-  const std::vector<SelectRule> rules = {{.alpha = 2.0f, .sinks = 2, .window = 8}, {.alpha = 1.0f, .cap = 0.05f}};
+  const std::vector<SelectRule> rules = {{.alpha = 2.0f, .sinks = 2, .window = 8}, {.alpha = 1.0f, .cap = 0.05}};
   const AttentionShape shape{kQueryHeads, 0.125f};
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
     const SketchLayout layout{type, kKvHeads, kDims};

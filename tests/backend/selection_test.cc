@@ -377,9 +377,9 @@ TYPED_TEST(SelectionTest, ThousandsOfRows) {
       HostTensor queries = scene.Queries(random, 3, scale);
       const Batch batch{{0, 0, 0}, {8999, 8500, 5000}};
       for (SelectRule rule :
-           {SelectRule{.cap = 0.05f}, SelectRule{.alpha = kInfinity, .cap = 0.3f},
-            SelectRule{.alpha = 3.0f, .cap = 1.0f, .sinks = 4, .window = 64},
-            SelectRule{.alpha = 0.0f, .cap = 0.1f, .min_rows = 1000},
+           {SelectRule{.cap = 0.05}, SelectRule{.alpha = kInfinity, .cap = 0.3},
+            SelectRule{.alpha = 3.0f, .cap = 1.0, .sinks = 4, .window = 64},
+            SelectRule{.alpha = 0.0f, .cap = 0.1, .min_rows = 1000},
             SelectRule{.sinks = 4, .window = 16, .force_count = 450}, SelectRule{.force_count = 5500}}) {
         SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(type) << " scale " << scale << " alpha "
                                           << rule.alpha << " force " << rule.force_count);
@@ -441,7 +441,7 @@ TYPED_TEST(SelectionTest, TiesGoToTheNewer) {
     DeviceTensor dquery(this->backend(), query);
     const Batch batch{{0}, {static_cast<int32_t>(rows - 1)}};
     const Outcome got =
-        RunSelect(this->backend(), batch, {SelectRule{.cap = 0.1f}}, 1, {},
+        RunSelect(this->backend(), batch, {SelectRule{.cap = 0.1}}, 1, {},
                   [&](const auto& tokens, const auto& call, const auto& selection) {
                     this->backend().Select(Queue::kCompute, dquery, tokens, call, mine.view(), selection);
                   });
@@ -464,7 +464,7 @@ TYPED_TEST(SelectionTest, ScoresThatAreNotNumbers) {
         HostTensor queries = scene.Queries(random, 2, 1.0f);
         for (int64_t c = 0; c < heads * shape.dims; ++c) queries.Set(0, c, bad);
         const Batch batch{{0, 0}, {4999, 70}};
-        for (const SelectRule& rule : {SelectRule{}, SelectRule{.alpha = kInfinity, .cap = 1.0f},
+        for (const SelectRule& rule : {SelectRule{}, SelectRule{.alpha = kInfinity, .cap = 1.0},
                                        SelectRule{.sinks = 2, .window = 2, .force_count = 50}})
           scene.Compare(queries, batch, {rule});
       }
@@ -478,7 +478,7 @@ TYPED_TEST(SelectionTest, HugeAndTinyKeys) {
     for (const float scale : {1e-30f, 1e30f, 1e37f}) {
       Scene scene(this->backend(), this->reference(), {type, 1, 3, 8}, 1, 300, random, scale);
       HostTensor queries = scene.Queries(random, 1, scale > 1 ? 1e30f : 1e-30f);
-      scene.Compare(queries, {{0}, {299}}, {SelectRule{.cap = 0.3f, .min_rows = 20}});
+      scene.Compare(queries, {{0}, {299}}, {SelectRule{.cap = 0.3, .min_rows = 20}});
     }
   }
 }

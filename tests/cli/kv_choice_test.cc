@@ -122,7 +122,7 @@ TEST(KvChoice, EveryFlagArrives) {
   EXPECT_EQ(choice.skew_file, "a.skew");
   const KvMethod& method = choice.method;
   EXPECT_EQ(method.rule.alpha, 2.5f);
-  EXPECT_EQ(method.rule.cap, 0.05f);
+  EXPECT_EQ(method.rule.cap, 0.05);
   EXPECT_EQ(method.rule.min_rows, 7);
   EXPECT_EQ(method.rule.sinks, 1);
   EXPECT_EQ(method.rule.window, 9);
@@ -133,7 +133,7 @@ TEST(KvChoice, EveryFlagArrives) {
   EXPECT_TRUE(method.mean_counts && method.prompt_columns && method.measure_mass);
   EXPECT_TRUE(std::isinf(Choice({"--kv-alpha", "inf"}).method.rule.alpha));
   EXPECT_EQ(Choice({"--kv-cap", "1"}).method.rule.cap, 1.0f);
-  EXPECT_EQ(Choice({"--kv-cap", "0.05"}).method.rule.cap, 0.05f);
+  EXPECT_EQ(Choice({"--kv-cap", "0.05"}).method.rule.cap, 0.05);
   EXPECT_EQ(Choice({"--kv-projection", "pair"}).projection, ProjectionKind::kPair);
   EXPECT_EQ(Choice({"--kv-sketch-type", "bf16"}).method.sketch_type, SketchType::kBF16);
   EXPECT_EQ(Choice({"--kv-from", "prev-layer"}).method.from, GuessSource::kPrevLayer);

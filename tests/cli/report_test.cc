@@ -45,7 +45,7 @@ TEST(Report, ParametersOfAMethod) {
   options.method = {.preset = "infinigen",
                     .select = SelectKind::kSketch,
                     .from = GuessSource::kPrevMid,
-                    .rule = {.alpha = 5.0f, .cap = 0.2f, .min_rows = 3, .sinks = 4, .window = 8},
+                    .rule = {.alpha = 5.0f, .cap = 0.2, .min_rows = 3, .sinks = 4, .window = 8},
                     .dense_layers = 2,
                     .ratio = 0.3,
                     .sketch_dims = 24};

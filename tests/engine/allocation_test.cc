@@ -49,7 +49,7 @@ struct Case {
 
 KvMethod Sparse(GuessSource from, bool mean, SelectKind select = SelectKind::kSketch) {
   KvMethod method{.preset = "infinigen", .select = select, .from = from};
-  method.rule = {.alpha = 3.0f, .cap = 0.2f, .min_rows = 16, .sinks = 2, .window = 8};
+  method.rule = {.alpha = 3.0f, .cap = 0.2, .min_rows = 16, .sinks = 2, .window = 8};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
   method.sketch_dims = 8;
   method.mean_counts = mean;

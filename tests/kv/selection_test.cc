@@ -45,7 +45,7 @@ TEST(CountPassing, TheThresholdItselfPasses) {
 }
 
 TEST(ChosenCount, BetweenMinimumAndCap) {
-  const SelectRule rule{.cap = 0.25f, .min_rows = 3};
+  const SelectRule rule{.cap = 0.25, .min_rows = 3};
   EXPECT_EQ(ChosenCount(rule, /*passing=*/7, /*visible=*/40, /*n=*/40), 7);
   EXPECT_EQ(ChosenCount(rule, 11, 40, 40), 10) << "a quarter of 40";
   EXPECT_EQ(ChosenCount(rule, 11, 43, 43), 10) << "rounded down";
@@ -55,6 +55,8 @@ TEST(ChosenCount, BetweenMinimumAndCap) {
   EXPECT_EQ(ChosenCount(rule, 2, 2, 3), 2) << "no more than there are";
   EXPECT_EQ(ChosenCount({.cap = 0, .min_rows = 0}, 9, 40, 40), 0);
   EXPECT_EQ(ChosenCount({.cap = 1, .min_rows = 0}, 40, 40, 40), 40);
+  EXPECT_EQ(ChosenCount({.cap = 0.29, .min_rows = 0}, 100, 100, 100), 29);  // the double is a little less than that
+  EXPECT_EQ(ChosenCount({.cap = 0.7, .min_rows = 0}, 10, 10, 10), 7);
 }
 
 TEST(ChooseRows, TheLargestFirstAndTheNewerOfEquals) {

@@ -93,7 +93,7 @@ class RandomModelWithBases {
 
 KvMethod Sparse(GuessSource from) {
   KvMethod method{.preset = "infinigen", .select = SelectKind::kSketch, .from = from};
-  method.rule = {.alpha = 2.0f, .cap = 0.2f, .min_rows = 4, .sinks = 2, .window = 3};
+  method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
   method.sketch_dims = 8;
   return method;
@@ -212,7 +212,7 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
 TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
   const std::vector<int32_t> ids = model.Ids(700, 2);
   const std::vector<float> full = Decode(*model.Make({}), ids, 330);
-  method.rule = {.alpha = kInfinity, .cap = 1.0f, .min_rows = 0};
+  method.rule = {.alpha = kInfinity, .cap = 1.0, .min_rows = 0};
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
   method.select = SelectKind::kOracle;
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
@@ -266,7 +266,7 @@ TEST_P(Selecting, NeighboursDoNotMatter) {
 }
 
 TEST_P(Selecting, CountsAreWhatWasAttended) {
-  method.rule = {.alpha = kInfinity, .cap = 0.25f, .min_rows = 1, .sinks = 0, .window = 0};
+  method.rule = {.alpha = kInfinity, .cap = 0.25, .min_rows = 1, .sinks = 0, .window = 0};
   const std::unique_ptr<Executor> executor = model.Make(method);
   Decode(*executor, model.Ids(200, 8), 100);
   const KvStats stats = executor->Stats();

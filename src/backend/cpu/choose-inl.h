@@ -195,8 +195,7 @@ class Chooser {
   // Steps 2 of the definition: how many are chosen. The candidates hold them.
   int64_t ByThreshold() {
     const SelectRule& rule = c_.rule;
-    const int64_t capped = static_cast<int64_t>(rule.cap * static_cast<double>(c_.current + 1));
-    const int64_t most = std::max<int64_t>(capped, rule.min_rows);
+    const int64_t most = std::max<int64_t>(rule.Capped(c_.current + 1), rule.min_rows);
     const auto chosen = [&](int64_t passing) {
       return std::min(c_.visible, std::clamp<int64_t>(passing, rule.min_rows, most));
     };
