@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 machine to a first look: installs what is missing, builds, plants facts in a long text and asks
-# for one of them, then tells a story. Ends with status 0 when the model found the fact.
+# for one of them, shows what was read of the cache, then tells a story. Ends with status 0 when the model found the fact.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -31,7 +31,7 @@ fi
 infinigen=build/release/infinigen
 
 echo
-echo "== A long text with eight facts in it, and a question about one of them"
+echo "== A long text with eight facts in it, and a question about one of them (--kv infinigen)"
 echo
 shown=$(mktemp)
 trap 'rm -f "$shown"' EXIT

@@ -8,6 +8,7 @@
 
 #include "base/machine.h"
 #include "base/size.h"
+#include "cli/attention_picture.h"
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/flags.h"
@@ -156,8 +157,12 @@ class NeedleTable {
       progress.Advance(1);
       if (unit == units) output.Write(std::string_view(screen).substr(last_line));
     };
+    Executor& executor = *session_.executor;
+    AttentionPicture picture(executor.config().layers, planted.prompt_tokens(), style.width - 8);
+    executor.ObserveSelection(picture.Observer());
     std::string spaces;  // shown only when something follows
     watch.on_text = [&](size_t, std::string_view text) {
+      if (text.find_first_of("0123456789") != std::string_view::npos) picture.Freeze();
       const std::string line = spaces + OneLine(text);
       const size_t end = line.find_last_not_of(' ') + 1;
       output.Write(std::string_view(line).substr(0, end));
@@ -165,8 +170,13 @@ class NeedleTable {
     };
     ASSIGN_OR_RETURN(const std::vector<NeedleAnswer> answers, runner_.Run({&planted, 1}, watch));
     progress.Erase();
-    output.Write(
-        ShowOutcome(planted, answers[0], runner_.timing(), runner_.pool(), session_.executor->options(), style));
+    output.Write(ShowOutcome(planted, answers[0], runner_.timing(), runner_.pool(), executor.Stats(),
+                             executor.options(), style));
+    executor.ObserveSelection({});
+    if (picture.seen() && answers[0].done)
+      output.Write(
+          "\nWhere each layer looked in the step that gave the first digit (the darker, the more of those tokens):\n" +
+          picture.Draw(planted.fact_token, "the code"));
     if (answers[0].done) cell.Add(planted.depth(), answers[0].found);
     return Ok();
   }

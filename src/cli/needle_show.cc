@@ -42,6 +42,16 @@ std::string Gap(std::string_view text, const ShowStyle& style) {
                    : std::string();
 }
 
+// What a step read instead of everything.
+std::string Attended(const KvStats& stats, const PoolUse& pool, const ExecutorOptions& options) {
+  if (stats.steps == 0 || options.method.select == SelectKind::kAll) return {};
+  const uint64_t read = stats.read_bytes / static_cast<uint64_t>(stats.steps);
+  const uint64_t sketches =
+      stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes * stats.sketch_row_bytes : 0;
+  return fmt::format("A step read {} of entries ({:.1f} % of the cache) and {} of sketches that pointed at them.\n",
+                     FormatSize(read), 100 * stats.All().attended_ratio(), FormatSize(sketches));
+}
+
 }  // namespace
 
 ShowStyle DetectStyle() {
@@ -117,7 +127,8 @@ std::string ShowCase(const NeedleCase& planted, std::string_view source, const S
 }
 
 std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, const Timing& timing,
-                        const PoolUse& pool, const ExecutorOptions& options, const ShowStyle& style) {
+                        const PoolUse& pool, const KvStats& stats, const ExecutorOptions& options,
+                        const ShowStyle& style) {
   if (!answer.done) return fmt::format("   <- {}\n", Marked("interrupted", "33", style));
   const std::string verdict = answer.found ? Marked("right", "1;32", style)
                                            : Marked(fmt::format("wrong, it is {}", planted.asked.code), "1;31", style);
@@ -127,11 +138,11 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
       "   <- {}\n\n"
       "The code lay {} tokens back, {} words of text before the question.\n"
       "Read {} tokens in {:.1f} s ({} tok/s), then {} one by one ({:.1f} tok/s, {:.2f} ms each).\n"
-      "KV cache {} ({}), memory {} at most, {} thread{}.\n",
+      "KV cache {} ({}), memory {} at most, {} thread{}.\n{}",
       verdict, Thousands(back), Thousands(CountWords(since)), Thousands(timing.prefill_tokens), timing.prefill_s,
       Thousands(static_cast<int64_t>(timing.prefill_rate())), timing.decode_tokens, timing.decode_rate(),
       Mean(timing.step_ms), FormatSize(pool.bytes), KvWords(options), FormatSize(PeakResidentBytes()), options.threads,
-      options.threads == 1 ? "" : "s");
+      options.threads == 1 ? "" : "s", Attended(stats, pool, options));
 }
 
 }  // namespace infinigen

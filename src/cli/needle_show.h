@@ -25,7 +25,8 @@ std::string ShowCase(const NeedleCase& planted, std::string_view source, const S
 
 // What follows the answer.
 std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, const Timing& timing,
-                        const PoolUse& pool, const ExecutorOptions& options, const ShowStyle& style);
+                        const PoolUse& pool, const KvStats& stats, const ExecutorOptions& options,
+                        const ShowStyle& style);
 
 // Words of a text: runs of bytes that are no spaces.
 int64_t CountWords(std::string_view text);

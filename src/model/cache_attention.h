@@ -19,6 +19,7 @@
 #include "kv/pool.h"
 #include "kv/stats.h"
 #include "model/config.h"
+#include "model/executor.h"
 #include "model/workspace.h"
 
 namespace infinigen {
@@ -98,6 +99,8 @@ class CacheAttention {
     }
   }
 
+  void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
+
   // Counts of steps so far. The host waits.
   KvStats Stats(int64_t steps, uint64_t token_rows) {
     KvStats stats;
@@ -137,7 +140,25 @@ class CacheAttention {
     }
     if (method_.measure_mass)
       backend_.MeasureMass(queue, q, batch, work_.selection, attention_, Entries(layer), work_.mass + layer.value());
+    if (observer_) Tell(layer, batch);
     backend_.AttendSelected(queue, q, batch, work_.selection, attention_, Entries(layer), out);
+  }
+
+  // The host waits, for every list.
+  void Tell(LayerId layer, const TokenBatch& batch) {
+    const auto fetch = [&](const int32_t* from, int64_t count) {
+      std::vector<int32_t> host(static_cast<size_t>(count));
+      backend_.Synchronize(backend_.Download(Queue::kCompute, from, host.size() * sizeof(int32_t), host.data()));
+      return host;
+    };
+    const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
+    const std::vector<int32_t> counts = fetch(work_.selection.counts, batch.count * config_.kv_heads);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const int64_t token = static_cast<int64_t>(i) / config_.kv_heads,
+                    head = static_cast<int64_t>(i) % config_.kv_heads;
+      observer_(layer, SeqSlot(slots[static_cast<size_t>(token)]), KvHead(head),
+                fetch(work_.selection.Rows(token, head), counts[i]));
+    }
   }
 
   void Collect(LayerId layer, LayerKvStats& of) {
@@ -201,6 +222,7 @@ class CacheAttention {
   const Workspace& work_;
   const Pool& pool_;
   const AttentionShape attention_;
+  SelectionObserver observer_;
   Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]
   uint64_t tables_seen_ = 0;
 };

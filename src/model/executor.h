@@ -58,6 +58,10 @@ enum class PrefillKind : uint8_t {
 using PrefillObserver =
     std::function<void(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys)>;
 
+// Rows, ascending, that one KV head of a sequence attends to in a decode step; called once per layer that selects, with
+// host memory that lives until the call returns.
+using SelectionObserver = std::function<void(LayerId layer, SeqSlot slot, KvHead head, std::span<const int32_t> rows)>;
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -86,6 +90,8 @@ class Executor {
 
   // For calibration; an empty observer: nobody.
   virtual void ObservePrefill(PrefillObserver observer) = 0;
+  // For pictures of what a step looks at; costs a copy of every selection. An empty observer: nobody.
+  virtual void ObserveSelection(SelectionObserver observer) = 0;
   // For benchmarks: rows [0, rows) get random entries, as if a prompt had been prefilled.
   virtual void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) = 0;
 

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <set>
 
+#include "cli/attention_picture.h"
 #include "cli/interrupt.h"
 #include "cli/needle_case.h"
 #include "cli/needle_run.h"
@@ -251,13 +252,33 @@ TEST(NeedleRun, AnInterruptedTextDoesNotCount) {
   EXPECT_EQ(model->executor->pool_bytes(), 0u);
 }
 
+TEST(AttentionPicture, DrawsSharesOfColumnsAndTheMark) {
+  AttentionPicture picture(3, 100, 10);  // ten rows a column
+  EXPECT_FALSE(picture.seen());
+  const std::vector<int32_t> all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, one = {95};
+  picture.Add(LayerId(0), KvHead(0), one);  // an earlier step, replaced by the next
+  picture.Add(LayerId(0), KvHead(0), all);
+  picture.Add(LayerId(0), KvHead(1), {});
+  picture.Add(LayerId(1), KvHead(0), one);
+  EXPECT_TRUE(picture.seen());
+  EXPECT_EQ(picture.Draw(42, "here"),
+            "    0 ▓         \n"
+            "    1          ░\n"
+            "    2 ██████████\n"  // never seen to select: dense
+            "          ^ here\n");
+  picture.Freeze();
+  picture.Add(LayerId(1), KvHead(0), all);
+  EXPECT_NE(picture.Draw(99, "x").find("    1          ░\n"), std::string::npos);
+  EXPECT_NE(picture.Draw(99, "x").find("             x ^\n"), std::string::npos) << picture.Draw(99, "x");
+}
+
 TEST(NeedleShow, FitsAScreen) {
   const NeedleMaker maker = NeedleMaker::Make(ShippedTokenizer(), NeedleForm::kPlain, std::nullopt, 2).value();
   for (int64_t index = 0; index < 4; ++index) {
     const NeedleCase made = maker.Case({.length = 6000, .facts = 8, .index = index, .n = 4}).value();
     const ShowStyle plain;
     const std::string screen =
-        ShowCase(made, "generated", plain) + ShowOutcome(made, {.done = true, .found = true}, {}, {}, {}, plain);
+        ShowCase(made, "generated", plain) + ShowOutcome(made, {.done = true, .found = true}, {}, {}, {}, {}, plain);
     EXPECT_LE(Occurrences(screen, "\n"), 25u);
     EXPECT_EQ(Occurrences(screen, "\x1b"), 0u);
     EXPECT_EQ(Occurrences(screen, made.asked.Statement()), 1u);
