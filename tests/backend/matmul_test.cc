@@ -66,6 +66,10 @@ TYPED_TEST(MatMulTest, FewRows) {
   for (const int64_t m : {1, 2, 3, 4, 5, 7, 16})
     for (const int64_t k : {1, 8, 16, 40, 511, 512, 513, 1100})
       Check(this->backend(), this->reference(), {m, k, {random.Int(1, 70)}}, random);
+  // A single row is read in another way when it is long.
+  for (const int64_t k : {2047, 2048, 4096, 4097, 8192 + 31})
+    for (int round = 0; round < 3; ++round)
+      Check(this->backend(), this->reference(), {1, k, {random.Int(1, 11)}}, random);
 }
 
 TYPED_TEST(MatMulTest, ManyRows) {

@@ -47,6 +47,24 @@ TYPED_TEST(OrderTest, MatMulRowsDoNotDependOnTheCall) {
   }
 }
 
+// Around the length where a single row changes its way through the weights.
+TYPED_TEST(OrderTest, LongMatMulRowsDoNotDependOnTheCall) {
+  Random random(35);
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t k : {2047, 2050, 4096, 4097, 4641, 6173}) {
+      const int64_t m = 20, n = 11;
+      HostTensor x = HostTensor::Normal(random, DType::kF32, m, k), weight = HostTensor::Normal(random, type, n, k);
+      const HostTensor all = Product(this->backend(), x, 0, m, weight);
+      for (const int64_t count : {1, 2, 7}) {
+        for (int64_t first = 0; first + count <= m; first += count) {
+          const HostTensor part = Product(this->backend(), x, first, count, weight);
+          for (int64_t r = 0; r < count; ++r) ExpectSameBits(part, r, all, first + r);
+        }
+      }
+    }
+  }
+}
+
 TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirPlace) {
   Random random(31);
   for (const int64_t m : {1, 5, 30}) {

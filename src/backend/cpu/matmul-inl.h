@@ -41,7 +41,8 @@ struct RowTiles {
 // Direct weights come from memory. The rows of a tile are the length of a page apart or more, which no hardware
 // prefetcher follows well (measured: half of the read bandwidth), so each step asks for its share of the next tile's
 // rows, in the linear order of memory and into L2: rows whose distance is a power of two would evict each other from
-// L1.
+// L1. Past the end of a task this asks for the next task's rows, or for memory that nobody reads: cheaper than a tile
+// that nobody asked for, and a prefetch never faults.
 template <class T>
 struct DirectWeights {
   const T* rows[kTileOuts];
@@ -155,47 +156,94 @@ void PackTile(const MatMulPlan& plan, int64_t tile) {
 }
 int64_t RowTileCount(int64_t m) { return RowTiles(m).count; }
 
-// One row of activations: two outputs at a time, so that both hardware and software prefetch keep up with memory.
+// The lanes of one block of one output.
 template <class T>
-HWY_NOINLINE void DirectOutsOfOneRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+HWY_INLINE VF DotBlock(DF d, const float* x, const T* w, int64_t length) {
+  VF sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= length; i += 2 * kLanes) {
+    sum = hn::MulAdd(hn::Load(d, x + i), LoadF32(d, w + i), sum);
+    sum = hn::MulAdd(hn::Load(d, x + i + kLanes), LoadF32(d, w + i + kLanes), sum);
+  }
+  for (; i < length; i += kLanes) {
+    const bool whole = i + kLanes <= length;
+    sum = hn::MulAdd(hn::Load(d, x + i), whole ? LoadF32(d, w + i) : LoadTail(d, w + i, length - i), sum);
+  }
+  return sum;
+}
+
+// One short row of activations, which stays in L1 beside the stream of weights: one output after the other is one pass
+// through memory in ascending order, which the hardware prefetches best (measured: 0.98 of the read bandwidth, and 0.88
+// with any prefetch of ours on top). The tree takes four blocks at a time.
+template <class T>
+HWY_NOINLINE void DirectOutsOfOneShortRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+  const DF d;
+  const int64_t k = plan.x.cols;
+  HWY_ALIGN float blocks[4], out[kTileOuts];
+  for (int64_t n = begin; n < end; ++n) {
+    const T* row = p.weight.as<T>(n);
+    float sum = 0;
+    for (int64_t start = 0; start < k; start += 4 * kSumBlock) {
+      VF lanes[4];
+      INFINIGEN_UNROLL for (int64_t b = 0; b < 4; ++b) {
+        const int64_t first = std::min(start + b * kSumBlock, k);
+        lanes[b] = DotBlock(d, plan.packed + first, row + first, std::min(kSumBlock, k - first));
+      }
+      hn::Store(SumLanesOfFour(d, lanes[0], lanes[1], lanes[2], lanes[3]), D4(), blocks);
+      for (int64_t b = 0; b < 4 && start + b * kSumBlock < k; ++b) sum = start + b == 0 ? blocks[0] : sum + blocks[b];
+    }
+    out[(n - begin) % kTileOuts] = sum;
+    const int64_t done = (n - begin) % kTileOuts + 1;
+    if (done == kTileOuts || n + 1 == end) Finish(p, 0, n + 1 - done, done, out);
+  }
+}
+
+// One long row of activations: nothing but the stream of weights. Each step takes whole lines of every row of the tile,
+// asks for its share of the tile after the next (into L2, in the order of memory) and for the lines that it will want
+// soon (from L2 into L1).
+template <class T>
+HWY_NOINLINE void DirectOutsOfOneLongRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const DF d;
   const D4 d4;
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // elements; whole vectors on every target
-  constexpr int64_t kAhead = 8 * kLine;                            // from L2 into L1
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // elements
+  constexpr int64_t kStep = std::max(kLine, 2 * kLanes);
+  constexpr int64_t kAhead = 8 * kLine;
   const int64_t k = plan.x.cols;
-  for (int64_t n = begin; n < end; n += 2) {
-    const int64_t count = std::min<int64_t>(2, end - n);
-    const T* a = p.weight.as<T>(n);
-    const T* b = p.weight.as<T>(n + count - 1);
-    // Two pairs ahead in the order of memory, into L2. Past the last row this asks for memory that is not read; a
-    // prefetch never faults.
-    const T* next = p.weight.as<T>(std::min(n + 4, p.weight.rows - 1));
+  for (int64_t n = begin; n < end; n += kTileOuts) {
+    const int64_t count = std::min(kTileOuts, end - n);
+    const T* rows[kTileOuts];
+    for (int64_t o = 0; o < kTileOuts; ++o) rows[o] = p.weight.as<T>(n + std::min(o, count - 1));
+    const T* next = p.weight.as<T>(std::min(n + 2 * kTileOuts, p.weight.rows - 1));
     auto sums = hn::Zero(d4);
     for (int64_t start = 0; start < k; start += kSumBlock) {
       const int64_t stop = std::min(start + kSumBlock, k);
-      VF sum_a = hn::Zero(d), sum_b = hn::Zero(d);
+      VF lanes[kTileOuts], low[kTileOuts], high[kTileOuts];
+      INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) lanes[o] = hn::Zero(d);
       int64_t i = start;
-      for (; i + kLine <= stop; i += kLine, next += 2 * kLine) {
-        PrefetchL2(next);
-        PrefetchL2(next + kLine);
-        PrefetchL1(a + i + kAhead);
-        PrefetchL1(b + i + kAhead);
-        INFINIGEN_UNROLL for (int64_t j = 0; j < kLine; j += kLanes) {
-          const VF x = hn::Load(d, plan.packed + i + j);
-          sum_a = hn::MulAdd(x, LoadF32(d, a + i + j), sum_a);
-          sum_b = hn::MulAdd(x, LoadF32(d, b + i + j), sum_b);
+      for (; i + kStep <= stop; i += kStep, next += kTileOuts * kStep) {
+        INFINIGEN_UNROLL for (int64_t line = 0; line < kTileOuts * kStep; line += kLine) PrefetchL2(next + line);
+        INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) {
+          INFINIGEN_UNROLL for (int64_t j = 0; j < kStep; j += kLine) PrefetchL1(rows[o] + i + j + kAhead);
+        }
+        INFINIGEN_UNROLL for (int64_t j = 0; j < kStep; j += 2 * kLanes) {
+          const VF x_low = hn::Load(d, plan.packed + i + j), x_high = hn::Load(d, plan.packed + i + j + kLanes);
+          INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) LoadPair(d, rows[o] + i + j, low[o], high[o]);
+          INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) lanes[o] = hn::MulAdd(x_low, low[o], lanes[o]);
+          INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) lanes[o] = hn::MulAdd(x_high, high[o], lanes[o]);
         }
       }
       for (; i < stop; i += kLanes) {
         const VF x = hn::Load(d, plan.packed + i);
         const bool whole = i + kLanes <= stop;
-        sum_a = hn::MulAdd(x, whole ? LoadF32(d, a + i) : LoadTail(d, a + i, stop - i), sum_a);
-        sum_b = hn::MulAdd(x, whole ? LoadF32(d, b + i) : LoadTail(d, b + i, stop - i), sum_b);
+        INFINIGEN_UNROLL for (int64_t o = 0; o < kTileOuts; ++o) {
+          const VF w = whole ? LoadF32(d, rows[o] + i) : LoadTail(d, rows[o] + i, stop - i);
+          lanes[o] = hn::MulAdd(x, w, lanes[o]);
+        }
       }
-      const auto block = SumLanesOfFour(d, sum_a, sum_b, sum_a, sum_b);
+      const auto block = SumLanesOfFour(d, lanes[0], lanes[1], lanes[2], lanes[3]);
       sums = start == 0 ? block : hn::Add(sums, block);
     }
-    HWY_ALIGN float out[4];
+    HWY_ALIGN float out[kTileOuts];
     hn::Store(sums, d4, out);
     Finish(p, 0, n, count, out);
   }
@@ -213,7 +261,8 @@ HWY_NOINLINE void DirectOuts(const MatMulPlan& plan, const Projection& p, int64_
       DirectWeights<T> weights;
       for (int64_t o = 0; o < kTileOuts; ++o) weights.rows[o] = p.weight.as<T>(n + std::min(o, count - 1)) + start;
       weights.tail = length % kLanes;
-      weights.next = n + 2 * kTileOuts <= end ? p.weight.row(n + kTileOuts) + start * kTileOuts * sizeof(T) : nullptr;
+      weights.next = p.weight.row(std::min(n + kTileOuts, p.weight.rows - 1)) +
+                     start * kTileOuts * static_cast<int64_t>(sizeof(T));
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t height = tiles.Height(tile);
         const float* x = plan.packed + tiles.First(tile) * plan.padded_k + start * height;

@@ -15,7 +15,8 @@ namespace infinigen::HWY_NAMESPACE {
 
 template <class T>
 void MatMulOutsOf(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
-  if (plan.x.rows == 1) return DirectOutsOfOneRow<T>(plan, p, begin, end);
+  if (plan.x.rows == 1 && plan.x.cols <= kShortRow) return DirectOutsOfOneShortRow<T>(plan, p, begin, end);
+  if (plan.x.rows == 1) return DirectOutsOfOneLongRow<T>(plan, p, begin, end);
   if (plan.x.rows <= kDirectRows) return DirectOuts<T>(plan, p, begin, end);
   PanelOuts<T>(plan, p, begin, end, scratch);
 }

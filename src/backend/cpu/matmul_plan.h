@@ -19,6 +19,8 @@ inline constexpr int64_t kTileOuts = 4;
 // Up to this many activation rows the weights stream from memory straight into registers; with more they are first
 // widened, a panel at a time, into cache.
 inline constexpr int64_t kDirectRows = 16;
+// A single activation row of up to this many elements (16 KB of f32) leaves room in a 32 KB L1 cache.
+inline constexpr int64_t kShortRow = 4096;
 // Outputs of one panel: 64 x 512 f32 are 128 KB of L2.
 inline constexpr int64_t kPanelOuts = 64;
 // Activation rows per walk over a panel; their partial sums lie beside the panel.
