@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws `infinigen bench --json` results as an SVG: time of a decode step against context, one line per --kv, and the floors.
 
-    python3 tools/plot_steps.py results.json GB_PER_S out.svg
+    python3 tools/plot_steps.py GB_PER_S out.svg results.json ...
 
 A floor is a line's own bytes (weights, entries, sketches: "step_bytes") at GB_PER_S, the read bandwidth that
 build/release/bench_floors measures on the same machine. Needs nothing but Python.
@@ -71,13 +71,16 @@ def draw(results, gb_per_s, title):
 
 
 def main():
-    if len(sys.argv) != 4:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        bench = json.load(file)
+    results = []
+    for path in sys.argv[3:]:
+        with open(path, encoding="utf-8") as file:
+            bench = json.load(file)
+        results += bench["results"]
     title = f"{bench['model']['name']}, batch {bench['batch']}, {bench['device']['threads']} threads"
-    with open(sys.argv[3], "w", encoding="utf-8") as file:
-        file.write(draw(bench["results"], float(sys.argv[2]), title))
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write(draw(results, float(sys.argv[1]), title))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,10 @@ void AddSketchFlags(Flags& flags, KvFlags* kv) {
       },
       "SHARE", fmt::format("size of a sketch against its key (default {})", kv->ratio));
   flags.Choice("--kv-sketch-type", &kv->sketch_type, {"bf16", "int8", "int4"}, "stored type of sketches");
-  flags.Choice("--kv-projection", &kv->projection, {"rotation", "pair", "none"},
-               "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions");
+  flags.Choice(
+      "--kv-projection", &kv->projection, {"auto", "rotation", "pair", "none"},
+      "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions; auto: pair, "
+      "or rotation with --kv-columns prompt");
   flags.Choice("--kv-columns", &kv->columns, {"fixed", "prompt"},
                "sketch columns fixed by calibration, or chosen by each prompt");
   flags.Text("--kv-skew", &kv->skew, "FILE", "skew file to use (default: the model's, made on first use)");
@@ -188,6 +190,13 @@ GuessSource SourceOf(const std::string& word) {
   return word == "prev-step" ? GuessSource::kPrevStep : GuessSource::kSelf;
 }
 
+ProjectionKind ProjectionOf(const KvFlags& flags) {
+  if (flags.projection == "none") return ProjectionKind::kNone;
+  // Columns that a prompt chooses are those of the rotation: the pair's two sides cannot be compared.
+  const bool rotation = flags.projection == "rotation" || (flags.projection == "auto" && flags.columns == "prompt");
+  return rotation ? ProjectionKind::kRotation : ProjectionKind::kPair;
+}
+
 KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
   KvMethod method;
   method.preset = *std::find(kPresets.begin(), kPresets.end(), preset);
@@ -205,13 +214,9 @@ KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
                                                      : SketchType::kInt4;
   method.ratio = flags.ratio;
   method.prompt_columns = flags.columns == "prompt" && method.select == SelectKind::kSketch;
+  method.projection = Name(ProjectionOf(flags));
   method.measure_mass = flags.mass_recall;
   return method;
-}
-
-ProjectionKind ProjectionOf(const std::string& word) {
-  if (word == "pair") return ProjectionKind::kPair;
-  return word == "rotation" ? ProjectionKind::kRotation : ProjectionKind::kNone;
 }
 
 // What each allows and both together do not.
@@ -253,7 +258,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
     ASSIGN_OR_RETURN(common.limit_bytes, ParseSize(flags.limit));
   }
   if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
-  common.projection = ProjectionOf(flags.projection);
+  common.projection = ProjectionOf(flags);
   common.skew_file = flags.skew;
 
   std::vector<KvChoice> choices;
@@ -282,7 +287,11 @@ Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, in
   KvMethod method = choice.method;
   method.dense_layers = choice.dense_layers.value_or(method.from == GuessSource::kSelf ? 0 : 2);
   method.sketch_dims = SketchDims(config.head_dim, method.ratio);
-  const SelectRule& rule = method.rule;
+  SelectRule& rule = method.rule;
+  if (rule.force_count > 0) {  // everything attended is counted: sinks and window give way
+    rule.sinks = std::min(rule.sinks, rule.force_count - 1);
+    rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
+  }
   const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
   const bool all = rule.force_count == 0 && always >= max_tokens;
   if (all || method.dense_layers >= config.layers) method.select = SelectKind::kAll;

@@ -21,7 +21,7 @@ inline constexpr float kDefaultAlpha = 5.0f;
 inline constexpr double kDefaultCap = 0.2;
 inline constexpr double kDefaultRatio = 0.3;
 inline constexpr int64_t kDefaultSinks = 4;
-inline constexpr int64_t kDefaultWindow = 512;
+inline constexpr int64_t kDefaultWindow = 576;
 inline constexpr int64_t kDefaultMinRows = 256;
 
 struct KvFlags {
@@ -38,7 +38,7 @@ struct KvFlags {
   std::string from = "self";
   std::string counts = "ragged";
   std::string sketch_type = "int8";
-  std::string projection = "rotation";
+  std::string projection = "auto";
   std::string columns = "fixed";
   std::string hot;
   int64_t force_count = 0;
@@ -54,7 +54,7 @@ struct KvChoice {
   std::optional<uint64_t> limit_bytes;  // nullopt: what memory allows
   KvMethod method;                      // fitted to no model yet
   std::optional<int64_t> dense_layers;  // nullopt: by the source of the guess
-  ProjectionKind projection = ProjectionKind::kRotation;
+  ProjectionKind projection = ProjectionKind::kPair;
   std::string skew_file;  // empty: where skews are kept
 };
 // One for each preset of the list.

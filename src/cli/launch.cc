@@ -36,16 +36,21 @@ SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
 Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
   const ModelConfig& config = model.config;
   const int64_t dims = options.method.sketch_dims;
-  if (options.method.select != SelectKind::kSketch) return SketchSource();
+  if (options.method.select != SelectKind::kSketch) {
+    // A file that was named must be right even where the context is so short that nothing is selected.
+    if (kv.method.select == SelectKind::kSketch && !kv.skew_file.empty())
+      RETURN_IF_ERROR(FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
+    return SketchSource();
+  }
   if (kv.projection == ProjectionKind::kNone || (IsRandom(model) && kv.skew_file.empty()))
     return PlainSource(config, dims);
   ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
   const int64_t positions = found.origin().positions;
   if (config.positions == PositionKind::kRope && options.max_tokens > positions)
     Warn(
-        fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -c {}` makes "
-                    "one for it",
-                    positions, options.max_tokens, options.max_tokens));
+        fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -m {} -c {}` "
+                    "makes one for it",
+                    positions, options.max_tokens, model.directory, options.max_tokens));
   SketchSource source;
   for (LayerId layer : IdRange<LayerId>(config.layers)) source.bases.push_back(found.Basis(layer, kv.projection, dims));
   if (!options.method.prompt_columns) return source;

@@ -86,6 +86,7 @@ Json KvJson(const ExecutorOptions& options) {
   if (sketches)
     json.update({{"sketch_type", Name(method.sketch_type)},
                  {"sketch_dims", method.sketch_dims},
+                 {"projection", method.projection},
                  {"columns", method.prompt_columns ? "prompt" : "fixed"}});
   if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
   return json;

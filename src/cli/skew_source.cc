@@ -129,6 +129,10 @@ Result<std::string> SaveSkew(const Skew& skew, const std::string& directory) {
   const std::string beside = BesideModel(directory);
   const Status written = WriteSkew(skew, beside);
   if (written.ok()) return beside;
+  // What lies beside the model is looked at first: a second one in the cache would never be found.
+  if (std::filesystem::exists(beside))
+    return IoError("{}; it is in the way of any other: remove it, or write elsewhere (-o FILE) and pass --kv-skew FILE",
+                   written.error().message);
   const std::string cached = CachedSkewPath(skew.origin().model);
   if (cached.empty()) return written.error();
   std::error_code ignored;  // then the write fails, and says why
@@ -144,7 +148,8 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& directory, co
   if (!file.empty()) {
     Result<Skew> skew = ReadSkew(file, identity, ShapeOf(model.config));
     if (skew.ok()) return skew;
-    return WithAdvice(skew.error(), "make one with: infinigen calibrate -o FILE");
+    return WithAdvice(skew.error(),
+                      fmt::format("make one with: infinigen calibrate -m {} -o FILE", OneLine(directory)));
   }
   ASSIGN_OR_RETURN(std::optional<Skew> found, LookUp(model.config, identity, directory));
   if (found) return std::move(*found);

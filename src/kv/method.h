@@ -37,9 +37,10 @@ struct KvMethod {
   bool mean_counts = false;  // one count for all heads of a sequence: their mean (published)
   int64_t dense_layers = 0;  // the first so many layers attend to everything
   SketchType sketch_type = SketchType::kInt8;
-  double ratio = 0;             // of head_dim, as asked for
-  int64_t sketch_dims = 0;      // what it came to
-  bool prompt_columns = false;  // sketch columns chosen by each prompt
+  double ratio = 0;                      // of head_dim, as asked for
+  int64_t sketch_dims = 0;               // what it came to
+  std::string_view projection = "none";  // how sketches are made, by name; a literal
+  bool prompt_columns = false;           // sketch columns chosen by each prompt
   bool measure_mass = false;
 
   bool selects(LayerId layer) const { return select != SelectKind::kAll && layer.value() >= dense_layers; }

@@ -8,12 +8,13 @@ namespace infinigen {
 
 // Who is chosen, for one sequence. `n` is the number of its retained rows, the current token's included.
 struct SelectRule {
-  float alpha = 5.0f;       // chosen: relative score ≥ −alpha; infinity: no threshold
-  double cap = 0.2;         // at most ⌊cap · n⌋ rows are chosen ...
-  int32_t min_rows = 1;     // ... but at least so many, cap or threshold or not
-  int32_t sinks = 0;        // first rows, always attended
-  int32_t window = 0;       // rows just before the current token, always attended
-  int32_t force_count = 0;  // > 0, for benchmarks: attend exactly min(this, n) rows, whatever the scores' height
+  float alpha = 5.0f;    // chosen: relative score ≥ −alpha; infinity: no threshold
+  double cap = 0.2;      // at most ⌊cap · n⌋ rows are chosen ...
+  int32_t min_rows = 1;  // ... but at least so many, cap or threshold or not
+  int32_t sinks = 0;     // first rows, always attended
+  int32_t window = 0;    // rows just before the current token, always attended
+  // > 0, for benchmarks: attend exactly min(this, n) rows, whatever the scores' height; more than sinks + window.
+  int32_t force_count = 0;
 
   // ⌊cap · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
   int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }

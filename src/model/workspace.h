@@ -2,6 +2,7 @@
 // because both come from the same walk.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 

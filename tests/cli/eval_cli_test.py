@@ -6,6 +6,7 @@ usage: eval_cli_test.py INFINIGEN MODEL [unittest arguments]. Standard library o
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,10 @@ class Needle(Case):
         run = Run(*arguments)
         self.assertEqual((run.code, run.err), (0, ""), run)
         self.assertNotIn("\x1b", run.out)
-        self.assertLessEqual(run.out.count("\n"), 25)
+        text, picture = run.out.split("\nWhere each layer looked")
+        self.assertLessEqual(text.count("\n"), 25)
+        self.assertEqual(len(re.findall(r"^ +\d+ [ ·░▒▓█]+$", picture, re.M)), 12, picture)
+        self.assertIn("^ the code", picture)
         self.assertRegex(run.out, r"Answer: \d{6}   <- right\n")
         parent, child = pty.openpty()
         process = subprocess.Popen([cli_test.BINARY, *arguments], stdout=child, stderr=child)

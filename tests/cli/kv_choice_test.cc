@@ -59,7 +59,7 @@ TEST(KvChoice, Defaults) {
   EXPECT_EQ(choice.type, std::nullopt);
   EXPECT_EQ(choice.limit_bytes, std::nullopt);
   EXPECT_EQ(choice.dense_layers, std::nullopt);
-  EXPECT_EQ(choice.projection, ProjectionKind::kRotation);
+  EXPECT_EQ(choice.projection, ProjectionKind::kPair);
   EXPECT_EQ(choice.skew_file, "");
   const KvMethod& method = choice.method;
   EXPECT_EQ(method.preset, "infinigen");
@@ -240,12 +240,28 @@ TEST(FitMethod, SketchAndDenseLayers) {
   EXPECT_EQ(FitMethod(Choice({"--kv-dense-layers", "5"}), Model(12, 64), 8192)->dense_layers, 5);
 }
 
+TEST(FitMethod, AForcedCountHoldsSinksAndWindow) {
+  const auto rule = [](const char* count) {
+    return FitMethod(Choice({"--kv-force-count", count}), Model(4, 64), 8192)->rule;
+  };
+  EXPECT_EQ(rule("819").window, kDefaultWindow);
+  EXPECT_EQ(rule("100").sinks, kDefaultSinks);
+  EXPECT_EQ(rule("100").window, 95) << "4 sinks, 95 in the window, the current token";
+  EXPECT_EQ(rule("1").sinks, 0);
+  EXPECT_EQ(rule("1").window, 0);
+}
+
+TEST(KvChoice, APromptChoosesAmongColumnsOfTheRotation) {
+  EXPECT_EQ(Choice({"--kv-columns", "prompt"}).projection, ProjectionKind::kRotation);
+  EXPECT_EQ(Choice({"--kv-columns", "prompt", "--kv-projection", "none"}).projection, ProjectionKind::kNone);
+}
+
 TEST(FitMethod, WhereNothingCanBeLeftOutNothingIsSelected) {
   const auto select = [](const Arguments& arguments, int64_t max_tokens) {
     return FitMethod(Choice(arguments), Model(4, 64), max_tokens)->select;
   };
-  EXPECT_EQ(select({}, 517), SelectKind::kAll) << "4 sinks, 512 in the window, the current token";
-  EXPECT_EQ(select({}, 518), SelectKind::kSketch);
+  EXPECT_EQ(select({}, 581), SelectKind::kAll) << "4 sinks, 576 in the window, the current token";
+  EXPECT_EQ(select({}, 582), SelectKind::kSketch);
   EXPECT_EQ(select({"--kv-min", "600"}, 600), SelectKind::kAll);
   EXPECT_EQ(select({"--kv-min", "600"}, 601), SelectKind::kSketch);
   EXPECT_EQ(select({"--kv-force-count", "5"}, 10), SelectKind::kSketch) << "a benchmark gets what it asks for";

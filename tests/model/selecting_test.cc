@@ -285,6 +285,77 @@ TEST_P(Selecting, CountsAreWhatWasAttended) {
   }
 }
 
+// Columns that the prompt chooses: by Σ|qA| + Σ|kA| over its queries and keys, and from then on for every key.
+TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
+  method.prompt_columns = true;
+  const RandomModelWithBases other(GetParam().config, 8, 99);
+  const ModelConfig& config = model.config;
+  const size_t d = static_cast<size_t>(config.head_dim), kv_heads = static_cast<size_t>(config.kv_heads);
+  std::vector<std::vector<double>> told(static_cast<size_t>(config.layers));
+  SketchSource source{.bases = model.bases};
+  source.rotation = [&](LayerId) {  // swaps the first two dimensions of every head
+    std::vector<float> matrix(kv_heads * d * d);
+    for (size_t head = 0; head < kv_heads; ++head)
+      for (size_t i = 0; i < d; ++i) matrix[(head * d + i) * d + (i < 2 ? 1 - i : i)] = 1;
+    return matrix;
+  };
+  source.choose = [&](LayerId layer, std::span<const double> sums) {
+    told[layer.index()].assign(sums.begin(), sums.end());
+    return other.bases[layer.index()];
+  };
+  const std::unique_ptr<Executor> chooses =
+      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = DType::kF32, .method = method},
+                   std::move(source))
+          .value();
+  std::vector<std::vector<double>> sums(static_cast<size_t>(config.layers), std::vector<double>(kv_heads * d));
+  chooses->ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& queries, const ConstTensor& keys) {
+    for (const ConstTensor* rows : {&queries, &keys}) {
+      const size_t width = static_cast<size_t>(rows->cols), per_kv = width / kv_heads;
+      for (int64_t r = 0; r < rows->rows; ++r)
+        for (size_t i = 0; i < width; ++i) {
+          const size_t column = i % d < 2 ? 1 - i % d : i % d;
+          sums[layer.index()][i / per_kv * d + column] += std::fabs(static_cast<double>(rows->as<float>(r)[i]));
+        }
+    }
+  });
+  const std::vector<int32_t> ids = model.Ids(620, 12);  // more than one chunk
+  const std::vector<float> ours = Decode(*chooses, ids, 600);
+  method.prompt_columns = false;
+  const std::unique_ptr<Executor> fixed =
+      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = DType::kF32, .method = method},
+                   {.bases = other.bases})
+          .value();
+  EXPECT_EQ(ours, Decode(*fixed, ids, 600));
+  for (size_t layer = static_cast<size_t>(method.dense_layers); layer < told.size(); ++layer) {
+    ASSERT_EQ(told[layer].size(), sums[layer].size());
+    for (size_t i = 0; i < sums[layer].size(); ++i) EXPECT_NEAR(told[layer][i], sums[layer][i], 1e-3 * sums[layer][i]);
+  }
+}
+
+// More threads than heads: the scores of a head are made in several parts.
+TEST_P(Selecting, ATeamLargerThanTheHeadsSelectsAlike) {
+  for (const bool mean : {false, true}) {
+    method.mean_counts = mean;
+    method.rule.alpha = 0.5f;
+    std::vector<std::vector<float>> logits;
+    for (const int threads : {1, 8}) {
+      const std::unique_ptr<Executor> executor =
+          MakeExecutor(model.config, model.weights,
+                       {.threads = threads, .max_tokens = 9000, .kv_type = DType::kF32, .method = method},
+                       {.bases = model.bases})
+              .value();
+      const SeqSlot slot = executor->Admit(9000).value();
+      executor->FillSynthetic(slot, 8999, 5);
+      const StepItem item{.slot = slot, .token = 3, .row = 8999};
+      logits.emplace_back(static_cast<size_t>(model.config.vocab));
+      if (model.config.positions == PositionKind::kLearned) return;  // has no such position
+      executor->Step({&item, 1}, logits.back());
+      executor->Release(slot);
+    }
+    EXPECT_EQ(logits[0], logits[1]) << mean;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Selecting, testing::ValuesIn(Cases()),
                          [](const auto& test) { return test.param.name; });
 
