@@ -24,8 +24,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Accumulators: rows x vectors of 32 (AVX-512) or 16 vector registers.
-inline constexpr int64_t kOuterRows = 6;
+// Accumulators: rows x vectors of 32 (AVX-512) or 16 vector registers. The emulated target has none to fill, and its
+// kernels take the longest to compile.
+inline constexpr int64_t kOuterRows = HWY_TARGET == HWY_EMU128 ? 2 : 6;
 inline constexpr int64_t kOuterVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -45,25 +46,13 @@ struct ListedRows {
   HWY_INLINE const T* operator()(int64_t s) const { return at[s] + offset; }
 };
 
-// One block's keys and values in memory: consecutive entries, or listed ones.
+// One block's keys and values in memory.
 template <class E>
-struct EntryRun {
+struct EntryBlock {
   using T = E;
-  const T* first;  // the key of its first entry
-  int64_t stride;  // elements from entry to entry
-  int64_t count;   // entries that exist, at most kAttentionBlock
+  const T* const* at;  // the keys; up to a whole number of vectors the last one repeats
+  int64_t count;       // entries that exist, at most kAttentionBlock
   int64_t dim;
-  HWY_INLINE const T* Key(int64_t j) const { return first + std::min(j, count - 1) * stride; }
-  HWY_INLINE StridedRows<T> Keys(int64_t j) const { return {first + j * stride, stride}; }
-  HWY_INLINE StridedRows<T> Values() const { return {first + dim, stride}; }
-};
-template <class E>
-struct EntryList {
-  using T = E;
-  const T* const* at;  // [count] keys
-  int64_t count;
-  int64_t dim;
-  HWY_INLINE const T* Key(int64_t j) const { return at[std::min(j, count - 1)]; }
   HWY_INLINE ListedRows<T> Keys(int64_t j) const { return {at + j, 0}; }
   HWY_INLINE ListedRows<T> Values() const { return {at, dim}; }
 };
@@ -161,9 +150,7 @@ HWY_INLINE void TransposeKeys(const Block& block, float* out) {
   const DF d;
   constexpr int64_t kStep = 4 * kPerUnit<T>;
   for (int64_t j = 0; j < block.count; j += kLanes) {
-    const T* at[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) at[lane] = block.Key(j + lane);
-    const ListedRows<T> keys{at, 0};
+    const ListedRows<T> keys = block.Keys(j);
     int64_t i = 0;
     for (; i + kStep <= block.dim; i += kStep) {
       VU units[4];
@@ -198,23 +185,23 @@ HWY_INLINE void WidenValues(const Block& block, int64_t padded_dim, float* out) 
 struct NothingNext {
   HWY_INLINE void Ask(int64_t) {}
 };
-struct RunNext {
-  const std::byte* data;
-  const std::byte* end;
+struct EntriesNext {
+  // Lines still to be asked for: of a run of entries...
+  const std::byte* data = nullptr;
+  const std::byte* end = nullptr;
+  // ...or of listed ones, each as a whole.
+  const std::byte* const* at = nullptr;
+  const std::byte* const* at_end = nullptr;
+  int64_t entry_lines = 0;
+  int64_t owed = 0;
   HWY_INLINE void Ask(int64_t lines) {
-    if (data >= end) return;
-    for (int64_t line = 0; line < lines; ++line) PrefetchL2(data + line * 64);
-    data += lines * 64;
-  }
-};
-struct ListNext {
-  const std::byte* const* at;  // entries still to be asked for
-  const std::byte* const* end;
-  int64_t entry_lines;
-  int64_t owed = 0;  // lines: an entry is asked for as a whole
-  HWY_INLINE void Ask(int64_t lines) {
-    for (owed += lines; owed >= entry_lines && at < end; owed -= entry_lines, ++at)
-      for (int64_t line = 0; line < entry_lines; ++line) PrefetchL2(*at + line * 64);
+    if (data < end) {
+      for (int64_t line = 0; line < lines; ++line) PrefetchL2(data + line * 64);
+      data += lines * 64;
+    } else {
+      for (owed += lines; owed >= entry_lines && at < at_end; owed -= entry_lines, ++at)
+        for (int64_t line = 0; line < entry_lines; ++line) PrefetchL2(*at + line * 64);
+    }
   }
 };
 
@@ -292,26 +279,13 @@ HWY_NOINLINE Next OuterRows(const float* left, int64_t left_stride, Right right,
 }
 
 // Returns what of `next` is still to be asked for.
-template <class Right, class Next, class Sink>
+template <int64_t kRows = kOuterRows, class Right, class Next, class Sink>
 HWY_INLINE Next Outer(int64_t rows, const float* left, int64_t left_stride, const Right& right, int64_t steps,
                       int64_t columns, Next next, const Sink& sink) {
-  switch (rows) {
-    case 1:
-      return OuterRows<1>(left, left_stride, right, steps, columns, next, sink);
-    case 2:
-      return OuterRows<2>(left, left_stride, right, steps, columns, next, sink);
-    case 3:
-      return OuterRows<3>(left, left_stride, right, steps, columns, next, sink);
-    case 4:
-      return OuterRows<4>(left, left_stride, right, steps, columns, next, sink);
-    case 5:
-      return OuterRows<5>(left, left_stride, right, steps, columns, next, sink);
-    case 6:
-      return OuterRows<6>(left, left_stride, right, steps, columns, next, sink);
-    default:
-      HWY_DASSERT(false);
-      return next;
-  }
+  if constexpr (kRows > 1)
+    if (rows < kRows) return Outer<kRows - 1>(rows, left, left_stride, right, steps, columns, next, sink);
+  HWY_DASSERT(rows == kRows);
+  return OuterRows<kRows>(left, left_stride, right, steps, columns, next, sink);
 }
 
 // ---- Scores of few rows straight from memory: scores [kRows][kAttentionBlock].
@@ -358,38 +332,18 @@ HWY_INLINE void ScoreKeys(const Keys& keys, int64_t dim, const float* queries, i
 
 template <int kRows, class Block, class Next>
 HWY_NOINLINE Next ScoreRows(const Block& block, const float* queries, int64_t query_stride, Next next, float* scores) {
-  using T = typename Block::T;
-  int64_t j = 0;
-  for (; j + kLanes <= block.count; j += kLanes)
-    ScoreKeys<kRows, T>(block.Keys(j), block.dim, queries, query_stride, next, scores + j);
-  if (j < block.count) {
-    const T* at[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) at[lane] = block.Key(j + lane);
-    ScoreKeys<kRows, T>(ListedRows<T>{at, 0}, block.dim, queries, query_stride, next, scores + j);
-  }
+  for (int64_t j = 0; j < block.count; j += kLanes)
+    ScoreKeys<kRows, typename Block::T>(block.Keys(j), block.dim, queries, query_stride, next, scores + j);
   return next;
 }
 
-template <class Block, class Next>
+template <int64_t kRows = kOuterRows, class Block, class Next>
 HWY_INLINE Next Score(int64_t rows, const Block& block, const float* queries, int64_t query_stride, Next next,
                       float* scores) {
-  switch (rows) {
-    case 1:
-      return ScoreRows<1>(block, queries, query_stride, next, scores);
-    case 2:
-      return ScoreRows<2>(block, queries, query_stride, next, scores);
-    case 3:
-      return ScoreRows<3>(block, queries, query_stride, next, scores);
-    case 4:
-      return ScoreRows<4>(block, queries, query_stride, next, scores);
-    case 5:
-      return ScoreRows<5>(block, queries, query_stride, next, scores);
-    case 6:
-      return ScoreRows<6>(block, queries, query_stride, next, scores);
-    default:
-      HWY_DASSERT(false);
-      return next;
-  }
+  if constexpr (kRows > 1)
+    if (rows < kRows) return Score<kRows - 1>(rows, block, queries, query_stride, next, scores);
+  HWY_DASSERT(rows == kRows);
+  return ScoreRows<kRows>(block, queries, query_stride, next, scores);
 }
 
 // ---- The running softmax.
@@ -539,6 +493,11 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
 template <class T>
 HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
   return plan.group <= kOuterRows && plan.dim == plan.padded_dim && plan.dim % (kPerUnit<T> * kLanes) == 0;
+}
+
+// Whether a chunk's rows end in paired order (LoadStep).
+HWY_INLINE bool IsPaired(const AttentionPlan& plan, int64_t rows) {
+  return plan.entries.layout.type == DType::kBF16 && rows == plan.group && ReadsInPlace<BF16>(plan);
 }
 
 // One block for the query heads of one token, all of which see all of it; entries are read once, straight from memory.

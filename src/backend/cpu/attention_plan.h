@@ -53,7 +53,7 @@ struct AttentionPlan {
   int64_t padded_dim;  // in whole vectors of the widest target
 };
 
-// Some chunks of one (token, KV head).
+// Some chunks of one (token, KV head) in decode.
 struct DecodeTask {
   const float* queries = nullptr;  // [group][dim]
   int64_t slot = 0, head = 0;
@@ -62,5 +62,45 @@ struct DecodeTask {
   int64_t first = 0, last = 0;    // chunks
   float* parts = nullptr;         // [last - first][group][state_floats]: where their states go
 };
+
+// Consecutive tokens of one KV head in prefill, the first of which sees `first_length` entries. queries and out point
+// at this KV head's first query head of the first token.
+struct PrefillTask {
+  const float* queries = nullptr;
+  int64_t query_stride = 0;  // floats from token to token
+  int64_t slot = 0, head = 0;
+  int64_t tokens = 0, first_length = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+// True scores of rows [first, last) of one (token, KV head), `first` a multiple of kAttentionBlock.
+struct ScoreTask {
+  const float* queries = nullptr;  // [group][dim]
+  int64_t slot = 0, head = 0;
+  int64_t first = 0, last = 0;
+  float* scores = nullptr;  // [blocks][group][kAttentionBlock]
+};
+
+// What one task does, for entries of one stored type (attention_typed-inl.h). Each needs scratch_floats of its rows.
+template <class T>
+struct AttentionOf {
+  static void Decode(const AttentionPlan& plan, const DecodeTask& task, float* scratch);
+  static void Prefill(const AttentionPlan& plan, const PrefillTask& task, float* scratch);
+  static void Score(const AttentionPlan& plan, const ScoreTask& task, float* scratch);
+};
+
+// Calls f with the functions of the stored type.
+template <class F>
+void WithAttentionOf(DType type, F&& f) {
+  switch (type) {
+    case DType::kF32:
+      return f(AttentionOf<float>());
+    case DType::kF16:
+      return f(AttentionOf<F16>());
+    case DType::kBF16:
+      return f(AttentionOf<BF16>());
+  }
+}
 
 }  // namespace infinigen

@@ -17,35 +17,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-template <class T>
-HWY_INLINE void ScoreEntriesOf(const AttentionPlan& plan, const float* scaled, int64_t slot, int64_t head,
-                               int64_t begin, int64_t visible, float* scores) {
-  static_assert(kScoreBlock == kAttentionBlock);
-  for (int64_t start = begin; start < visible; start += kScoreBlock) {
-    const EntryRun<T> block{reinterpret_cast<const T*>(plan.entries.Entry(slot, head, start)), 2 * plan.dim,
-                            std::min(kScoreBlock, visible - start), plan.dim};
-    for (int64_t g = 0; g < plan.group; g += kOuterRows, scores += kOuterRows * kScoreBlock)
-      Score(std::min(kOuterRows, plan.group - g), block, scaled + g * plan.padded_dim, plan.padded_dim, NothingNext{},
-            scores);
-    scores += (plan.group - (plan.group + kOuterRows - 1) / kOuterRows * kOuterRows) * kScoreBlock;
-  }
-}
-
-// True scores of rows [first, last) of one KV head: scores [blocks][group][64]. scratch [group][padded_dim].
-void ScoreEntries(const AttentionPlan& plan, const float* queries, int64_t slot, int64_t head, int64_t first,
-                  int64_t last, float* scores, float* scratch) {
-  for (int64_t g = 0; g < plan.group; ++g)
-    for (int64_t i = 0; i < plan.dim; ++i) scratch[g * plan.padded_dim + i] = queries[g * plan.dim + i] * plan.scale;
-  switch (plan.entries.layout.type) {
-    case DType::kF32:
-      return ScoreEntriesOf<float>(plan, scratch, slot, head, first, last, scores);
-    case DType::kF16:
-      return ScoreEntriesOf<F16>(plan, scratch, slot, head, first, last, scores);
-    case DType::kBF16:
-      return ScoreEntriesOf<BF16>(plan, scratch, slot, head, first, last, scores);
-  }
-}
-
 void FindMaxima(const ScoredRows& rows, int64_t group) {
   Maxima maxima(rows.maxima, group);
   for (int64_t start = rows.first; start < rows.last; start += kScoreBlock)
@@ -87,7 +58,6 @@ HWY_AFTER_NAMESPACE();
 namespace infinigen {
 namespace {
 
-HWY_EXPORT(ScoreEntries);
 HWY_EXPORT(FindMaxima);
 HWY_EXPORT(ShareInside);
 
@@ -98,6 +68,19 @@ void CheckQueries(const ConstTensor& queries, int64_t tokens, const AttentionSha
   CHECK(queries.type == DType::kF32 && queries.cols == shape.heads * layout.head_dim && queries.rows >= tokens);
 }
 
+// True scores of rows [first, last): scores [blocks][group][64]. scratch [group][padded_dim].
+void ScoreEntries(const AttentionPlan& plan, const ConstTensor& queries, const TokenBatch& batch, int64_t token,
+                  int64_t head, int64_t first, int64_t last, float* scores, float* scratch) {
+  static_assert(kScoreBlock == kAttentionBlock);
+  const ScoreTask task{.queries = queries.as<float>(token) + head * plan.group * plan.dim,
+                       .slot = batch.slots[token],
+                       .head = head,
+                       .first = first,
+                       .last = last,
+                       .scores = scores};
+  WithAttentionOf(plan.entries.layout.type, [&](auto typed) { typed.Score(plan, task, scratch); });
+}
+
 }  // namespace
 
 void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
@@ -105,9 +88,7 @@ void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch
   CheckQueries(queries, batch.count, shape, entries);
   const AttentionPlan plan(entries, shape);
   const auto score = [&](int64_t token, int64_t head, const ScoredRows& rows, float* scratch) {
-    HWY_DYNAMIC_DISPATCH(ScoreEntries)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, rows.first, rows.last,
-     rows.scores, scratch);
+    ScoreEntries(plan, queries, batch, token, head, rows.first, rows.last, rows.scores, scratch);
     HWY_DYNAMIC_DISPATCH(FindMaxima)(rows, plan.group);
   };
   SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.group * plan.padded_dim, score);
@@ -125,9 +106,7 @@ void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch
     float* scores = private_[static_cast<size_t>(thread)].Reserve(
         plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
     float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
-    HWY_DYNAMIC_DISPATCH(ScoreEntries)
-    (plan, queries.as<float>(token) + head * plan.group * plan.dim, batch.slots[token], head, 0, visible, scores,
-     scratch);
+    ScoreEntries(plan, queries, batch, token, head, 0, visible, scores, scratch);
     for (int64_t g = 0; g < plan.group; ++g)
       shares[task * plan.group + g] = HWY_DYNAMIC_DISPATCH(ShareInside)(
           scores, plan.group, g, visible, selection.Rows(token, head), selection.Count(token, head));

@@ -1,0 +1,179 @@
+// Attention over entries of one stored type: the work of one task, once per SIMD target. A file of a type defines
+// INFINIGEN_ENTRY_TYPE and includes this one; each is a unit of compilation, because together they take minutes.
+#include <algorithm>
+
+#include "backend/cpu/attention_plan.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/attention_typed-inl.h"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <hwy/highway.h>
+
+#include "backend/cpu/attention-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace infinigen::HWY_NAMESPACE {
+namespace {
+
+using Element = INFINIGEN_ENTRY_TYPE;
+
+// Where a task's blocks come from. Ahead(start, end) names the block at `start` as what will be read next, and must
+// have done so before Block(start, end) is asked for; past the end it names nothing.
+class EntrySource {
+ public:
+  // `rows` ascend; null: every row.
+  EntrySource(const AttentionPlan& plan, int64_t slot, int64_t head, const int32_t* rows)
+      : plan_(plan), slot_(slot), head_(head), rows_(rows) {}
+
+  EntryBlock<Element> Block(int64_t start, int64_t end) const {
+    return {reinterpret_cast<const Element* const*>(at_[Place(start)]), std::min(kAttentionBlock, end - start),
+            plan_.dim};
+  }
+  EntriesNext Ahead(int64_t start, int64_t end) {
+    if (start >= end) return {};
+    const int64_t entry_bytes = static_cast<int64_t>(plan_.entries.layout.entry_bytes());
+    const int64_t count = std::min(kAttentionBlock, end - start);
+    const std::byte** at = at_[Place(start)];
+    if (rows_ == nullptr)
+      PointAtRun(start, count, entry_bytes, at);
+    else
+      PointAtListed(rows_ + start, count, entry_bytes, at);
+    for (int64_t j = count; j % kLanes != 0; ++j) at[j] = at[count - 1];
+    if (rows_ == nullptr) return {.data = at[0], .end = at[count - 1] + entry_bytes};
+    // An entry that starts inside a line ends in one more.
+    return {.at = at, .at_end = at + count, .entry_lines = (entry_bytes + 63) / 64 + (entry_bytes % 64 != 0 ? 1 : 0)};
+  }
+
+ private:
+  static int64_t Place(int64_t start) { return start / kAttentionBlock % 2; }
+  void PointAtRun(int64_t start, int64_t count, int64_t entry_bytes, const std::byte** at) const {
+    const std::byte* first = plan_.entries.Entry(slot_, head_, start);
+    for (int64_t j = 0; j < count; ++j) at[j] = first + j * entry_bytes;
+  }
+  void PointAtListed(const int32_t* rows, int64_t count, int64_t entry_bytes, const std::byte** at) const {
+    // Rows ascend, so that those of one extent follow each other.
+    for (int64_t j = 0; j < count;) {
+      const int64_t extent = rows[j] / kExtentTokens, limit = (extent + 1) * kExtentTokens;
+      const std::byte* head = plan_.entries.HeadInExtent(slot_, extent, head_);
+      do {
+        at[j] = head + (rows[j] - extent * kExtentTokens) * entry_bytes;
+      } while (++j < count && rows[j] < limit);
+    }
+  }
+
+  const AttentionPlan& plan_;
+  int64_t slot_, head_;
+  const int32_t* rows_;
+  const std::byte* at_[2][kAttentionBlock];  // this block's entries and the next one's
+};
+
+// Blocks of one chunk, ascending, into rows whose states were reset. Entries up to `ahead` will be read after it.
+HWY_INLINE void AttendChunk(const AttentionPlan& plan, const QueryRows& q, EntrySource& source, int64_t begin,
+                            int64_t end, int64_t ahead, float* keys, float* values) {
+  const bool in_place = q.rows == q.group && ReadsInPlace<Element>(plan);
+  for (int64_t start = begin; start < end; start += kAttentionBlock) {
+    const auto block = source.Block(start, end);
+    const auto next = source.Ahead(start + kAttentionBlock, ahead);
+    if (in_place)
+      AttendBlockInPlace(plan, q, block, next, start);
+    else
+      AttendBlock(plan, q, block, start, keys, values);
+  }
+}
+
+// Chunks [task.first, task.last) for the query heads of one KV head.
+void DecodeChunks(const AttentionPlan& plan, const DecodeTask& task, float* scratch) {
+  float* scaled = scratch;
+  float* keys = scaled + plan.group * plan.padded_dim;
+  float* values = keys + kAttentionBlock * plan.padded_dim;
+  for (int64_t g = 0; g < plan.group; ++g)
+    ScaleQuery(task.queries + g * plan.dim, plan.dim, plan.scale, scaled + g * plan.padded_dim);
+  const int64_t task_end = std::min(task.last * kAttentionChunk, task.length);
+  EntrySource source(plan, task.slot, task.head, task.rows);
+  // Each block asks for the one after it; the first has nobody before it.
+  auto first_block = source.Ahead(task.first * kAttentionChunk, task_end);
+  first_block.Ask(kAttentionBlock * static_cast<int64_t>(plan.entries.layout.entry_bytes()) / 64);
+  float* parts = task.parts;
+  for (int64_t chunk = task.first; chunk < task.last; ++chunk, parts += plan.group * plan.state_floats()) {
+    for (int64_t g = 0; g < plan.group; ++g) ResetState(parts + g * plan.state_floats(), plan.padded_dim);
+    const QueryRows q{scaled, parts, plan.group, plan.group, task.length};
+    const int64_t begin = chunk * kAttentionChunk;
+    AttendChunk(plan, q, source, begin, std::min(begin + kAttentionChunk, task.length), task_end, keys, values);
+  }
+}
+
+void PrefillTokens(const AttentionPlan& plan, const PrefillTask& task, float* scratch) {
+  const int64_t rows = task.tokens * plan.group, state = plan.state_floats();
+  float* scaled = scratch;
+  float* parts = scaled + rows * plan.padded_dim;
+  float* totals = parts + rows * state;
+  float* keys = totals + rows * state;
+  float* values = keys + kAttentionBlock * plan.padded_dim;
+  const auto offset = [&](int64_t r, int64_t stride) { return r / plan.group * stride + r % plan.group * plan.dim; };
+  for (int64_t r = 0; r < rows; ++r) {
+    ScaleQuery(task.queries + offset(r, task.query_stride), plan.dim, plan.scale, scaled + r * plan.padded_dim);
+    ResetState(totals + r * state, plan.padded_dim);
+  }
+  const QueryRows q{scaled, parts, rows, plan.group, task.first_length};
+  const int64_t length = q.Length(rows - 1);
+  EntrySource source(plan, task.slot, task.head, nullptr);
+  source.Ahead(0, length);
+  for (int64_t begin = 0; begin < length; begin += kAttentionChunk) {
+    for (int64_t r = 0; r < rows; ++r) ResetState(parts + r * state, plan.padded_dim);
+    AttendChunk(plan, q, source, begin, std::min(begin + kAttentionChunk, length), length, keys, values);
+    for (int64_t r = 0; r < rows; ++r)
+      if (q.Length(r) > begin) MergeState(totals + r * state, parts + r * state, plan.padded_dim);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    Finish(totals + r * state, plan.dim, IsPaired(plan, rows), task.out + offset(r, task.out_stride));
+}
+
+// True scores of rows [task.first, task.last).
+void ScoreEntries(const AttentionPlan& plan, const ScoreTask& task, float* scratch) {
+  for (int64_t g = 0; g < plan.group; ++g)
+    for (int64_t i = 0; i < plan.dim; ++i)
+      scratch[g * plan.padded_dim + i] = task.queries[g * plan.dim + i] * plan.scale;
+  EntrySource source(plan, task.slot, task.head, nullptr);
+  source.Ahead(task.first, task.last);
+  float* scores = task.scores;
+  for (int64_t start = task.first; start < task.last; start += kAttentionBlock) {
+    const auto block = source.Block(start, task.last);
+    EntriesNext next = source.Ahead(start + kAttentionBlock, task.last);
+    for (int64_t g = 0; g < plan.group; g += kOuterRows)
+      next = Score(std::min(kOuterRows, plan.group - g), block, scratch + g * plan.padded_dim, plan.padded_dim, next,
+                   scores + g * kAttentionBlock);
+    scores += plan.group * kAttentionBlock;
+  }
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace infinigen::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace infinigen {
+namespace {
+
+HWY_EXPORT(DecodeChunks);
+HWY_EXPORT(PrefillTokens);
+HWY_EXPORT(ScoreEntries);
+
+}  // namespace
+
+template <>
+void AttentionOf<INFINIGEN_ENTRY_TYPE>::Decode(const AttentionPlan& plan, const DecodeTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(DecodeChunks)(plan, task, scratch);
+}
+template <>
+void AttentionOf<INFINIGEN_ENTRY_TYPE>::Prefill(const AttentionPlan& plan, const PrefillTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(PrefillTokens)(plan, task, scratch);
+}
+template <>
+void AttentionOf<INFINIGEN_ENTRY_TYPE>::Score(const AttentionPlan& plan, const ScoreTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ScoreEntries)(plan, task, scratch);
+}
+
+}  // namespace infinigen
+#endif  // HWY_ONCE
