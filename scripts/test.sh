@@ -83,10 +83,7 @@ if ! $quick; then
     run_ctest asan -LE slow -E 'embedded_cpu|Shipped|AgreesWithTransformers'
   fi
   if check "build fuzz" build fuzz; then
-    for source in tests/fuzz/fuzz_*.cc; do
-      name=$(basename "$source" .cc)
-      check "fuzz ${name#fuzz_}" tests/fuzz/run.sh "build/fuzz/$name" 8
-    done
+    run_ctest fuzz -L fuzz
   fi
 fi
 

@@ -99,8 +99,9 @@ class Sequence {
     // Values so small that their weighted sums underflow, with signs: zero sums must agree in sign too.
     for (int64_t r = 0; r < s.length; ++r) values.Set(r, 0, r % 2 == 0 ? 1e-42f : -1e-42f);
     std::vector<int32_t> slots(static_cast<size_t>(s.length), 0);
-    for (int32_t i = 0; i < s.length; ++i) rows_.push_back(i);
-    backend.Append(Queue::kCompute, {s.length, nullptr, slots.data(), rows_.data()}, keys.view(), values.view(),
+    std::vector<int32_t> rows(static_cast<size_t>(s.length));
+    std::iota(rows.begin(), rows.end(), 0);
+    backend.Append(Queue::kCompute, {s.length, nullptr, slots.data(), rows.data()}, keys.view(), values.view(),
                    entries_.view());
   }
   HostTensor Prefill(CpuBackend& backend, int64_t chunk) {
@@ -122,20 +123,18 @@ class Sequence {
                          longest, Shape(), entries_.view(), out.view());
     return out;
   }
-  const std::vector<int32_t>& rows() const { return rows_; }
 
  private:
   AttentionShape Shape() const { return {scene_.kv_heads * scene_.group, 0.2f}; }
   Scene scene_;
   TestEntries<CpuBackend> entries_;
   HostTensor queries_;
-  std::vector<int32_t> rows_;
 };
 
 TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
   Random random(32);
   CpuBackend one(1), two(2);
-  const Scene scenes[] = {{DType::kBF16, 2, 4, 64, 1200},
+  const Scene scenes[] = {{DType::kBF16, 2, 4, 64, 1100},  // two chunks
                           {DType::kF16, 1, 1, 20, 330},
                           {DType::kF32, 2, 3, 80, 300},
                           {DType::kBF16, 1, 8, 128, 150},
@@ -145,13 +144,16 @@ TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
     Sequence sequence(this->backend(), scene, random);
     const HostTensor whole = sequence.Prefill(this->backend(), scene.length);
     for (const int64_t chunk : {1, 7, 64, 100}) {
-      if (chunk == 1 && scene.length > 400) continue;  // decode below does the same
+      if (chunk < 64 && scene.length > 400) continue;  // decode below does the same
       const HostTensor cut = sequence.Prefill(two, chunk);
       for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(cut, r, whole, r);
     }
     for (CpuBackend* backend : {&one, &two, &this->backend()}) {
-      const HostTensor batch = sequence.Decode(*backend, sequence.rows());
-      for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(batch, r, whole, r);
+      // Every row of the first and last block, and some between.
+      std::vector<int32_t> rows;
+      for (int32_t row = 0; row < scene.length; row += row < 64 || row > scene.length - 64 ? 1 : 7) rows.push_back(row);
+      const HostTensor batch = sequence.Decode(*backend, rows);
+      for (size_t i = 0; i < rows.size(); ++i) ExpectSameBits(batch, static_cast<int64_t>(i), whole, rows[i]);
     }
     for (int32_t row = 0; row < scene.length; row += 29) ExpectSameBits(sequence.Decode(one, {row}), 0, whole, row);
   }
@@ -215,7 +217,7 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
     };
     const Outcome all = run(this->backend(), kRows, kTokens);
     for (CpuBackend* backend : {&one, &many, &this->backend()}) {
-      for (const int64_t together : {1, 3, 7}) {
+      for (const int64_t together : {1, 3}) {
         const Outcome part = run(*backend, together == 1 ? 512 : 61, together);
         ASSERT_EQ(part.sketches, all.sketches);
         ASSERT_EQ(part.counts, all.counts);

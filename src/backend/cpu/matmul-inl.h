@@ -24,8 +24,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Accumulators: rows x kTileOuts of 32 (AVX-512) or 16 vector registers.
-inline constexpr int64_t kTileRows = HWY_TARGET == HWY_AVX3 ? 6 : 3;
+// Accumulators: rows x kTileOuts of 32 (AVX-512) or 16 vector registers. The emulated target has none to fill, and its
+// kernels take the longest to compile.
+inline constexpr int64_t kTileRows = HWY_TARGET == HWY_AVX3 ? 6 : HWY_TARGET == HWY_EMU128 ? 2 : 3;
 
 // How m rows are cut into tiles: as even as possible, none above kTileRows.
 struct RowTiles {
@@ -97,27 +98,13 @@ HWY_INLINE void SumBlockTile(const float* x, const Weights& weights, int64_t ste
   }
 }
 
-template <class Weights>
+template <int64_t kRows = kTileRows, class Weights>
 HWY_INLINE void SumBlockRows(int64_t rows, const float* x, const Weights& weights, int64_t steps, bool first,
                              float* sums) {
-  switch (rows) {
-    case 1:
-      return SumBlockTile<1>(x, weights, steps, first, sums);
-    case 2:
-      return SumBlockTile<2>(x, weights, steps, first, sums);
-    case 3:
-      return SumBlockTile<3>(x, weights, steps, first, sums);
-#if HWY_TARGET == HWY_AVX3
-    case 4:
-      return SumBlockTile<4>(x, weights, steps, first, sums);
-    case 5:
-      return SumBlockTile<5>(x, weights, steps, first, sums);
-    case 6:
-      return SumBlockTile<6>(x, weights, steps, first, sums);
-#endif
-    default:
-      HWY_DASSERT(false);
-  }
+  if constexpr (kRows > 1)
+    if (rows < kRows) return SumBlockRows<kRows - 1>(rows, x, weights, steps, first, sums);
+  HWY_DASSERT(rows == kRows);
+  SumBlockTile<kRows>(x, weights, steps, first, sums);
 }
 
 // out[row][n .. n + count) from finished sums, count <= kTileOuts.
