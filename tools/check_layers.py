@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 HARD_LINES = 800
 
-VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h"}  # plain structs below both kv and backend
+VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/retain_view.h",
+        "kv/cache_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},

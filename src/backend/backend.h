@@ -25,9 +25,8 @@
 #include <span>
 
 #include "base/result.h"
+#include "kv/cache_view.h"
 #include "kv/selection_view.h"
-#include "kv/sketch_view.h"
-#include "kv/view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
 
@@ -66,10 +65,22 @@ struct TokenBatch {
   int64_t count = 0;
   const int32_t* ids = nullptr;    // [count] vocabulary ids
   const int32_t* slots = nullptr;  // [count] whose sequence
-  const int32_t* rows = nullptr;   // [count] row in the sequence = position
+  const int32_t* rows = nullptr;   // [count] the last row of its cache: position, until the layer evicts
+  // In layers that evict:
+  const int32_t* positions = nullptr;  // [count] null: rows
+  const int32_t* places = nullptr;     // [count][kv_heads] the token's own row; null: rows
+  int64_t kv_heads = 0;                // of places
 
+  int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
+  int32_t Place(int64_t i, int64_t head) const { return places == nullptr ? rows[i] : places[i * kv_heads + head]; }
   TokenBatch Range(int64_t first, int64_t n) const {
-    return {n, ids == nullptr ? nullptr : ids + first, slots + first, rows + first};
+    return {.count = n,
+            .ids = ids == nullptr ? nullptr : ids + first,
+            .slots = slots + first,
+            .rows = rows + first,
+            .positions = positions == nullptr ? nullptr : positions + first,
+            .places = places == nullptr ? nullptr : places + first * kv_heads,
+            .kv_heads = kv_heads};
   }
 };
 
@@ -91,7 +102,8 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
                            LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
-                           MassTotals* mass, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
+                           MassTotals* mass, RetainRule retain, LayerCache cache, int32_t* places, const void* host_in,
+                           void* host_out, size_t bytes, float eps, int64_t n) {
   { B::kActivation } -> std::convertible_to<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -115,7 +127,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 
   // out[i] = table[ids[i]], converted.                 table [vocab][hidden], out [count][hidden]
   { b.Embed(queue, batch, c, t) } -> std::same_as<void>;
-  // x[i] += table[rows[i] + n].                        learned positions; OPT stores them from row 2 on
+  // x[i] += table[position i + n].                     learned positions; OPT stores them from row 2 on
   { b.AddPositions(queue, batch, c, n, t) } -> std::same_as<void>;
   // out = x / rms(x) · weight; out may be x.           x, out [m][hidden]; weight [1][hidden] f32
   { b.RmsNorm(queue, t, c, eps, t) } -> std::same_as<void>;
@@ -123,7 +135,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
   // Each projection's out from the same x [m][k]; no out may overlap x.
   { b.MatMul(queue, t, projections) } -> std::same_as<void>;
-  // table[i] = cos, then sin, of rows[i] · frequencies. frequencies [1][d/2] f32, table [count][d] f32; once per step
+  // table[i] = cos, then sin, of position i · frequencies. frequencies [1][d/2] f32, table [count][d] f32; once per
+  // step
   { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
   // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
   { b.Rope(queue, c, t) } -> std::same_as<void>;
@@ -131,7 +144,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Copy(queue, c, t) } -> std::same_as<void>;
   // gate = silu(gate) · up.
   { b.SiluMul(queue, t, t) } -> std::same_as<void>;
-  // Writes key and value rows [count][kv_heads·d] as entries, rounded to the stored type. The extents exist.
+  // Writes key and value rows [count][kv_heads·d] as entries at the tokens' places, rounded to the stored type. The
+  // extents exist.
   { b.Append(queue, batch, c, c, entries) } -> std::same_as<void>;
   // Token i of the run attends to entries [0, first_row + i], its own included (it has been appended).
   { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
@@ -140,7 +154,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 
   // ---- Sketch, select, attend: InfiniGen's step (kv/sketch.h and kv/selection.h define the arithmetic).
 
-  // Writes the sketches of key rows [count][kv_heads·d] at the tokens' rows.
+  // Writes the sketches of key rows [count][kv_heads·d] at the tokens' places.
   { b.AppendSketches(queue, batch, c, basis, sketches) } -> std::same_as<void>;
   // out = queries · basis · scale.                     queries [count][heads·d], out [count][heads·dims] f32
   { b.SketchQueries(queue, c, batch, shape, basis, t) } -> std::same_as<void>;
@@ -153,6 +167,23 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.AttendSelected(queue, c, batch, selection, shape, entries, t) } -> std::same_as<void>;
   // For measurement: which share of each query head's true attention lies inside the selection; added to `mass`.
   { b.MeasureMass(queue, c, batch, selection, shape, entries, mass) } -> std::same_as<void>;
+
+  // ---- Retain: layers that evict (kv/retain.h defines the arithmetic). Tokens of one call are of different sequences,
+  // or of one that is not full yet.
+
+  // places [count][kv_heads] = where each token's entry goes: the next row, or in a full cache a victim's. The books
+  // name the token from now on, and the victim's sketch is void: it has no score.
+  { b.TakePlaces(queue, batch, retain, cache, places) } -> std::same_as<void>;
+  // The marks of rows that were selected by score. Rules of selection as in the call that made the selection; tokens of
+  // one sequence count one after the other.
+  { b.MarkSelected(queue, batch, retain, call, selection) } -> std::same_as<void>;
+  // Marks grow by the attention of queries [count][heads·d] to rows [0, rows[i]].
+  { b.SumAttention(queue, c, batch, shape, cache) } -> std::same_as<void>;
+  // The same for the tokens of a prefill, whose entries lie in rows = positions.
+  { b.SumColumns(queue, c, run, shape, cache) } -> std::same_as<void>;
+  // Slot 0 of the first cache has a prefill's n rows. The survivors for the quota of `run.slot` go to that slot of the
+  // second cache, entries, sketches and books, in the order of their positions.
+  { b.Settle(queue, retain, cache, n, run, cache) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

@@ -52,8 +52,9 @@ class Walk {
       if (!status.ok()) break;
       slots.push_back(*slot);
       const Clock::time_point start = Clock::now();
-      const bool selects = runner->options().method.select != SelectKind::kAll;
-      status = runner->BeginPrefill(*slot, 0, fed, selects ? PrefillKind::kSteps : PrefillKind::kDense);
+      const KvMethod& method = runner->options().method;
+      const bool dense = method.select == SelectKind::kAll && !method.evicts();
+      status = runner->BeginPrefill(*slot, 0, fed, dense ? PrefillKind::kDense : PrefillKind::kSteps);
       if (!status.ok()) break;
       bool whole = false;
       while (!whole && !Interrupted()) whole = runner->RunPrefillUnit(*slot);

@@ -15,10 +15,37 @@
 namespace infinigen {
 namespace {
 
-// Presets of the design; the first three are there.
-constexpr std::array<std::string_view, 8> kPresets = {"full",      "infinigen", "oracle", "h2o",
-                                                      "streaming", "int8",      "int4",   "quest"};
-constexpr size_t kAvailablePresets = 3;
+// A point in retain × select × store, with the numbers that go with it. Flags of the axes replace its words.
+struct Preset {
+  std::string_view name;
+  SelectKind select = SelectKind::kAll;
+  std::string_view evict = "none";          // without a limit
+  std::string_view limited_evict = "none";  // with --kv-limit
+  std::string_view limit;                   // where none is given
+  int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
+  bool available = true;
+};
+constexpr std::array<Preset, 8> kPresets = {{
+    {.name = "full"},
+    {.name = "infinigen", .select = SelectKind::kSketch, .limited_evict = "counter"},
+    {.name = "oracle", .select = SelectKind::kOracle, .limited_evict = "counter"},
+    {.name = "h2o", .evict = "h2o", .limited_evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
+    {.name = "streaming", .evict = "streaming", .limited_evict = "streaming", .limit = kDefaultLimit},
+    {.name = "int8", .available = false},
+    {.name = "int4", .available = false},
+    {.name = "quest", .available = false},
+}};
+
+const Preset* FindPreset(std::string_view name) {
+  const auto found = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& p) { return p.name == name; });
+  return found == kPresets.end() ? nullptr : &*found;
+}
+std::vector<std::string_view> PresetNames(bool available_only) {
+  std::vector<std::string_view> names;
+  for (const Preset& preset : kPresets)
+    if (preset.available || !available_only) names.push_back(preset.name);
+  return names;
+}
 
 bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
 
@@ -32,8 +59,8 @@ std::string CheckPresets(std::string_view text, bool list) {
   while (true) {
     const size_t comma = list ? text.find(',') : std::string_view::npos;
     const std::string_view name = text.substr(0, comma);
-    if (std::find(kPresets.begin(), kPresets.end(), name) == kPresets.end())
-      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(kPresets, "|"));
+    if (FindPreset(name) == nullptr)
+      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(PresetNames(false), "|"));
     if (comma == std::string_view::npos) return {};
     text.remove_prefix(comma + 1);
   }
@@ -106,11 +133,12 @@ void AddSelectionFlags(Flags& flags, KvFlags* kv) {
       "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
       fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
   flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
-                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kv->min_rows));
-  flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
-                fmt::format("always attend to the first N tokens (default {})", kv->sinks));
+                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kDefaultMinRows));
+  flags.Integer(
+      "--kv-sinks", &kv->sinks, 0, INT32_MAX,
+      fmt::format("always attend to the first N tokens, and never evict them (default {}, h2o 0)", kDefaultSinks));
   flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
-                fmt::format("always attend to the last N tokens (default {})", kv->window));
+                fmt::format("always attend to the last N tokens (default {})", kDefaultWindow));
   flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
                 "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
   flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
@@ -144,9 +172,17 @@ void AddStorageFlags(Flags& flags, KvFlags* kv) {
   flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
                "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
   flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
-               "hard limit of the pool, for example 8GiB (default: what memory allows)");
-  flags.Custom("--kv-evict", Checked(&kv->evict, OneOf({"none", "counter", "lru", "fifo", "h2o", "streaming"})),
-               "POLICY", "who must leave a full pool: none in this version (default none)");
+               fmt::format("hard limit of the pool, for example 8GiB, or 20% of every sequence (default: what memory "
+                           "allows; h2o and streaming {})",
+                           kDefaultLimit));
+  std::vector<std::string_view> policies = {"none"};
+  std::string help = "who leaves a full cache: none (a sequence that does not fit is refused)";
+  for (const RetainPolicy* policy : RetainPolicies()) {
+    policies.push_back(policy->name);
+    help += fmt::format(", {} ({})", policy->name, policy->summary);
+  }
+  flags.Custom("--kv-evict", Checked(&kv->evict, OneOf(policies)), "POLICY",
+               help + " (default none; with a limit infinigen has counter)");
   flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
   flags.Custom("--kv-hot", Checked(&kv->hot, CheckSize), "SIZE", "entries kept on the GPU; needs --device cuda");
 }
@@ -162,14 +198,9 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 Status CheckAvailable(const KvFlags& flags) {
   if (flags.select == "quest")
     return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
-  if (!flags.evict.empty() && flags.evict != "none")
-    return Unsupported("--kv-evict {} is not part of this version; available: none", flags.evict);
   if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
   if (flags.type == "int8" || flags.type == "int4")
     return Unsupported("--kv-type {} is not part of this version; available: auto, f32, f16, bf16", flags.type);
-  if (IsPercent(flags.limit))
-    return Unsupported("--kv-limit {}: a share makes entries be evicted, and this version evicts none; pass a size",
-                       flags.limit);
   if (!flags.hot.empty()) {
     const Result<uint64_t> hot = ParseSize(flags.hot);
     if (hot.ok() && *hot > 0) return Unsupported("--kv-hot {}: only a GPU has a hot set", flags.hot);
@@ -178,10 +209,10 @@ Status CheckAvailable(const KvFlags& flags) {
   return Ok();
 }
 
-SelectKind SelectOf(std::string_view preset, const std::string& select) {
-  if (select == "all" || (select.empty() && preset == "full")) return SelectKind::kAll;
-  if (select == "oracle" || (select.empty() && preset == "oracle")) return SelectKind::kOracle;
-  return SelectKind::kSketch;
+SelectKind SelectOf(const Preset& preset, const std::string& select) {
+  if (select.empty()) return preset.select;
+  if (select == "all") return SelectKind::kAll;
+  return select == "oracle" ? SelectKind::kOracle : SelectKind::kSketch;
 }
 
 GuessSource SourceOf(const std::string& word) {
@@ -197,16 +228,17 @@ ProjectionKind ProjectionOf(const KvFlags& flags) {
   return rotation ? ProjectionKind::kRotation : ProjectionKind::kPair;
 }
 
-KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
+KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
+  const auto given = [](int64_t flag, int64_t otherwise) { return static_cast<int32_t>(flag >= 0 ? flag : otherwise); };
   KvMethod method;
-  method.preset = *std::find(kPresets.begin(), kPresets.end(), preset);
+  method.preset = preset.name;
   method.select = SelectOf(preset, flags.select);
   method.from = SourceOf(flags.from);
   method.rule = {.alpha = flags.alpha,
                  .cap = flags.cap,
-                 .min_rows = static_cast<int32_t>(flags.min_rows),
-                 .sinks = static_cast<int32_t>(flags.sinks),
-                 .window = static_cast<int32_t>(flags.window),
+                 .min_rows = given(flags.min_rows, preset.min_rows),
+                 .sinks = given(flags.sinks, preset.sinks),
+                 .window = given(flags.window, preset.window),
                  .force_count = static_cast<int32_t>(flags.force_count)};
   method.mean_counts = flags.counts == "mean";
   method.sketch_type = flags.sketch_type == "bf16"   ? SketchType::kBF16
@@ -219,6 +251,32 @@ KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
   return method;
 }
 
+// Who leaves, and when. `alone`: the preset is the only one, so that a limit is meant for it.
+Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, KvChoice& choice) {
+  const std::string_view limit = flags.limit.empty() ? preset.limit : std::string_view(flags.limit);
+  const std::string_view word = !flags.evict.empty()  ? std::string_view(flags.evict)
+                                : flags.limit.empty() ? preset.evict
+                                                      : preset.limited_evict;
+  choice.method.retain = FindRetainPolicy(word);
+  const bool evicts = choice.method.retain != nullptr;
+  if (evicts && limit.empty())
+    return Invalid("--kv-evict {} needs a limit: pass --kv-limit, as a size or a share like 80%", word);
+  if (!evicts && IsPercent(limit)) {
+    if (!alone) return Ok();
+    return Invalid("--kv-limit {}: a share makes entries leave, and --kv {} keeps all; pass --kv-evict, or a size",
+                   limit, preset.name);
+  }
+  if (limit.empty() || (!evicts && flags.limit.empty())) return Ok();
+  if (IsPercent(limit)) {
+    const std::string wrong = SetShare(std::string(limit), &choice.method.limit.share);
+    CHECK(wrong.empty());
+    return Ok();
+  }
+  ASSIGN_OR_RETURN(choice.limit_bytes, ParseSize(std::string(limit)));
+  choice.method.limit.bytes = *choice.limit_bytes;
+  return Ok();
+}
+
 // What each allows and both together do not.
 Status CheckTogether(const KvChoice& choice) {
   const KvMethod& method = choice.method;
@@ -228,6 +286,16 @@ Status CheckTogether(const KvChoice& choice) {
         "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass --kv-dense-layers 1 "
         "or more",
         Name(method.from));
+  if (method.evicts() && method.retain->needs_selection() && method.select == SelectKind::kAll)
+    return Invalid(
+        "--kv-evict {} goes by selections, and --kv-select all makes none; pass --kv-evict fifo, h2o, streaming or "
+        "random",
+        method.retain->name);
+  if (method.evicts() && method.retain->sums_attention && method.select != SelectKind::kAll)
+    return Invalid("--kv-evict {} goes by the attention to everything retained: pass --kv-select all",
+                   method.retain->name);
+  if (method.evicts() && method.prompt_columns)
+    return Unsupported("--kv-columns prompt is not there together with --kv-evict {}", method.retain->name);
   if (method.prompt_columns && choice.projection == ProjectionKind::kPair)
     return Unsupported(
         "--kv-columns prompt: columns are compared by what they hold of queries and keys alike, and the pair's two "
@@ -241,8 +309,9 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Group("KV cache");
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
-               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
-               "(true best, slow, for measurement) (default infinigen)");
+               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), h2o "
+               "(keep heavy hitters), streaming (keep first and last), oracle (true best, slow, for measurement) "
+               "(default infinigen)");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
   AddStorageFlags(flags, kv);
@@ -254,25 +323,25 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   KvChoice common;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
     if (flags.type == Name(type)) common.type = type;
-  if (!flags.limit.empty()) {
-    ASSIGN_OR_RETURN(common.limit_bytes, ParseSize(flags.limit));
-  }
   if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
   common.projection = ProjectionOf(flags);
   common.skew_file = flags.skew;
 
   std::vector<KvChoice> choices;
   std::string_view presets = flags.presets;
+  const bool alone = presets.find(',') == std::string_view::npos;
   while (!presets.empty()) {
-    const std::string_view preset = presets.substr(0, presets.find(','));
-    const auto known = std::find(kPresets.begin(), kPresets.end(), preset);
-    if (known - kPresets.begin() >= static_cast<ptrdiff_t>(kAvailablePresets))
-      return Unsupported("--kv {} is not part of this version; available: {}", preset,
-                         fmt::join(kPresets.begin(), kPresets.begin() + kAvailablePresets, ", "));
+    const std::string_view name = presets.substr(0, presets.find(','));
+    const Preset* preset = FindPreset(name);
+    CHECK(preset != nullptr);
+    if (!preset->available)
+      return Unsupported("--kv {} is not part of this version; available: {}", name,
+                         fmt::join(PresetNames(true), ", "));
     KvChoice& choice = choices.emplace_back(common);
-    choice.method = MethodOf(flags, preset);
+    choice.method = MethodOf(flags, *preset);
+    RETURN_IF_ERROR(ResolveRetention(flags, *preset, alone, choice));
     RETURN_IF_ERROR(CheckTogether(choice));
-    presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
+    presets.remove_prefix(std::min(name.size() + 1, presets.size()));
   }
   return choices;
 }
@@ -292,9 +361,11 @@ Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, in
     rule.sinks = std::min(rule.sinks, rule.force_count - 1);
     rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
   }
+  const bool dense = method.dense_layers >= config.layers;
+  if (dense) method.retain = nullptr;
   const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
-  const bool all = rule.force_count == 0 && always >= max_tokens;
-  if (all || method.dense_layers >= config.layers) method.select = SelectKind::kAll;
+  const bool all = rule.force_count == 0 && always >= max_tokens && !method.evicts();
+  if (all || dense) method.select = SelectKind::kAll;
   return method;
 }
 

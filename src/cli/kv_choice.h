@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -23,6 +24,7 @@ inline constexpr double kDefaultRatio = 0.3;
 inline constexpr int64_t kDefaultSinks = 4;
 inline constexpr int64_t kDefaultWindow = 576;
 inline constexpr int64_t kDefaultMinRows = 256;
+inline constexpr std::string_view kDefaultLimit = "20%";  // of presets that are nothing without one
 
 struct KvFlags {
   std::string presets = "infinigen";  // one, or in `bench` a comma list
@@ -33,7 +35,7 @@ struct KvFlags {
   std::string skew;
   float alpha = kDefaultAlpha;
   double cap = kDefaultCap, ratio = kDefaultRatio;
-  int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
+  int64_t sinks = -1, window = -1, min_rows = -1;  // -1: the preset's
   int64_t dense_layers = -1;  // -1: by the source of the guess
   std::string from = "self";
   std::string counts = "ragged";

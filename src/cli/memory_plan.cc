@@ -37,7 +37,11 @@ struct Fit {
     return parts;
   }
   uint64_t OneSequence(int64_t tokens) const { return Parts(tokens, 1).pool_bytes; }
-  bool LimitHolds(int64_t tokens) const { return !kv_limit || OneSequence(tokens) <= *kv_limit; }
+  // Sequences that evict have their quotas all at once.
+  bool LimitHolds(int64_t tokens) const {
+    if (!kv_limit) return true;
+    return (options.method.evicts() ? Parts(tokens, options.max_batch).pool_bytes : OneSequence(tokens)) <= *kv_limit;
+  }
   bool MemoryHolds(int64_t tokens) const { return Limited(tokens).total_bytes() + kMarginBytes <= available_bytes; }
 
   int64_t LargestContext() const {
@@ -63,7 +67,9 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
   plan.largest_context = fit.LargestContext();
   const MemoryPlan& parts = plan.parts;
   const uint64_t fixed = parts.total_bytes() - parts.pool_bytes + kMarginBytes;
-  plan.options.pool_limit_bytes = kv_limit.value_or(available_bytes > fixed ? available_bytes - fixed : 0);
+  // A share is a share of every sequence, and the sum of those is the limit.
+  const uint64_t free_bytes = available_bytes > fixed ? available_bytes - fixed : 0;
+  plan.options.pool_limit_bytes = kv_limit.value_or(options.method.evicts() ? parts.pool_bytes : free_bytes);
 
   const std::string advice = plan.largest_context > 0 ? fmt::format("the largest context that fits at batch {} is {}",
                                                                     options.max_batch, plan.largest_context)

@@ -148,6 +148,8 @@ bool Engine::TakeOverKept(Live& live) {
   const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
   // At least one token runs, for its logits.
   live.rows = std::min<int64_t>(differ - tokens.begin(), static_cast<int64_t>(prompt.size()) - 1);
+  // What was evicted on the way cannot be brought back.
+  if (executor_.options().method.evicts()) live.rows = 0;
   live.result.kept_tokens = live.rows;
   live.slot = kept_->slot;
   kept_.reset();

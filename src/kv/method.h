@@ -1,5 +1,5 @@
 // A KV method: what is retained, what is selected, how it is stored. Three independent questions (docs/heart.md); the
-// presets of the command line are points in this space. This version retains everything.
+// presets of the command line are points in this space.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv/ids.h"
+#include "kv/retain.h"
 #include "kv/selection_view.h"
 #include "kv/sketch_view.h"
 
@@ -35,16 +36,23 @@ struct KvMethod {
   GuessSource from = GuessSource::kSelf;
   SelectRule rule;
   bool mean_counts = false;  // one count for all heads of a sequence: their mean (published)
-  int64_t dense_layers = 0;  // the first so many layers attend to everything
+  int64_t dense_layers = 0;  // the first so many layers attend to everything and never evict
   SketchType sketch_type = SketchType::kInt8;
   double ratio = 0;                      // of head_dim, as asked for
   int64_t sketch_dims = 0;               // what it came to
   std::string_view projection = "none";  // how sketches are made, by name; a literal
   bool prompt_columns = false;           // sketch columns chosen by each prompt
   bool measure_mass = false;
+  const RetainPolicy* retain = nullptr;  // who leaves a full cache; null: nobody, everything is retained
+  RetainLimit limit;                     // where somebody has to leave
 
   bool selects(LayerId layer) const { return select != SelectKind::kAll && layer.value() >= dense_layers; }
   bool has_sketch(LayerId layer) const { return select == SelectKind::kSketch && layer.value() >= dense_layers; }
+  bool evicts() const { return retain != nullptr; }
+  bool evicts(LayerId layer) const { return evicts() && layer.value() >= dense_layers; }
+  RetainRule retain_rule() const { return {retain->on_append, retain->on_select, retain->sums_attention, rule.sinks}; }
+  // Rows of a sequence that will have so many tokens, in layers that evict; all of them where none does.
+  int64_t Quota(int64_t final_tokens) const { return evicts() ? limit.Quota(final_tokens) : final_tokens; }
   // Whether a step of layer i reads something that layer i-1 left behind.
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };

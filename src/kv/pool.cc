@@ -12,42 +12,54 @@ Pool::Pool(const PoolOptions& options, Allocator& memory) : options_(options), m
   CHECK(options.layout.kv_heads > 0 && options.layout.head_dim > 0);
   sequences_.resize(static_cast<size_t>(options.max_sequences));
   quotas_.resize(sequences_.size());
+  kept_.resize(sequences_.size());
   const size_t places = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
   tables_.resize(places, nullptr);
   slab_of_.resize(places);
 }
 
-uint64_t Pool::QuotaBytes(const EntryLayout& layout, int64_t layers, int64_t rows) {
-  return static_cast<uint64_t>(layers * rows) * layout.row_bytes();
+uint64_t Pool::QuotaBytes(const PoolOptions& options, const RowQuota& quota) {
+  const int64_t evicting = options.evicting_layers();
+  return static_cast<uint64_t>((options.layers - evicting) * quota.rows + evicting * quota.kept) *
+         options.layout.row_bytes();
 }
 
-Result<SeqSlot> Pool::Admit(int64_t quota_rows) {
-  CHECK(quota_rows > 0 && quota_rows <= options_.max_tokens);
+Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
+  CHECK(quota.kept > 0 && quota.kept <= quota.rows && quota.rows <= options_.max_tokens);
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
   if (vacant == sequences_.end()) return Exhausted("all {} sequence slots of the KV pool are taken", sequences_.size());
   const SeqSlot slot(vacant - sequences_.begin());
 
-  const int64_t whole = quota_rows / kExtentTokens, rest = quota_rows % kExtentTokens;
-  const uint64_t rest_bytes = static_cast<uint64_t>(rest) * options_.layout.row_bytes();
-  const uint64_t last_bytes = static_cast<uint64_t>(options_.layers) * rest_bytes;
-  if (Status room = MakeRoom(static_cast<size_t>(whole * options_.layers), last_bytes); !room.ok()) {
+  const uint64_t row_bytes = options_.layout.row_bytes();
+  size_t whole_extents = 0;
+  uint64_t last_bytes = 0;
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    whole_extents += static_cast<size_t>(QuotaOf(quota, layer) / kExtentTokens);
+    last_bytes += static_cast<uint64_t>(QuotaOf(quota, layer) % kExtentTokens) * row_bytes;
+  }
+  if (Status room = MakeRoom(whole_extents, last_bytes); !room.ok()) {
     if (room.error().kind != ErrorKind::kExhausted) return room.error();
-    return Exhausted("a sequence of {} tokens needs {} of KV pool: {}", quota_rows,
-                     FormatSize(QuotaBytes(options_.layout, options_.layers, quota_rows)), room.error().message);
+    return Exhausted("a sequence of {} tokens needs {} of KV pool: {}", quota.rows,
+                     FormatSize(QuotaBytes(options_, quota)), room.error().message);
   }
   ASSIGN_OR_RETURN(Buffer last, Buffer::Make(memory_, last_bytes));
   mapped_bytes_ += last_bytes;
 
   // From here on nothing fails.
+  std::byte* rest = last.data();
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    const int64_t rows = QuotaOf(quota, layer), whole = rows / kExtentTokens;
     for (int64_t extent = 0; extent < whole; ++extent) {
       const size_t place = TableIndex(layer, slot, extent);
       tables_[place] = TakeExtent(&slab_of_[place]);
     }
-    if (rest > 0) tables_[TableIndex(layer, slot, whole)] = last.data() + static_cast<uint64_t>(layer) * rest_bytes;
+    if (rows % kExtentTokens == 0) continue;
+    tables_[TableIndex(layer, slot, whole)] = rest;
+    rest += static_cast<uint64_t>(rows % kExtentTokens) * row_bytes;
   }
-  *vacant = {.admitted = true, .rows = 0, .last = std::move(last)};
-  quotas_[slot.index()] = static_cast<int32_t>(quota_rows);
+  *vacant = {.admitted = true, .tokens = 0, .last = std::move(last)};
+  quotas_[slot.index()] = static_cast<int32_t>(quota.rows);
+  kept_[slot.index()] = static_cast<int32_t>(quota.kept);
   ++table_version_;
   return slot;
 }
@@ -102,21 +114,24 @@ std::byte* Pool::TakeExtent(size_t* slab) {
   return extent.data;
 }
 
-void Pool::SetRows(SeqSlot slot, int64_t rows) {
+void Pool::SetRows(SeqSlot slot, int64_t tokens) {
   Sequence& sequence = sequences_[slot.index()];
-  CHECK(sequence.admitted && rows >= 0 && rows <= quotas_[slot.index()]);
-  used_bytes_ += QuotaBytes(options_.layout, options_.layers, rows);
-  used_bytes_ -= QuotaBytes(options_.layout, options_.layers, sequence.rows);
-  sequence.rows = rows;
+  CHECK(sequence.admitted && tokens >= 0 && tokens <= quotas_[slot.index()]);
+  const auto bytes = [&](int64_t count) {
+    return QuotaBytes(options_, {count, std::min<int64_t>(count, kept_[slot.index()])});
+  };
+  used_bytes_ += bytes(tokens);
+  used_bytes_ -= bytes(sequence.tokens);
+  sequence.tokens = tokens;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
 }
 
 void Pool::Release(SeqSlot slot) {
   SetRows(slot, 0);
   Sequence& sequence = sequences_[slot.index()];
-  const int64_t whole = quotas_[slot.index()] / kExtentTokens;
   // Backwards, so that the next sequence gets them in ascending order.
   for (int64_t layer = options_.layers; layer-- > 0;) {
+    const int64_t whole = QuotaOf(quota(slot), layer) / kExtentTokens;
     for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
       const size_t place = TableIndex(layer, slot, extent);
       if (extent < whole) {
@@ -128,7 +143,7 @@ void Pool::Release(SeqSlot slot) {
   }
   mapped_bytes_ -= sequence.last.bytes();
   sequence = {};
-  quotas_[slot.index()] = 0;
+  quotas_[slot.index()] = kept_[slot.index()] = 0;
   ++table_version_;
 }
 

@@ -1,8 +1,9 @@
 // The pool: where entries live. Host memory under a hard byte limit, handed out in extents (kv/view.h).
 //
 // A sequence is admitted with a quota of rows and gets all its extents at once: whole ones out of slabs, which the pool
-// keeps and hands on, and a last one of exactly the rows that are left, of its own. Admission is the only place that
-// can refuse; from then on the sequence grows to its quota whatever its neighbours do, and a step takes no memory.
+// keeps and hands on, and a last one of exactly the rows that are left, of its own. Layers that evict have a quota of
+// their own, smaller than the sequence. Admission is the only place that can refuse; from then on the sequence grows to
+// its quota whatever its neighbours do, and a step takes no memory.
 // (Memory that was never written costs nothing: pages come with the first row in them.) Called from the engine's thread
 // only.
 //
@@ -10,6 +11,7 @@
 // extent belongs to a slab. A pool without sequences can admit whatever the limit holds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -26,8 +28,17 @@ struct PoolOptions {
   int64_t max_sequences = 0;
   int64_t max_tokens = 0;  // per sequence
   uint64_t limit_bytes = 0;
+  int64_t evicting_from = INT64_MAX;  // layers from here on have the second quota
 
+  bool evicts(int64_t layer) const { return layer >= evicting_from; }
+  int64_t evicting_layers() const { return std::max<int64_t>(0, layers - evicting_from); }
   int64_t extents_per_slot() const { return (max_tokens + kExtentTokens - 1) / kExtentTokens; }
+};
+
+// Rows of one sequence: in layers that keep everything, and in those that evict.
+struct RowQuota {
+  int64_t rows = 0;
+  int64_t kept = 0;
 };
 
 class Pool {
@@ -35,16 +46,19 @@ class Pool {
   // `memory` outlives the pool.
   Pool(const PoolOptions& options, Allocator& memory);
 
-  // A slot with room for `quota_rows` rows in every layer, or kExhausted with the numbers.
-  Result<SeqSlot> Admit(int64_t quota_rows);
-  // The sequence has rows [0, rows) from now on. Precondition: rows ≤ the sequence's quota.
-  void SetRows(SeqSlot slot, int64_t rows);
+  // A slot with room for the quota, or kExhausted with the numbers.
+  Result<SeqSlot> Admit(const RowQuota& quota);
+  Result<SeqSlot> Admit(int64_t rows) { return Admit({rows, rows}); }
+  // The sequence has so many tokens from now on; layers that evict hold as many of them as they may. Precondition:
+  // tokens ≤ quota.rows.
+  void SetRows(SeqSlot slot, int64_t tokens);
   void Release(SeqSlot slot);
 
   // [max_sequences][extents_per_slot] host pointers; null where no extent is.
   std::span<std::byte* const> Table(LayerId layer) const;
-  // [max_sequences]; 0 where no sequence is.
-  std::span<const int32_t> quotas() const { return quotas_; }
+  // [max_sequences] rows of a layer; 0 where no sequence is.
+  std::span<const int32_t> quotas(LayerId layer) const { return options_.evicts(layer.value()) ? kept_ : quotas_; }
+  RowQuota quota(SeqSlot slot) const { return {quotas_[slot.index()], kept_[slot.index()]}; }
   // Raised whenever a table or quota changed.
   uint64_t table_version() const { return table_version_; }
 
@@ -55,14 +69,14 @@ class Pool {
   // Taken from the machine: slabs and last extents.
   uint64_t mapped_bytes() const { return mapped_bytes_; }
 
-  // Bytes that a quota of `rows` takes.
-  static uint64_t QuotaBytes(const EntryLayout& layout, int64_t layers, int64_t rows);
+  // Bytes that a quota takes.
+  static uint64_t QuotaBytes(const PoolOptions& options, const RowQuota& quota);
 
  private:
   struct Sequence {
     bool admitted = false;
-    int64_t rows = 0;  // in use
-    Buffer last;       // [layers] extents of the quota's remainder; empty when it has none
+    int64_t tokens = 0;
+    Buffer last;  // the extents of each layer's remainder; empty when none has one
   };
   struct Slab {
     Buffer memory;
@@ -74,6 +88,9 @@ class Pool {
     size_t slab;
   };
 
+  int64_t QuotaOf(const RowQuota& quota, int64_t layer) const {
+    return options_.evicts(layer) ? quota.kept : quota.rows;
+  }
   Status MakeRoom(size_t whole_extents, uint64_t last_bytes);
   void DropFreeSlabs();
   Status MapSlab(size_t extents);
@@ -85,7 +102,8 @@ class Pool {
   PoolOptions options_;
   Allocator& memory_;
   std::vector<Sequence> sequences_;  // [max_sequences]
-  std::vector<int32_t> quotas_;      // [max_sequences]
+  std::vector<int32_t> quotas_;      // [max_sequences] rows of layers that keep everything
+  std::vector<int32_t> kept_;        // [max_sequences] rows of layers that evict
   std::vector<std::byte*> tables_;   // [layers][max_sequences][extents_per_slot]
   std::vector<size_t> slab_of_;      // the same shape: where a whole extent came from
   std::vector<Slab> slabs_;          // one that was given back has no memory; its place is used again

@@ -35,10 +35,14 @@ int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, in
   return std::min(visible, std::clamp<int64_t>(passing, rule.min_rows, most));
 }
 
-SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count, int64_t current) {
-  const int64_t visible = static_cast<int64_t>(relative.size());
-  CHECK(visible <= current + 1 && count <= visible);
-  const auto is_extra = [&](int64_t row) { return row < rule.sinks || row >= current - rule.window; };
+SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
+                        const RetainedRows& retained) {
+  const int64_t visible = static_cast<int64_t>(relative.size()), n = retained.n;
+  CHECK(visible <= n && count <= visible);
+  const auto is_extra = [&](int64_t row) {
+    const int64_t position = retained.PositionOf(row);
+    return position < rule.sinks || position >= retained.position - rule.window;
+  };
 
   std::vector<int64_t> candidates;
   for (int64_t row = 0; row < visible; ++row) {
@@ -46,22 +50,22 @@ SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule,
     if (rule.force_count == 0 || !is_extra(row)) candidates.push_back(row);
   }
   int64_t extras = 0;
-  for (int64_t row = 0; row <= current; ++row) extras += is_extra(row) ? 1 : 0;
-  if (rule.force_count > 0) count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, current + 1) - extras);
+  for (int64_t row = 0; row < n; ++row) extras += is_extra(row) ? 1 : 0;
+  if (rule.force_count > 0) count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, n) - extras);
   count = std::min(count, static_cast<int64_t>(candidates.size()));
   const auto before = [&](int64_t a, int64_t b) {
     const float ra = relative[static_cast<size_t>(a)], rb = relative[static_cast<size_t>(b)];
-    return ra != rb ? ra > rb : a > b;
+    return ra != rb ? ra > rb : retained.PositionOf(a) > retained.PositionOf(b);
   };
   std::sort(candidates.begin(), candidates.end(), before);
   candidates.resize(static_cast<size_t>(count));
 
-  std::vector<bool> attended(static_cast<size_t>(current + 1));
+  std::vector<bool> attended(static_cast<size_t>(n));
   for (const int64_t row : candidates) attended[static_cast<size_t>(row)] = true;
-  for (int64_t row = 0; row <= current; ++row)
+  for (int64_t row = 0; row < n; ++row)
     if (is_extra(row)) attended[static_cast<size_t>(row)] = true;
   SelectedRows result{.rows = {}, .chosen = count};
-  for (int64_t row = 0; row <= current; ++row)
+  for (int64_t row = 0; row < n; ++row)
     if (attended[static_cast<size_t>(row)]) result.rows.push_back(static_cast<int32_t>(row));
   return result;
 }

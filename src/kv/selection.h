@@ -8,9 +8,10 @@
 //   2. passing = #{ j : r(j) ≥ −alpha };  most = max(⌊cap · n⌋, min_rows);  count = clamp(passing, min_rows, most)
 //      (mean counts: `passing` is replaced by its mean over the sequence's KV heads, rounded down)
 //   3. chosen = the `count` rows of the largest r; among equals the newer row first
-//   4. attended = chosen ∪ the first `sinks` rows ∪ the `window` rows before the current ∪ the current row
+//   4. attended = chosen ∪ the first `sinks` tokens ∪ the `window` tokens before the current ∪ the current
 //
-// force_count replaces 2 and 3: the rows of 4 that are not chosen by score come first, then as many others by r as are
+// Newer, first and before are meant in the order of positions, which is that of rows until a layer evicts. force_count
+// replaces 2 and 3: the rows of 4 that are not chosen by score come first, then as many others by r as are
 // missing. A score that is not a number never passes.
 #pragma once
 
@@ -36,8 +37,22 @@ int64_t CountPassing(std::span<const float> relative, float alpha);
 // How many are chosen among n retained rows, of which `visible` have a score.
 int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n);
 
-// Steps 3 and 4 for the current row `current` (n = current + 1), `count` from ChosenCount. relative [visible], visible
-// ≤ n.
-SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count, int64_t current);
+// The n rows of a cache and the current token among them.
+struct RetainedRows {
+  // Nothing was evicted: the current row is the last.
+  RetainedRows(int64_t current) : n(current + 1), position(current) {}  // NOLINT(google-explicit-constructor)
+  RetainedRows(int64_t rows, int64_t current, const int32_t* of_rows)
+      : n(rows), position(current), positions(of_rows) {}
+
+  int64_t n;
+  int64_t position;                    // of the current token
+  const int32_t* positions = nullptr;  // [n]; null: row = position
+
+  int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
+};
+
+// Steps 3 and 4, `count` from ChosenCount. relative [visible], visible ≤ n.
+SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
+                        const RetainedRows& retained);
 
 }  // namespace infinigen

@@ -4,9 +4,12 @@
 
 #include <cstdint>
 
+#include "kv/retain_view.h"
+
 namespace infinigen {
 
-// Who is chosen, for one sequence. `n` is the number of its retained rows, the current token's included.
+// Who is chosen, for one sequence. `n` is the number of its retained rows, the current token's included; "first" and
+// "before" are meant in the order of positions.
 struct SelectRule {
   float alpha = 5.0f;    // chosen: relative score ≥ −alpha; infinity: no threshold
   double cap = 0.2;      // at most ⌊cap · n⌋ rows are chosen ...
@@ -46,6 +49,7 @@ struct SelectCall {
   bool current_known = true;          // the current token can be chosen by its score, its sketch being there already
   bool mean_counts = false;           // every head of a sequence chooses the mean of the heads' counts
   int64_t max_rows = 0;               // the largest row + 1 in the batch
+  LayerRetained retained;             // where rows are not in the order of positions; its positions then decide
 };
 
 // Shares of true attention mass that lay inside selections, of one layer: one number per query head and token.

@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace infinigen {
 
@@ -45,6 +46,24 @@ struct SketchLayout {
   }
 };
 
+// Sketches of single rows, at their places in blocks: moved, or made one whose score is not a number.
+inline void CopySketch(const SketchLayout& layout, const std::byte* from, int64_t from_row, std::byte* to,
+                       int64_t to_row) {
+  for (int64_t unit = 0; unit < layout.units(); ++unit)
+    std::memcpy(to + (unit * kSketchBlock + to_row) * kSketchUnitBytes,
+                from + (unit * kSketchBlock + from_row) * kSketchUnitBytes, kSketchUnitBytes);
+  if (layout.has_scales())
+    std::memcpy(to + layout.scales_offset() + to_row * 2, from + layout.scales_offset() + from_row * 2, 2);
+}
+inline void VoidSketch(const SketchLayout& layout, std::byte* block, int64_t row) {
+  constexpr uint16_t kNotANumber[2] = {0x7fc0, 0x7fc0};  // bf16
+  if (layout.has_scales())
+    std::memcpy(block + layout.scales_offset() + row * 2, kNotANumber, 2);
+  else
+    for (int64_t unit = 0; unit < layout.units(); ++unit)
+      std::memcpy(block + (unit * kSketchBlock + row) * kSketchUnitBytes, kNotANumber, kSketchUnitBytes);
+}
+
 // The sketches of one layer for every sequence slot; memory of the compute device.
 struct LayerSketches {
   SketchLayout layout;
@@ -52,6 +71,7 @@ struct LayerSketches {
   size_t head_stride = 0;  // bytes from head to head
   size_t slot_stride = 0;  // bytes from slot to slot
 
+  explicit operator bool() const { return data != nullptr; }
   std::byte* Head(int64_t slot, int64_t head) const {
     return data + static_cast<size_t>(slot) * slot_stride + static_cast<size_t>(head) * head_stride;
   }

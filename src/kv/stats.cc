@@ -9,6 +9,7 @@ void LayerKvStats::Add(const LayerKvStats& other) {
   totals.chosen += other.totals.chosen;
   totals.attended += other.totals.attended;
   totals.retained += other.totals.retained;
+  seen += other.seen;
   mass.count += other.mass.count;
   mass.sum += other.mass.sum;
   for (int bin = 0; bin <= MassTotals::kBins; ++bin) mass.bins[bin] += other.mass.bins[bin];
@@ -31,6 +32,7 @@ KvStats KvStats::operator-(const KvStats& before) const {
   CHECK(before.layers.size() == layers.size());
   KvStats rest = *this;
   rest.steps -= before.steps;
+  rest.evicted -= before.evicted;
   rest.read_bytes -= before.read_bytes;
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerKvStats& of = rest.layers[i];
@@ -38,6 +40,7 @@ KvStats KvStats::operator-(const KvStats& before) const {
     of.totals.chosen -= old.totals.chosen;
     of.totals.attended -= old.totals.attended;
     of.totals.retained -= old.totals.retained;
+    of.seen -= old.seen;
     of.mass.count -= old.mass.count;
     of.mass.sum -= old.mass.sum;
     for (int bin = 0; bin <= MassTotals::kBins; ++bin) of.mass.bins[bin] -= old.mass.bins[bin];

@@ -12,14 +12,17 @@ namespace infinigen {
 struct LayerKvStats {
   bool selects = false;
   SelectionTotals totals;  // of a dense layer: everything retained is attended, nothing is chosen
+  uint64_t seen = 0;       // tokens so far, evicted ones included; counted as retained rows are
   MassTotals mass;         // empty unless measured
 
   // Chosen by threshold and cap / retained; of a dense layer 1.
   double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }
   // Sinks, window and current token that were not chosen anyway / retained.
   double extra_ratio() const { return selects ? Share(totals.attended - totals.chosen) : 0.0; }
-  // Everything attended / tokens so far. Nothing is evicted, so these are the retained ones.
-  double attended_ratio() const { return Share(totals.attended); }
+  // Everything attended / tokens so far.
+  double attended_ratio() const {
+    return seen == 0 ? 1.0 : static_cast<double>(totals.attended) / static_cast<double>(seen);
+  }
 
   double Share(uint64_t rows) const {
     return totals.retained == 0 ? 1.0 : static_cast<double>(rows) / static_cast<double>(totals.retained);
@@ -30,6 +33,7 @@ struct LayerKvStats {
 struct KvStats {
   std::vector<LayerKvStats> layers;
   int64_t steps = 0;
+  uint64_t evicted = 0;           // entries that made room for others, in prefills and steps
   uint64_t read_bytes = 0;        // of entries that attention read from the pool in decode steps
   uint64_t entry_row_bytes = 0;   // one token's entries in all layers
   uint64_t sketch_row_bytes = 0;  // one token's sketches in all layers

@@ -2,8 +2,11 @@
 //
 //   append    new keys and values become entries; in layers that select by sketch, keys become sketches too
 //   prefill   every token attends to all entries before it, whatever the method
-//   step      dense layer: attend to everything
+//             a layer that evicts: on a stage with room for the whole prompt; then only survivors enter the pool
+//   step      a layer that evicts: first a place for each new entry, where there is none left a victim's
+//             dense layer: attend to everything
 //             else: sketch the query (or the guess) → score all sketches, select rows → attend to those rows
+//             a layer that evicts: what was selected, or attended, is written into the books
 //
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It holds the method's memory on the
 // compute device: sketches, bases, counters. Called by the decoder only; takes no memory after Start.
@@ -11,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -23,6 +27,16 @@
 #include "model/workspace.h"
 
 namespace infinigen {
+
+// What a layer made of its tokens: queries and keys rotated; out is attention's.
+struct LayerHeads {
+  Tensor q, guess, k, v, out;
+
+  LayerHeads Rows(int64_t first, int64_t count) const {
+    return {q.Rows(first, count), guess.Rows(first, count), k.Rows(first, count), v.Rows(first, count),
+            out.Rows(first, count)};
+  }
+};
 
 template <Backend B>
 class CacheAttention {
@@ -39,6 +53,7 @@ class CacheAttention {
 
   // `bases` [layers]; those of layers without sketches are not looked at.
   Status Start(std::span<const SketchMatrices> bases) {
+    if (method_.evicts()) Put(std::vector<int32_t>(static_cast<size_t>(shape_.tokens())), work_.zeros);
     if (method_.select == SelectKind::kAll) return Ok();
     ASSIGN_OR_RETURN(sketch_memory_, Buffer::Make(backend_.compute_memory(), shape_.sketch_bytes()));
     const size_t totals = static_cast<size_t>(config_.layers * shape_.pool.max_sequences);
@@ -69,7 +84,11 @@ class CacheAttention {
       const std::span<std::byte* const> table = pool_.Table(layer);
       backend_.Upload(Queue::kCompute, table.data(), table.size_bytes(), work_.tables + layer.index() * table.size());
     }
-    backend_.Upload(Queue::kCompute, pool_.quotas().data(), pool_.quotas().size_bytes(), work_.quotas);
+    const auto upload_quotas = [&](LayerId layer, int32_t* to) {
+      backend_.Upload(Queue::kCompute, pool_.quotas(layer).data(), pool_.quotas(layer).size_bytes(), to);
+    };
+    upload_quotas(LayerId(0), work_.quotas);
+    if (method_.evicts()) upload_quotas(LayerId(config_.layers - 1), work_.kept_quotas);
     tables_seen_ = pool_.table_version();
   }
 
@@ -84,25 +103,77 @@ class CacheAttention {
     backend_.AttendPrefill(Queue::kCompute, q, run, attention_, Entries(layer), out);
   }
 
-  // Every token a decode step; its entries and all before it are there. `guess` are the queries that are compared with
-  // the sketches: q itself, or a guess of it.
-  void Step(LayerId layer, const TokenBatch& batch, int64_t max_rows, const Tensor& q, const Tensor& guess,
-            const Tensor& out) {
+  // Every token a decode step: its entry is added, and it attends. heads.guess are the queries that are compared with
+  // the sketches: heads.q itself, or a guess of it. Tokens are of different sequences, or a run of one.
+  void Step(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads, bool one_sequence) {
+    if (method_.evicts(layer)) {
+      // Each token of a sequence meets the cache that the one before it left.
+      const int64_t together = one_sequence ? 1 : batch.count;
+      for (int64_t first = 0; first < batch.count; first += together)
+        StepEvicting(layer, KeptBatch(batch).Range(first, together), std::min(max_rows, shape_.kept_rows()),
+                     heads.Rows(first, together));
+      return;
+    }
+    AppendEntries(layer, batch, heads.k, heads.v);
+    AppendSketches(layer, batch, heads.k);
     if (!method_.selects(layer)) {
-      backend_.AttendDecode(Queue::kCompute, q, batch, max_rows, attention_, Entries(layer), out);
+      backend_.AttendDecode(Queue::kCompute, heads.q, batch, max_rows, attention_, Entries(layer), heads.out);
       return;
     }
     for (int64_t first = 0; first < batch.count; first += shape_.select_tokens()) {
       const int64_t count = std::min(shape_.select_tokens(), batch.count - first);
-      StepSelecting(layer, batch.Range(first, count), max_rows, q.Rows(first, count), guess.Rows(first, count),
-                    out.Rows(first, count));
+      const TokenBatch part = batch.Range(first, count);
+      SelectRows(layer, part, max_rows, heads.Rows(first, count));
+      AttendSelected(layer, part, heads.Rows(first, count));
     }
+  }
+
+  // The tables of a stage for the prompt of `tokens`.
+  void OpenStage(const PrefillStage& stage, int64_t tokens) {
+    std::vector<std::byte*> extents;
+    for (int64_t row = 0; row < tokens; row += kExtentTokens)
+      extents.push_back(stage.entries + static_cast<size_t>(row) * pool_.options().layout.row_bytes());
+    Put(extents, stage.extents);
+    Put(std::vector<int32_t>{static_cast<int32_t>(tokens)}, stage.quota);
+  }
+
+  // The books of a sequence of `tokens` of which the newest are retained.
+  void FillBooks(SeqSlot slot, int64_t tokens) {
+    if (!method_.evicts()) return;
+    const int64_t rows = std::min(tokens, pool_.quota(slot).kept);
+    std::vector<int32_t> positions(static_cast<size_t>(rows));
+    std::iota(positions.begin(), positions.end(), static_cast<int32_t>(tokens - rows));
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
+      if (!method_.evicts(layer)) continue;
+      for (int64_t head = 0; head < config_.kv_heads; ++head) {
+        Put(positions, Retained(layer).Positions(slot.value(), head));
+        Put(std::vector<float>(positions.begin(), positions.end()), Retained(layer).Marks(slot.value(), head));
+      }
+    }
+  }
+
+  // A unit of a dense prefill in a layer that evicts. After the prompt's last token the survivors are in the pool.
+  void PrefillStaged(LayerId layer, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
+                     const TokenBatch& batch, const LayerHeads& heads) {
+    const Queue queue = Queue::kCompute;
+    const RetainRule rule = method_.retain_rule();
+    TokenBatch staged = batch;
+    staged.slots = work_.zeros;
+    const TokenRun staged_run{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
+    backend_.TakePlaces(queue, staged, rule, stage.cache, work_.places);
+    backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
+    if (method_.has_sketch(layer)) backend_.AppendSketches(queue, staged, heads.k, Basis(layer), stage.cache.sketches);
+    backend_.AttendPrefill(queue, heads.q, staged_run, attention_, stage.cache.entries, heads.out);
+    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
+    if (rule.on_select != SelectMark::kKeep) Seed(layer, stage, prompt_tokens, run, staged, heads);
+    if (run.first_row + run.count == prompt_tokens)
+      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run, Cache(layer));
   }
 
   void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
 
-  // Counts of steps so far. The host waits.
-  KvStats Stats(int64_t steps, uint64_t token_rows) {
+  // Counts of steps so far; `kept` are the rows of `seen` tokens that layers that evict had. The host waits.
+  KvStats Stats(int64_t steps, uint64_t seen, uint64_t kept) {
     KvStats stats;
     stats.steps = steps;
     stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
@@ -115,33 +186,81 @@ class CacheAttention {
       if (of.selects) {
         Collect(layer, of);
       } else {
-        of.totals.attended = of.totals.retained = token_rows * static_cast<uint64_t>(config_.kv_heads);
+        of.totals.attended = of.totals.retained =
+            (method_.evicts(layer) ? kept : seen) * static_cast<uint64_t>(config_.kv_heads);
       }
+      of.seen = seen * static_cast<uint64_t>(config_.kv_heads);
       stats.read_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
     }
     return stats;
   }
 
  private:
-  void StepSelecting(LayerId layer, const TokenBatch& batch, int64_t max_rows, const Tensor& q, const Tensor& guess,
-                     const Tensor& out) {
+  void StepEvicting(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
-    const SelectCall call{.rules = work_.rules,
-                          .totals = work_.totals + layer.value() * shape_.pool.max_sequences,
-                          .current_known = method_.from == GuessSource::kSelf,
-                          .mean_counts = method_.mean_counts,
-                          .max_rows = max_rows};
-    if (method_.select == SelectKind::kOracle) {
-      backend_.SelectExact(queue, guess, batch, call, attention_, Entries(layer), work_.selection);
-    } else {
-      const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
-      backend_.SketchQueries(queue, guess, batch, attention_, Basis(layer), sketch_q);
-      backend_.Select(queue, sketch_q, batch, call, Sketches(layer), work_.selection);
+    const RetainRule rule = method_.retain_rule();
+    const LayerCache cache = Cache(layer);
+    backend_.TakePlaces(queue, batch, rule, cache, const_cast<int32_t*>(batch.places));
+    AppendEntries(layer, batch, heads.k, heads.v);
+    if (!method_.selects(layer)) {
+      backend_.AttendDecode(queue, heads.q, batch, max_rows, attention_, cache.entries, heads.out);
+      if (rule.sums_attention) backend_.SumAttention(queue, heads.q, batch, attention_, cache);
+      return;
     }
+    // A guess is made before the key is known.
+    const bool known = method_.from == GuessSource::kSelf;
+    if (known) AppendSketches(layer, batch, heads.k);
+    SelectRows(layer, batch, max_rows, heads);
+    if (!known) AppendSketches(layer, batch, heads.k);
+    backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), work_.selection);
+    AttendSelected(layer, batch, heads);
+  }
+
+  // The last queries of a prompt are what its marks are made of.
+  void Seed(LayerId layer, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
+            const TokenBatch& batch, const LayerHeads& heads) {
+    constexpr int64_t kSeeds = 256;
+    const int64_t end = run.first_row + run.count;
+    SelectCall call{.rules = work_.rules + run.slot.value(), .totals = work_.uncounted, .max_rows = end};
+    call.mean_counts = method_.mean_counts;
+    for (int64_t row = std::max(run.first_row, prompt_tokens - kSeeds); row < end; row += shape_.select_tokens()) {
+      const int64_t first = row - run.first_row, count = std::min(shape_.select_tokens(), end - row);
+      const TokenBatch part = batch.Range(first, count);
+      call.retained = {};
+      Choose(layer, part, call, heads.q.Rows(first, count), stage.cache);
+      call.retained = stage.cache.retained;
+      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, work_.selection);
+    }
+  }
+
+  SelectCall Call(LayerId layer, int64_t max_rows) const {
+    return {.rules = work_.rules,
+            .totals = work_.totals + layer.value() * shape_.pool.max_sequences,
+            .current_known = method_.from == GuessSource::kSelf,
+            .mean_counts = method_.mean_counts,
+            .max_rows = max_rows,
+            .retained = Retained(layer)};
+  }
+
+  void Choose(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+              const LayerCache& cache) {
+    const Queue queue = Queue::kCompute;
+    if (method_.select == SelectKind::kOracle)
+      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, work_.selection);
+    const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
+    backend_.SketchQueries(queue, queries, batch, attention_, Basis(layer), sketch_q);
+    backend_.Select(queue, sketch_q, batch, call, cache.sketches, work_.selection);
+  }
+
+  void SelectRows(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads) {
+    Choose(layer, batch, Call(layer, max_rows), heads.guess, Cache(layer));
     if (method_.measure_mass)
-      backend_.MeasureMass(queue, q, batch, work_.selection, attention_, Entries(layer), work_.mass + layer.value());
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, work_.selection, attention_, Entries(layer),
+                           work_.mass + layer.value());
     if (observer_) Tell(layer, batch);
-    backend_.AttendSelected(queue, q, batch, work_.selection, attention_, Entries(layer), out);
+  }
+  void AttendSelected(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
+    backend_.AttendSelected(Queue::kCompute, heads.q, batch, work_.selection, attention_, Entries(layer), heads.out);
   }
 
   // The host waits, for every list.
@@ -181,7 +300,28 @@ class CacheAttention {
     return {.layout = pool.layout,
             .extents = work_.tables + layer.value() * pool.max_sequences * pool.extents_per_slot(),
             .extents_per_slot = pool.extents_per_slot(),
-            .quotas = work_.quotas};
+            .quotas = method_.evicts(layer) ? work_.kept_quotas : work_.quotas};
+  }
+  LayerRetained Retained(LayerId layer) const {
+    if (!method_.evicts(layer)) return {};
+    LayerRetained books = work_.books;
+    const int64_t before =
+        (layer.value() - method_.dense_layers) * shape_.pool.max_sequences * books.kv_heads * books.capacity;
+    books.positions += before;
+    books.marks += before;
+    return books;
+  }
+  LayerCache Cache(LayerId layer) const {
+    return {Entries(layer), method_.has_sketch(layer) ? Sketches(layer) : LayerSketches(), Retained(layer)};
+  }
+  // A step's tokens as layers that evict see them.
+  TokenBatch KeptBatch(const TokenBatch& batch) const {
+    TokenBatch kept = batch;
+    kept.positions = batch.rows;
+    kept.rows = work_.kept_rows;
+    kept.places = work_.places;
+    kept.kv_heads = config_.kv_heads;
+    return kept;
   }
 
   // The how-manieth layer with sketches.

@@ -42,8 +42,10 @@ struct PrefillJob {
   PrefillKind kind = PrefillKind::kDense;
   std::vector<int32_t> tokens;
   Buffer memory;
-  Tensor residual;                    // [tokens][hidden]
-  Tensor guess;                       // the same shape, for steps whose layers guess from the layer before
+  Tensor residual;      // [tokens][hidden]
+  Tensor guess;         // the same shape, for steps whose layers guess from the layer before
+  Buffer stage_memory;  // where layers that evict have the prompt until they are done with it
+  PrefillStage stage;
   std::optional<ColumnSums> columns;  // of next_layer, where the prompt chooses sketch columns
   std::vector<float> keys;            // [tokens][kv_heads·head_dim] of next_layer, likewise
   int64_t next_layer = 0;
@@ -83,6 +85,13 @@ class Decoder {
     ASSIGN_OR_RETURN(job.memory, Buffer::Make(backend_.compute_memory(), guesses ? 2 * bytes : bytes));
     job.residual = {job.memory.data(), B::kActivation, count, config_.hidden, config_.hidden};
     if (guesses) job.guess = {job.memory.data() + bytes, B::kActivation, count, config_.hidden, config_.hidden};
+    if (method_.evicts() && kind == PrefillKind::kDense) {
+      // What was evicted cannot be rebuilt, so a prompt is read from its beginning.
+      CHECK(first_row == 0);
+      ASSIGN_OR_RETURN(job.stage_memory, Buffer::Make(backend_.compute_memory(), PrefillStage::Bytes(shape_, count)));
+      job.stage = PrefillStage::Carve(job.stage_memory.data(), shape_, count);
+      cache_.OpenStage(job.stage, count);
+    }
     pool_.SetRows(slot, first_row + count);
     return job;
   }
@@ -107,6 +116,7 @@ class Decoder {
     call.max_rows = run.first_row + count;
     RunLayer(LayerId(job.next_layer), call);
     if (call.steps && job.next_layer == 0) CountSteps(count, count);
+    if (!call.steps && job.next_layer == 0) CountEvicted(job.slot, run.first_row, count);
     if (job.columns && job.next_token + count == static_cast<int64_t>(job.tokens.size()))
       ChooseColumns(LayerId(job.next_layer), job);
     job.next_token += count;
@@ -167,13 +177,20 @@ class Decoder {
         backend_.Upload(Queue::kCompute, numbers.data(), numbers.size() * sizeof(float), side->data);
       }
       for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-        cache_.AppendEntries(layer, batch, work_.k.Rows(0, count), work_.v.Rows(0, count));
-        cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
+        const int64_t held = std::min(count, pool_.quotas(layer)[slot.index()] - first);
+        if (held <= 0) continue;
+        cache_.AppendEntries(layer, batch.Range(0, held), work_.k.Rows(0, held), work_.v.Rows(0, held));
+        cache_.AppendSketches(layer, batch.Range(0, held), work_.k.Rows(0, held));
       }
     }
+    cache_.FillBooks(slot, rows);
   }
 
-  KvStats Stats() { return cache_.Stats(steps_, token_rows_); }
+  KvStats Stats() {
+    KvStats stats = cache_.Stats(steps_, token_rows_, kept_token_rows_);
+    stats.evicted = evicted_rows_ * static_cast<uint64_t>(pool_.options().evicting_layers() * config_.kv_heads);
+    return stats;
+  }
 
   static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
                                 int64_t max_batch) {
@@ -227,15 +244,11 @@ class Decoder {
       backend_.Rope(queue, work_.rope.Rows(0, m), k);
       if (guesses) backend_.Rope(queue, work_.rope.Rows(0, m), guess_q);
     }
-    cache_.AppendEntries(layer, call.batch, k, v);
-    if (call.job != nullptr)
-      WatchPrefill(layer, call, q, k);
-    else
-      cache_.AppendSketches(layer, call.batch, k);
+    const LayerHeads heads{.q = q, .guess = guess_q, .k = k, .v = v, .out = mixed};
     if (call.steps)
-      cache_.Step(layer, call.batch, call.max_rows, q, guess_q, mixed);
+      cache_.Step(layer, call.batch, call.max_rows, heads, call.one_sequence);
     else
-      cache_.Prefill(layer, call.run, q, mixed);
+      PrefillLayer(layer, call, heads);
     MatMul(mixed, {To(w.o, x, Epilogue::kAdd)});
     if (!config_.pre_norm) Norm(w.attention_norm, x, x);
     if (leaves_guess && method_.from == GuessSource::kPrevMid) {
@@ -245,6 +258,19 @@ class Decoder {
         backend_.Copy(queue, x, call.guess);
     }
     RunMlp(w, x);
+  }
+
+  void PrefillLayer(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
+    if (observer_) ShowPrefill(layer, call, heads);
+    if (method_.evicts(layer))
+      return cache_.PrefillStaged(layer, call.job->stage, static_cast<int64_t>(call.job->tokens.size()), call.run,
+                                  call.batch, heads);
+    cache_.AppendEntries(layer, call.batch, heads.k, heads.v);
+    if (method_.prompt_columns && method_.has_sketch(layer))
+      WatchColumns(layer, call, heads);
+    else
+      cache_.AppendSketches(layer, call.batch, heads.k);
+    cache_.Prefill(layer, call.run, heads.q, heads.out);
   }
 
   void RunMlp(const LayerWeights& w, const Tensor& x) {
@@ -285,18 +311,18 @@ class Decoder {
     }
   }
 
-  // What a dense prefill does with its queries and keys beside attending: shows them to whoever observes, and makes
-  // sketches, or first only the sums by which the prompt chooses their columns.
-  void WatchPrefill(LayerId layer, const LayerCall& call, const Tensor& q, const Tensor& k) {
-    const bool chooses = method_.prompt_columns && method_.has_sketch(layer);
-    if (!chooses) cache_.AppendSketches(layer, call.batch, k);
-    if (!chooses && !observer_) return;
-    const std::vector<float> queries = ToHost(q), keys = ToHost(k);
-    if (observer_)
-      observer_(layer, call.run.first_row,
-                {reinterpret_cast<const std::byte*>(queries.data()), DType::kF32, q.rows, q.cols},
-                {reinterpret_cast<const std::byte*>(keys.data()), DType::kF32, k.rows, k.cols});
-    if (!chooses) return;
+  // Queries and keys of a prefill unit, for whoever observes.
+  void ShowPrefill(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
+    const std::vector<float> queries = ToHost(heads.q), keys = ToHost(heads.k);
+    const auto view = [](const std::vector<float>& host, const Tensor& of) {
+      return ConstTensor{reinterpret_cast<const std::byte*>(host.data()), DType::kF32, of.rows, of.cols};
+    };
+    observer_(layer, call.run.first_row, view(queries, heads.q), view(keys, heads.k));
+  }
+
+  // Where the prompt chooses sketch columns: first only the sums by which it does, and its keys.
+  void WatchColumns(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
+    const std::vector<float> queries = ToHost(heads.q), keys = ToHost(heads.k);
     if (!call.job->columns) call.job->columns.emplace(sketches_.rotation(layer), config_.kv_heads, config_.head_dim);
     call.job->columns->Add(queries, config_.heads / config_.kv_heads);
     call.job->columns->Add(keys, 1);
@@ -328,7 +354,16 @@ class Decoder {
 
   void CountSteps(int64_t steps, int64_t tokens) {
     steps_ += steps;
-    for (int64_t i = 0; i < tokens; ++i) token_rows_ += static_cast<uint64_t>(host_rows_[static_cast<size_t>(i)]) + 1;
+    for (size_t i = 0; i < static_cast<size_t>(tokens); ++i) {
+      token_rows_ += static_cast<uint64_t>(host_rows_[i]) + 1;
+      kept_token_rows_ += static_cast<uint64_t>(host_kept_[i]) + 1;
+      CountEvicted(SeqSlot(host_slots_[i]), host_rows_[i], 1);
+    }
+  }
+  // Tokens [first, first + count) of the sequence have come.
+  void CountEvicted(SeqSlot slot, int64_t first, int64_t count) {
+    const int64_t quota = pool_.quota(slot).kept;
+    evicted_rows_ += static_cast<uint64_t>(std::max<int64_t>(0, first + count - std::max(first, quota)));
   }
 
   // ---- before the first and after the last layer ----
@@ -383,6 +418,7 @@ class Decoder {
     host_ids_[static_cast<size_t>(i)] = id;
     host_slots_[static_cast<size_t>(i)] = slot.value();
     host_rows_[static_cast<size_t>(i)] = static_cast<int32_t>(row);
+    host_kept_[static_cast<size_t>(i)] = static_cast<int32_t>(std::min(row, pool_.quota(slot).kept - 1));
   }
 
   // Brings tokens set by SetToken, and the extent tables where they changed, to the compute device.
@@ -391,6 +427,7 @@ class Decoder {
     backend_.Upload(Queue::kCompute, host_ids_.data(), bytes, work_.ids);
     backend_.Upload(Queue::kCompute, host_slots_.data(), bytes, work_.slots);
     backend_.Upload(Queue::kCompute, host_rows_.data(), bytes, work_.rows);
+    if (method_.evicts()) backend_.Upload(Queue::kCompute, host_kept_.data(), bytes, work_.kept_rows);
     cache_.UploadTables();
     const TokenBatch batch{.count = count, .ids = work_.ids, .slots = work_.slots, .rows = work_.rows};
     if (config_.positions == PositionKind::kRope)
@@ -448,6 +485,7 @@ class Decoder {
     host_ids_.resize(tokens);
     host_slots_.resize(tokens);
     host_rows_.resize(tokens);
+    host_kept_.resize(tokens);
     backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
                      config_.head_dim);
     return Ok();
@@ -468,8 +506,11 @@ class Decoder {
   PrefillObserver observer_;
 
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
+  std::vector<int32_t> host_kept_;                          // the same: the last row in layers that evict
   int64_t steps_ = 0;
-  uint64_t token_rows_ = 0;  // Σ tokens so far, over all tokens of steps
+  uint64_t token_rows_ = 0;       // Σ tokens so far, over all tokens of steps
+  uint64_t kept_token_rows_ = 0;  // the same in a layer that evicts
+  uint64_t evicted_rows_ = 0;     // of one KV head in one such layer
 };
 
 }  // namespace infinigen

@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
 #include "base/machine.h"
+#include "base/size.h"
 #include "model/decoder.h"
 
 namespace infinigen {
@@ -18,7 +19,18 @@ PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
           .layers = config.layers,
           .max_sequences = options.max_batch,
           .max_tokens = options.max_tokens,
-          .limit_bytes = options.pool_limit_bytes};
+          .limit_bytes = options.pool_limit_bytes,
+          .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX};
+}
+
+// The limit of the method, in terms of this run.
+ExecutorOptions Settled(const ModelConfig& config, ExecutorOptions options) {
+  RetainLimit& limit = options.method.limit;
+  limit.sequences = options.max_batch;
+  limit.row_bytes = PoolFor(config, options).layout.row_bytes();
+  limit.layers = config.layers;
+  limit.dense_layers = options.method.dense_layers;
+  return options;
 }
 
 template <Backend B>
@@ -27,10 +39,10 @@ class DecoderExecutor final : public Executor {
   template <class... BackendArgs>
   DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name, BackendArgs... args)
       : config_(config),
-        options_(options),
+        options_(Settled(config, options)),
         name_(std::move(name)),
         backend_(args...),
-        pool_(PoolFor(config, options), backend_.pool_memory()),
+        pool_(PoolFor(config, options_), backend_.pool_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
@@ -43,7 +55,12 @@ class DecoderExecutor final : public Executor {
   const ExecutorOptions& options() const override { return options_; }
   std::string device_name() const override { return name_; }
 
-  Result<SeqSlot> Admit(int64_t final_tokens) override { return pool_.Admit(final_tokens); }
+  Result<SeqSlot> Admit(int64_t final_tokens) override {
+    const int64_t kept = options_.method.Quota(final_tokens);
+    if (kept > 0) return pool_.Admit({final_tokens, kept});
+    return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
+                     FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
+  }
   void Release(SeqSlot slot) override {
     jobs_[slot.index()].reset();
     pool_.Release(slot);
@@ -81,16 +98,20 @@ class DecoderExecutor final : public Executor {
 };
 
 template <Backend B>
-MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
+MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& asked, uint64_t weights_bytes) {
+  const ExecutorOptions options = Settled(config, asked);
   const PoolOptions pool = PoolFor(config, options);
   const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch);
+  // A limit that holds no row is counted as if it held one, and then is exceeded.
+  const uint64_t sequence_bytes =
+      Pool::QuotaBytes(pool, {options.max_tokens, std::max<int64_t>(1, options.method.Quota(options.max_tokens))});
   return {.weights_bytes = weights_bytes,
           .workspace_bytes = Workspace::Bytes(shape),
           .sketch_bytes = shape.sketch_bytes(),
-          .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * SizeOf(B::kActivation),
-          .pool_bytes =
-              static_cast<uint64_t>(options.max_batch) * Pool::QuotaBytes(pool.layout, pool.layers, options.max_tokens),
-          .pool_bytes_per_token = static_cast<uint64_t>(pool.layers) * pool.layout.row_bytes()};
+          .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * SizeOf(B::kActivation) +
+                           (options.method.evicts() ? PrefillStage::Bytes(shape, options.max_tokens) : 0),
+          .pool_bytes = static_cast<uint64_t>(options.max_batch) * sequence_bytes,
+          .pool_bytes_per_token = sequence_bytes / static_cast<uint64_t>(options.max_tokens)};
 }
 
 template <Backend B, class... BackendArgs>

@@ -35,7 +35,7 @@ struct MemoryPlan {
   uint64_t weights_bytes = 0;    // mapped from the files, or allocated for random weights
   uint64_t workspace_bytes = 0;  // activations, tables, logits
   uint64_t sketch_bytes = 0;
-  uint64_t prefill_bytes = 0;  // residual stream of one prompt of max_tokens
+  uint64_t prefill_bytes = 0;  // of one prompt of max_tokens: residual stream, and one layer's cache where it evicts
   uint64_t pool_bytes = 0;     // max_batch sequences of max_tokens
   uint64_t pool_bytes_per_token = 0;
 

@@ -53,6 +53,46 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   w.basis = carver.Array<float>(bases * config.kv_heads * (2 * config.head_dim + 1) * method.sketch_dims);
 }
 
+void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
+  const int64_t sequences = shape.pool.max_sequences, heads = shape.config.kv_heads;
+  w.kept_rows = carver.Array<int32_t>(shape.tokens());
+  w.kept_quotas = carver.Array<int32_t>(sequences);
+  w.places = carver.Array<int32_t>(shape.tokens() * heads);
+  w.zeros = carver.Array<int32_t>(shape.tokens());
+  w.uncounted = carver.Array<SelectionTotals>(1);
+  const int64_t books = shape.pool.evicting_layers() * sequences * heads * shape.kept_rows();
+  w.books = {.positions = carver.Array<int32_t>(books),
+             .marks = carver.Array<float>(books),
+             .capacity = shape.kept_rows(),
+             .kv_heads = heads,
+             .quotas = w.kept_quotas};
+}
+
+PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
+  const EntryLayout& layout = shape.pool.layout;
+  const int64_t heads = shape.config.kv_heads, extents = (tokens + kExtentTokens - 1) / kExtentTokens;
+  PrefillStage stage;
+  stage.quota = carver.Array<int32_t>(1);
+  stage.extents = carver.Array<std::byte*>(extents);
+  std::byte* entries = carver.Take(static_cast<size_t>(tokens) * layout.row_bytes());
+  stage.cache.entries = {
+      .layout = layout, .extents = stage.extents, .extents_per_slot = extents, .quotas = stage.quota};
+  stage.entries = entries;
+  if (shape.sketch_layers() > 0) {
+    const size_t head_bytes = shape.sketch_layout().head_bytes(tokens);
+    stage.cache.sketches = {.layout = shape.sketch_layout(),
+                            .data = carver.Take(static_cast<size_t>(heads) * head_bytes),
+                            .head_stride = head_bytes,
+                            .slot_stride = static_cast<size_t>(heads) * head_bytes};
+  }
+  stage.cache.retained = {.positions = carver.Array<int32_t>(heads * tokens),
+                          .marks = carver.Array<float>(heads * tokens),
+                          .capacity = tokens,
+                          .kv_heads = heads,
+                          .quotas = stage.quota};
+  return stage;
+}
+
 Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   const ModelConfig& config = shape.config;
   const int64_t tokens = shape.tokens(), sequences = shape.pool.max_sequences;
@@ -78,6 +118,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.tables = carver.Array<std::byte*>(config.layers * sequences * shape.pool.extents_per_slot());
   w.quotas = carver.Array<int32_t>(sequences);
   if (shape.method.select != SelectKind::kAll) WalkSelection(carver, shape, w);
+  if (shape.method.evicts()) WalkRetained(carver, shape, w);
   return w;
 }
 
@@ -92,6 +133,17 @@ size_t Workspace::Bytes(const WorkspaceShape& shape) {
 Workspace Workspace::Carve(std::byte* base, const WorkspaceShape& shape) {
   Carver carver(base);
   return Walk(carver, shape);
+}
+
+size_t PrefillStage::Bytes(const WorkspaceShape& shape, int64_t tokens) {
+  Carver carver(nullptr);
+  WalkStage(carver, shape, tokens);
+  return carver.used();
+}
+
+PrefillStage PrefillStage::Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens) {
+  Carver carver(base);
+  return WalkStage(carver, shape, tokens);
 }
 
 }  // namespace infinigen

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv/cache_view.h"
 #include "kv/method.h"
 #include "kv/pool.h"
 #include "model/config.h"
@@ -34,11 +35,15 @@ struct WorkspaceShape {
   }
   // Sketches of one sequence in one layer.
   size_t slot_sketch_bytes() const {
-    return static_cast<size_t>(config.kv_heads) * sketch_layout().head_bytes(pool.max_tokens);
+    return static_cast<size_t>(config.kv_heads) * sketch_layout().head_bytes(sketch_rows());
   }
   size_t sketch_bytes() const {
     return static_cast<size_t>(sketch_layers() * pool.max_sequences) * slot_sketch_bytes();
   }
+  // Rows of the longest sequence in layers that evict.
+  int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
+  // Rows of the longest sequence in layers with sketches.
+  int64_t sketch_rows() const { return kept_rows(); }
 };
 
 struct Workspace {
@@ -60,6 +65,14 @@ struct Workspace {
   std::byte** tables = nullptr;  // [layers][max_sequences][extents_per_slot]
   int32_t* quotas = nullptr;     // [max_sequences]
 
+  // Only where layers evict.
+  int32_t* kept_rows = nullptr;          // [T] the last row of each token's cache
+  int32_t* kept_quotas = nullptr;        // [max_sequences]
+  int32_t* places = nullptr;             // [T][kv_heads]
+  int32_t* zeros = nullptr;              // [T] slots of a stage, which has one
+  LayerRetained books;                   // of the first layer that evicts; the others follow
+  SelectionTotals* uncounted = nullptr;  // [1] of selections that are no step
+
   // Only for methods that need them.
   Tensor step_guess;                  // [max_batch][hidden], what the layer before left for the next one's guess
   Tensor guess_q;                     // [T][heads·head_dim], the guessed query
@@ -74,6 +87,18 @@ struct Workspace {
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.
   static Workspace Carve(std::byte* base, const WorkspaceShape& shape);
+};
+
+// Where the prompt of a sequence that evicts lies while one layer is prefilled: a cache of one slot with room for all
+// of it. Only survivors enter the pool.
+struct PrefillStage {
+  LayerCache cache;
+  std::byte* entries = nullptr;   // [tokens] rows, extent after extent
+  std::byte** extents = nullptr;  // the table, still to be written
+  int32_t* quota = nullptr;       // [1]
+
+  static size_t Bytes(const WorkspaceShape& shape, int64_t tokens);
+  static PrefillStage Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens);
 };
 
 }  // namespace infinigen

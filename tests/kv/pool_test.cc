@@ -166,7 +166,7 @@ class RandomPool {
   }
 
   LayerEntries Entries(LayerId layer) const {
-    return {kLayout, pool_.Table(layer).data(), pool_.options().extents_per_slot(), pool_.quotas().data()};
+    return {kLayout, pool_.Table(layer).data(), pool_.options().extents_per_slot(), pool_.quotas(layer).data()};
   }
   template <class Visit>
   void ForEveryEntry(SeqSlot slot, const Model& model, Visit visit) const {

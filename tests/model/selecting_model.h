@@ -1,9 +1,11 @@
-// A second, independent forward pass with selection, in plain loops over std::vector: what the guess is made of, how it
-// is rotated, skewed and shared by a group of heads. Scoring and choosing rows are the definitions of kv/. Each of the
-// mistakes that the guess has seen in published code can be switched on, to show that a test would notice it.
+// A second, independent forward pass with selection and eviction, in plain loops over std::vector: what the guess is
+// made of, how it is rotated, skewed and shared by a group of heads; who is alive, by position in a map, without rows
+// or books. Scoring and choosing are the definitions of kv/. Each of the mistakes that the guess and the eviction have
+// seen in published code can be switched on, to show that a test would notice it.
 #pragma once
 
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -21,6 +23,7 @@ struct GuessMistakes {
   bool ungrouped = false;   // only the first query head of a group is asked
   bool no_bias = false;     // the query's bias is left out of the guess
   bool wrong_norm = false;  // prev-mid with the norm of the layer before
+  bool undead = false;      // the evicted are still selected
 };
 
 class SelectingModel {
@@ -37,8 +40,15 @@ class SelectingModel {
         layers_(static_cast<size_t>(config.layers)) {
     for (Layer& layer : layers_) layer.keys.resize(static_cast<size_t>(config.kv_heads));
     for (Layer& layer : layers_) layer.values.resize(static_cast<size_t>(config.kv_heads));
+    for (Layer& layer : layers_) layer.alive.resize(static_cast<size_t>(config.kv_heads));
     frequencies_ =
         config.positions == PositionKind::kRope ? RopeInverseFrequencies(config.rope, config.head_dim) : Vector();
+  }
+
+  // Of a sequence that will have so many tokens, the first `prompt` of them not as steps.
+  void Limit(int64_t final_tokens, int64_t prompt) {
+    quota_ = method_.Quota(final_tokens);
+    prompt_ = prompt;
   }
 
   // The next token of the sequence; `select`: as a decode step, else attending to everything. Returns its logits.
@@ -55,8 +65,44 @@ class SelectingModel {
  private:
   struct Layer {
     std::vector<std::vector<Vector>> keys, values;  // [kv_heads][rows][head_dim]
+    std::vector<std::map<int64_t, float>> alive;    // [kv_heads] position → mark
     Vector last_query;                              // of the token before, not rotated
   };
+
+  bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))); }
+
+  // Who goes is found by walking over everybody alive.
+  void Evict(std::map<int64_t, float>& alive, int64_t coming, int64_t room) {
+    while (static_cast<int64_t>(alive.size()) > room) {
+      const int64_t half = quota_ / 2, sinks = std::min<int64_t>(method_.rule.sinks, quota_ - half - 1);
+      auto victim = alive.end();
+      for (auto one = alive.begin(); one != alive.end(); ++one) {
+        if (one->first < sinks || one->first >= coming - half) continue;
+        if (victim == alive.end() || one->second < victim->second) victim = one;  // ascending: equals are older
+      }
+      alive.erase(victim);
+    }
+  }
+  void Welcome(size_t i, bool step) {
+    for (size_t kv = 0; kv < layers_[i].alive.size(); ++kv) {
+      std::map<int64_t, float>& alive = layers_[i].alive[kv];
+      if (Evicts(i) && step) Evict(alive, row_, quota_ - 1);
+      alive[row_] = !Evicts(i) || method_.retain->on_append == AppendMark::kZero ? 0.0f
+                    : method_.retain->on_append == AppendMark::kPosition
+                        ? static_cast<float>(row_)
+                        : ScrambledMark(static_cast<int32_t>(row_), static_cast<int64_t>(kv));
+    }
+  }
+  void Touch(std::map<int64_t, float>& alive, const std::vector<int64_t>& attended) {
+    bool overflow = false;
+    for (const int64_t position : attended) {
+      if (position < method_.rule.sinks || position >= row_ - method_.rule.window) continue;
+      if (method_.retain->on_select == SelectMark::kStamp) alive[position] = static_cast<float>(row_);
+      if (method_.retain->on_select == SelectMark::kCount && ++alive[position] > 255) overflow = true;
+    }
+    if (!overflow) return;
+    for (auto& [position, mark] : alive) mark = std::floor(mark / 2);
+  }
 
   Vector RunLayer(size_t i, Vector x, Vector& guess_in, bool select) {
     Layer& layer = layers_[i];
@@ -71,16 +117,19 @@ class SelectingModel {
       layer.values[head].emplace_back(v.begin() + static_cast<ptrdiff_t>(head * d),
                                       v.begin() + static_cast<ptrdiff_t>((head + 1) * d));
     }
+    Welcome(i, select);
     Vector guess = q;
     if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
       guess = method_.from == GuessSource::kPrevStep
-                  ? layer.last_query
+                  ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first has nobody to guess about
                   : Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in);
       if (!mistakes_.unrotated) guess = Rotated(guess);
     }
     layer.last_query = plain_query;
     if (method_.from == GuessSource::kPrevLayer) guess_in = in;
     Add(x, Times(w.o, Attend(i, q, guess, select)));
+    if (Evicts(i) && !select && row_ + 1 == prompt_)
+      for (std::map<int64_t, float>& alive : layer.alive) Evict(alive, prompt_, quota_);
     if (!config_.pre_norm) x = Norm(w.attention_norm, x);
     if (method_.from == GuessSource::kPrevMid && i + 1 < layers_.size())
       guess_in = config_.pre_norm ? Norm(weights_.layers[mistakes_.wrong_norm ? i : i + 1].attention_norm, x) : x;
@@ -96,18 +145,23 @@ class SelectingModel {
     return config_.pre_norm ? x : Norm(w.mlp_norm, x);
   }
 
-  Vector Attend(size_t i, const Vector& q, const Vector& guess, bool select) const {
+  Vector Attend(size_t i, const Vector& q, const Vector& guess, bool select) {
     const size_t d = static_cast<size_t>(config_.head_dim), heads = static_cast<size_t>(config_.heads);
     const size_t group = heads / static_cast<size_t>(config_.kv_heads);
     Vector out(heads * d);
     for (size_t head = 0; head < heads; ++head) {
       const size_t kv = head / group;
-      std::vector<int32_t> rows(static_cast<size_t>(row_ + 1));
-      std::iota(rows.begin(), rows.end(), 0);
-      if (select && method_.selects(LayerId(static_cast<int64_t>(i)))) rows = Select(i, kv, guess);
+      std::map<int64_t, float>& alive = layers_[i].alive[kv];
+      std::vector<int64_t> rows;
+      for (const auto& [position, mark] : alive) rows.push_back(position);
+      const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
+      if (select && selects) rows = Select(i, kv, guess, method_.from == GuessSource::kSelf);
+      // Once for the heads of a group, which share a selection.
+      if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
+        Touch(alive, select ? rows : Select(i, kv, q, true));
       std::vector<double> weights;
       double most = -1e300, sum = 0;
-      for (const int32_t row : rows) {
+      for (const int64_t row : rows) {
         double score = 0;
         for (size_t c = 0; c < d; ++c)
           score += static_cast<double>(q[head * d + c]) *
@@ -116,6 +170,8 @@ class SelectingModel {
         most = std::max(most, weights.back());
       }
       for (double& weight : weights) sum += weight = std::exp(weight - most);
+      for (size_t j = 0; j < rows.size() && Evicts(i) && method_.retain->sums_attention; ++j)
+        alive[rows[j]] += static_cast<float>(weights[j] / sum);
       for (size_t j = 0; j < rows.size(); ++j)
         for (size_t c = 0; c < d; ++c)
           out[head * d + c] +=
@@ -124,15 +180,24 @@ class SelectingModel {
     return out;
   }
 
-  std::vector<int32_t> Select(size_t i, size_t kv, const Vector& guess) const {
+  // The positions attended to. `known`: the current token has a sketch.
+  std::vector<int64_t> Select(size_t i, size_t kv, const Vector& guess, bool known) const {
+    std::vector<int32_t> positions;
+    for (const auto& [position, mark] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
+    if (mistakes_.undead) {
+      positions.resize(static_cast<size_t>(row_ + 1));
+      std::iota(positions.begin(), positions.end(), 0);
+    }
+    const int64_t n = std::ssize(positions);
     const SketchMatrices& basis = bases_[i];
     const int64_t d = config_.head_dim, dims = method_.sketch_dims, group = config_.heads / config_.kv_heads;
-    const int64_t visible = method_.from == GuessSource::kSelf ? row_ + 1 : row_;
+    const int64_t visible = known ? n : n - 1;
     const SketchLayout layout{method_.sketch_type, 1, dims};
     std::vector<std::byte> sketches(layout.head_bytes(visible + 1));
     const float* key = basis.key.data() + static_cast<int64_t>(kv) * d * dims;
     for (int64_t row = 0; row < visible; ++row) {
-      Vector numbers = Project(layers_[i].keys[kv][static_cast<size_t>(row)].data(), key, dims);
+      const int32_t position = positions[static_cast<size_t>(row)];
+      Vector numbers = Project(layers_[i].keys[kv][static_cast<size_t>(position)].data(), key, dims);
       for (int64_t c = 0; c < dims; ++c)
         numbers[static_cast<size_t>(c)] -= basis.key_offset[static_cast<size_t>(static_cast<int64_t>(kv) * dims + c)];
       StoreSketch(layout, sketches.data() + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes(),
@@ -151,8 +216,11 @@ class SelectingModel {
       scores.insert(scores.end(), part.begin(), part.end());
     }
     const Vector relative = RelativeScores(scores, asked);
-    const int64_t count = ChosenCount(method_.rule, CountPassing(relative, method_.rule.alpha), visible, row_ + 1);
-    return ChooseRows(relative, method_.rule, count, row_).rows;
+    const int64_t count = ChosenCount(method_.rule, CountPassing(relative, method_.rule.alpha), visible, n);
+    std::vector<int64_t> chosen;
+    for (const int32_t row : ChooseRows(relative, method_.rule, count, {n, row_, positions.data()}).rows)
+      chosen.push_back(positions[static_cast<size_t>(row)]);
+    return chosen;
   }
 
   Vector Project(const float* x, const float* matrix, int64_t cols) const {
@@ -211,6 +279,7 @@ class SelectingModel {
   std::vector<Layer> layers_;
   Vector frequencies_;
   int64_t row_ = 0;
+  int64_t quota_ = 0, prompt_ = 0;
 };
 
 }  // namespace infinigen

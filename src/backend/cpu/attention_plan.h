@@ -82,12 +82,24 @@ struct ScoreTask {
   float* scores = nullptr;  // [blocks][group][kAttentionBlock]
 };
 
+// The column sums of a prefill's attention, in two moves. Norms: {maximum, 1 / sum} of every query row of the task, in
+// the units of 2^(score − maximum). Columns: rows [first, last) grow by the weights of the task's tokens, in their
+// order; norms are those of the whole run.
+struct ColumnTask {
+  PrefillTask tokens;
+  float* norms = nullptr;  // [tokens · group][2]
+  int64_t first = 0, last = 0;
+  float* sums = nullptr;  // [last]
+};
+
 // What one task does, for entries of one stored type (attention_typed-inl.h). Each needs scratch_floats of its rows.
 template <class T>
 struct AttentionOf {
   static void Decode(const AttentionPlan& plan, const DecodeTask& task, float* scratch);
   static void Prefill(const AttentionPlan& plan, const PrefillTask& task, float* scratch);
   static void Score(const AttentionPlan& plan, const ScoreTask& task, float* scratch);
+  static void Norms(const AttentionPlan& plan, const ColumnTask& task, float* scratch);
+  static void Columns(const AttentionPlan& plan, const ColumnTask& task, float* scratch);
 };
 
 // Calls f with the functions of the stored type.

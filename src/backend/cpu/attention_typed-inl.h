@@ -147,6 +147,82 @@ void ScoreEntries(const AttentionPlan& plan, const ScoreTask& task, float* scrat
   }
 }
 
+// Scores of the task's query rows for rows [begin, end) of the cache, a tile of query rows and a block at a time:
+// use(first query row, rows of the tile, block start, scores [rows][kAttentionBlock], −inf where a row does not see).
+template <class Use>
+HWY_INLINE void ScoreTiles(const AttentionPlan& plan, const PrefillTask& task, int64_t begin, int64_t end,
+                           float* scratch, const Use& use) {
+  const int64_t rows = task.tokens * plan.group;
+  float* scaled = scratch;
+  float* keys = scaled + rows * plan.padded_dim;
+  for (int64_t r = 0; r < rows; ++r)
+    ScaleQuery(task.queries + r / plan.group * task.query_stride + r % plan.group * plan.dim, plan.dim, plan.scale,
+               scaled + r * plan.padded_dim);
+  const QueryRows q{scaled, nullptr, rows, plan.group, task.first_length};
+  const int64_t length = std::min(end, q.Length(rows - 1));
+  EntrySource source(plan, task.slot, task.head, nullptr);
+  source.Ahead(begin, length);
+  for (int64_t start = begin; start < length; start += kAttentionBlock) {
+    TransposeKeys(source.Block(start, length), keys);
+    source.Ahead(start + kAttentionBlock, length);
+    // Rows before the first that sees the block's first entry see nothing of it.
+    for (int64_t first = std::max<int64_t>(0, start + 1 - q.first_length) * q.group; first < rows;
+         first += kOuterRows) {
+      const int64_t count = std::min(kOuterRows, rows - first);
+      HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
+      Outer(count, q.queries + first * plan.padded_dim, plan.padded_dim, StridedRows<float>{keys, kAttentionBlock},
+            plan.dim, kAttentionBlock, NothingNext{}, StoreSums{scores, kAttentionBlock});
+      int64_t visible[kOuterRows];
+      q.Visible(first, count, start, visible);
+      for (int64_t r = 0; r < count; ++r)
+        std::fill(scores + r * kAttentionBlock + std::min(visible[r], kAttentionBlock),
+                  scores + (r + 1) * kAttentionBlock, kMinusInfinity);
+      use(first, count, start, scores);
+    }
+  }
+}
+
+void ColumnNorms(const AttentionPlan& plan, const ColumnTask& task, float* scratch) {
+  const int64_t rows = task.tokens.tokens * plan.group;
+  for (int64_t r = 0; r < rows; ++r) {
+    task.norms[2 * r] = kMinusInfinity;
+    task.norms[2 * r + 1] = 0;
+  }
+  const auto use = [&](int64_t first, int64_t count, int64_t, float* scores) HWY_ATTR {
+    for (int64_t r = 0; r < count; ++r) {
+      float* norm = task.norms + 2 * (first + r);
+      float* row = scores + r * kAttentionBlock;
+      const float largest = hn::GetLane(hn::MaxOfLanes(DF(), LaneMaxima(row, kAttentionBlock)));
+      const float joint = std::max(norm[0], largest);
+      const float sum = hn::GetLane(hn::SumOfLanes(DF(), WeighRow(row, joint)));
+      const float kept = hn::GetLane(Exp2NonPositive(DF(), hn::Set(DF(), norm[0] - joint)));
+      norm[1] = norm[1] * kept + sum;
+      norm[0] = joint;
+    }
+  };
+  ScoreTiles(plan, task.tokens, 0, INT64_MAX, scratch, use);
+  for (int64_t r = 0; r < rows; ++r) task.norms[2 * r + 1] = 1.0f / task.norms[2 * r + 1];
+}
+
+void ColumnSums(const AttentionPlan& plan, const ColumnTask& task, float* scratch) {
+  const auto use = [&](int64_t first, int64_t count, int64_t start, float* scores) HWY_ATTR {
+    const DF d;
+    const int64_t columns = std::min(kAttentionBlock, task.last - start);
+    HWY_ALIGN float sums[kAttentionBlock] = {};
+    std::copy_n(task.sums + start, columns, sums);
+    for (int64_t r = 0; r < count; ++r) {
+      const float* norm = task.norms + 2 * (first + r);
+      float* row = scores + r * kAttentionBlock;
+      WeighRow(row, norm[0]);
+      const VF share = hn::Set(d, norm[1]);
+      for (int64_t v = 0; v < kAttentionBlock; v += kLanes)
+        hn::Store(hn::MulAdd(hn::Load(d, row + v), share, hn::Load(d, sums + v)), d, sums + v);
+    }
+    std::copy_n(sums, columns, task.sums + start);
+  };
+  ScoreTiles(plan, task.tokens, task.first, task.last, scratch, use);
+}
+
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
@@ -159,6 +235,8 @@ namespace {
 HWY_EXPORT(DecodeChunks);
 HWY_EXPORT(PrefillTokens);
 HWY_EXPORT(ScoreEntries);
+HWY_EXPORT(ColumnNorms);
+HWY_EXPORT(ColumnSums);
 
 }  // namespace
 
@@ -173,6 +251,14 @@ void AttentionOf<INFINIGEN_ENTRY_TYPE>::Prefill(const AttentionPlan& plan, const
 template <>
 void AttentionOf<INFINIGEN_ENTRY_TYPE>::Score(const AttentionPlan& plan, const ScoreTask& task, float* scratch) {
   HWY_DYNAMIC_DISPATCH(ScoreEntries)(plan, task, scratch);
+}
+template <>
+void AttentionOf<INFINIGEN_ENTRY_TYPE>::Norms(const AttentionPlan& plan, const ColumnTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ColumnNorms)(plan, task, scratch);
+}
+template <>
+void AttentionOf<INFINIGEN_ENTRY_TYPE>::Columns(const AttentionPlan& plan, const ColumnTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ColumnSums)(plan, task, scratch);
 }
 
 }  // namespace infinigen

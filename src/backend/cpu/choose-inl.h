@@ -75,6 +75,7 @@ class Chooser {
   }
 
   Chosen Choose(int32_t* rows, int64_t capacity) {
+    if (c_.positions != nullptr) return ChooseByPosition(rows, capacity);
     const SelectRule& rule = c_.rule;
     const int64_t n = c_.current + 1;
     // Rows attended whatever their score: [0, sinks) and [window, n).
@@ -92,6 +93,44 @@ class Chooser {
     KeepBest(count);
     LeaveOut(sinks, window);
     return {count, Write(sinks, window, rows, capacity)};
+  }
+
+  // The same where rows are not in the order of positions: positions decide what is old, first or before, and rows are
+  // written in ascending order all the same.
+  Chosen ChooseByPosition(int32_t* rows, int64_t capacity) {
+    const SelectRule& rule = c_.rule;
+    const int64_t n = c_.current + 1;
+    const auto is_extra = [&](int64_t row) {
+      return c_.positions[row] < rule.sinks || c_.positions[row] >= c_.position - rule.window;
+    };
+    int64_t count = 0;
+    if (rule.force_count > 0) {
+      int64_t extras = 0;
+      for (int64_t row = 0; row < n; ++row) extras += is_extra(row) ? 1 : 0;
+      count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, n) - extras);
+      CollectBest(count + extras, -kInfinity);
+    } else {
+      count = ByThreshold();
+    }
+    auto* candidates = reinterpret_cast<Scored*>(s_.ties);
+    int64_t found = 0;
+    for (int64_t i = first_; i < first_ + found_; ++i)
+      if (rule.force_count == 0 || !is_extra(s_.rows[i])) candidates[found++] = {s_.relative[i], s_.rows[i]};
+    count = std::min(count, found);
+    if (count < found)
+      std::nth_element(candidates, candidates + count, candidates + found, [&](const Scored& a, const Scored& b) {
+        return a.relative != b.relative ? a.relative > b.relative : c_.positions[a.row] > c_.positions[b.row];
+      });
+    // From here on s_.rows says who is attended.
+    std::fill_n(s_.rows, n, 0);
+    for (int64_t i = 0; i < count; ++i) s_.rows[candidates[i].row] = 1;
+    int64_t attended = 0;
+    for (int64_t row = 0; row < n; ++row) {
+      if (s_.rows[row] == 0 && !is_extra(row)) continue;
+      CHECK(attended < capacity);
+      rows[attended++] = static_cast<int32_t>(row);
+    }
+    return {count, attended};
   }
 
  private:

@@ -62,6 +62,16 @@ class CpuBackend : public HostBackend {
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
+  void TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* places);
+  void MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                    const Selection& selection);
+  void SumAttention(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                    const LayerCache& cache);
+  void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
+                  const LayerCache& cache);
+  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
+              const LayerCache& to);
+
  private:
   // body(first_row, count) over [0, rows), cut over the team only when the work is worth waking it for. `row_work` is
   // in elements touched per row.

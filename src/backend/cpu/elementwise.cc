@@ -82,8 +82,8 @@ void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const ConstTensor&
   CHECK(x.type == DType::kF32 && x.cols == table.cols && x.rows >= batch.count);
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
-      DCHECK(batch.rows[t] + offset < table.rows);
-      HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.rows[t] + offset, x.as<float>(t));
+      DCHECK(batch.Position(t) + offset < table.rows);
+      HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
     }
   });
 }
@@ -104,7 +104,7 @@ void CpuBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys,
   ForRows(batch.count, 2 * width, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t head = 0; head < layout.kv_heads; ++head) {
-        std::byte* entry = entries.Entry(batch.slots[t], head, batch.rows[t]);
+        std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
         Dispatch(layout.type, [&](auto tag) {
           auto* key = reinterpret_cast<decltype(tag)*>(entry);
           Round(keys.as<float>(t) + head * layout.head_dim, layout.head_dim, key);

@@ -1,4 +1,4 @@
-// SelectExact and MeasureMass: what true scores say about selections. For measurement, so every entry's key is read.
+// SelectExact, MeasureMass and SumAttention: what true scores say. Every entry's key is read.
 #include <algorithm>
 #include <cmath>
 
@@ -17,14 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-void FindMaxima(const ScoredRows& rows, int64_t group) {
-  Maxima maxima(rows.maxima, group);
-  for (int64_t start = rows.first; start < rows.last; start += kScoreBlock)
-    maxima.Add(rows.scores + (start - rows.first) * group, std::min(kScoreBlock, rows.last - start));
-}
-
-// The share of query head g's attention that lies on the listed rows. Its scores become weights.
-double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, const int32_t* rows, int64_t count) {
+// Scores of query head g become weights e^(score − maximum); returns their sum.
+HWY_INLINE double WeighScores(float* scores, int64_t group, int64_t g, int64_t visible) {
   const DF d;
   const auto block = [&](int64_t b) { return scores + (b * group + g) * kScoreBlock; };
   const int64_t blocks = ScoreBlocks(visible);
@@ -43,11 +37,34 @@ double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, con
     }
     total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
   }
+  return total;
+}
+
+void FindMaxima(const ScoredRows& rows, int64_t group) {
+  Maxima maxima(rows.maxima, group);
+  for (int64_t start = rows.first; start < rows.last; start += kScoreBlock)
+    maxima.Add(rows.scores + (start - rows.first) * group, std::min(kScoreBlock, rows.last - start));
+}
+
+// The share of query head g's attention that lies on the listed rows. Its scores become weights.
+double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, const int32_t* rows, int64_t count) {
+  const double total = WeighScores(scores, group, g, visible);
   double inside = 0;
   for (int64_t j = 0; j < count; ++j)
-    inside += static_cast<double>(block(rows[j] / kScoreBlock)[rows[j] % kScoreBlock]);
+    inside += static_cast<double>(scores[(rows[j] / kScoreBlock * group + g) * kScoreBlock + rows[j] % kScoreBlock]);
   const double share = inside / total;
   return share > 0 ? std::min(share, 1.0) : 0.0;  // a share that is not a number counts as none
+}
+
+// The weights of all query heads of a group, added to the marks of rows [0, visible).
+void AddShares(float* scores, int64_t group, int64_t visible, float* marks) {
+  for (int64_t g = 0; g < group; ++g) {
+    const float share = static_cast<float>(1.0 / WeighScores(scores, group, g, visible));
+    for (int64_t start = 0; start < visible; start += kScoreBlock) {
+      const float* weights = scores + (start / kScoreBlock * group + g) * kScoreBlock;
+      for (int64_t j = 0; j < std::min(kScoreBlock, visible - start); ++j) marks[start + j] += weights[j] * share;
+    }
+  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -60,6 +77,7 @@ namespace {
 
 HWY_EXPORT(FindMaxima);
 HWY_EXPORT(ShareInside);
+HWY_EXPORT(AddShares);
 
 void CheckQueries(const ConstTensor& queries, int64_t tokens, const AttentionShape& shape,
                   const LayerEntries& entries) {
@@ -116,6 +134,21 @@ void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch
     mass->sum += shares[i];
     ++mass->bins[static_cast<int>(shares[i] * MassTotals::kBins)];
   }
+}
+
+void CpuBackend::SumAttention(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                              const LayerCache& cache) {
+  CheckQueries(queries, batch.count, shape, cache.entries);
+  const AttentionPlan plan(cache.entries, shape);
+  const int64_t heads = cache.entries.layout.kv_heads;
+  pool_.Run(batch.count * heads, [&](int64_t task, int thread) {
+    const int64_t token = task / heads, head = task % heads, visible = batch.rows[token] + 1;
+    float* scores = private_[static_cast<size_t>(thread)].Reserve(
+        plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
+    float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
+    ScoreEntries(plan, queries, batch, token, head, 0, visible, scores, scratch);
+    HWY_DYNAMIC_DISPATCH(AddShares)(scores, plan.group, visible, cache.retained.Marks(batch.slots[token], head));
+  });
 }
 
 }  // namespace infinigen

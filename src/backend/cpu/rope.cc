@@ -51,7 +51,7 @@ void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& fr
   ForRows(batch.count, 32 * half, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(batch.rows[t]) * frequencies.as<float>()[i];
+        const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
         table.as<float>(t)[i] = std::cos(angle);
         table.as<float>(t)[half + i] = std::sin(angle);
       }

@@ -62,7 +62,10 @@ struct Choice {
   int64_t group = 0;
   int64_t segments = 1;  // runs of blocks that were scored apart
   int64_t visible = 0;   // rows with a score
-  int64_t current = 0;   // n = current + 1
+  int64_t current = 0;   // the last row: n = current + 1
+  // Where the layer evicts: the position of every row, and of the current token.
+  const int32_t* positions = nullptr;
+  int64_t position = 0;
   int64_t passing = -1;  // given by mean counts; -1: counted here
 };
 struct Chosen {
@@ -107,13 +110,16 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   std::fill_n(tallies, tasks, Tally{});
 
   const auto choice_of = [&](int64_t task) {
-    const int64_t token = task / heads, current = batch.rows[token];
+    const int64_t token = task / heads, head = task % heads, slot = batch.slots[token], current = batch.rows[token];
     DCHECK(current < call.max_rows);
-    return Choice{.rule = call.rules[batch.slots[token]],
+    // A row that was taken over has no score until its sketch is there.
+    return Choice{.rule = call.rules[slot],
                   .group = group,
                   .segments = segments,
-                  .visible = current + (call.current_known ? 1 : 0),
+                  .visible = current + (call.current_known || call.retained ? 1 : 0),
                   .current = current,
+                  .positions = call.retained ? call.retained.Positions(slot, head) : nullptr,
+                  .position = batch.Position(token),
                   .passing = tallies[task].passing};
   };
   const auto score_segment = [&](int64_t task, int64_t segment, const ChoiceScratch& scratch, float* query) {

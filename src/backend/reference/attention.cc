@@ -5,15 +5,14 @@
 #include <span>
 #include <vector>
 
+#include "backend/reference/attention_weights.h"
 #include "backend/reference/element.h"
 #include "backend/reference/reference_backend.h"
 
 namespace infinigen {
-namespace {
 
-// softmax(q·K · scale) over the listed rows of one KV head.
-std::vector<float> Weights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
-                           const LayerEntries& entries) {
+std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                                    float scale, const LayerEntries& entries) {
   const EntryLayout& layout = entries.layout;
   std::vector<float> weights;
   float largest = -INFINITY;
@@ -30,10 +29,12 @@ std::vector<float> Weights(const float* query, int64_t slot, int64_t head, std::
   return weights;
 }
 
+namespace {
+
 void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
                 const LayerEntries& entries, float* out) {
   const EntryLayout& layout = entries.layout;
-  const std::vector<float> weights = Weights(query, slot, head, rows, scale, entries);
+  const std::vector<float> weights = AttentionWeights(query, slot, head, rows, scale, entries);
   std::fill_n(out, layout.head_dim, 0.0f);
   for (size_t j = 0; j < rows.size(); ++j) {
     const std::byte* value = entries.Entry(slot, head, rows[j]) + layout.key_bytes();
@@ -94,7 +95,7 @@ void ReferenceBackend::MeasureMass(Queue, const ConstTensor& queries, const Toke
     for (int64_t head = 0; head < shape.heads; ++head) {
       const int64_t kv_head = head / group;
       const std::vector<float> weights =
-          Weights(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, all, shape.scale, entries);
+          AttentionWeights(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, all, shape.scale, entries);
       double inside = 0;
       for (int64_t j = 0; j < selection.Count(t, kv_head); ++j)
         inside += weights[static_cast<size_t>(selection.Rows(t, kv_head)[j])];

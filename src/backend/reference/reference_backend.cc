@@ -15,7 +15,7 @@ void ReferenceBackend::AddPositions(Queue, const TokenBatch& batch, const ConstT
                                     const Tensor& x) {
   for (int64_t t = 0; t < batch.count; ++t)
     for (int64_t i = 0; i < table.cols; ++i)
-      x.as<float>(t)[i] += Load(table.row(batch.rows[t] + offset), table.type, i);
+      x.as<float>(t)[i] += Load(table.row(batch.Position(t) + offset), table.type, i);
 }
 
 void ReferenceBackend::RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out) {
@@ -72,7 +72,7 @@ void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTens
   const int64_t half = frequencies.cols;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(batch.rows[t]) * frequencies.as<float>()[i];
+      const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
       table.as<float>(t)[i] = std::cos(angle);
       table.as<float>(t)[half + i] = std::sin(angle);
     }
@@ -108,7 +108,7 @@ void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor&
   const EntryLayout& layout = entries.layout;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
-      std::byte* entry = entries.Entry(batch.slots[t], head, batch.rows[t]);
+      std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
       for (int64_t i = 0; i < layout.head_dim; ++i) {
         Store(entry, layout.type, i, keys.as<float>(t)[head * layout.head_dim + i]);
         Store(entry + layout.key_bytes(), layout.type, i, values.as<float>(t)[head * layout.head_dim + i]);

@@ -41,6 +41,16 @@ class ReferenceBackend : public HostBackend {
                       const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
+
+  void TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* places);
+  void MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                    const Selection& selection);
+  void SumAttention(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                    const LayerCache& cache);
+  void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
+                  const LayerCache& cache);
+  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
+              const LayerCache& to);
 };
 
 static_assert(Backend<ReferenceBackend>);

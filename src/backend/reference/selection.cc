@@ -2,6 +2,7 @@
 #include "kv/selection.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -23,28 +24,40 @@ std::vector<float> Project(const float* x, const float* matrix, const float* off
   return out;
 }
 
-// One token: `relative` has the relative scores of each KV head.
-void SelectToken(const std::vector<std::vector<float>>& relative, const SelectCall& call, int64_t token, int64_t slot,
-                 int64_t current, const Selection& selection) {
-  const SelectRule& rule = call.rules[slot];
-  const int64_t heads = static_cast<int64_t>(relative.size()), n = current + 1;
-  std::vector<int64_t> passing;
-  for (const std::vector<float>& r : relative) passing.push_back(CountPassing(r, rule.alpha));
-  if (call.mean_counts) {
-    int64_t sum = 0;
-    for (const int64_t count : passing) sum += count;
-    std::fill(passing.begin(), passing.end(), sum / heads);
-  }
-  SelectionTotals& totals = call.totals[slot];
-  for (int64_t head = 0; head < heads; ++head) {
-    const std::vector<float>& r = relative[static_cast<size_t>(head)];
-    const int64_t count = ChosenCount(rule, passing[static_cast<size_t>(head)], static_cast<int64_t>(r.size()), n);
-    const SelectedRows selected = ChooseRows(r, rule, count, current);
-    std::copy(selected.rows.begin(), selected.rows.end(), selection.Rows(token, head));
-    selection.Count(token, head) = static_cast<int32_t>(selected.rows.size());
-    totals.chosen += static_cast<uint64_t>(selected.chosen);
-    totals.attended += selected.rows.size();
-    totals.retained += static_cast<uint64_t>(n);
+// Selects for every token and head by scores: scores_of(token, head, query head of the group, rows).
+template <class ScoresOf>
+void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group, const Selection& selection,
+              const ScoresOf& scores_of) {
+  for (int64_t t = 0; t < batch.count; ++t) {
+    const int64_t slot = batch.slots[t], n = batch.rows[t] + 1;
+    // A row that was taken over has no score until its sketch is there.
+    const int64_t visible = n - (call.current_known || call.retained ? 0 : 1);
+    const SelectRule& rule = call.rules[slot];
+    std::vector<std::vector<float>> relative;
+    std::vector<int64_t> passing;
+    for (int64_t head = 0; head < heads; ++head) {
+      std::vector<float> scores;
+      for (int64_t g = 0; g < group; ++g) {
+        const std::vector<float> part = scores_of(t, head, g, visible);
+        scores.insert(scores.end(), part.begin(), part.end());
+      }
+      relative.push_back(RelativeScores(scores, group));
+      passing.push_back(CountPassing(relative.back(), rule.alpha));
+    }
+    if (call.mean_counts)
+      std::fill(passing.begin(), passing.end(), std::accumulate(passing.begin(), passing.end(), int64_t{0}) / heads);
+    SelectionTotals& totals = call.totals[slot];
+    for (int64_t head = 0; head < heads; ++head) {
+      const size_t h = static_cast<size_t>(head);
+      const SelectedRows selected =
+          ChooseRows(relative[h], rule, ChosenCount(rule, passing[h], visible, n),
+                     {n, batch.Position(t), call.retained ? call.retained.Positions(slot, head) : nullptr});
+      std::copy(selected.rows.begin(), selected.rows.end(), selection.Rows(t, head));
+      selection.Count(t, head) = static_cast<int32_t>(selected.rows.size());
+      totals.chosen += static_cast<uint64_t>(selected.chosen);
+      totals.attended += selected.rows.size();
+      totals.retained += static_cast<uint64_t>(n);
+    }
   }
 }
 
@@ -54,11 +67,13 @@ void ReferenceBackend::AppendSketches(Queue, const TokenBatch& batch, const Cons
                                       const LayerSketches& sketches) {
   const int64_t heads = sketches.layout.kv_heads;
   for (int64_t t = 0; t < batch.count; ++t) {
-    const int64_t slot = batch.slots[t], row = batch.rows[t];
-    for (int64_t head = 0; head < heads; ++head)
+    const int64_t slot = batch.slots[t];
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t row = batch.Place(t, head);
       StoreSketch(sketches.layout, sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock,
                   Project(keys.as<float>(t) + head * basis.head_dim, basis.Key(slot, head), basis.KeyOffset(slot, head),
                           basis.head_dim, basis.dims));
+    }
   }
 }
 
@@ -80,21 +95,11 @@ void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const To
                               const LayerSketches& sketches, const Selection& selection) {
   const SketchLayout& layout = sketches.layout;
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
-  for (int64_t t = 0; t < batch.count; ++t) {
-    const int64_t visible = batch.rows[t] + (call.current_known ? 1 : 0);
-    std::vector<std::vector<float>> relative;
-    for (int64_t head = 0; head < layout.kv_heads; ++head) {
-      std::vector<float> scores;
-      for (int64_t g = 0; g < group; ++g) {
-        const std::span query(sketch_queries.as<float>(t) + (head * group + g) * layout.dims,
-                              static_cast<size_t>(layout.dims));
-        const std::vector<float> part = ScoreSketches(layout, sketches.Head(batch.slots[t], head), visible, query);
-        scores.insert(scores.end(), part.begin(), part.end());
-      }
-      relative.push_back(RelativeScores(scores, group));
-    }
-    SelectToken(relative, call, t, batch.slots[t], batch.rows[t], selection);
-  }
+  SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
+    const std::span query(sketch_queries.as<float>(t) + (head * group + g) * layout.dims,
+                          static_cast<size_t>(layout.dims));
+    return ScoreSketches(layout, sketches.Head(batch.slots[t], head), rows, query);
+  });
 }
 
 void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
@@ -102,24 +107,17 @@ void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const Toke
                                    const Selection& selection) {
   const EntryLayout& layout = entries.layout;
   const int64_t group = shape.heads / layout.kv_heads;
-  for (int64_t t = 0; t < batch.count; ++t) {
-    const int64_t visible = batch.rows[t] + (call.current_known ? 1 : 0);
-    std::vector<std::vector<float>> relative;
-    for (int64_t head = 0; head < layout.kv_heads; ++head) {
-      std::vector<float> scores;
-      for (int64_t g = 0; g < group; ++g) {
-        const float* query = queries.as<float>(t) + (head * group + g) * layout.head_dim;
-        for (int64_t row = 0; row < visible; ++row) {
-          float score = 0;
-          const std::byte* key = entries.Entry(batch.slots[t], head, row);
-          for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
-          scores.push_back(score * shape.scale);
-        }
-      }
-      relative.push_back(RelativeScores(scores, group));
+  SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
+    const float* query = queries.as<float>(t) + (head * group + g) * layout.head_dim;
+    std::vector<float> scores;
+    for (int64_t row = 0; row < rows; ++row) {
+      float score = 0;
+      const std::byte* key = entries.Entry(batch.slots[t], head, row);
+      for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+      scores.push_back(score * shape.scale);
     }
-    SelectToken(relative, call, t, batch.slots[t], batch.rows[t], selection);
-  }
+    return scores;
+  });
 }
 
 }  // namespace infinigen

@@ -1,0 +1,16 @@
+// What the oracle's attention is made of, for those who sum it up.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv/view.h"
+
+namespace infinigen {
+
+// softmax(q·K · scale) over the listed rows of one KV head.
+std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                                    float scale, const LayerEntries& entries);
+
+}  // namespace infinigen

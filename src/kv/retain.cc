@@ -1,0 +1,92 @@
+#include "kv/retain.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace infinigen {
+namespace {
+
+constexpr std::array<const RetainPolicy*, 6> kPolicies = {&kRetainCounter, &kRetainLru,       &kRetainFifo,
+                                                          &kRetainH2o,     &kRetainStreaming, &kRetainRandom};
+
+}  // namespace
+
+std::span<const RetainPolicy* const> RetainPolicies() { return kPolicies; }
+
+const RetainPolicy* FindRetainPolicy(std::string_view name) {
+  const auto found = std::find_if(kPolicies.begin(), kPolicies.end(), [&](const auto* p) { return p->name == name; });
+  return found == kPolicies.end() ? nullptr : *found;
+}
+
+int64_t RetainLimit::Quota(int64_t final_tokens) const {
+  if (bytes == 0) {
+    // ⌊share · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
+    const int64_t rows = static_cast<int64_t>(share * static_cast<double>(final_tokens) + 1e-9);
+    return std::clamp<int64_t>(rows, 1, final_tokens);
+  }
+  const uint64_t dense = static_cast<uint64_t>(dense_layers * final_tokens) * row_bytes;
+  CHECK(layers > dense_layers && row_bytes > 0);
+  if (dense >= SequenceBytes()) return 0;
+  const uint64_t rows = (SequenceBytes() - dense) / (static_cast<uint64_t>(layers - dense_layers) * row_bytes);
+  return static_cast<int64_t>(std::min(rows, static_cast<uint64_t>(final_tokens)));
+}
+
+int64_t RetainLimit::LargestQuota(int64_t max_tokens) const {
+  if (bytes == 0) return Quota(max_tokens);
+  // Longer sequences leave less to the layers that evict, shorter ones need less: the most is where all just fits.
+  const uint64_t fit = SequenceBytes() / (static_cast<uint64_t>(layers) * row_bytes);
+  return std::clamp<int64_t>(static_cast<int64_t>(std::min(fit, static_cast<uint64_t>(max_tokens))), 1, max_tokens);
+}
+
+int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> marks, const RetainRule& rule,
+                 int64_t position, int64_t quota) {
+  CHECK(positions.size() == marks.size() && static_cast<int64_t>(positions.size()) <= quota);
+  const int64_t rows = static_cast<int64_t>(positions.size());
+  if (rows < quota) return rows;
+  const Protection protection(position, quota, rule.sinks);
+  int64_t victim = -1;
+  for (int64_t row = 0; row < rows; ++row) {
+    const size_t r = static_cast<size_t>(row), v = static_cast<size_t>(victim);
+    if (protection.Covers(positions[r])) continue;
+    if (victim < 0 || marks[r] < marks[v] || (marks[r] == marks[v] && positions[r] < positions[v])) victim = row;
+  }
+  CHECK(victim >= 0);
+  return victim;
+}
+
+void MarkSelected(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
+                  std::span<const int32_t> positions, std::span<float> marks) {
+  if (rule.on_select == SelectMark::kKeep) return;
+  float largest = 0;
+  for (const int32_t row : rows) {
+    const int64_t of = positions[static_cast<size_t>(row)];
+    if (of < select.sinks || of >= position - select.window) continue;
+    float& mark = marks[static_cast<size_t>(row)];
+    mark = rule.on_select == SelectMark::kCount ? mark + 1 : static_cast<float>(position);
+    largest = std::max(largest, mark);
+  }
+  if (rule.on_select == SelectMark::kCount && largest > kMarkLimit)
+    for (float& mark : marks) mark = std::floor(mark / 2);
+}
+
+std::vector<int32_t> Survivors(std::span<const float> marks, const RetainRule& rule, int64_t quota) {
+  const int64_t rows = static_cast<int64_t>(marks.size());
+  CHECK(quota > 0 && quota <= rows);
+  // As if the next token came: the newest half of the quota is not to be touched.
+  const Protection protection(rows, quota, rule.sinks);
+  std::vector<int32_t> stay, others;
+  for (int32_t row = 0; row < rows; ++row) (protection.Covers(row) ? stay : others).push_back(row);
+  std::sort(others.begin(), others.end(), [&](int32_t a, int32_t b) {
+    const float ma = MarkOrder(marks[static_cast<size_t>(a)]), mb = MarkOrder(marks[static_cast<size_t>(b)]);
+    return ma != mb ? ma > mb : a > b;
+  });
+  others.resize(static_cast<size_t>(quota) - stay.size());
+  stay.insert(stay.end(), others.begin(), others.end());
+  std::sort(stay.begin(), stay.end());
+  return stay;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,71 @@
+// Retention: who stays in a layer that keeps at most `quota` rows. The plain host form, which is the definition; every
+// backend's own form is tested against it. For one (sequence, layer, KV head):
+//
+//   the rows hold (position, mark); the newest ⌊quota / 2⌋ and the sinks are protected;
+//   a new token at a full cache takes the row of the unprotected one with the smallest mark, among equals the oldest;
+//   a prefill that is longer than the quota leaves the protected ones and, of the others, those of the largest marks,
+//   among equals the newer; they become rows 0, 1, ... in the order of their positions.
+//
+// A policy says what a mark is. Each has a file of its own in kv/retain/; docs/methods.md shows how to add one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kv/retain_view.h"
+#include "kv/selection_view.h"
+
+namespace infinigen {
+
+struct RetainPolicy {
+  std::string_view name;
+  std::string_view summary;  // for help
+  AppendMark on_append = AppendMark::kPosition;
+  SelectMark on_select = SelectMark::kKeep;
+  bool sums_attention = false;
+
+  // Marks are made by selections: where everything is attended to, none are.
+  bool needs_selection() const { return on_select != SelectMark::kKeep; }
+};
+
+extern const RetainPolicy kRetainCounter, kRetainLru, kRetainFifo, kRetainH2o, kRetainStreaming, kRetainRandom;
+
+std::span<const RetainPolicy* const> RetainPolicies();
+// nullptr: nobody's name.
+const RetainPolicy* FindRetainPolicy(std::string_view name);
+
+// How many rows a layer that evicts keeps of a sequence. The limit is a share of the sequence's final length, or bytes
+// for all entries of all sequences, of which each gets its part whatever the others do.
+struct RetainLimit {
+  double share = 1.0;  // ⌊share · final length⌋ rows; where bytes is not 0, it does not count
+  uint64_t bytes = 0;
+  // Of the run, filled in where they are known.
+  int64_t sequences = 1;
+  uint64_t row_bytes = 0;  // of one token in one layer
+  int64_t layers = 0;
+  int64_t dense_layers = 0;  // they never evict, and come first
+
+  // 0: bytes do not even hold one row.
+  int64_t Quota(int64_t final_tokens) const;
+  // The largest quota of sequences of up to so many tokens, at least 1.
+  int64_t LargestQuota(int64_t max_tokens) const;
+
+ private:
+  uint64_t SequenceBytes() const { return bytes / static_cast<uint64_t>(sequences); }
+};
+
+// The row that the token at `position` takes. positions and marks [rows], rows ≤ quota.
+int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> marks, const RetainRule& rule,
+                 int64_t position, int64_t quota);
+
+// What a selection by the token at `position` does to the marks. `rows` are attended; those of sinks and window, which
+// no score chose, do not count.
+void MarkSelected(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
+                  std::span<const int32_t> positions, std::span<float> marks);
+
+// The rows, ascending, that stay of a prefill of positions [0, marks.size()): `quota` of them.
+std::vector<int32_t> Survivors(std::span<const float> marks, const RetainRule& rule, int64_t quota);
+
+}  // namespace infinigen

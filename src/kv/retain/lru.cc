@@ -1,0 +1,11 @@
+// Whoever was not selected for the longest time leaves; a new entry counts as just selected.
+#include "kv/retain.h"
+
+namespace infinigen {
+
+const RetainPolicy kRetainLru = {.name = "lru",
+                                 .summary = "the longest not selected leaves",
+                                 .on_append = AppendMark::kPosition,
+                                 .on_select = SelectMark::kStamp};
+
+}  // namespace infinigen

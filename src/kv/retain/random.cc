@@ -1,0 +1,8 @@
+// Somebody leaves, no matter who: what every policy should beat. The example of docs/methods.md.
+#include "kv/retain.h"
+
+namespace infinigen {
+
+const RetainPolicy kRetainRandom = {.name = "random", .summary = "anybody leaves", .on_append = AppendMark::kScrambled};
+
+}  // namespace infinigen

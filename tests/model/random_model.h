@@ -1,0 +1,161 @@
+// A small random model, ready to decode under any KV method, and ways to run it: shared by the tests of selection and
+// retention.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "model/executor.h"
+#include "model/selecting_model.h"
+
+namespace infinigen {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Small, but with everything that a guess can get wrong: groups, rotation, biases, norms.
+inline ModelConfig Llama() {
+  return {.name = "test-llama",
+          .layers = 4,
+          .hidden = 48,
+          .heads = 6,
+          .kv_heads = 2,
+          .head_dim = 16,
+          .ffn = 64,
+          .vocab = 61,
+          .embed_dim = 48,
+          .max_positions = 2048,
+          .attention_bias = true};
+}
+inline ModelConfig Opt() {
+  ModelConfig config = Llama();
+  config.name = "test-opt";
+  config.architecture = Architecture::kOpt;
+  config.heads = config.kv_heads = 3;
+  config.norm = NormKind::kLayer;
+  config.positions = PositionKind::kLearned;
+  config.position_offset = 2;
+  config.mlp = MlpKind::kRelu;
+  config.mlp_bias = true;
+  return config;
+}
+
+class RandomModelWithBases {
+ public:
+  RandomModelWithBases(const ModelConfig& model, int64_t dims, uint64_t seed) : config(model) {
+    Result<Weights> random = RandomWeights(config, DType::kF32, seed, 1);
+    CHECK(random.ok());
+    weights = std::move(*random);
+    std::mt19937_64 numbers(seed);
+    std::normal_distribution<float> normal;
+    // Norms so unlike each other that taking the wrong one shows.
+    for (LayerWeights& layer : weights.layers) {
+      std::vector<float>& norm = norms_.emplace_back();
+      for (int64_t i = 0; i < config.hidden; ++i) norm.push_back(1.0f + 0.5f * normal(numbers));
+      layer.attention_norm.weight.data = reinterpret_cast<const std::byte*>(norm.data());
+    }
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      SketchMatrices& basis = bases.emplace_back();
+      for (int64_t i = 0; i < config.kv_heads * config.head_dim * dims; ++i) {
+        basis.query.push_back(normal(numbers) / 4);
+        basis.key.push_back(basis.query.back());  // not orthogonal, but both sides see the same
+      }
+      for (int64_t i = 0; i < config.kv_heads * dims; ++i) basis.key_offset.push_back(normal(numbers) / 10);
+    }
+  }
+  std::unique_ptr<Executor> Make(const KvMethod& method, Device device = Device::kCpu, int threads = 2,
+                                 int64_t batch = 1) const {
+    Result<std::unique_ptr<Executor>> executor = MakeExecutor(config, weights,
+                                                              {.device = device,
+                                                               .threads = threads,
+                                                               .max_tokens = 1024,
+                                                               .max_batch = batch,
+                                                               .kv_type = DType::kF32,
+                                                               .method = method},
+                                                              {.bases = bases});
+    CHECK(executor.ok());
+    return std::move(*executor);
+  }
+  std::vector<int32_t> Ids(size_t count, uint32_t seed) const {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab));
+    return ids;
+  }
+
+  ModelConfig config;
+  Weights weights;
+  std::vector<SketchMatrices> bases;
+
+ private:
+  std::vector<std::vector<float>> norms_;
+};
+
+inline KvMethod Sparse(GuessSource from) {
+  KvMethod method{.preset = "infinigen", .select = SelectKind::kSketch, .from = from};
+  method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
+  method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
+  method.sketch_dims = 8;
+  return method;
+}
+
+// Logits of ids[prefill..], each after a decode step.
+inline std::vector<float> Decode(Executor& executor, std::span<const int32_t> ids, size_t prefill) {
+  const size_t vocab = static_cast<size_t>(executor.config().vocab);
+  const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
+  if (prefill > 0) {
+    CHECK(executor.BeginPrefill(slot, 0, ids.first(prefill)).ok());
+    while (!executor.RunPrefillUnit(slot)) {
+    }
+    executor.EndPrefill(slot);
+  }
+  std::vector<float> logits((ids.size() - prefill) * vocab);
+  for (size_t row = prefill; row < ids.size(); ++row) {
+    const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
+    executor.Step({&item, 1}, std::span(logits).subspan((row - prefill) * vocab, vocab));
+  }
+  executor.Release(slot);
+  return logits;
+}
+
+// The same for all ids, through the grid.
+inline std::vector<float> AsSteps(Executor& executor, std::span<const int32_t> ids) {
+  const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
+  CHECK(executor.BeginPrefill(slot, 0, ids, PrefillKind::kSteps).ok());
+  while (!executor.RunPrefillUnit(slot)) {
+  }
+  std::vector<float> logits(ids.size() * static_cast<size_t>(executor.config().vocab));
+  executor.PrefillLogits(slot, 0, static_cast<int64_t>(ids.size()), logits);
+  executor.Release(slot);
+  return logits;
+}
+
+inline std::vector<float> Independent(const RandomModelWithBases& model, const KvMethod& method,
+                                      std::span<const int32_t> ids, size_t prefill, GuessMistakes mistakes = {}) {
+  SelectingModel plain(model.config, model.weights, method, model.bases, mistakes);
+  plain.Limit(std::ssize(ids), static_cast<int64_t>(prefill));
+  std::vector<float> logits;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const std::vector<float> next = plain.Next(ids[row], row >= prefill);
+    if (row >= prefill) logits.insert(logits.end(), next.begin(), next.end());
+  }
+  return logits;
+}
+
+// Largest difference, against the largest logit.
+inline double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  CHECK(a.size() == b.size());
+  float most = 0, largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::fabs(a[i]));
+    most = std::max(most, std::fabs(a[i] - b[i]));
+  }
+  return static_cast<double>(most / largest);
+}
+// Rounding alone stays below this; one row more or less in one selection is far above it.
+inline constexpr double kRounding = 2e-5;
+
+}  // namespace infinigen
