@@ -18,7 +18,7 @@
 namespace infinigen::bench {
 namespace {
 
-constexpr EntryLayout kLayout{DType::kBF16, kKvHeads, kHeadDim};
+constexpr EntryLayout kLayout{StoreType::kBF16, kKvHeads, kHeadDim};
 constexpr int64_t kGroup = kHeads / kKvHeads;
 
 struct Command {

@@ -15,10 +15,10 @@
 namespace infinigen {
 namespace {
 
-// Presets of the design; the first three are there.
-constexpr std::array<std::string_view, 8> kPresets = {"full",      "infinigen", "oracle", "h2o",
-                                                      "streaming", "int8",      "int4",   "quest"};
-constexpr size_t kAvailablePresets = 3;
+// Presets of the design; the first five are there.
+constexpr std::array<std::string_view, 8> kPresets = {"full", "infinigen", "oracle",    "int8",
+                                                      "int4", "h2o",       "streaming", "quest"};
+constexpr size_t kAvailablePresets = 5;
 
 bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
 
@@ -142,7 +142,8 @@ void AddSketchFlags(Flags& flags, KvFlags* kv) {
 // Where and how entries are kept, and who has to go.
 void AddStorageFlags(Flags& flags, KvFlags* kv) {
   flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
-               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
+               "stored type of entries; int8 and int4 are codes in groups of 64; auto: the preset's, else that of "
+               "the model's matrices");
   flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
                "hard limit of the pool, for example 8GiB (default: what memory allows)");
   flags.Custom("--kv-evict", Checked(&kv->evict, OneOf({"none", "counter", "lru", "fifo", "h2o", "streaming"})),
@@ -165,8 +166,6 @@ Status CheckAvailable(const KvFlags& flags) {
   if (!flags.evict.empty() && flags.evict != "none")
     return Unsupported("--kv-evict {} is not part of this version; available: none", flags.evict);
   if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
-  if (flags.type == "int8" || flags.type == "int4")
-    return Unsupported("--kv-type {} is not part of this version; available: auto, f32, f16, bf16", flags.type);
   if (IsPercent(flags.limit))
     return Unsupported("--kv-limit {}: a share makes entries be evicted, and this version evicts none; pass a size",
                        flags.limit);
@@ -179,9 +178,17 @@ Status CheckAvailable(const KvFlags& flags) {
 }
 
 SelectKind SelectOf(std::string_view preset, const std::string& select) {
-  if (select == "all" || (select.empty() && preset == "full")) return SelectKind::kAll;
+  if (select == "all" || (select.empty() && (preset == "full" || preset == "int8" || preset == "int4")))
+    return SelectKind::kAll;
   if (select == "oracle" || (select.empty() && preset == "oracle")) return SelectKind::kOracle;
   return SelectKind::kSketch;
+}
+
+// A stored type by name; nullopt for other words.
+std::optional<StoreType> StoreOf(std::string_view word) {
+  for (const StoreType type : kStoreTypes)
+    if (word == Name(type)) return type;
+  return std::nullopt;
 }
 
 GuessSource SourceOf(const std::string& word) {
@@ -240,9 +247,10 @@ Status CheckTogether(const KvChoice& choice) {
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Group("KV cache");
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
-  flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
-               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
-               "(true best, slow, for measurement) (default infinigen)");
+  flags.Custom(
+      "--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
+      "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), int8, "
+      "int4 (everything, stored in so many bits), oracle (true best, slow, for measurement) (default infinigen)");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
   AddStorageFlags(flags, kv);
@@ -252,8 +260,6 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   RETURN_IF_ERROR(CheckAvailable(flags));
   KvChoice common;
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
-    if (flags.type == Name(type)) common.type = type;
   if (!flags.limit.empty()) {
     ASSIGN_OR_RETURN(common.limit_bytes, ParseSize(flags.limit));
   }
@@ -271,6 +277,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
                          fmt::join(kPresets.begin(), kPresets.begin() + kAvailablePresets, ", "));
     KvChoice& choice = choices.emplace_back(common);
     choice.method = MethodOf(flags, preset);
+    choice.type = StoreOf(flags.type == "auto" ? preset : flags.type);
     RETURN_IF_ERROR(CheckTogether(choice));
     presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
   }

@@ -115,7 +115,7 @@ TEST(KvChoice, EveryFlagArrives) {
                                   "host",
                                   "--kv-hot",
                                   "0"});
-  EXPECT_EQ(choice.type, DType::kBF16);
+  EXPECT_EQ(choice.type, StoreType::kBF16);
   EXPECT_EQ(choice.limit_bytes, 1572864u);
   EXPECT_EQ(choice.dense_layers, 3);
   EXPECT_EQ(choice.projection, ProjectionKind::kNone);

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "backend/reference/element.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/sketch.h"
+#include "kv/store.h"
 
 namespace infinigen {
 namespace {
@@ -102,6 +102,7 @@ void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const Toke
                                    const Selection& selection) {
   const EntryLayout& layout = entries.layout;
   const int64_t group = shape.heads / layout.kv_heads;
+  std::vector<float> key(static_cast<size_t>(layout.head_dim));
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t visible = batch.rows[t] + (call.current_known ? 1 : 0);
     std::vector<std::vector<float>> relative;
@@ -111,8 +112,8 @@ void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const Toke
         const float* query = queries.as<float>(t) + (head * group + g) * layout.head_dim;
         for (int64_t row = 0; row < visible; ++row) {
           float score = 0;
-          const std::byte* key = entries.Entry(batch.slots[t], head, row);
-          for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+          LoadRow(layout.type, entries.Entry(batch.slots[t], head, row), key);
+          for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
           scores.push_back(score * shape.scale);
         }
       }
