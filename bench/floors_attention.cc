@@ -7,7 +7,7 @@
 namespace infinigen::bench {
 namespace {
 
-constexpr EntryLayout kLayout{DType::kBF16, kKvHeads, kHeadDim};
+constexpr EntryLayout kLayout{StoreType::kBF16, kKvHeads, kHeadDim};
 
 class Cache {
  public:

@@ -3,7 +3,8 @@
 // bandwidth, full attention and the selecting kinds alternate inside one process; medians are printed. Several layers
 // are walked, so that neither entries nor sketches stay in the caches.
 //
-// Bytes of a selecting step: all sketches, plus the selected entries. Their time at read bandwidth is the floor.
+// Bytes of a selecting step: all sketches, plus the selected entries. Their time at read bandwidth is the floor. Full
+// attention over int8 and int4 entries is compared with the same floor, and with full attention in bf16.
 //
 //   bench_selection [--threads N] [--rounds N] [--depth A,B,..] [--percent P] [--dims D] [--json]
 #include <fmt/format.h>
@@ -18,7 +19,7 @@
 namespace infinigen::bench {
 namespace {
 
-constexpr EntryLayout kLayout{DType::kBF16, kKvHeads, kHeadDim};
+constexpr EntryLayout kLayout{StoreType::kBF16, kKvHeads, kHeadDim};
 constexpr int64_t kGroup = kHeads / kKvHeads;
 
 struct Command {
@@ -34,6 +35,7 @@ struct Kind {
   const char* name;
   SketchType type;
 };
+constexpr StoreType kQuantised[] = {StoreType::kInt8, StoreType::kInt4};
 constexpr Kind kKinds[] = {{"int8", SketchType::kInt8}, {"bf16", SketchType::kBF16}, {"int4", SketchType::kInt4}};
 
 std::vector<float> RandomFloats(size_t count, float scale, uint32_t seed) {
@@ -114,6 +116,44 @@ class Cache {
   Buffer sketches_[std::size(kKinds)];
 };
 
+// Quantised entries of `layers` layers of one sequence of `depth` rows, appended as prefill does.
+class QuantisedCache {
+ public:
+  QuantisedCache(CpuBackend& backend, StoreType type, int64_t layers, int64_t depth)
+      : layout_{type, kKvHeads, kHeadDim},
+        extents_((depth + kExtentTokens - 1) / kExtentTokens),
+        quota_(static_cast<int32_t>(extents_ * kExtentTokens)),
+        bytes_(static_cast<size_t>(depth) * layout_.row_bytes()) {
+    Result<Buffer> buffer =
+        Buffer::Make(backend.compute_memory(), static_cast<size_t>(layers * extents_) * layout_.extent_bytes());
+    CHECK(buffer.ok());
+    entries_ = std::move(*buffer);
+    for (int64_t i = 0; i < layers * extents_; ++i)
+      table_.push_back(entries_.data() + static_cast<size_t>(i) * layout_.extent_bytes());
+    constexpr int64_t kChunk = 512, kWidth = kKvHeads * kHeadDim;
+    std::vector<float> keys = RandomFloats(kChunk * kWidth, 0.9f, 3), values = RandomFloats(kChunk * kWidth, 0.9f, 4);
+    std::vector<int32_t> slots(kChunk, 0), rows(kChunk);
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      for (int64_t first = 0; first < depth; first += kChunk) {
+        const int64_t count = std::min(kChunk, depth - first);
+        for (int64_t i = 0; i < count; ++i) rows[static_cast<size_t>(i)] = static_cast<int32_t>(first + i);
+        backend.Append(Queue::kCompute, {count, nullptr, slots.data(), rows.data()}, View(keys, count, kWidth),
+                       View(values, count, kWidth), Entries(layer));
+      }
+    }
+  }
+  LayerEntries Entries(int64_t layer) const { return {layout_, table_.data() + layer * extents_, extents_, &quota_}; }
+  size_t entry_bytes() const { return bytes_; }
+
+ private:
+  EntryLayout layout_;
+  int64_t extents_;
+  int32_t quota_;
+  size_t bytes_;  // of one layer
+  Buffer entries_;
+  std::vector<std::byte*> table_;  // [layers][extents]
+};
+
 struct Result3 {
   std::vector<double> select, attend, both;
 };
@@ -121,6 +161,7 @@ struct Result3 {
 void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int64_t depth, nlohmann::json& results) {
   const int64_t layers = std::max<int64_t>(3, 8 * 32768 / depth);
   const Cache cache(backend, layers, depth, command.dims);
+  const QuantisedCache quantised[] = {{backend, kQuantised[0], layers, depth}, {backend, kQuantised[1], layers, depth}};
   const int32_t slot = 0, last = static_cast<int32_t>(depth - 1);
   const TokenBatch token{1, nullptr, &slot, &last};
   const AttentionShape shape{kHeads, 0.125f};
@@ -133,7 +174,7 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
   const Selection selection{rows.data(), counts.data(), count + 64, kKvHeads};
   backend.Reserve(depth, 1, kHeads, kKvHeads, kHeadDim);
 
-  std::vector<double> read, full;
+  std::vector<double> read, full, stored[std::size(kQuantised)];
   Result3 kinds[std::size(kKinds)];
   for (int round = 0; round < command.rounds; ++round) {
     read.push_back(Seconds([&] { ReadAll(reader, cache.entries()); }));
@@ -142,6 +183,12 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
         backend.AttendDecode(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, depth, shape,
                              cache.Entries(layer), View(out, 1, kHeads * kHeadDim));
     }));
+    for (size_t i = 0; i < std::size(kQuantised); ++i)
+      stored[i].push_back(Seconds([&] {
+        for (int64_t layer = 0; layer < layers; ++layer)
+          backend.AttendDecode(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, depth, shape,
+                               quantised[i].Entries(layer), View(out, 1, kHeads * kHeadDim));
+      }));
     for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
       double select = 0, attend = 0;
       for (int64_t layer = 0; layer < layers; ++layer) {
@@ -173,6 +220,14 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
                            {"full_ms", full_seconds * 1e3},
                            {"full_gb_s", all / full_seconds * 1e-9},
                            {"full_of_bandwidth", all / full_seconds / bandwidth}};
+  for (size_t i = 0; i < std::size(kQuantised); ++i) {
+    const double seconds = Median(stored[i]) * per_layer, bytes = static_cast<double>(quantised[i].entry_bytes());
+    result["stores"].push_back({{"store", Name(kQuantised[i])},
+                                {"full_ms", seconds * 1e3},
+                                {"full_gb_s", bytes / seconds * 1e-9},
+                                {"faster_than_bf16", full_seconds / seconds},
+                                {"of_bandwidth", bytes / seconds / bandwidth}});
+  }
   for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
     const double select = Median(kinds[kind].select) * per_layer, attend = Median(kinds[kind].attend) * per_layer;
     const double both = Median(kinds[kind].both) * per_layer;
@@ -196,6 +251,10 @@ void Print(const nlohmann::json& results) {
                r["selected"].get<int64_t>(), r["read_gb_s"].get<double>());
     fmt::print("  full attention             {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth\n",
                r["full_ms"].get<double>(), r["full_gb_s"].get<double>(), r["full_of_bandwidth"].get<double>());
+    for (const auto& s : r["stores"])
+      fmt::print("  full attention on {:<4}     {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth  {:.2f}x bf16\n",
+                 s["store"].get<std::string>(), s["full_ms"].get<double>(), s["full_gb_s"].get<double>(),
+                 s["of_bandwidth"].get<double>(), s["faster_than_bf16"].get<double>());
     for (const auto& k : r["kinds"])
       fmt::print(
           "  select by {:<4} and attend  {:>7.3f} ms/layer  {:.2f}x full  {:.2f} of floor   (select {:.3f} ms, {:.1f} "

@@ -53,7 +53,7 @@ Result<Inspection> Open(const std::string& directory) {
   return model;
 }
 
-uint64_t KvBytesPerToken(const ModelConfig& config, DType type) {
+uint64_t KvBytesPerToken(const ModelConfig& config, StoreType type) {
   const EntryLayout layout{.type = type, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
   return static_cast<uint64_t>(config.layers) * layout.row_bytes();
 }
@@ -108,8 +108,7 @@ Json InspectJson(const Inspection& model, bool tensors) {
   const ModelConfig& config = model.config;
   Json types = Json::object(), kv = Json::object();
   for (const auto& [name, type] : model.types) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
-    kv[std::string(Name(type))] = KvBytesPerToken(config, type);
+  for (const StoreType type : kStoreTypes) kv[std::string(Name(type))] = KvBytesPerToken(config, type);
   Json json = {{"name", config.name},
                {"arch", Name(config.architecture)},
                {"params", ParameterCount(config)},
@@ -177,7 +176,7 @@ std::string InspectText(const Inspection& model, bool tensors) {
   for (const auto& [name, type] : model.types)
     line("", fmt::format("{:<6}{} in {} tensors", name, FormatSize(type.bytes), type.tensors));
   std::string kv;
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
+  for (const StoreType type : kStoreTypes)
     kv += fmt::format("{}{} {}", kv.empty() ? "" : ", ", Name(type), FormatSize(KvBytesPerToken(config, type)));
   line("KV per token", kv);
   line("tokenizer", TokenizerText(model));

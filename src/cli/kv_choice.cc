@@ -31,8 +31,8 @@ constexpr std::array<Preset, 8> kPresets = {{
     {.name = "oracle", .select = SelectKind::kOracle, .limited_evict = "counter"},
     {.name = "h2o", .evict = "h2o", .limited_evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
     {.name = "streaming", .evict = "streaming", .limited_evict = "streaming", .limit = kDefaultLimit},
-    {.name = "int8", .available = false},
-    {.name = "int4", .available = false},
+    {.name = "int8"},
+    {.name = "int4"},
     {.name = "quest", .available = false},
 }};
 
@@ -170,7 +170,8 @@ void AddSketchFlags(Flags& flags, KvFlags* kv) {
 // Where and how entries are kept, and who has to go.
 void AddStorageFlags(Flags& flags, KvFlags* kv) {
   flags.Choice("--kv-type", &kv->type, {"auto", "f32", "f16", "bf16", "int8", "int4"},
-               "stored type of entries; auto: that of the model's matrices; int8 and int4 are not there yet");
+               "stored type of entries; int8 and int4 are codes in groups of 64; auto: the preset's, else that of "
+               "the model's matrices");
   flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
                fmt::format("hard limit of the pool, for example 8GiB, or 20% of every sequence (default: what memory "
                            "allows; h2o and streaming {})",
@@ -199,8 +200,6 @@ Status CheckAvailable(const KvFlags& flags) {
   if (flags.select == "quest")
     return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
   if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
-  if (flags.type == "int8" || flags.type == "int4")
-    return Unsupported("--kv-type {} is not part of this version; available: auto, f32, f16, bf16", flags.type);
   if (!flags.hot.empty()) {
     const Result<uint64_t> hot = ParseSize(flags.hot);
     if (hot.ok() && *hot > 0) return Unsupported("--kv-hot {}: only a GPU has a hot set", flags.hot);
@@ -213,6 +212,13 @@ SelectKind SelectOf(const Preset& preset, const std::string& select) {
   if (select.empty()) return preset.select;
   if (select == "all") return SelectKind::kAll;
   return select == "oracle" ? SelectKind::kOracle : SelectKind::kSketch;
+}
+
+// A stored type by name; nullopt for other words.
+std::optional<StoreType> StoreOf(std::string_view word) {
+  for (const StoreType type : kStoreTypes)
+    if (word == Name(type)) return type;
+  return std::nullopt;
 }
 
 GuessSource SourceOf(const std::string& word) {
@@ -309,8 +315,9 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Group("KV cache");
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
-               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), h2o "
-               "(keep heavy hitters), streaming (keep first and last), oracle (true best, slow, for measurement) "
+               "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), int8 "
+               "and int4 (everything, in so many bits), h2o (keep heavy hitters), streaming (keep first and last), "
+               "oracle (true best, slow, for measurement) "
                "(default infinigen)");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
@@ -321,8 +328,6 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   RETURN_IF_ERROR(CheckAvailable(flags));
   KvChoice common;
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16})
-    if (flags.type == Name(type)) common.type = type;
   if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
   common.projection = ProjectionOf(flags);
   common.skew_file = flags.skew;
@@ -340,6 +345,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
     KvChoice& choice = choices.emplace_back(common);
     choice.method = MethodOf(flags, *preset);
     RETURN_IF_ERROR(ResolveRetention(flags, *preset, alone, choice));
+    choice.type = StoreOf(flags.type == "auto" ? name : flags.type);
     RETURN_IF_ERROR(CheckTogether(choice));
     presets.remove_prefix(std::min(name.size() + 1, presets.size()));
   }

@@ -12,8 +12,8 @@
 #include "cli/flags.h"
 #include "kv/method.h"
 #include "kv/skew.h"
+#include "kv/view.h"
 #include "model/config.h"
-#include "tensor/dtype.h"
 
 namespace infinigen {
 
@@ -52,7 +52,7 @@ struct KvFlags {
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
 
 struct KvChoice {
-  std::optional<DType> type;            // nullopt: the model's
+  std::optional<StoreType> type;        // nullopt: the model's
   std::optional<uint64_t> limit_bytes;  // nullopt: what memory allows
   KvMethod method;                      // fitted to no model yet
   std::optional<int64_t> dense_layers;  // nullopt: by the source of the guess

@@ -70,7 +70,7 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
                           .threads = device.threads,
                           .max_tokens = max_tokens,
                           .max_batch = max_batch,
-                          .kv_type = kv.type.value_or(model.dtype)};
+                          .kv_type = kv.type.value_or(StoreTypeOf(model.dtype))};
   ASSIGN_OR_RETURN(options.method, FitMethod(kv, model.config, max_tokens));
   return options;
 }

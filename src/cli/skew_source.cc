@@ -109,7 +109,7 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
                                 .max_tokens = std::min({std::max<int64_t>(static_cast<int64_t>(text.tokens.size()), 1),
                                                         kCalibrationTokens, model.config.max_positions}),
                                 .max_batch = 1,
-                                .kv_type = model.dtype};
+                                .kv_type = StoreTypeOf(model.dtype)};
   const RunPlan plan = PlanRunHere(model, options, std::nullopt, /*fixed_batch=*/true);
   if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));

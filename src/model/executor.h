@@ -11,6 +11,7 @@
 #include "kv/ids.h"
 #include "kv/method.h"
 #include "kv/stats.h"
+#include "kv/view.h"
 #include "model/config.h"
 #include "model/sketch_source.h"
 #include "model/weights.h"
@@ -25,7 +26,7 @@ struct ExecutorOptions {
   int threads = 1;
   int64_t max_tokens = 0;  // context: rows a sequence may have
   int64_t max_batch = 1;   // sequences at once
-  DType kv_type = DType::kF32;
+  StoreType kv_type = StoreType::kF32;
   KvMethod method;
   uint64_t pool_limit_bytes = UINT64_MAX;
 };

@@ -37,9 +37,9 @@ constexpr int64_t kTokens = 9000, kBatch = 3, kKvHeads = 2, kGroup = 4, kHeads =
 
 class Steps {
  public:
-  explicit Steps(CpuBackend& backend)
+  Steps(CpuBackend& backend, StoreType type)
       : backend_(backend),
-        entries_(backend, {DType::kBF16, kKvHeads, kDim}, kBatch, kTokens, random_),
+        entries_(backend, {type, kKvHeads, kDim}, kBatch, kTokens, random_),
         queries_(HostTensor::Normal(random_, DType::kF32, kBatch, kHeads * kDim)),
         keys_(HostTensor::Normal(random_, DType::kF32, kBatch, kKvHeads * kDim)),
         out_(DType::kF32, kBatch, kHeads * kDim),
@@ -97,10 +97,15 @@ class Steps {
 };
 
 TEST(AllocationTest, ReservedStepsTakeNoMemory) {
-  for (const int threads : {1, 3, 13}) {
+  constexpr std::pair<int, StoreType> kCases[] = {{1, StoreType::kBF16},
+                                                  {3, StoreType::kBF16},
+                                                  {13, StoreType::kBF16},
+                                                  {3, StoreType::kInt8},
+                                                  {3, StoreType::kInt4}};
+  for (const auto& [threads, type] : kCases) {
     CpuBackend backend(threads);
     backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim);
-    Steps steps(backend);
+    Steps steps(backend, type);
     const int64_t before = allocations;
     // The first steps ever, then longer ones, up to the end.
     for (int32_t row = 10; row < kTokens; row += 899) {
@@ -108,14 +113,14 @@ TEST(AllocationTest, ReservedStepsTakeNoMemory) {
       steps.Step(row, {.force_count = 200}, false);
       steps.Step(row, {.alpha = 8.0f, .cap = 1.0}, true);
     }
-    EXPECT_EQ(allocations - before, 0) << threads << " threads";
+    EXPECT_EQ(allocations - before, 0) << threads << " threads, " << Name(type);
   }
 }
 
 // What the counter is worth: without Reserve it counts.
 TEST(AllocationTest, TheCounterCounts) {
   CpuBackend backend(1);
-  Steps steps(backend);
+  Steps steps(backend, StoreType::kBF16);
   const int64_t before = allocations;
   steps.Step(kTokens - 1, {}, false);
   EXPECT_GT(allocations - before, 0);

@@ -12,7 +12,7 @@ class AttentionTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(AttentionTest, TestedBackends, BackendName);
 
 struct Setting {
-  DType type = DType::kBF16;
+  StoreType type = StoreType::kBF16;
   int64_t kv_heads = 2, group = 4, dim = 64;
   float query_scale = 1.0f;  // sharp or flat attention
   float value_scale = 1.0f;
@@ -92,11 +92,9 @@ class Both {
   TestEntries<ReferenceBackend> theirs_;
 };
 
-constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
 TYPED_TEST(AttentionTest, GroupsAndHeadDims) {
   Random random(20);
-  for (const DType type : kTypes) {
+  for (const StoreType type : kStoreTypes) {
     for (const int64_t group : {1, 2, 3, 4, 7, 8}) {
       for (const int64_t dim : {8, 20, 64, 80, 128}) {
         SCOPED_TRACE(::testing::Message() << Name(type) << " group " << group << " dim " << dim);
@@ -108,11 +106,23 @@ TYPED_TEST(AttentionTest, GroupsAndHeadDims) {
   }
 }
 
+// Groups of quantised rows (64 numbers) and bytes of codes that a head_dim does not fill.
+TYPED_TEST(AttentionTest, QuantisedHeadDims) {
+  Random random(25);
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+    for (const int64_t dim : {1, 33, 75, 96, 192, 256}) {
+      SCOPED_TRACE(::testing::Message() << Name(type) << " dim " << dim);
+      Both both(this->backend(), this->reference(), {type, 2, 4, dim}, {150}, random);
+      both.CheckDecode({0, 0}, {149, static_cast<int32_t>(random.Int(0, 148))}, random);
+      both.CheckPrefill(0, random.Int(0, 70), random.Int(1, 70), random);
+    }
+  }
+}
+
 // Lengths around the edges of blocks (64), extents (256) and chunks (1,024), all in one batch.
 TYPED_TEST(AttentionTest, BatchOfDifferentLengths) {
   Random random(21);
   const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 255, 256, 257, 700, 1023, 1024, 1025, 2049, 2300};
-  Both both(this->backend(), this->reference(), {DType::kBF16, 3, 4, 32}, lengths, random);
   std::vector<int32_t> slots, rows;
   for (size_t s = 0; s < lengths.size(); ++s) {
     slots.push_back(static_cast<int32_t>(s));
@@ -120,12 +130,16 @@ TYPED_TEST(AttentionTest, BatchOfDifferentLengths) {
   }
   slots.push_back(13);  // the same sequence twice, the second token further back
   rows.push_back(1500);
-  both.CheckDecode(slots, rows, random);
+  for (const Setting& setting : {Setting{StoreType::kBF16, 3, 4, 32}, Setting{StoreType::kInt8, 1, 4, 64},
+                                 Setting{StoreType::kInt4, 1, 4, 64}}) {
+    Both both(this->backend(), this->reference(), setting, lengths, random);
+    both.CheckDecode(slots, rows, random);
+  }
 }
 
 TYPED_TEST(AttentionTest, PrefillRuns) {
   Random random(22);
-  Both both(this->backend(), this->reference(), {DType::kBF16, 2, 3, 24}, {1300, 1300}, random);
+  Both both(this->backend(), this->reference(), {StoreType::kBF16, 2, 3, 24}, {1300, 1300}, random);
   for (const int64_t first : {0, 1, 63, 64, 200, 256, 1000})
     for (const int64_t count : {1, 2, 64, 67, 130, 300}) both.CheckPrefill(first % 2, first, count, random);
 }
@@ -133,7 +147,7 @@ TYPED_TEST(AttentionTest, PrefillRuns) {
 TYPED_TEST(AttentionTest, SharpScoresDoNotOverflow) {
   Random random(23);
   for (const float scale : {100.0f, 3000.0f}) {
-    Both both(this->backend(), this->reference(), {DType::kF32, 2, 2, 16, scale}, {400}, random);
+    Both both(this->backend(), this->reference(), {StoreType::kF32, 2, 2, 16, scale}, {400}, random);
     both.CheckDecode({0}, {399}, random);
     both.CheckPrefill(0, 300, 100, random);
   }
@@ -143,7 +157,7 @@ TYPED_TEST(AttentionTest, SharpScoresDoNotOverflow) {
 TYPED_TEST(AttentionTest, HugeScoresPickOneEntry) {
   auto& b = this->backend();
   Random random(24);
-  const EntryLayout layout{DType::kF32, 1, 8};
+  const EntryLayout layout{StoreType::kF32, 1, 8};
   TestEntries entries(b, layout, 1, 200, random);
   HostTensor keys(DType::kF32, 200, 8), values = HostTensor::Normal(random, DType::kF32, 200, 8);
   std::vector<int32_t> slots(200, 0), rows(200);

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/check.h"
+#include "kv/store.h"
 
 namespace infinigen {
 
@@ -122,16 +124,21 @@ class TestEntries {
   LayerEntries view() const {
     return {layout_, reinterpret_cast<std::byte* const*>(table_.data()), per_slot_, device_quotas_};
   }
-  // Key and value of one entry as f32, side by side.
-  std::vector<float> Read(int64_t slot, int64_t head, int64_t row) {
+  // One entry as it is stored.
+  std::vector<std::byte> Bytes(int64_t slot, int64_t head, int64_t row) {
     std::vector<std::byte> raw(layout_.entry_bytes());
     const LayerEntries host{layout_, places_.data(), per_slot_, quotas_.data()};
     backend_.Synchronize(backend_.Download(Queue::kCompute, host.Entry(slot, head, row), raw.size(), raw.data()));
-    std::vector<float> values;
-    Dispatch(layout_.type, [&](auto tag) {
-      const auto* p = reinterpret_cast<const decltype(tag)*>(raw.data());
-      for (int64_t i = 0; i < 2 * layout_.head_dim; ++i) values.push_back(ToFloat(p[i]));
-    });
+    return raw;
+  }
+  // Key and value of one entry as f32, side by side.
+  std::vector<float> Read(int64_t slot, int64_t head, int64_t row) {
+    const std::vector<std::byte> raw = Bytes(slot, head, row);
+    std::vector<float> values(static_cast<size_t>(2 * layout_.head_dim));
+    const std::span key(values.begin(), values.begin() + layout_.head_dim);
+    const std::span value(values.begin() + layout_.head_dim, values.end());
+    LoadRow(layout_.type, raw.data(), key);
+    LoadRow(layout_.type, raw.data() + layout_.key_bytes(), value);
     return values;
   }
 

@@ -82,7 +82,7 @@ TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirPlace) {
 }
 
 struct Scene {
-  DType type;
+  StoreType type;
   int64_t kv_heads, group, dim, length;
 };
 
@@ -134,11 +134,11 @@ class Sequence {
 TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
   Random random(32);
   CpuBackend one(1), two(2);
-  const Scene scenes[] = {{DType::kBF16, 2, 4, 64, 1100},  // two chunks
-                          {DType::kF16, 1, 1, 20, 330},
-                          {DType::kF32, 2, 3, 80, 300},
-                          {DType::kBF16, 1, 8, 128, 150},
-                          {DType::kF32, 3, 2, 8, 90}};
+  const Scene scenes[] = {
+      {StoreType::kBF16, 2, 4, 64, 1100},  // two chunks
+      {StoreType::kF16, 1, 1, 20, 330},   {StoreType::kF32, 2, 3, 80, 300},   {StoreType::kBF16, 1, 8, 128, 150},
+      {StoreType::kF32, 3, 2, 8, 90},     {StoreType::kInt8, 2, 4, 64, 1100}, {StoreType::kInt8, 1, 3, 80, 200},
+      {StoreType::kInt4, 2, 4, 64, 1100}, {StoreType::kInt4, 1, 8, 128, 150}, {StoreType::kInt4, 1, 2, 75, 200}};
   for (const Scene& scene : scenes) {
     SCOPED_TRACE(::testing::Message() << "group " << scene.group << " dim " << scene.dim);
     Sequence sequence(this->backend(), scene, random);
@@ -168,7 +168,7 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
   std::vector<float> basis_values(static_cast<size_t>(kKvHeads * kDim * kDims)), zero(kKvHeads * kDims);
   for (float& value : basis_values) value = random.Normal(0.2f);
   const SketchBasis basis{kKvHeads, kDim, kDims, basis_values.data(), basis_values.data(), zero.data()};
-  TestEntries entries(one, {DType::kBF16, kKvHeads, kDim}, kSlots, kRows, random);
+  TestEntries entries(one, {StoreType::kBF16, kKvHeads, kDim}, kSlots, kRows, random);
   HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kKvHeads * kDim);
   HostTensor queries = HostTensor::Normal(random, DType::kF32, kTokens, kQueryHeads * kDim);
   std::vector<int32_t> at(kRows);

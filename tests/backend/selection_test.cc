@@ -579,7 +579,7 @@ class EntryScene {
 
 TYPED_TEST(SelectionTest, AttendsToTheListedRows) {
   Random random(50);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const StoreType type : kStoreTypes) {
     for (const int64_t group : {1, 3, 4, 8}) {
       for (const int64_t dim : {8, 20, 64, 128, 256}) {
         SCOPED_TRACE(::testing::Message() << Name(type) << " group " << group << " dim " << dim);
@@ -601,7 +601,7 @@ TYPED_TEST(SelectionTest, AttendsToTheListedRows) {
 // The list of all rows is plain attention, bit for bit; lengths around blocks (64), extents (256), chunks (1,024).
 TYPED_TEST(SelectionTest, AllRowsAreFullAttention) {
   Random random(51);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const StoreType type : kStoreTypes) {
     for (const auto& [group, dim] : {std::pair<int64_t, int64_t>{4, 64}, {1, 20}, {3, 32}, {8, 128}, {5, 40}}) {
       EntryScene scene(this->backend(), this->reference(), {type, 2, dim}, group, {2300}, random);
       const Batch batch{std::vector<int32_t>(10, 0), {2299, 0, 62, 63, 64, 255, 256, 1023, 1024, 2047}};
@@ -621,7 +621,7 @@ TYPED_TEST(SelectionTest, AllRowsAreFullAttention) {
 
 TYPED_TEST(SelectionTest, ExactSelectionMatchesTheOracle) {
   Random random(52);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const StoreType type : kStoreTypes) {
     for (const int64_t group : {1, 4, 7, 13}) {
       EntryScene scene(this->backend(), this->reference(), {type, 2, group == 4 ? 64 : 20}, group, {5000, 300}, random);
       const Batch batch{{0, 1, 1, 0, 0}, {4999, 299, 0, 63, 64}};
@@ -638,7 +638,7 @@ TYPED_TEST(SelectionTest, ExactSelectionMatchesTheOracle) {
 
 TYPED_TEST(SelectionTest, MassInsideSelections) {
   Random random(53);
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const StoreType type : {StoreType::kF32, StoreType::kBF16, StoreType::kInt8, StoreType::kInt4}) {
     for (const int64_t group : {1, 4, 9}) {
       EntryScene scene(this->backend(), this->reference(), {type, 2, 64}, group, {1500, 300}, random);
       const Batch batch{{0, 1, 1, 0, 0}, {1499, 299, 0, 63, 64}};

@@ -337,8 +337,8 @@ class Contract(Case):
 
     def test_refused_by_name(self):
         good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
-        for flag, value, text in (("--kv", "h2o", "available: full, infinigen, oracle"),
-                                  ("--device", "cuda", "no CUDA backend"), ("--kv-type", "int4", "int4"),
+        for flag, value, text in (("--kv", "h2o", "available: full, infinigen, oracle, int8, int4"),
+                                  ("--device", "cuda", "no CUDA backend"),
                                   ("--kv-limit", "20%", "evicts none"), ("--kv-home", "device", "device"),
                                   ("--kv-home", "disk:/tmp", "disk")):
             self.assert_error(Run(*good, flag, value), 1, text)
@@ -404,7 +404,7 @@ class Contract(Case):
     def test_inspect(self):
         run = Run("inspect", "-m", model(LLAMA), "--json", "--tensors").json()
         self.assertEqual((run["layers"], run["heads"], run["kv_heads"], run["vocab"]), (2, 8, 2, 160))
-        self.assertEqual(run["kv_bytes_per_token"], {"f32": 256, "f16": 128, "bf16": 128})
+        self.assertEqual(run["kv_bytes_per_token"], {"f32": 256, "f16": 128, "bf16": 128, "int8": 96, "int4": 64})
         self.assertEqual(len(run["tensors"]), sum(t["tensors"] for t in run["types"].values()))
         for name in os.listdir(MODELS):
             self.assertEqual(Run("inspect", "-m", model(name)).code, 0)

@@ -206,7 +206,8 @@ TEST(NeedleCase, RefusesWhatDoesNotFit) {
 }
 
 TEST(NeedleRun, TheShippedModelFindsThem) {
-  const auto model = LoadModel(kShipped, {.threads = 2, .max_tokens = 512, .max_batch = 3, .kv_type = DType::kBF16});
+  const auto model =
+      LoadModel(kShipped, {.threads = 2, .max_tokens = 512, .max_batch = 3, .kv_type = StoreType::kBF16});
   for (const NeedleForm form : {NeedleForm::kPlain, NeedleForm::kChat, NeedleForm::kContinuation}) {
     const NeedleMaker maker = NeedleMaker::Make(ShippedTokenizer(), form, std::nullopt, 4).value();
     std::vector<NeedleCase> cases;
@@ -231,7 +232,8 @@ TEST(NeedleRun, TheShippedModelFindsThem) {
 
 // Ctrl-C in the middle of the second text: what was read of it is in no number.
 TEST(NeedleRun, AnInterruptedTextDoesNotCount) {
-  const auto model = LoadModel(kShipped, {.threads = 2, .max_tokens = 512, .max_batch = 2, .kv_type = DType::kBF16});
+  const auto model =
+      LoadModel(kShipped, {.threads = 2, .max_tokens = 512, .max_batch = 2, .kv_type = StoreType::kBF16});
   const NeedleMaker maker = NeedleMaker::Make(ShippedTokenizer(), NeedleForm::kPlain, std::nullopt, 4).value();
   const std::vector<NeedleCase> cases = {maker.Case({.length = 256}).value(), maker.Case({.length = 512}).value()};
   NeedleRunner runner(*model->executor, ShippedTokenizer(), NeedleForm::kPlain);

@@ -74,14 +74,15 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
     for (const std::vector<int32_t>& opening : {std::vector<int32_t>{}, std::vector<int32_t>{3}}) {
       const PplText text = TextOf(directory, opening);
       ASSERT_GT(text.ids.size(), 80u);
-      const auto model = LoadModel(directory, {.threads = 2, .max_tokens = 32, .max_batch = 1, .kv_type = DType::kF32});
+      const auto model =
+          LoadModel(directory, {.threads = 2, .max_tokens = 32, .max_batch = 1, .kv_type = StoreType::kF32});
       const PplResult batched = Score(*model->executor, text, {.context = 32, .mode = PplMode::kBatched});
       EXPECT_TRUE(batched.complete());
       ASSERT_GE(batched.windows, 3);
       EXPECT_GT(batched.timing.prefill_tokens, 0);
       for (const int64_t batch : {1, 2, 16}) {
         const auto stepper =
-            LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = batch, .kv_type = DType::kF32});
+            LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = batch, .kv_type = StoreType::kF32});
         const PplResult step = Score(*stepper->executor, text, {.context = 32, .mode = PplMode::kStep});
         EXPECT_EQ(step.tokens, batched.tokens);
         EXPECT_EQ(step.window_nll, batched.window_nll) << name << " batch " << batch;
@@ -101,7 +102,7 @@ TEST(EvalPpl, AgreesWithTransformers) {
     const PplText text = TextOf(kRoot + "/" + entry["golden"].get<std::string>(), entry["opening"]);
     const int64_t context = entry["context"];
     const auto model = LoadModel(kRoot + "/" + entry["model"].get<std::string>(),
-                                 {.threads = 2, .max_tokens = context, .max_batch = 1, .kv_type = DType::kF32});
+                                 {.threads = 2, .max_tokens = context, .max_batch = 1, .kv_type = StoreType::kF32});
     const PplResult result = Score(*model->executor, text, {.context = context});
     EXPECT_EQ(result.tokens, entry["tokens"].get<int64_t>());
     const std::vector<double> expected = entry["window_nll"];

@@ -115,7 +115,7 @@ TEST(KvChoice, EveryFlagArrives) {
                                   "host",
                                   "--kv-hot",
                                   "0"});
-  EXPECT_EQ(choice.type, DType::kBF16);
+  EXPECT_EQ(choice.type, StoreType::kBF16);
   EXPECT_EQ(choice.limit_bytes, 1572864u);
   EXPECT_EQ(choice.dense_layers, 3);
   EXPECT_EQ(choice.projection, ProjectionKind::kNone);
@@ -153,6 +153,27 @@ TEST(KvChoice, PresetsAndTheAxisThatOverridesThem) {
   const std::vector<KvChoice> choices = ResolveKvList(line.kv).value();
   for (const KvChoice& choice : choices) names.push_back(choice.method.preset);
   EXPECT_THAT(names, ElementsAre("oracle", "full", "infinigen"));
+}
+
+TEST(KvChoice, StoredTypes) {
+  for (const StoreType type : kStoreTypes)
+    for (const char* preset : {"full", "infinigen", "oracle", "int8", "int4"}) {
+      const KvChoice choice = Choice({"--kv", preset, "--kv-type", std::string(Name(type))});
+      EXPECT_EQ(choice.type, type) << preset;
+      EXPECT_EQ(choice.method.preset, preset);
+    }
+  EXPECT_EQ(Choice({"--kv-type", "auto"}).type, std::nullopt);
+  EXPECT_EQ(Choice({"--kv", "int8"}).type, StoreType::kInt8);
+  EXPECT_EQ(Choice({"--kv", "int4"}).type, StoreType::kInt4);
+  EXPECT_EQ(Choice({"--kv", "int4"}).method.select, SelectKind::kAll);
+  EXPECT_EQ(Choice({"--kv", "int8", "--kv-select", "sketch"}).method.select, SelectKind::kSketch);
+  EXPECT_EQ(Choice({"--kv", "infinigen", "--kv-type", "int8"}).method.select, SelectKind::kSketch);
+  Line line;
+  ASSERT_EQ(line.Parse({"--kv", "int8,full,int4"}, /*list=*/true), std::nullopt);
+  const std::vector<KvChoice> choices = ResolveKvList(line.kv).value();
+  EXPECT_EQ(choices[0].type, StoreType::kInt8);
+  EXPECT_EQ(choices[1].type, std::nullopt) << "a preset's type is its own";
+  EXPECT_EQ(choices[2].type, StoreType::kInt4);
 }
 
 TEST(KvChoice, UnknownWordsAreUsage) {
@@ -199,15 +220,14 @@ TEST(KvChoice, UnknownWordsAreUsage) {
 }
 
 TEST(KvChoice, WhatThisVersionLacksIsRefusedByName) {
-  EXPECT_EQ(Refusal({"--kv", "quest"}), "--kv quest is not part of this version; available: full, infinigen, oracle");
-  for (const char* preset : {"h2o", "streaming", "int8", "int4"})
+  EXPECT_EQ(Refusal({"--kv", "quest"}),
+            "--kv quest is not part of this version; available: full, infinigen, oracle, int8, int4");
+  for (const char* preset : {"h2o", "streaming"})
     EXPECT_THAT(Refusal({"--kv", preset}), HasSubstr("--kv " + std::string(preset))) << preset;
   EXPECT_THAT(Refusal({"--kv", "full,h2o"}, /*list=*/true), HasSubstr("--kv h2o"));
   EXPECT_THAT(Refusal({"--kv-select", "quest"}), HasSubstr("--kv-select quest"));
   for (const char* policy : {"counter", "lru", "fifo", "h2o", "streaming"})
     EXPECT_THAT(Refusal({"--kv-evict", policy}), HasSubstr("--kv-evict " + std::string(policy)));
-  EXPECT_THAT(Refusal({"--kv-type", "int8"}), HasSubstr("--kv-type int8"));
-  EXPECT_THAT(Refusal({"--kv-type", "int4"}), HasSubstr("--kv-type int4"));
   EXPECT_THAT(Refusal({"--kv-home", "device"}), HasSubstr("--kv-home device"));
   EXPECT_THAT(Refusal({"--kv-home", "disk:/tmp"}), HasSubstr("--kv-home disk:/tmp"));
   EXPECT_THAT(Refusal({"--kv-limit", "20%"}), HasSubstr("evicts none"));

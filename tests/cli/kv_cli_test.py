@@ -114,6 +114,26 @@ class Selecting(Case):
         full = greedy(LLAMA, prompt(100), 3, "--kv", "full").json()["kv"]
         self.assertEqual([full[name] for name in ("alpha", "cap", "ratio", "from")], [None] * 4)
 
+    def test_quantised_entries(self):
+        """Every selection on every store: everything selected is `full` on that store, and bytes are those of the store."""
+        everything = ("--ignore-eos", *SMALL, "--kv-alpha", "inf", "--kv-cap", 1)
+        tokens = {}
+        for name, entry_bytes in (("f32", ENTRY_BYTES), ("int8", 2 * (4 + HEAD_DIM)), ("int4", 2 * (4 + HEAD_DIM // 2))):
+            full = greedy(LLAMA, prompt(300), 40, "--ignore-eos", "--kv", "full", "--kv-type", name).json()
+            self.assertEqual((full["kv"]["preset"], full["kv"]["type"]), ("full", name))
+            self.assertEqual(full["kv_stats"]["pool_peak_bytes"], 339 * LAYERS * HEADS * entry_bytes)
+            self.assertEqual(full["kv_stats"]["fetched_bytes"], sum(range(301, 340)) * LAYERS * HEADS * entry_bytes)
+            for more in (("--kv-from", "self"), ("--kv", "oracle"), ("-t", 1)):
+                result = greedy(LLAMA, prompt(300), 40, *everything, "--kv-type", name, *more).json()
+                self.assertEqual(result["tokens"], full["tokens"], (name, more))
+                self.assertNotEqual(result["kv"]["select"], "all")
+            tokens[name] = full["tokens"]
+            if name != "f32":
+                preset = greedy(LLAMA, prompt(300), 40, "--ignore-eos", "--kv", name).json()
+                self.assertEqual(preset["tokens"], full["tokens"])
+                self.assertEqual([preset["kv"][key] for key in ("preset", "type", "select", "alpha")], [name, name, "all", None])
+        self.assertNotEqual(tokens["int4"], tokens["f32"], "or the store was not used")
+
     def test_text_says_what_was_attended(self):
         command = ("generate", "-m", model(LLAMA), "--prompt-ids", ids(prompt(200)), "-n", 9, "--temp", 0, "--ignore-eos")
         self.assertRegex(Run(*command, *SMALL).err, r"\nattended to \d+\.\d % of the cache \(selected ")
@@ -183,7 +203,25 @@ class Plan(Case):
         self.assertRegex(Run("generate", "-m", SHIPPED, "--dry-run").out, r"\n  sketches +[1-9][\d.]* MiB\n")
 
 
+    def test_the_pool_is_planned_in_its_store(self):
+        for name, row_bytes in (("int8", 4 * 2 * 12), ("int4", 4 * 2 * 8)):
+            for flags in (("--kv", name), ("--kv-type", name)):
+                plan = self.plan(*flags)
+                self.assertEqual((plan["pool_bytes_per_token"], plan["pool_bytes"]), (row_bytes, 2 * 512 * row_bytes))
+        self.assertIn("entries in int4", Run("generate", "-m", model(LLAMA), "--dry-run", "--kv", "int4").out)
+        self.assertEqual(greedy(LLAMA, [1], 4, "--kv", "int8", "--kv-limit", 4 * 96).code, 0, "four rows of 96 bytes")
+        self.assert_error(greedy(LLAMA, [1], 5, "--kv", "int8", "--kv-limit", 4 * 96), 1, "--kv-limit")
+
+
 class Bench(Case):
+    def test_stores(self):
+        run = Run("bench", "-m", model(LLAMA), "--kv", "full,int8,int4", "--fill", "synthetic", "--depth", 300, "--gen", 5, "--json")
+        self.assertEqual(run.code, 0, run)
+        entry_bytes = {"full": ENTRY_BYTES, "int8": 24, "int4": 16}
+        for result in run.json()["results"]:
+            rows = sum(range(301, 306)) * LAYERS * HEADS
+            self.assertEqual(result["kv_stats"]["fetched_bytes"], rows * entry_bytes[result["kv"]], result["kv"])
+
     def test_forced_counts_on_a_synthetic_context(self):
         run = Run("bench", "-m", model(LLAMA), "--kv", "full,infinigen", "--fill", "synthetic", "--depth", "200,400", "--gen", 5,
                   "--batch", 2, "--kv-window", 8, "--kv-force-count", 50, "--json")

@@ -23,7 +23,7 @@ std::vector<std::string> Keys(const nlohmann::ordered_json& json) {
 
 // The names that scripts depend on.
 TEST(Report, FieldsOfTheContract) {
-  const ExecutorOptions options{.kv_type = DType::kBF16, .pool_limit_bytes = 123};
+  const ExecutorOptions options{.kv_type = StoreType::kBF16, .pool_limit_bytes = 123};
   EXPECT_THAT(Keys(KvJson(options)),
               ElementsAre("preset", "alpha", "cap", "ratio", "from", "evict", "limit_bytes", "type", "home", "select"));
   EXPECT_EQ(KvJson(options)["limit_bytes"], 123);
@@ -175,7 +175,7 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 TEST(MemoryPlanning, FitsAndLeavesTheRestToThePool) {
   const ModelConfig config = SmallLlama();
-  const ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = DType::kF16};
+  const ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = StoreType::kF16};
   const RunPlan plan = PlanRun(config, 1000, options, std::nullopt, kGiB);
   EXPECT_EQ(plan.refusal, "");
   EXPECT_EQ(plan.parts.weights_bytes, 1000u);
@@ -189,7 +189,7 @@ TEST(MemoryPlanning, FitsAndLeavesTheRestToThePool) {
 TEST(MemoryPlanning, TheLargestContextIsExact) {
   ModelConfig config = SmallLlama();
   config.max_positions = 1 << 20;
-  ExecutorOptions options{.max_tokens = 1 << 20, .max_batch = 4, .kv_type = DType::kF32};
+  ExecutorOptions options{.max_tokens = 1 << 20, .max_batch = 4, .kv_type = StoreType::kF32};
   const uint64_t available = kMarginBytes + (uint64_t{300} << 20);
   const RunPlan plan = PlanRun(config, 0, options, std::nullopt, available);
   EXPECT_THAT(plan.refusal, HasSubstr("not enough memory"));
@@ -210,7 +210,7 @@ TEST(MemoryPlanning, LearnedPositionsEndTheContext) {
 
 TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
   const ModelConfig config = SmallLlama();
-  const ExecutorOptions options{.max_tokens = 512, .max_batch = 8, .kv_type = DType::kF16};
+  const ExecutorOptions options{.max_tokens = 512, .max_batch = 8, .kv_type = StoreType::kF16};
   const uint64_t one = 512 * 2 * 2 * 2 * 8 * 2;
   const RunPlan enough = PlanRun(config, 0, options, one, kGiB);
   EXPECT_EQ(enough.refusal, "") << "the others wait";
@@ -224,7 +224,7 @@ TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
 TEST(MemoryPlanning, SketchesArePlannedFor) {
   ModelConfig config = SmallLlama();
   config.head_dim = 32;
-  ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = DType::kF16};
+  ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = StoreType::kF16};
   const RunPlan full = PlanRun(config, 0, options, std::nullopt, kGiB);
   EXPECT_EQ(full.parts.sketch_bytes, 0u);
   options.method = {.preset = "infinigen", .select = SelectKind::kSketch, .dense_layers = 1, .sketch_dims = 16};

@@ -77,7 +77,7 @@ TEST_P(Allocation, AStepTakesNothing) {
   const std::unique_ptr<Executor> executor =
       MakeExecutor(
           config, weights,
-          {.threads = 2, .max_tokens = 1500, .max_batch = 3, .kv_type = DType::kBF16, .method = GetParam().method},
+          {.threads = 2, .max_tokens = 1500, .max_batch = 3, .kv_type = StoreType::kBF16, .method = GetParam().method},
           {.bases = std::vector<SketchMatrices>(3, basis)})
           .value();
   Engine engine(*executor);

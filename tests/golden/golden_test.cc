@@ -44,14 +44,14 @@ class Golden : public testing::TestWithParam<Case> {
     golden_ = std::move(golden).value();
     ASSERT_GE(golden_.prompts.size(), 3u);
   }
-  ExecutorOptions Options(DType kv_type) const {
+  ExecutorOptions Options(StoreType kv_type) const {
     return {.device = GetParam().device, .threads = 2, .max_batch = 4, .kv_type = kv_type};
   }
   DType StoredType() const {
     return golden_.stored == "float32" ? DType::kF32 : golden_.stored == "float16" ? DType::kF16 : DType::kBF16;
   }
 
-  void CompareLogits(DType kv_type, float bound) {
+  void CompareLogits(StoreType kv_type, float bound) {
     const std::unique_ptr<LoadedModel> model = LoadModel(GetParam().model, Options(kv_type));
     ASSERT_NE(model, nullptr);
     const size_t vocab = static_cast<size_t>(model->config.vocab);
@@ -76,15 +76,15 @@ class Golden : public testing::TestWithParam<Case> {
   GoldenModel golden_;
 };
 
-TEST_P(Golden, Logits) { CompareLogits(DType::kF32, 1e-4f); }
+TEST_P(Golden, Logits) { CompareLogits(StoreType::kF32, 1e-4f); }
 
 TEST_P(Golden, LogitsWithTheCacheInTheModelsType) {
   const DType type = StoredType();
-  CompareLogits(type, type == DType::kF32 ? 1e-4f : type == DType::kF16 ? 5e-3f : 4e-2f);
+  CompareLogits(StoreTypeOf(type), type == DType::kF32 ? 1e-4f : type == DType::kF16 ? 5e-3f : 4e-2f);
 }
 
 TEST_P(Golden, GreedyText) {
-  const std::unique_ptr<LoadedModel> model = LoadModel(GetParam().model, Options(DType::kF32));
+  const std::unique_ptr<LoadedModel> model = LoadModel(GetParam().model, Options(StoreType::kF32));
   ASSERT_NE(model, nullptr);
   std::vector<std::vector<int32_t>> prompts;
   for (const GoldenPrompt& prompt : golden_.prompts) prompts.push_back(prompt.ids);

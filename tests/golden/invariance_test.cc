@@ -14,7 +14,7 @@ constexpr const char* kModels = INFINIGEN_TEST_DATA "/golden/models/";
 class Invariance : public testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<LoadedModel> Load(int threads, int64_t batch) {
-    return LoadModel(kModels + GetParam(), {.threads = threads, .max_batch = batch, .kv_type = DType::kBF16});
+    return LoadModel(kModels + GetParam(), {.threads = threads, .max_batch = batch, .kv_type = StoreType::kBF16});
   }
   static std::vector<int32_t> RandomIds(const ModelConfig& config, size_t count, uint32_t seed) {
     std::mt19937 random(seed);
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Invariance,
 TEST(LongPrompt, ChunksAndExtentsDoNotMatter) {
   const std::string directory = std::string(kModels) + "llama_gqa_tied";
   const std::unique_ptr<LoadedModel> model =
-      LoadModel(directory, {.threads = 2, .max_tokens = 1200, .max_batch = 1, .kv_type = DType::kF16});
+      LoadModel(directory, {.threads = 2, .max_tokens = 1200, .max_batch = 1, .kv_type = StoreType::kF16});
   ASSERT_NE(model, nullptr);
   std::mt19937 random(5);
   std::vector<int32_t> ids(1100);

@@ -9,7 +9,7 @@
 namespace infinigen {
 namespace {
 
-constexpr EntryLayout kLayout{.type = DType::kF32, .kv_heads = 2, .head_dim = 4};
+constexpr EntryLayout kLayout{.type = StoreType::kF32, .kv_heads = 2, .head_dim = 4};
 constexpr int64_t kLayers = 3;
 constexpr int64_t kSlots = 4;
 constexpr uint64_t kRowBytes = 2 * 2 * 4 * 4 * kLayers;  // one token in every layer

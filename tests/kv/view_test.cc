@@ -9,7 +9,7 @@ namespace infinigen {
 namespace {
 
 TEST(LayerEntries, EveryEntryHasItsOwnPlaceAndRowsAscend) {
-  const EntryLayout layout{.type = DType::kBF16, .kv_heads = 3, .head_dim = 8};
+  const EntryLayout layout{.type = StoreType::kBF16, .kv_heads = 3, .head_dim = 8};
   EXPECT_EQ(layout.entry_bytes(), 32u);
   EXPECT_EQ(layout.row_bytes(), 96u);
   EXPECT_EQ(layout.extent_bytes(), 256u * 96u);

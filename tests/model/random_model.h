@@ -73,7 +73,7 @@ class RandomModelWithBases {
                                                                .threads = threads,
                                                                .max_tokens = 1024,
                                                                .max_batch = batch,
-                                                               .kv_type = DType::kF32,
+                                                               .kv_type = StoreType::kF32,
                                                                .method = method},
                                                               {.bases = bases});
     CHECK(executor.ok());

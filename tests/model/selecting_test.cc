@@ -157,7 +157,7 @@ TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
     return other.bases[layer.index()];
   };
   const std::unique_ptr<Executor> chooses =
-      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = DType::kF32, .method = method},
+      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method},
                    std::move(source))
           .value();
   std::vector<std::vector<double>> sums(static_cast<size_t>(config.layers), std::vector<double>(kv_heads * d));
@@ -175,7 +175,7 @@ TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
   const std::vector<float> ours = Decode(*chooses, ids, 600);
   method.prompt_columns = false;
   const std::unique_ptr<Executor> fixed =
-      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = DType::kF32, .method = method},
+      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method},
                    {.bases = other.bases})
           .value();
   EXPECT_EQ(ours, Decode(*fixed, ids, 600));
@@ -194,7 +194,7 @@ TEST_P(Selecting, ATeamLargerThanTheHeadsSelectsAlike) {
     for (const int threads : {1, 8}) {
       const std::unique_ptr<Executor> executor =
           MakeExecutor(model.config, model.weights,
-                       {.threads = threads, .max_tokens = 9000, .kv_type = DType::kF32, .method = method},
+                       {.threads = threads, .max_tokens = 9000, .kv_type = StoreType::kF32, .method = method},
                        {.bases = model.bases})
               .value();
       const SeqSlot slot = executor->Admit(9000).value();

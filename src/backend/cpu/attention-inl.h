@@ -57,6 +57,12 @@ struct EntryBlock {
   HWY_INLINE ListedRows<T> Values() const { return {at, dim}; }
 };
 
+// How many vectors of a row of values are loaded together. Narrow types come in pairs: the even and the odd columns of
+// 2 · kLanes ("paired" order), half the work of widening them in place. The order of columns does not touch their
+// arithmetic; Finish puts them back.
+template <class T>
+inline constexpr int64_t kTogether = std::is_same_v<T, BF16> || std::is_same_v<T, Int4> ? 2 : 1;
+
 // ---- Keys of a block, transposed: out[i][j] = key j, element i. Columns past `count` repeat the last key.
 
 // Four vectors whose 128-bit blocks b hold four 32-bit units of key (4b + r), turned so that vector c holds unit c of
@@ -229,9 +235,7 @@ struct MergeSums {
   }
 };
 
-// One step's vectors of the right factor. bf16 values come two to a unit: vectors 2v and 2v + 1 are the even and the
-// odd columns of 2 · kLanes columns ("paired" order), half the work of widening them in place. The order of columns
-// does not touch their arithmetic; Finish puts them back.
+// One step's vectors of the right factor; bf16 in paired order.
 template <int kVectors, class T>
 HWY_INLINE void LoadStep(DF d, const T* right, VF (&b)[kVectors]) {
   for (int v = 0; v < kVectors; ++v) b[v] = LoadF32(d, right + v * kLanes);
@@ -270,7 +274,7 @@ HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const Right& r
 template <int kRows, class Right, class Next, class Sink>
 HWY_NOINLINE Next OuterRows(const float* left, int64_t left_stride, Right right, int64_t steps, int64_t columns,
                             Next next, const Sink& sink) {
-  constexpr int64_t kNarrow = std::is_same_v<typename Right::Element, BF16> ? 2 : 1;
+  constexpr int64_t kNarrow = kTogether<typename Right::Element>;
   int64_t c = 0;
   for (; c + kOuterVectors * kLanes <= columns; c += kOuterVectors * kLanes)
     OuterTile<kRows, kOuterVectors>(left, left_stride, right, steps, c, next, sink);
@@ -492,12 +496,15 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
 // Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
 template <class T>
 HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
-  return plan.group <= kOuterRows && plan.dim == plan.padded_dim && plan.dim % (kPerUnit<T> * kLanes) == 0;
+  return plan.group <= kOuterRows && plan.dim == plan.padded_dim && plan.dim % (kTogether<T> * kLanes) == 0;
 }
 
 // Whether a chunk's rows end in paired order (LoadStep).
 HWY_INLINE bool IsPaired(const AttentionPlan& plan, int64_t rows) {
-  return plan.entries.layout.type == DType::kBF16 && rows == plan.group && ReadsInPlace<BF16>(plan);
+  const StoreType type = plan.entries.layout.type;
+  const bool paired =
+      (type == StoreType::kBF16 && ReadsInPlace<BF16>(plan)) || (type == StoreType::kInt4 && ReadsInPlace<Int4>(plan));
+  return paired && rows == plan.group;
 }
 
 // One block for the query heads of one token, all of which see all of it; entries are read once, straight from memory.

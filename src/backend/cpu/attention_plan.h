@@ -92,6 +92,14 @@ struct ColumnTask {
   float* sums = nullptr;  // [last]
 };
 
+// Quantised entries (kv/store_view.h) have no elements of their own; these name a byte of their codes.
+struct Int8 {
+  uint8_t code;
+};
+struct Int4 {
+  uint8_t codes;
+};
+
 // What one task does, for entries of one stored type (attention_typed-inl.h). Each needs scratch_floats of its rows.
 template <class T>
 struct AttentionOf {
@@ -104,14 +112,18 @@ struct AttentionOf {
 
 // Calls f with the functions of the stored type.
 template <class F>
-void WithAttentionOf(DType type, F&& f) {
+void WithAttentionOf(StoreType type, F&& f) {
   switch (type) {
-    case DType::kF32:
+    case StoreType::kF32:
       return f(AttentionOf<float>());
-    case DType::kF16:
+    case StoreType::kF16:
       return f(AttentionOf<F16>());
-    case DType::kBF16:
+    case StoreType::kBF16:
       return f(AttentionOf<BF16>());
+    case StoreType::kInt8:
+      return f(AttentionOf<Int8>());
+    case StoreType::kInt4:
+      return f(AttentionOf<Int4>());
   }
 }
 

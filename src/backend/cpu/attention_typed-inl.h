@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "backend/cpu/attention-inl.h"
+#include "backend/cpu/attention_quantised-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {

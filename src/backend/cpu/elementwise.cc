@@ -1,5 +1,6 @@
 // Embed, AddPositions, SiluMul, Append: one pass over memory each.
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
 
@@ -11,6 +12,7 @@
 
 #include "backend/cpu/math-inl.h"
 #include "backend/cpu/vector-inl.h"
+#include "kv/store_view.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -48,6 +50,56 @@ void AddRow(const ConstTensor& table, int64_t row, float* out) {
            [&](auto tag) { ConvertRow<decltype(tag), true>(table.as<decltype(tag)>(row), table.cols, out); });
 }
 
+// The codes of one group, in_count ≤ kStoreGroup numbers.
+GroupHeader QuantiseGroup(const float* in, int64_t in_count, int32_t largest_code, uint32_t* codes) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  HWY_ALIGN float numbers[kStoreGroup];
+  std::copy_n(in, in_count, numbers);
+  const int64_t count = (in_count + kLanes - 1) / kLanes * kLanes;
+  std::fill(numbers + in_count, numbers + count, in[0]);  // changes neither end of the range
+  VF low = hn::Set(d, kLargestStored), high = hn::Neg(low);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    VF x = hn::Load(d, numbers + i);
+    x = hn::IfThenElseZero(hn::Eq(x, x), x);
+    x = hn::Max(hn::Min(x, hn::Set(d, kLargestStored)), hn::Set(d, -kLargestStored));
+    hn::Store(x, d, numbers + i);
+    low = hn::Min(low, x);
+    high = hn::Max(high, x);
+  }
+  const GroupHeader header =
+      FitGroup(hn::GetLane(hn::MinOfLanes(d, low)), hn::GetLane(hn::MaxOfLanes(d, high)), largest_code);
+  const float scale = ToFloat(header.scale);
+  if (!(scale > 0)) {
+    std::fill_n(codes, count, 0u);
+    return header;
+  }
+  const VF minimum = hn::Set(d, ToFloat(header.minimum)), most = hn::Set(d, static_cast<float>(largest_code));
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const VF steps = hn::Div(hn::Sub(hn::Load(d, numbers + i), minimum), hn::Set(d, scale));
+    // Adding 2^23 rounds to an integer, halves to even, which is then in the low bits.
+    const VF rounded = hn::Add(hn::Min(hn::Max(steps, hn::Zero(d)), most), hn::Set(d, 0x1p23f));
+    hn::Store(hn::And(hn::BitCast(du, rounded), hn::Set(du, 0xffu)), du, codes + i);
+  }
+  return header;
+}
+
+void QuantiseRow(StoreType type, const float* in, int64_t dim, std::byte* out) {
+  std::byte* to = out + StoreHeaderBytes(dim);
+  for (int64_t first = 0; first < dim; first += kStoreGroup, out += sizeof(GroupHeader)) {
+    const int64_t count = std::min(kStoreGroup, dim - first);
+    HWY_ALIGN uint32_t codes[kStoreGroup + 1];
+    const GroupHeader header = QuantiseGroup(in + first, count, LargestCode(type), codes);
+    std::memcpy(out, &header, sizeof(header));
+    if (type == StoreType::kInt8) {
+      for (int64_t i = 0; i < count; ++i) *to++ = static_cast<std::byte>(codes[i]);
+    } else {
+      codes[count] = 0;
+      for (int64_t i = 0; i < count; i += 2) *to++ = static_cast<std::byte>(codes[i] | codes[i + 1] << 4);
+    }
+  }
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -59,11 +111,26 @@ namespace {
 HWY_EXPORT(SiluMulRow);
 HWY_EXPORT(StoreRow);
 HWY_EXPORT(AddRow);
+HWY_EXPORT(QuantiseRow);
 
-// Scalar conversions: their rounding is the definition, and the new entries of a step are few.
-void Round(const float* in, int64_t n, float* out) { std::copy_n(in, n, out); }
-void Round(const float* in, int64_t n, BF16* out) { std::transform(in, in + n, out, ToBF16); }
-void Round(const float* in, int64_t n, F16* out) { std::transform(in, in + n, out, ToF16); }
+// Floats by scalar conversions: their rounding is the definition, and the new entries of a step are few.
+void Round(StoreType type, const float* in, int64_t n, std::byte* out) {
+  switch (type) {
+    case StoreType::kF32:
+      std::copy_n(in, n, reinterpret_cast<float*>(out));
+      return;
+    case StoreType::kF16:
+      std::transform(in, in + n, reinterpret_cast<F16*>(out), ToF16);
+      return;
+    case StoreType::kBF16:
+      std::transform(in, in + n, reinterpret_cast<BF16*>(out), ToBF16);
+      return;
+    case StoreType::kInt8:
+    case StoreType::kInt4:
+      HWY_DYNAMIC_DISPATCH(QuantiseRow)(type, in, n, out);
+      return;
+  }
+}
 
 }  // namespace
 
@@ -105,11 +172,9 @@ void CpuBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys,
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t head = 0; head < layout.kv_heads; ++head) {
         std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
-        Dispatch(layout.type, [&](auto tag) {
-          auto* key = reinterpret_cast<decltype(tag)*>(entry);
-          Round(keys.as<float>(t) + head * layout.head_dim, layout.head_dim, key);
-          Round(values.as<float>(t) + head * layout.head_dim, layout.head_dim, key + layout.head_dim);
-        });
+        const int64_t column = head * layout.head_dim;
+        Round(layout.type, keys.as<float>(t) + column, layout.head_dim, entry);
+        Round(layout.type, values.as<float>(t) + column, layout.head_dim, entry + layout.key_bytes());
       }
     }
   });

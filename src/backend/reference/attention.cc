@@ -6,20 +6,20 @@
 #include <vector>
 
 #include "backend/reference/attention_weights.h"
-#include "backend/reference/element.h"
 #include "backend/reference/reference_backend.h"
+#include "kv/store.h"
 
 namespace infinigen {
 
 std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
                                     float scale, const LayerEntries& entries) {
   const EntryLayout& layout = entries.layout;
-  std::vector<float> weights;
+  std::vector<float> weights, key(static_cast<size_t>(layout.head_dim));
   float largest = -INFINITY;
   for (const int32_t row : rows) {
-    const std::byte* key = entries.Entry(slot, head, row);
+    LoadRow(layout.type, entries.Entry(slot, head, row), key);
     float score = 0;
-    for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+    for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
     weights.push_back(score * scale);
     largest = std::max(largest, score * scale);
   }
@@ -35,10 +35,11 @@ void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const 
                 const LayerEntries& entries, float* out) {
   const EntryLayout& layout = entries.layout;
   const std::vector<float> weights = AttentionWeights(query, slot, head, rows, scale, entries);
+  std::vector<float> value(static_cast<size_t>(layout.head_dim));
   std::fill_n(out, layout.head_dim, 0.0f);
   for (size_t j = 0; j < rows.size(); ++j) {
-    const std::byte* value = entries.Entry(slot, head, rows[j]) + layout.key_bytes();
-    for (int64_t i = 0; i < layout.head_dim; ++i) out[i] += weights[j] * Load(value, layout.type, i);
+    LoadRow(layout.type, entries.Entry(slot, head, rows[j]) + layout.key_bytes(), value);
+    for (size_t i = 0; i < value.size(); ++i) out[i] += weights[j] * value[i];
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "backend/reference/element.h"
+#include "kv/store.h"
 
 namespace infinigen {
 void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
@@ -109,10 +110,9 @@ void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor&
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
-      for (int64_t i = 0; i < layout.head_dim; ++i) {
-        Store(entry, layout.type, i, keys.as<float>(t)[head * layout.head_dim + i]);
-        Store(entry + layout.key_bytes(), layout.type, i, values.as<float>(t)[head * layout.head_dim + i]);
-      }
+      const auto dim = static_cast<size_t>(layout.head_dim);
+      StoreRow(layout.type, {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
+      StoreRow(layout.type, {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
     }
   }
 }

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "backend/reference/element.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/sketch.h"
+#include "kv/store.h"
 
 namespace infinigen {
 namespace {
@@ -107,13 +107,14 @@ void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const Toke
                                    const Selection& selection) {
   const EntryLayout& layout = entries.layout;
   const int64_t group = shape.heads / layout.kv_heads;
+  std::vector<float> key(static_cast<size_t>(layout.head_dim));
   SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
     const float* query = queries.as<float>(t) + (head * group + g) * layout.head_dim;
     std::vector<float> scores;
     for (int64_t row = 0; row < rows; ++row) {
       float score = 0;
-      const std::byte* key = entries.Entry(batch.slots[t], head, row);
-      for (int64_t i = 0; i < layout.head_dim; ++i) score += query[i] * Load(key, layout.type, i);
+      LoadRow(layout.type, entries.Entry(batch.slots[t], head, row), key);
+      for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
       scores.push_back(score * shape.scale);
     }
     return scores;

@@ -1,0 +1,254 @@
+// Blocks of quantised entries (kv/store_view.h) for the kernels of attention-inl.h, once per SIMD target. Codes are
+// read from the pool and become f32 numbers in registers, by the same multiply-add on every path: into scores and
+// weighted values where a decode reads in place, into scratch where many rows share a block.
+#if defined(INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_
+#undef INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_
+#else
+#define INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstring>
+
+#include "backend/cpu/attention-inl.h"
+#include "kv/store_view.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace infinigen::HWY_NAMESPACE {
+
+template <class T>
+concept Codes = std::same_as<T, Int8> || std::same_as<T, Int4>;
+template <Codes T>
+inline constexpr int64_t kPerByte = std::same_as<T, Int8> ? 1 : 2;
+
+// Scales and minima of a block's keys, or values, as f32.
+struct BlockHeaders {
+  static constexpr int64_t kMaxGroups = kMaxHeadDim / kStoreGroup;
+  HWY_ALIGN float scales[kMaxGroups][kAttentionBlock];
+  HWY_ALIGN float minima[kMaxGroups][kAttentionBlock];
+
+  // Of the rows `offset` bytes after where `at` points; `count` is a whole number of vectors.
+  template <class T>
+  HWY_INLINE void Load(const T* const* at, int64_t offset, int64_t count, int64_t groups) {
+    for (int64_t group = 0; group < groups; ++group) {
+      HWY_ALIGN uint32_t packed[kAttentionBlock];
+      for (int64_t j = 0; j < count; ++j)
+        std::memcpy(&packed[j], at[j] + offset + group * static_cast<int64_t>(sizeof(GroupHeader)), sizeof(packed[j]));
+      for (int64_t j = 0; j < count; j += kLanes) {
+        VF pair[2];
+        Widen(hn::Load(DU(), packed + j), F16{}, pair);
+        hn::Store(pair[0], DF(), scales[group] + j);
+        hn::Store(pair[1], DF(), minima[group] + j);
+      }
+    }
+  }
+};
+
+// kLanes keys of a block.
+template <Codes T>
+struct QuantisedKeys {
+  ListedRows<uint8_t> codes;
+  const float* scales;  // [groups] at kAttentionBlock, of the first of these keys
+  const float* minima;
+};
+
+// A row of values from some column on.
+template <Codes T>
+struct QuantisedRow {
+  const uint8_t* codes;
+  const float* scale;  // [groups] at kAttentionBlock
+  const float* minimum;
+  HWY_INLINE QuantisedRow operator+(int64_t column) const {
+    const int64_t group = column / kStoreGroup * kAttentionBlock;
+    return {codes + column / kPerByte<T>, scale + group, minimum + group};
+  }
+};
+template <Codes T>
+struct QuantisedValues {
+  using Element = T;
+  const T* const* at;
+  int64_t offset;  // bytes from where `at` points to a value's codes
+  const BlockHeaders* headers;
+  HWY_INLINE QuantisedRow<T> operator()(int64_t s) const {
+    return {reinterpret_cast<const uint8_t*>(at[s] + offset), headers->scales[0] + s, headers->minima[0] + s};
+  }
+};
+
+template <Codes E>
+struct EntryBlock<E> {
+  using T = E;
+  const T* const* at;
+  int64_t count;
+  int64_t dim;
+  BlockHeaders keys, values;
+
+  HWY_INLINE EntryBlock(const T* const* entries, int64_t entry_count, int64_t head_dim)
+      : at(entries), count(entry_count), dim(head_dim) {
+    const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
+    keys.Load(at, 0, whole, StoreGroups(dim));
+    values.Load(at, KeyBytes(), whole, StoreGroups(dim));
+  }
+  HWY_INLINE QuantisedKeys<T> Keys(int64_t j) const {
+    return {{reinterpret_cast<const uint8_t* const*>(at) + j, StoreHeaderBytes(dim)},
+            keys.scales[0] + j,
+            keys.minima[0] + j};
+  }
+  HWY_INLINE QuantisedValues<T> Values() const { return {at, KeyBytes() + StoreHeaderBytes(dim), &values}; }
+
+ private:
+  int64_t KeyBytes() const { return StoreHeaderBytes(dim) + (dim + kPerByte<T> - 1) / kPerByte<T>; }
+};
+
+// ---- Codes as f32.
+
+HWY_INLINE VF CodesToF32(VU codes) { return hn::ConvertTo(DF(), hn::BitCast(hn::RebindToSigned<DF>(), codes)); }
+
+// The codes of a unit of 4 bytes, ascending.
+HWY_INLINE void Widen(VU units, Int8, VF (&out)[4]) {
+  const VU mask = hn::Set(DU(), 0xffu);
+  out[0] = CodesToF32(hn::And(units, mask));
+  out[1] = CodesToF32(hn::And(hn::ShiftRight<8>(units), mask));
+  out[2] = CodesToF32(hn::And(hn::ShiftRight<16>(units), mask));
+  out[3] = CodesToF32(hn::ShiftRight<24>(units));
+}
+HWY_INLINE void Widen(VU units, Int4, VF (&out)[8]) {
+  const VU mask = hn::Set(DU(), 0xfu);
+  out[0] = CodesToF32(hn::And(units, mask));
+  out[1] = CodesToF32(hn::And(hn::ShiftRight<4>(units), mask));
+  out[2] = CodesToF32(hn::And(hn::ShiftRight<8>(units), mask));
+  out[3] = CodesToF32(hn::And(hn::ShiftRight<12>(units), mask));
+  out[4] = CodesToF32(hn::And(hn::ShiftRight<16>(units), mask));
+  out[5] = CodesToF32(hn::And(hn::ShiftRight<20>(units), mask));
+  out[6] = CodesToF32(hn::And(hn::ShiftRight<24>(units), mask));
+  out[7] = CodesToF32(hn::ShiftRight<28>(units));
+}
+
+template <Codes T>
+HWY_INLINE uint32_t CodeAt(const uint8_t* codes, int64_t i) {
+  if constexpr (std::same_as<T, Int8>)
+    return codes[i];
+  else
+    return codes[i / 2] >> (i % 2 * 4) & 15u;
+}
+
+// One step of values for the products: int8 in order, int4 in paired order (its low halves are the even columns).
+HWY_INLINE VU LoadBytes(const uint8_t* p) { return hn::PromoteTo(DU(), hn::LoadU(hn::Rebind<uint8_t, DF>(), p)); }
+template <int kVectors>
+HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int8>& row, VF (&b)[kVectors]) {
+  const VF scale = hn::Set(d, *row.scale), minimum = hn::Set(d, *row.minimum);
+  for (int v = 0; v < kVectors; ++v) b[v] = hn::MulAdd(CodesToF32(LoadBytes(row.codes + v * kLanes)), scale, minimum);
+}
+template <int kVectors>
+HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int4>& row, VF (&b)[kVectors]) {
+  static_assert(kVectors % 2 == 0);
+  const VF scale = hn::Set(d, *row.scale), minimum = hn::Set(d, *row.minimum);
+  for (int v = 0; v < kVectors; v += 2) {
+    const VU bytes = LoadBytes(row.codes + v / 2 * kLanes);
+    b[v] = hn::MulAdd(CodesToF32(hn::And(bytes, hn::Set(DU(), 0xfu))), scale, minimum);
+    b[v + 1] = hn::MulAdd(CodesToF32(hn::ShiftRight<4>(bytes)), scale, minimum);
+  }
+}
+
+// ---- Keys, element by element: f(i, numbers i of kLanes keys), ascending. ask() before every 32 bytes of a key.
+
+template <Codes T, class Ask, class F>
+HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Ask&& ask, F&& f) {
+  constexpr int64_t kUnit = 4 * kPerByte<T>, kStep = 8 * kUnit;
+  static_assert(kStoreGroup % kStep == 0);
+  const auto header = [&](const float* numbers, int64_t i)
+                          HWY_ATTR { return hn::LoadU(DF(), numbers + i / kStoreGroup * kAttentionBlock); };
+  int64_t i = 0;
+  for (; i + kStep <= dim; i += kStep) {
+    ask();
+    const VF scale = header(keys.scales, i), minimum = header(keys.minima, i);
+    VU units[8];
+    LoadKeysTransposed<uint8_t>(keys.codes, i / kPerByte<T>, units);
+    INFINIGEN_UNROLL for (int64_t c = 0; c < 8; ++c) {
+      VF columns[kUnit];
+      Widen(units[c], T{}, columns);
+      INFINIGEN_UNROLL for (int64_t n = 0; n < kUnit; ++n) f(i + c * kUnit + n, hn::MulAdd(columns[n], scale, minimum));
+    }
+  }
+  for (; i < dim; ++i) {
+    HWY_ALIGN float lanes[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(CodeAt<T>(keys.codes(lane), i));
+    f(i, hn::MulAdd(hn::Load(DF(), lanes), header(keys.scales, i), header(keys.minima, i)));
+  }
+}
+
+template <int kRows, Codes T, class Next>
+HWY_INLINE void ScoreKeys(const QuantisedKeys<T>& keys, int64_t dim, const float* queries, int64_t query_stride,
+                          Next& next, float* scores) {
+  VF sums[kRows];
+  INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
+  ForKeyColumns(
+      keys, dim, [&]() HWY_ATTR { next.Ask(kLanes / 2); },
+      [&](int64_t i, VF column) HWY_ATTR {
+        INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] =
+            hn::MulAdd(hn::Set(DF(), queries[r * query_stride + i]), column, sums[r]);
+      });
+  INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) hn::Store(sums[r], DF(), scores + r * kAttentionBlock);
+}
+
+template <Codes T>
+HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
+  for (int64_t j = 0; j < block.count; j += kLanes)
+    ForKeyColumns(
+        block.Keys(j), block.dim, []() HWY_ATTR {},
+        [&](int64_t i, VF column) HWY_ATTR { hn::Store(column, DF(), out + i * kAttentionBlock + j); });
+}
+
+// ---- Values as f32 rows [count][padded_dim], zero-padded.
+
+// One byte per code.
+HWY_INLINE const uint8_t* Unpack(const QuantisedRow<Int8>& row, int64_t, uint8_t*) { return row.codes; }
+HWY_INLINE const uint8_t* Unpack(const QuantisedRow<Int4>& row, int64_t dim, uint8_t* out) {
+  const hn::Full128<uint8_t> d;
+  const hn::Full128<uint16_t> d16;
+  const auto mask = hn::Set(d, uint8_t{15});
+  int64_t i = 0;
+  for (; i + 32 <= dim; i += 32) {
+    const auto bytes = hn::LoadU(d, row.codes + i / 2);
+    const auto even = hn::And(bytes, mask);
+    const auto odd = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), mask);
+    hn::StoreU(hn::InterleaveLower(d, even, odd), d, out + i);
+    hn::StoreU(hn::InterleaveUpper(d, even, odd), d, out + i + 16);
+  }
+  for (; i < dim; ++i) out[i] = static_cast<uint8_t>(CodeAt<Int4>(row.codes, i));
+  return out;
+}
+
+template <Codes T>
+HWY_INLINE void WidenValues(const EntryBlock<T>& block, int64_t padded_dim, float* out) {
+  const DF d;
+  const QuantisedValues<T> values = block.Values();
+  for (int64_t j = 0; j < block.count; ++j) {
+    HWY_ALIGN uint8_t unpacked[kMaxHeadDim];
+    const QuantisedRow<T> row = values(j);
+    const uint8_t* codes = Unpack(row, block.dim, unpacked);
+    float* to = out + j * padded_dim;
+    int64_t i = 0;
+    for (; i + kLanes <= block.dim; i += kLanes) {
+      const int64_t group = i / kStoreGroup * kAttentionBlock;
+      hn::Store(
+          hn::MulAdd(CodesToF32(LoadBytes(codes + i)), hn::Set(d, row.scale[group]), hn::Set(d, row.minimum[group])), d,
+          to + i);
+    }
+    // The product is exact, so this is the multiply-add.
+    for (; i < block.dim; ++i) {
+      const int64_t group = i / kStoreGroup * kAttentionBlock;
+      to[i] = static_cast<float>(codes[i]) * row.scale[group] + row.minimum[group];
+    }
+    std::fill(to + i, to + padded_dim, 0.0f);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace infinigen::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

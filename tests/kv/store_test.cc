@@ -1,0 +1,199 @@
+// Stored rows on cases worked out by hand, and random ones within the bound that kv/store_view.h promises.
+#include "kv/store.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kv/store_view.h"
+
+namespace infinigen {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes Stored(StoreType type, const std::vector<float>& row) {
+  Bytes bytes(StoredBytes(type, std::ssize(row)) + 1, 0xee);
+  StoreRow(type, row, reinterpret_cast<std::byte*>(bytes.data()));
+  EXPECT_EQ(bytes.back(), 0xee) << "written past the row";
+  bytes.pop_back();
+  return bytes;
+}
+std::vector<float> Loaded(StoreType type, const Bytes& bytes, size_t dim) {
+  std::vector<float> row(dim);
+  LoadRow(type, reinterpret_cast<const std::byte*>(bytes.data()), row);
+  return row;
+}
+std::vector<float> ThereAndBack(StoreType type, const std::vector<float>& row) {
+  return Loaded(type, Stored(type, row), row.size());
+}
+GroupHeader HeaderOf(const Bytes& bytes, size_t group) {
+  GroupHeader header;
+  std::memcpy(&header, bytes.data() + group * sizeof(header), sizeof(header));
+  return header;
+}
+
+TEST(Store, Sizes) {
+  EXPECT_EQ(StoredBytes(StoreType::kF32, 64), 256u);
+  EXPECT_EQ(StoredBytes(StoreType::kF16, 64), 128u);
+  EXPECT_EQ(StoredBytes(StoreType::kBF16, 64), 128u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt8, 64), 68u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt4, 64), 36u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt8, 128), 136u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt4, 128), 72u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt8, 75), 8u + 75u) << "two groups";
+  EXPECT_EQ(StoredBytes(StoreType::kInt4, 75), 8u + 38u) << "a whole byte for the last code";
+  const EntryLayout layout{.type = StoreType::kInt4, .kv_heads = 3, .head_dim = 75};
+  EXPECT_EQ(layout.entry_bytes(), 92u);
+  EXPECT_EQ(layout.row_bytes(), 276u);
+  EXPECT_EQ(layout.extent_bytes(), 256u * 276u);
+}
+
+TEST(Store, NamesAndTypes) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    EXPECT_EQ(Name(StoreTypeOf(type)), Name(type));
+    EXPECT_EQ(StoredBytes(StoreTypeOf(type), 7), 7 * SizeOf(type));
+    EXPECT_FALSE(IsQuantised(StoreTypeOf(type)));
+  }
+  EXPECT_EQ(Name(StoreType::kInt8), "int8");
+  EXPECT_EQ(Name(StoreType::kInt4), "int4");
+}
+
+TEST(Store, FloatsRoundAsTheirTypeDoes) {
+  const std::vector<float> row = {0.1f, -3.0f, 1e-7f, 65519.0f, -0.0f};
+  for (size_t i = 0; i < row.size(); ++i) {
+    EXPECT_EQ(ThereAndBack(StoreType::kF32, row)[i], row[i]);
+    EXPECT_EQ(ThereAndBack(StoreType::kF16, row)[i], ToFloat(ToF16(row[i])));
+    EXPECT_EQ(ThereAndBack(StoreType::kBF16, row)[i], ToFloat(ToBF16(row[i])));
+  }
+}
+
+// ---- By hand. f16: 1.0 is 0x3c00, 0.5 is 0x3800, -8 is 0xc800.
+
+TEST(Store, Int4CodesLieLowHalfFirst) {
+  const std::vector<float> row = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Bytes expected = {0x00, 0x3c, 0x00, 0x00, 0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+  EXPECT_EQ(Stored(StoreType::kInt4, row), expected) << "scale 1, minimum 0";
+  EXPECT_EQ(ThereAndBack(StoreType::kInt4, row), row);
+  const Bytes odd = {0x00, 0x3c, 0x00, 0x00, 0xf0, 0x03};
+  EXPECT_EQ(Stored(StoreType::kInt4, {0, 15, 3}), odd) << "the last high half is zero";
+}
+
+TEST(Store, Int8RoundsHalvesToEven) {
+  // [-8, 247] in 255 steps: scale 1.
+  const std::vector<float> row = {-8, 247, 3, 3.4f, 3.5f, 4.5f, 3.6f};
+  const Bytes expected = {0x00, 0x3c, 0x00, 0xc8, 0, 255, 11, 11, 12, 12, 12};
+  EXPECT_EQ(Stored(StoreType::kInt8, row), expected);
+  EXPECT_EQ(ThereAndBack(StoreType::kInt8, row), (std::vector<float>{-8, 247, 3, 3, 4, 4, 4}));
+}
+
+TEST(Store, GroupsAreTheirOwn) {
+  std::vector<float> row(64, 100.0f);
+  row[7] = -155.0f;
+  row.push_back(0.25f);
+  row.push_back(7.75f);
+  const Bytes int4 = Stored(StoreType::kInt4, row);
+  EXPECT_EQ(int4.size(), 8u + 33u);
+  EXPECT_EQ(ToFloat(HeaderOf(int4, 0).scale), 17.0f);
+  EXPECT_EQ(ToFloat(HeaderOf(int4, 0).minimum), -155.0f);
+  EXPECT_EQ(ToFloat(HeaderOf(int4, 1).scale), 0.5f);
+  EXPECT_EQ(ToFloat(HeaderOf(int4, 1).minimum), 0.25f);
+  EXPECT_EQ(int4[8 + 3], 0x0f) << "code 7 is the minimum, its neighbour the maximum";
+  EXPECT_EQ(int4.back(), 0xf0);
+  EXPECT_EQ(ThereAndBack(StoreType::kInt4, row), row);
+  EXPECT_EQ(ThereAndBack(StoreType::kInt8, {row.begin(), row.begin() + 64}),
+            (std::vector<float>(row.begin(), row.begin() + 64)));
+}
+
+TEST(Store, ConstantGroups) {
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+    for (const float x : {0.0f, 1.5f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f}) {  // all of them f16 numbers
+      const Bytes bytes = Stored(type, std::vector<float>(5, x));
+      EXPECT_EQ(HeaderOf(bytes, 0).scale.bits, 0);
+      EXPECT_TRUE(std::all_of(bytes.begin() + 4, bytes.end(), [](uint8_t code) { return code == 0; }));
+      EXPECT_EQ(Loaded(type, bytes, 5), std::vector<float>(5, x));
+    }
+    for (const float x : {0.1f, -0.1f, 1000.3f, -1e-6f})
+      for (const float back : ThereAndBack(type, std::vector<float>(3, x)))
+        EXPECT_NEAR(back, x, std::fabs(x) * 0x1p-10f + 0x1p-24f) << "as good as f16";
+  }
+}
+
+TEST(Store, ZerosHaveNoSign) {
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+    const Bytes nothing(type == StoreType::kInt8 ? 6 : 5, 0);
+    EXPECT_EQ(Stored(type, {-0.0f, 0.0f}), nothing);
+    EXPECT_EQ(Stored(type, {0.0f, -0.0f}), nothing);
+    EXPECT_EQ(Stored(type, {-0.0f, -0.0f}), nothing);
+  }
+}
+
+TEST(Store, WhatIsNotANumberOrTooLarge) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+    const std::vector<float> wide = {inf, -inf, nan, 1e38f, -1e38f, 1000.0f, 0.0f};
+    const std::vector<float> clamped = {65504, -65504, 0, 65504, -65504, 1000, 0};
+    EXPECT_EQ(Stored(type, wide), Stored(type, clamped));
+    const float half = ToFloat(HeaderOf(Stored(type, wide), 0).scale) / 2;
+    EXPECT_LE(half, type == StoreType::kInt8 ? 257.0f : 4368.0f);
+    for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(ThereAndBack(type, wide)[i], clamped[i], half * 1.0001f);
+    EXPECT_EQ(ThereAndBack(type, {nan, nan}), (std::vector<float>{0, 0}));
+    // Next to nothing: half of the smallest scale.
+    for (const float tiny : {1e-45f, -1e-45f, 1e-30f, -1e-30f, 3e-8f, -3e-8f})
+      EXPECT_NEAR(ThereAndBack(type, {tiny, 0.0f})[0], tiny, 0x1p-25f);
+  }
+}
+
+// ---- Random rows. Half a scale, and the rounding of f32; the scale is the range in so many steps, rounded up to f16.
+
+TEST(Store, RandomRowsComeBackWithinHalfAScale) {
+  std::mt19937 engine(7);
+  std::normal_distribution<float> normal;
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+    for (const size_t dim : {1u, 2u, 7u, 63u, 64u, 65u, 75u, 128u, 200u}) {
+      for (const float scale : {1e-7f, 1e-3f, 1.0f, 300.0f}) {
+        for (const float offset : {0.0f, 3.0f, -10.0f}) {
+          std::vector<float> row(dim);
+          for (float& x : row) x = normal(engine) * scale + offset * scale;
+          const Bytes bytes = Stored(type, row);
+          const std::vector<float> back = Loaded(type, bytes, dim);
+          for (size_t first = 0; first < dim; first += 64) {
+            const auto begin = row.begin() + static_cast<ptrdiff_t>(first);
+            const auto [low, high] =
+                std::minmax_element(begin, begin + static_cast<ptrdiff_t>(std::min<size_t>(64, dim - first)));
+            const GroupHeader header = HeaderOf(bytes, first / 64);
+            const float step = ToFloat(header.scale), minimum = ToFloat(header.minimum);
+            ASSERT_LE(minimum, *low);
+            ASSERT_NEAR(minimum, *low, std::fabs(*low) * 0x1p-10f + 0x1p-24f);
+            ASSERT_LE(step, (*high - minimum) / static_cast<float>(LargestCode(type)) * (1 + 0x1p-10f) + 0x1p-24f);
+            for (size_t i = first; i < std::min(dim, first + 64); ++i)
+              ASSERT_NEAR(back[i], row[i], step * 0.50001f + std::fabs(row[i]) * 0x1p-22f)
+                  << Name(type) << " dim " << dim << " scale " << scale << " offset " << offset << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Store, RowsNeedNoAlignment) {
+  std::vector<float> row(130);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = std::sin(static_cast<float>(i * i));
+  for (const StoreType type : kStoreTypes) {
+    const Bytes aligned = Stored(type, row);
+    Bytes shifted(aligned.size() + 1);
+    StoreRow(type, row, reinterpret_cast<std::byte*>(shifted.data() + 1));
+    EXPECT_TRUE(std::equal(aligned.begin(), aligned.end(), shifted.begin() + 1));
+    std::vector<float> back(row.size());
+    LoadRow(type, reinterpret_cast<const std::byte*>(shifted.data() + 1), back);
+    EXPECT_EQ(back, Loaded(type, aligned, row.size()));
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
