@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 HARD_LINES = 800
 
-VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h"}  # plain structs below both kv and backend
+VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/page_bounds_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},

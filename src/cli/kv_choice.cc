@@ -15,10 +15,22 @@
 namespace infinigen {
 namespace {
 
-// Presets of the design; the first three are there.
-constexpr std::array<std::string_view, 8> kPresets = {"full",      "infinigen", "oracle", "h2o",
-                                                      "streaming", "int8",      "int4",   "quest"};
-constexpr size_t kAvailablePresets = 3;
+// Presets of the design; the first four are there.
+constexpr std::array<std::string_view, 8> kPresets = {"full", "infinigen", "oracle", "quest",
+                                                      "h2o",  "streaming", "int8",   "int4"};
+constexpr size_t kAvailablePresets = 4;
+
+// What holds where a flag is not given.
+struct Defaults {
+  float alpha = kDefaultAlpha;
+  int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
+};
+Defaults DefaultsOf(std::string_view preset) {
+  // As published: the best pages and nothing else.
+  if (preset == "quest")
+    return {.alpha = std::numeric_limits<float>::infinity(), .sinks = 0, .window = 0, .min_rows = kQuestMinRows};
+  return {};
+}
 
 bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
 
@@ -98,23 +110,25 @@ Flags::Setter Checked(std::string* value, Check check) {
 // Who is attended.
 void AddSelectionFlags(Flags& flags, KvFlags* kv) {
   flags.Custom("--kv-select", Checked(&kv->select, OneOf({"all", "sketch", "quest", "oracle"})), "KIND",
-               "who is attended: all|sketch|oracle (default: the preset's)");
+               "who is attended: all|sketch|quest|oracle (default: the preset's)");
   flags.Custom(
       "--kv-alpha", [kv](const std::string& text) { return SetAlpha(text, &kv->alpha); }, "X",
-      fmt::format("select entries whose score is within X of the best; inf: all (default {})", kv->alpha));
+      fmt::format("select entries whose score is within X of the best; inf: all (default {}, quest inf)",
+                  kDefaultAlpha));
   flags.Custom(
       "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
       fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
   flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
-                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kv->min_rows));
+                fmt::format("select at least N, so shorter texts are attended to whole (default {}, quest {})",
+                            kDefaultMinRows, kQuestMinRows));
   flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
-                fmt::format("always attend to the first N tokens (default {})", kv->sinks));
+                fmt::format("always attend to the first N tokens (default {}, quest 0)", kDefaultSinks));
   flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
-                fmt::format("always attend to the last N tokens (default {})", kv->window));
+                fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow));
   flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
-                "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
+                "the first N layers attend to everything (default 0 with --kv-from self, else 2; quest 2)");
   flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
-               "whose query is compared with the sketches");
+               "whose query is compared with the sketches, or pages");
   flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
 }
 
@@ -160,8 +174,6 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 }
 
 Status CheckAvailable(const KvFlags& flags) {
-  if (flags.select == "quest")
-    return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
   if (!flags.evict.empty() && flags.evict != "none")
     return Unsupported("--kv-evict {} is not part of this version; available: none", flags.evict);
   if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
@@ -181,6 +193,7 @@ Status CheckAvailable(const KvFlags& flags) {
 SelectKind SelectOf(std::string_view preset, const std::string& select) {
   if (select == "all" || (select.empty() && preset == "full")) return SelectKind::kAll;
   if (select == "oracle" || (select.empty() && preset == "oracle")) return SelectKind::kOracle;
+  if (select == "quest" || (select.empty() && preset == "quest")) return SelectKind::kQuest;
   return SelectKind::kSketch;
 }
 
@@ -202,11 +215,13 @@ KvMethod MethodOf(const KvFlags& flags, std::string_view preset) {
   method.preset = *std::find(kPresets.begin(), kPresets.end(), preset);
   method.select = SelectOf(preset, flags.select);
   method.from = SourceOf(flags.from);
-  method.rule = {.alpha = flags.alpha,
+  const Defaults by_preset = DefaultsOf(preset);
+  const auto given = [](int64_t flag, int64_t otherwise) { return static_cast<int32_t>(flag < 0 ? otherwise : flag); };
+  method.rule = {.alpha = flags.alpha < 0 ? by_preset.alpha : flags.alpha,
                  .cap = flags.cap,
-                 .min_rows = static_cast<int32_t>(flags.min_rows),
-                 .sinks = static_cast<int32_t>(flags.sinks),
-                 .window = static_cast<int32_t>(flags.window),
+                 .min_rows = given(flags.min_rows, by_preset.min_rows),
+                 .sinks = given(flags.sinks, by_preset.sinks),
+                 .window = given(flags.window, by_preset.window),
                  .force_count = static_cast<int32_t>(flags.force_count)};
   method.mean_counts = flags.counts == "mean";
   method.sketch_type = flags.sketch_type == "bf16"   ? SketchType::kBF16
@@ -242,7 +257,8 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
                "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
-               "(true best, slow, for measurement) (default infinigen)");
+               "(true best, slow, for measurement), quest (attend to the pages with the best bounds) (default "
+               "infinigen)");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
   AddStorageFlags(flags, kv);
@@ -271,6 +287,8 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
                          fmt::join(kPresets.begin(), kPresets.begin() + kAvailablePresets, ", "));
     KvChoice& choice = choices.emplace_back(common);
     choice.method = MethodOf(flags, preset);
+    if (choice.method.select == SelectKind::kQuest && flags.columns == "prompt")
+      return Unsupported("--kv-columns prompt: quest selects by bounds of pages, which have no columns to choose");
     RETURN_IF_ERROR(CheckTogether(choice));
     presets.remove_prefix(std::min(preset.size() + 1, presets.size()));
   }
@@ -285,7 +303,8 @@ Result<KvChoice> ResolveKv(const KvFlags& flags) {
 
 Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, int64_t max_tokens) {
   KvMethod method = choice.method;
-  method.dense_layers = choice.dense_layers.value_or(method.from == GuessSource::kSelf ? 0 : 2);
+  const bool dense_start = method.from != GuessSource::kSelf || method.preset == "quest";
+  method.dense_layers = choice.dense_layers.value_or(dense_start ? 2 : 0);
   method.sketch_dims = SketchDims(config.head_dim, method.ratio);
   SelectRule& rule = method.rule;
   if (rule.force_count > 0) {  // everything attended is counted: sinks and window give way

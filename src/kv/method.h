@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv/ids.h"
+#include "kv/page_bounds_view.h"
 #include "kv/selection_view.h"
 #include "kv/sketch_view.h"
 
@@ -15,6 +16,7 @@ namespace infinigen {
 enum class SelectKind : uint8_t {
   kAll,     // attend to every entry
   kSketch,  // those whose sketches score well
+  kQuest,   // pages whose bounds on their keys score well
   kOracle,  // those whose keys score well: reads every key, for measurement
 };
 
@@ -45,6 +47,9 @@ struct KvMethod {
 
   bool selects(LayerId layer) const { return select != SelectKind::kAll && layer.value() >= dense_layers; }
   bool has_sketch(LayerId layer) const { return select == SelectKind::kSketch && layer.value() >= dense_layers; }
+  bool has_bounds(LayerId layer) const { return select == SelectKind::kQuest && layer.value() >= dense_layers; }
+  // Rows that are chosen together.
+  int64_t page() const { return select == SelectKind::kQuest ? kPageRows : 1; }
   // Whether a step of layer i reads something that layer i-1 left behind.
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };

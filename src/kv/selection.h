@@ -12,6 +12,11 @@
 //
 // force_count replaces 2 and 3: the rows of 4 that are not chosen by score come first, then as many others by r as are
 // missing. A score that is not a number never passes.
+//
+// Pages (kv/page_bounds.h): every row of a page has the page's score, and rows j are those of the pages that are
+// complete before the current row; what comes after them is attended like a window. `count` is rounded down to whole
+// pages, though not to none. Rows of a page tie and a tie goes to the newer, so pages are chosen whole. With
+// force_count, `count` is as many whole pages as fit beside the rows of 4, chosen among all.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +39,11 @@ std::vector<float> RelativeScores(std::span<const float> scores, int64_t group);
 int64_t CountPassing(std::span<const float> relative, float alpha);
 
 // How many are chosen among n retained rows, of which `visible` have a score.
-int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n);
+int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page = 1);
 
 // Steps 3 and 4 for the current row `current` (n = current + 1), `count` from ChosenCount. relative [visible], visible
-// ≤ n.
-SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count, int64_t current);
+// ≤ n. Of pages, the rule is that of SelectCall::RuleFor.
+SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count, int64_t current,
+                        int64_t page = 1);
 
 }  // namespace infinigen

@@ -1,9 +1,11 @@
 // What attention does with the cache in one layer: the KV method (kv/method.h) composed from backend operations.
 //
-//   append    new keys and values become entries; in layers that select by sketch, keys become sketches too
+//   append    new keys and values become entries; in layers that select by sketch, keys become sketches too, and by
+//             page they widen their page's bounds
 //   prefill   every token attends to all entries before it, whatever the method
 //   step      dense layer: attend to everything
-//             else: sketch the query (or the guess) → score all sketches, select rows → attend to those rows
+//             else: sketch the query (or the guess) → score all sketches, select rows → attend to those rows;
+//             pages are scored by the query (or the guess) itself
 //
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It holds the method's memory on the
 // compute device: sketches, bases, counters. Called by the decoder only; takes no memory after Start.
@@ -78,6 +80,7 @@ class CacheAttention {
   }
   void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& k) {
     if (method_.has_sketch(layer)) backend_.AppendSketches(Queue::kCompute, batch, k, Basis(layer), Sketches(layer));
+    if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, Bounds(layer));
   }
 
   void Prefill(LayerId layer, const TokenRun& run, const Tensor& q, const Tensor& out) {
@@ -108,6 +111,9 @@ class CacheAttention {
     stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
     stats.sketch_row_bytes = static_cast<uint64_t>(shape_.sketch_layers() * config_.kv_heads) *
                              shape_.sketch_layout().block_bytes() / kSketchBlock;
+    if (method_.select == SelectKind::kQuest)
+      stats.sketch_row_bytes = static_cast<uint64_t>(shape_.bounds_layers() * config_.kv_heads) *
+                               shape_.bounds_layout().page_bytes() / kPageRows;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       LayerKvStats& of = stats.layers[layer.index()];
@@ -130,9 +136,12 @@ class CacheAttention {
                           .totals = work_.totals + layer.value() * shape_.pool.max_sequences,
                           .current_known = method_.from == GuessSource::kSelf,
                           .mean_counts = method_.mean_counts,
-                          .max_rows = max_rows};
+                          .max_rows = max_rows,
+                          .page = method_.page()};
     if (method_.select == SelectKind::kOracle) {
       backend_.SelectExact(queue, guess, batch, call, attention_, Entries(layer), work_.selection);
+    } else if (method_.select == SelectKind::kQuest) {
+      backend_.SelectPages(queue, guess, batch, call, attention_, Bounds(layer), work_.selection);
     } else {
       const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
       backend_.SketchQueries(queue, guess, batch, attention_, Basis(layer), sketch_q);
@@ -184,7 +193,7 @@ class CacheAttention {
             .quotas = work_.quotas};
   }
 
-  // The how-manieth layer with sketches.
+  // The how-manieth layer with sketches or bounds.
   size_t SketchIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
 
   LayerSketches Sketches(LayerId layer) const {
@@ -194,6 +203,14 @@ class CacheAttention {
                     SketchIndex(layer) * static_cast<size_t>(shape_.pool.max_sequences) * slot_bytes,
             .head_stride = slot_bytes / static_cast<size_t>(config_.kv_heads),
             .slot_stride = slot_bytes};
+  }
+
+  LayerPageBounds Bounds(LayerId layer) const {
+    const LayerSketches place = Sketches(layer);
+    return {.layout = shape_.bounds_layout(),
+            .data = place.data,
+            .head_stride = place.head_stride,
+            .slot_stride = place.slot_stride};
   }
 
   SketchBasis Basis(LayerId layer) const {
@@ -223,7 +240,7 @@ class CacheAttention {
   const Pool& pool_;
   const AttentionShape attention_;
   SelectionObserver observer_;
-  Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]
+  Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
   uint64_t tables_seen_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kv/method.h"
+#include "kv/page_bounds.h"
 #include "kv/selection.h"
 #include "kv/sketch.h"
 #include "model/config.h"
@@ -104,7 +105,8 @@ class SelectingModel {
       const size_t kv = head / group;
       std::vector<int32_t> rows(static_cast<size_t>(row_ + 1));
       std::iota(rows.begin(), rows.end(), 0);
-      if (select && method_.selects(LayerId(static_cast<int64_t>(i)))) rows = Select(i, kv, guess);
+      if (select && method_.selects(LayerId(static_cast<int64_t>(i))))
+        rows = method_.select == SelectKind::kQuest ? SelectPages(i, kv, guess) : Select(i, kv, guess);
       std::vector<double> weights;
       double most = -1e300, sum = 0;
       for (const int32_t row : rows) {
@@ -153,6 +155,29 @@ class SelectingModel {
     const Vector relative = RelativeScores(scores, asked);
     const int64_t count = ChosenCount(method_.rule, CountPassing(relative, method_.rule.alpha), visible, row_ + 1);
     return ChooseRows(relative, method_.rule, count, row_).rows;
+  }
+
+  std::vector<int32_t> SelectPages(size_t i, size_t kv, const Vector& guess) const {
+    const int64_t d = config_.head_dim, group = config_.heads / config_.kv_heads;
+    const int64_t complete = row_ / 16 * 16;
+    Vector scores;
+    const int64_t asked = mistakes_.ungrouped ? 1 : group;
+    for (int64_t g = 0; g < asked; ++g) {
+      const float* numbers = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
+      Vector query(numbers, numbers + d);
+      for (float& number : query) number /= std::sqrt(static_cast<float>(d));
+      for (int64_t first = 0; first < complete; first += 16) {
+        std::vector<BF16> bounds(static_cast<size_t>(2 * d));
+        for (int64_t row = first; row < first + 16; ++row)
+          AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
+        scores.insert(scores.end(), 16, PageScore(bounds, query));
+      }
+    }
+    const Vector relative = RelativeScores(scores, asked);
+    SelectRule rule = method_.rule;
+    rule.window = std::max(rule.window, static_cast<int32_t>(row_ - complete));
+    const int64_t count = ChosenCount(rule, CountPassing(relative, rule.alpha), complete, row_ + 1, 16);
+    return ChooseRows(relative, rule, count, row_, 16).rows;
   }
 
   Vector Project(const float* x, const float* matrix, int64_t cols) const {

@@ -7,6 +7,7 @@
 
 #include "backend/reference/element.h"
 #include "backend/reference/reference_backend.h"
+#include "kv/page_bounds.h"
 #include "kv/sketch.h"
 
 namespace infinigen {
@@ -26,7 +27,7 @@ std::vector<float> Project(const float* x, const float* matrix, const float* off
 // One token: `relative` has the relative scores of each KV head.
 void SelectToken(const std::vector<std::vector<float>>& relative, const SelectCall& call, int64_t token, int64_t slot,
                  int64_t current, const Selection& selection) {
-  const SelectRule& rule = call.rules[slot];
+  const SelectRule rule = call.RuleFor(slot, current);
   const int64_t heads = static_cast<int64_t>(relative.size()), n = current + 1;
   std::vector<int64_t> passing;
   for (const std::vector<float>& r : relative) passing.push_back(CountPassing(r, rule.alpha));
@@ -38,8 +39,9 @@ void SelectToken(const std::vector<std::vector<float>>& relative, const SelectCa
   SelectionTotals& totals = call.totals[slot];
   for (int64_t head = 0; head < heads; ++head) {
     const std::vector<float>& r = relative[static_cast<size_t>(head)];
-    const int64_t count = ChosenCount(rule, passing[static_cast<size_t>(head)], static_cast<int64_t>(r.size()), n);
-    const SelectedRows selected = ChooseRows(r, rule, count, current);
+    const int64_t count =
+        ChosenCount(rule, passing[static_cast<size_t>(head)], static_cast<int64_t>(r.size()), n, call.page);
+    const SelectedRows selected = ChooseRows(r, rule, count, current, call.page);
     std::copy(selected.rows.begin(), selected.rows.end(), selection.Rows(token, head));
     selection.Count(token, head) = static_cast<int32_t>(selected.rows.size());
     totals.chosen += static_cast<uint64_t>(selected.chosen);
@@ -81,7 +83,7 @@ void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const To
   const SketchLayout& layout = sketches.layout;
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
   for (int64_t t = 0; t < batch.count; ++t) {
-    const int64_t visible = batch.rows[t] + (call.current_known ? 1 : 0);
+    const int64_t visible = call.Visible(batch.rows[t]);
     std::vector<std::vector<float>> relative;
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       std::vector<float> scores;
@@ -97,13 +99,44 @@ void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const To
   }
 }
 
+void ReferenceBackend::AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys,
+                                    const LayerPageBounds& bounds) {
+  const size_t d = static_cast<size_t>(bounds.layout.head_dim);
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t head = 0; head < bounds.layout.kv_heads; ++head)
+      AddToBounds({bounds.Page(batch.slots[t], head, batch.rows[t] / kPageRows), 2 * d}, batch.rows[t],
+                  {keys.as<float>(t) + head * bounds.layout.head_dim, d});
+}
+
+void ReferenceBackend::SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                                   const AttentionShape& shape, const LayerPageBounds& bounds,
+                                   const Selection& selection) {
+  const PageBoundsLayout& layout = bounds.layout;
+  const int64_t group = shape.heads / layout.kv_heads;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    std::vector<std::vector<float>> relative;
+    for (int64_t head = 0; head < layout.kv_heads; ++head) {
+      std::vector<float> scores;
+      for (int64_t g = 0; g < group; ++g) {
+        const float* numbers = queries.as<float>(t) + (head * group + g) * layout.head_dim;
+        std::vector<float> query(numbers, numbers + layout.head_dim);
+        for (float& number : query) number *= shape.scale;
+        for (int64_t row = 0; row < call.Visible(batch.rows[t]); ++row)
+          scores.push_back(PageScore({bounds.Page(batch.slots[t], head, row / kPageRows), 2 * query.size()}, query));
+      }
+      relative.push_back(RelativeScores(scores, group));
+    }
+    SelectToken(relative, call, t, batch.slots[t], batch.rows[t], selection);
+  }
+}
+
 void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                                    const AttentionShape& shape, const LayerEntries& entries,
                                    const Selection& selection) {
   const EntryLayout& layout = entries.layout;
   const int64_t group = shape.heads / layout.kv_heads;
   for (int64_t t = 0; t < batch.count; ++t) {
-    const int64_t visible = batch.rows[t] + (call.current_known ? 1 : 0);
+    const int64_t visible = call.Visible(batch.rows[t]);
     std::vector<std::vector<float>> relative;
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       std::vector<float> scores;
