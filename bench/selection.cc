@@ -1,10 +1,10 @@
-// bench_selection: attention over a long cache, in full and over what a sketch selects, on the llama-3.2-1b shape (8 KV
-// heads, group 4, d 64, bf16 entries) with random keys. Random keys give flat scores, so the count is forced. Read
-// bandwidth, full attention and the selecting kinds alternate inside one process; medians are printed. Several layers
-// are walked, so that neither entries nor sketches stay in the caches.
+// bench_selection: attention over a long cache, in full and over what a sketch, or the bounds of pages (quest), select,
+// on the llama-3.2-1b shape (8 KV heads, group 4, d 64, bf16 entries) with random keys. Random keys give flat scores,
+// so the count is forced. Read bandwidth, full attention and the selecting kinds alternate inside one process; medians
+// are printed. Several layers are walked, so that neither entries nor sketches stay in the caches.
 //
-// Bytes of a selecting step: all sketches, plus the selected entries. Their time at read bandwidth is the floor. Full
-// attention over int8 and int4 entries is compared with the same floor, and with full attention in bf16.
+// Bytes of a selecting step: all sketches or bounds, plus the selected entries. Their time at read bandwidth is the
+// floor. Full attention over int8 and int4 entries is compared with the same floor, and with full attention in bf16.
 //
 //   bench_selection [--threads N] [--rounds N] [--depth A,B,..] [--percent P] [--dims D] [--json]
 #include <fmt/format.h>
@@ -36,7 +36,12 @@ struct Kind {
   SketchType type;
 };
 constexpr StoreType kQuantised[] = {StoreType::kInt8, StoreType::kInt4};
-constexpr Kind kKinds[] = {{"int8", SketchType::kInt8}, {"bf16", SketchType::kBF16}, {"int4", SketchType::kInt4}};
+constexpr Kind kKinds[] = {{"int8", SketchType::kInt8},
+                           {"bf16", SketchType::kBF16},
+                           {"int4", SketchType::kInt4},
+                           {"quest", SketchType::kBF16}};
+constexpr size_t kQuest = 3;  // no sketch: bounds of pages
+constexpr PageBoundsLayout kPages{kKvHeads, kHeadDim};
 
 std::vector<float> RandomFloats(size_t count, float scale, uint32_t seed) {
   std::vector<float> values(count);
@@ -73,8 +78,9 @@ class Cache {
     basis = {kKvHeads, kHeadDim, dims, basis_values_.data(), basis_values_.data(), zero_.data()};
     for (size_t kind = 0; kind < std::size(kKinds); ++kind) {
       const SketchLayout layout{kKinds[kind].type, kKvHeads, dims};
+      const size_t head_bytes = kind == kQuest ? kPages.head_bytes(depth) : layout.head_bytes(depth);
       Result<Buffer> buffer =
-          Buffer::Make(backend.compute_memory(), static_cast<size_t>(layers * kKvHeads) * layout.head_bytes(depth));
+          Buffer::Make(backend.compute_memory(), static_cast<size_t>(layers * kKvHeads) * head_bytes);
       CHECK(buffer.ok());
       sketches_[kind] = std::move(*buffer);
       for (int64_t layer = 0; layer < layers; ++layer) Fill(backend, kind, layer);
@@ -85,6 +91,10 @@ class Cache {
     const SketchLayout layout{kKinds[kind].type, kKvHeads, basis.dims};
     const size_t head = layout.head_bytes(depth_), all = head * static_cast<size_t>(kKvHeads);
     return {layout, sketches_[kind].data() + static_cast<size_t>(layer) * all, head, all};
+  }
+  LayerPageBounds Bounds(int64_t layer) const {
+    const size_t head = kPages.head_bytes(depth_), all = head * static_cast<size_t>(kKvHeads);
+    return {kPages, sketches_[kQuest].data() + static_cast<size_t>(layer) * all, head, all};
   }
   const Buffer& entries() const { return entries_; }
   size_t sketch_bytes(size_t kind) const { return sketches_[kind].bytes() / static_cast<size_t>(layers_); }
@@ -103,8 +113,12 @@ class Cache {
       const int64_t count = std::min(kChunk, depth_ - first);
       for (int64_t i = 0; i < count; ++i) rows[static_cast<size_t>(i)] = static_cast<int32_t>(first + i);
       for (size_t i = 0; i < keys.size(); i += 3) keys[i] = -keys[(i * 7 + static_cast<size_t>(first)) % keys.size()];
-      backend.AppendSketches(Queue::kCompute, {count, nullptr, slots.data(), rows.data()},
-                             View(keys, count, kKvHeads * kHeadDim), basis, Sketches(kind, layer));
+      const TokenBatch batch{count, nullptr, slots.data(), rows.data()};
+      const Tensor view = View(keys, count, kKvHeads * kHeadDim);
+      if (kind == kQuest)
+        backend.AppendBounds(Queue::kCompute, batch, view, Bounds(layer));
+      else
+        backend.AppendSketches(Queue::kCompute, batch, view, basis, Sketches(kind, layer));
     }
   }
 
@@ -156,6 +170,7 @@ class QuantisedCache {
 
 struct Result3 {
   std::vector<double> select, attend, both;
+  int64_t attended = 0;  // rows of all heads, layers and rounds: whole pages may leave some of the forced count
 };
 
 void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int64_t depth, nlohmann::json& results) {
@@ -193,12 +208,19 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
       double select = 0, attend = 0;
       for (int64_t layer = 0; layer < layers; ++layer) {
         select += Seconds([&] {
+          SelectCall call{.rules = &rule, .totals = &totals, .max_rows = depth};
+          if (kind == kQuest) {
+            call.page = kPageRows;
+            backend.SelectPages(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, call, shape,
+                                cache.Bounds(layer), selection);
+            return;
+          }
           backend.SketchQueries(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, shape, cache.basis,
                                 View(sketch, 1, kHeads * command.dims));
-          backend.Select(Queue::kCompute, View(sketch, 1, kHeads * command.dims), token,
-                         {.rules = &rule, .totals = &totals, .max_rows = depth}, cache.Sketches(kind, layer),
-                         selection);
+          backend.Select(Queue::kCompute, View(sketch, 1, kHeads * command.dims), token, call,
+                         cache.Sketches(kind, layer), selection);
         });
+        for (const int32_t of_head : counts) kinds[kind].attended += of_head;
         attend += Seconds([&] {
           backend.AttendSelected(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, selection, shape,
                                  cache.Entries(layer), View(out, 1, kHeads * kHeadDim));
@@ -211,6 +233,7 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
   }
 
   const double per_layer = 1.0 / static_cast<double>(layers);
+  const double per_layer_rounds = static_cast<double>(layers * command.rounds);
   const double all = static_cast<double>(cache.entry_bytes());
   const double bandwidth = static_cast<double>(cache.entries().bytes()) / Median(read);
   const double full_seconds = Median(full) * per_layer;
@@ -232,7 +255,8 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
     const double select = Median(kinds[kind].select) * per_layer, attend = Median(kinds[kind].attend) * per_layer;
     const double both = Median(kinds[kind].both) * per_layer;
     const double sketch_bytes = static_cast<double>(cache.sketch_bytes(kind));
-    const double entry_bytes = static_cast<double>(count) * static_cast<double>(kLayout.row_bytes());
+    const double attended = static_cast<double>(kinds[kind].attended) / (kKvHeads * per_layer_rounds);
+    const double entry_bytes = attended * static_cast<double>(kLayout.row_bytes());
     result["kinds"].push_back({{"sketch", kKinds[kind].name},
                                {"select_ms", select * 1e3},
                                {"select_gb_s", sketch_bytes / select * 1e-9},
@@ -249,7 +273,7 @@ void Print(const nlohmann::json& results) {
   for (const auto& r : results) {
     fmt::print("{} rows, {} selected per KV head, read bandwidth {:.1f} GB/s\n", r["depth"].get<int64_t>(),
                r["selected"].get<int64_t>(), r["read_gb_s"].get<double>());
-    fmt::print("  full attention             {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth\n",
+    fmt::print("  full attention              {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth\n",
                r["full_ms"].get<double>(), r["full_gb_s"].get<double>(), r["full_of_bandwidth"].get<double>());
     for (const auto& s : r["stores"])
       fmt::print("  full attention on {:<4}     {:>7.3f} ms/layer  {:>5.1f} GB/s  {:.2f} of bandwidth  {:.2f}x bf16\n",
@@ -257,7 +281,7 @@ void Print(const nlohmann::json& results) {
                  s["of_bandwidth"].get<double>(), s["faster_than_bf16"].get<double>());
     for (const auto& k : r["kinds"])
       fmt::print(
-          "  select by {:<4} and attend  {:>7.3f} ms/layer  {:.2f}x full  {:.2f} of floor   (select {:.3f} ms, {:.1f} "
+          "  select by {:<5} and attend  {:>7.3f} ms/layer  {:.2f}x full  {:.2f} of floor   (select {:.3f} ms, {:.1f} "
           "GB/s; "
           "attend {:.3f} ms, {:.1f} GB/s)\n",
           k["sketch"].get<std::string>(), k["both_ms"].get<double>(), k["faster_than_full"].get<double>(),

@@ -26,6 +26,7 @@
 
 #include "base/result.h"
 #include "kv/cache_view.h"
+#include "kv/page_bounds_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -102,8 +103,8 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
                            LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
-                           MassTotals* mass, RetainRule retain, LayerCache cache, int32_t* places, const void* host_in,
-                           void* host_out, size_t bytes, float eps, int64_t n) {
+                           LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache,
+                           int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
   { B::kActivation } -> std::convertible_to<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -161,6 +162,12 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // The rows each token attends to, by sketch queries [count][heads·dims]. Rows [0, rows[i]] have a sketch, the last of
   // them only if call.current_known.
   { b.Select(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
+  // Quest: widens the bounds of the pages of key rows [count][kv_heads·d] (kv/page_bounds.h). The rows of one sequence
+  // come in ascending order, in one call and over all.
+  { b.AppendBounds(queue, batch, c, bounds) } -> std::same_as<void>;
+  // The rows each token attends to, by the scores of pages for queries [count][heads·d]. call.page is kPageRows. The
+  // pages that are complete before rows[i] have bounds.
+  { b.SelectPages(queue, c, batch, call, shape, bounds, selection) } -> std::same_as<void>;
   // The same by true scores of queries [count][heads·d], for measurement: the best that any sketch can do.
   { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
   // Token i attends to its selection. The list of all rows gives AttendDecode's result, bit for bit.

@@ -119,8 +119,9 @@ std::string Conversation::DescribeKv() const {
       method.select == SelectKind::kAll
           ? "every token's entries are kept in host memory and attended to"
           : fmt::format(
-                "every token's entries are kept in host memory; a step attends to those whose guessed score is "
+                "every token's entries are kept in host memory; a step attends to {} whose guessed score is "
                 "within {} of the best, at least {} and at most {:.0f} % of them, to {} sinks and a window of {}",
+                method.select == SelectKind::kQuest ? fmt::format("pages of {}", method.page()) : "those",
                 method.rule.alpha, method.rule.min_rows, 100 * method.rule.cap, method.rule.sinks, method.rule.window);
   return fmt::format(
       "--kv {}: {}\n"

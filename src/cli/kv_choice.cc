@@ -22,8 +22,9 @@ struct Preset {
   std::string_view evict = "none";          // without a limit
   std::string_view limited_evict = "none";  // with --kv-limit
   std::string_view limit;                   // where none is given
+  float alpha = kDefaultAlpha;
   int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
-  bool available = true;
+  int64_t dense_layers = 0;  // a guess needs two
 };
 constexpr std::array<Preset, 8> kPresets = {{
     {.name = "full"},
@@ -33,17 +34,24 @@ constexpr std::array<Preset, 8> kPresets = {{
     {.name = "streaming", .evict = "streaming", .limited_evict = "streaming", .limit = kDefaultLimit},
     {.name = "int8"},
     {.name = "int4"},
-    {.name = "quest", .available = false},
+    // As published: the best pages and nothing else.
+    {.name = "quest",
+     .select = SelectKind::kQuest,
+     .alpha = std::numeric_limits<float>::infinity(),
+     .sinks = 0,
+     .window = 0,
+     .min_rows = kQuestMinRows,
+     .dense_layers = 2},
 }};
 
 const Preset* FindPreset(std::string_view name) {
   const auto found = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& p) { return p.name == name; });
   return found == kPresets.end() ? nullptr : &*found;
 }
-std::vector<std::string_view> PresetNames(bool available_only) {
+
+std::vector<std::string_view> PresetNames() {
   std::vector<std::string_view> names;
-  for (const Preset& preset : kPresets)
-    if (preset.available || !available_only) names.push_back(preset.name);
+  for (const Preset& preset : kPresets) names.push_back(preset.name);
   return names;
 }
 
@@ -60,7 +68,7 @@ std::string CheckPresets(std::string_view text, bool list) {
     const size_t comma = list ? text.find(',') : std::string_view::npos;
     const std::string_view name = text.substr(0, comma);
     if (FindPreset(name) == nullptr)
-      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(PresetNames(false), "|"));
+      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(PresetNames(), "|"));
     if (comma == std::string_view::npos) return {};
     text.remove_prefix(comma + 1);
   }
@@ -125,24 +133,26 @@ Flags::Setter Checked(std::string* value, Check check) {
 // Who is attended.
 void AddSelectionFlags(Flags& flags, KvFlags* kv) {
   flags.Custom("--kv-select", Checked(&kv->select, OneOf({"all", "sketch", "quest", "oracle"})), "KIND",
-               "who is attended: all|sketch|oracle (default: the preset's)");
+               "who is attended: all|sketch|quest|oracle (default: the preset's)");
   flags.Custom(
       "--kv-alpha", [kv](const std::string& text) { return SetAlpha(text, &kv->alpha); }, "X",
-      fmt::format("select entries whose score is within X of the best; inf: all (default {})", kv->alpha));
+      fmt::format("select entries whose score is within X of the best; inf: all (default {}, quest inf)",
+                  kDefaultAlpha));
   flags.Custom(
       "--kv-cap", [kv](const std::string& text) { return SetShare(text, &kv->cap); }, "SHARE",
       fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kv->cap));
   flags.Integer("--kv-min", &kv->min_rows, 0, INT32_MAX,
-                fmt::format("select at least N, so shorter texts are attended to whole (default {})", kDefaultMinRows));
-  flags.Integer(
-      "--kv-sinks", &kv->sinks, 0, INT32_MAX,
-      fmt::format("always attend to the first N tokens, and never evict them (default {}, h2o 0)", kDefaultSinks));
+                fmt::format("select at least N, so shorter texts are attended to whole (default {}, quest {})",
+                            kDefaultMinRows, kQuestMinRows));
+  flags.Integer("--kv-sinks", &kv->sinks, 0, INT32_MAX,
+                fmt::format("always attend to the first N tokens, and never evict them (default {}, h2o and quest 0)",
+                            kDefaultSinks));
   flags.Integer("--kv-window", &kv->window, 0, INT32_MAX,
-                fmt::format("always attend to the last N tokens (default {})", kDefaultWindow));
+                fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow));
   flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
-                "the first N layers attend to everything (default 0 with --kv-from self, else 2)");
+                "the first N layers attend to everything (default 0 with --kv-from self, else 2; quest 2)");
   flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
-               "whose query is compared with the sketches");
+               "whose query is compared with the sketches, or pages");
   flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
 }
 
@@ -197,8 +207,6 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 }
 
 Status CheckAvailable(const KvFlags& flags) {
-  if (flags.select == "quest")
-    return Unsupported("--kv-select quest is not part of this version; available: all, sketch, oracle");
   if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
   if (!flags.hot.empty()) {
     const Result<uint64_t> hot = ParseSize(flags.hot);
@@ -211,6 +219,7 @@ Status CheckAvailable(const KvFlags& flags) {
 SelectKind SelectOf(const Preset& preset, const std::string& select) {
   if (select.empty()) return preset.select;
   if (select == "all") return SelectKind::kAll;
+  if (select == "quest") return SelectKind::kQuest;
   return select == "oracle" ? SelectKind::kOracle : SelectKind::kSketch;
 }
 
@@ -240,7 +249,7 @@ KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
   method.preset = preset.name;
   method.select = SelectOf(preset, flags.select);
   method.from = SourceOf(flags.from);
-  method.rule = {.alpha = flags.alpha,
+  method.rule = {.alpha = flags.alpha < 0 ? preset.alpha : flags.alpha,
                  .cap = flags.cap,
                  .min_rows = given(flags.min_rows, preset.min_rows),
                  .sinks = given(flags.sinks, preset.sinks),
@@ -300,6 +309,10 @@ Status CheckTogether(const KvChoice& choice) {
   if (method.evicts() && method.retain->sums_attention && method.select != SelectKind::kAll)
     return Invalid("--kv-evict {} goes by the attention to everything retained: pass --kv-select all",
                    method.retain->name);
+  if (method.evicts() && method.select == SelectKind::kQuest)
+    return Unsupported(
+        "--kv-evict {}: a page's bounds are those of all its keys, and cannot follow one that leaves; quest keeps all",
+        method.retain->name);
   if (method.evicts() && method.prompt_columns)
     return Unsupported("--kv-columns prompt is not there together with --kv-evict {}", method.retain->name);
   if (method.prompt_columns && choice.projection == ProjectionKind::kPair)
@@ -316,7 +329,8 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
                "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), int8 "
-               "and int4 (everything, in so many bits), h2o (keep heavy hitters), streaming (keep first and last), "
+               "and int4 (everything, in so many bits), quest (the pages with the best bounds), h2o (keep heavy "
+               "hitters), streaming (keep first and last), "
                "oracle (true best, slow, for measurement) "
                "(default infinigen)");
   AddSelectionFlags(flags, kv);
@@ -339,13 +353,12 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
     const std::string_view name = presets.substr(0, presets.find(','));
     const Preset* preset = FindPreset(name);
     CHECK(preset != nullptr);
-    if (!preset->available)
-      return Unsupported("--kv {} is not part of this version; available: {}", name,
-                         fmt::join(PresetNames(true), ", "));
     KvChoice& choice = choices.emplace_back(common);
     choice.method = MethodOf(flags, *preset);
     RETURN_IF_ERROR(ResolveRetention(flags, *preset, alone, choice));
     choice.type = StoreOf(flags.type == "auto" ? name : flags.type);
+    if (choice.method.select == SelectKind::kQuest && flags.columns == "prompt")
+      return Unsupported("--kv-columns prompt: quest selects by bounds of pages, which have no columns to choose");
     RETURN_IF_ERROR(CheckTogether(choice));
     presets.remove_prefix(std::min(name.size() + 1, presets.size()));
   }
@@ -360,7 +373,8 @@ Result<KvChoice> ResolveKv(const KvFlags& flags) {
 
 Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, int64_t max_tokens) {
   KvMethod method = choice.method;
-  method.dense_layers = choice.dense_layers.value_or(method.from == GuessSource::kSelf ? 0 : 2);
+  method.dense_layers = choice.dense_layers.value_or(
+      std::max<int64_t>(FindPreset(method.preset)->dense_layers, method.from == GuessSource::kSelf ? 0 : 2));
   method.sketch_dims = SketchDims(config.head_dim, method.ratio);
   SelectRule& rule = method.rule;
   if (rule.force_count > 0) {  // everything attended is counted: sinks and window give way

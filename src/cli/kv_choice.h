@@ -25,6 +25,7 @@ inline constexpr int64_t kDefaultSinks = 4;
 inline constexpr int64_t kDefaultWindow = 576;
 inline constexpr int64_t kDefaultMinRows = 256;
 inline constexpr std::string_view kDefaultLimit = "20%";  // of presets that are nothing without one
+inline constexpr int64_t kQuestMinRows = 3 * kPageRows;   // as in its authors' evaluation
 
 struct KvFlags {
   std::string presets = "infinigen";  // one, or in `bench` a comma list
@@ -33,10 +34,10 @@ struct KvFlags {
   std::string limit;
   std::string home = "host";
   std::string skew;
-  float alpha = kDefaultAlpha;
+  float alpha = -1;  // -1, here and below: not given, so the preset's
   double cap = kDefaultCap, ratio = kDefaultRatio;
   int64_t sinks = -1, window = -1, min_rows = -1;  // -1: the preset's
-  int64_t dense_layers = -1;  // -1: by the source of the guess
+  int64_t dense_layers = -1;                       // and by the source of the guess
   std::string from = "self";
   std::string counts = "ragged";
   std::string sketch_type = "int8";
@@ -55,7 +56,7 @@ struct KvChoice {
   std::optional<StoreType> type;        // nullopt: the model's
   std::optional<uint64_t> limit_bytes;  // nullopt: what memory allows
   KvMethod method;                      // fitted to no model yet
-  std::optional<int64_t> dense_layers;  // nullopt: by the source of the guess
+  std::optional<int64_t> dense_layers;  // nullopt: by the preset and the source of the guess
   ProjectionKind projection = ProjectionKind::kPair;
   std::string skew_file;  // empty: where skews are kept
 };

@@ -23,6 +23,7 @@ double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), 
 
 std::string_view Name(SelectKind select) {
   if (select == SelectKind::kAll) return "all";
+  if (select == SelectKind::kQuest) return "quest";
   return select == SelectKind::kSketch ? "sketch" : "oracle";
 }
 
@@ -88,6 +89,7 @@ Json KvJson(const ExecutorOptions& options) {
                  {"sketch_dims", method.sketch_dims},
                  {"projection", method.projection},
                  {"columns", method.prompt_columns ? "prompt" : "fixed"}});
+  if (method.select == SelectKind::kQuest) json["page"] = method.page();
   if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
   return json;
 }

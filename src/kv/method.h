@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv/ids.h"
+#include "kv/page_bounds_view.h"
 #include "kv/retain.h"
 #include "kv/selection_view.h"
 #include "kv/sketch_view.h"
@@ -16,6 +17,7 @@ namespace infinigen {
 enum class SelectKind : uint8_t {
   kAll,     // attend to every entry
   kSketch,  // those whose sketches score well
+  kQuest,   // pages whose bounds on their keys score well
   kOracle,  // those whose keys score well: reads every key, for measurement
 };
 
@@ -53,6 +55,9 @@ struct KvMethod {
   RetainRule retain_rule() const { return {retain->on_append, retain->on_select, retain->sums_attention, rule.sinks}; }
   // Rows of a sequence that will have so many tokens, in layers that evict; all of them where none does.
   int64_t Quota(int64_t final_tokens) const { return evicts() ? limit.Quota(final_tokens) : final_tokens; }
+  bool has_bounds(LayerId layer) const { return select == SelectKind::kQuest && layer.value() >= dense_layers; }
+  // Rows that are chosen together.
+  int64_t page() const { return select == SelectKind::kQuest ? kPageRows : 1; }
   // Whether a step of layer i reads something that layer i-1 left behind.
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };

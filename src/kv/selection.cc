@@ -30,13 +30,13 @@ int64_t CountPassing(std::span<const float> relative, float alpha) {
   return std::count_if(relative.begin(), relative.end(), [&](float r) { return r >= -alpha; });
 }
 
-int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n) {
+int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page) {
   const int64_t most = std::max<int64_t>(rule.Capped(n), rule.min_rows);
-  return std::min(visible, std::clamp<int64_t>(passing, rule.min_rows, most));
+  return WholePages(std::min(visible, std::clamp<int64_t>(passing, rule.min_rows, most)), page);
 }
 
 SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
-                        const RetainedRows& retained) {
+                        const RetainedRows& retained, int64_t page) {
   const int64_t visible = static_cast<int64_t>(relative.size()), n = retained.n;
   CHECK(visible <= n && count <= visible);
   const auto is_extra = [&](int64_t row) {
@@ -47,12 +47,12 @@ SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule,
   std::vector<int64_t> candidates;
   for (int64_t row = 0; row < visible; ++row) {
     if (std::isnan(relative[static_cast<size_t>(row)])) continue;
-    if (rule.force_count == 0 || !is_extra(row)) candidates.push_back(row);
+    if (rule.force_count == 0 || page > 1 || !is_extra(row)) candidates.push_back(row);
   }
   int64_t extras = 0;
   for (int64_t row = 0; row < n; ++row) extras += is_extra(row) ? 1 : 0;
   if (rule.force_count > 0) count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, n) - extras);
-  count = std::min(count, static_cast<int64_t>(candidates.size()));
+  count = std::min(count / page * page, static_cast<int64_t>(candidates.size()));
   const auto before = [&](int64_t a, int64_t b) {
     const float ra = relative[static_cast<size_t>(a)], rb = relative[static_cast<size_t>(b)];
     return ra != rb ? ra > rb : retained.PositionOf(a) > retained.PositionOf(b);

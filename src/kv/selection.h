@@ -13,6 +13,11 @@
 // Newer, first and before are meant in the order of positions, which is that of rows until a layer evicts. force_count
 // replaces 2 and 3: the rows of 4 that are not chosen by score come first, then as many others by r as are
 // missing. A score that is not a number never passes.
+//
+// Pages (kv/page_bounds.h): every row of a page has the page's score, and rows j are those of the pages that are
+// complete before the current row; what comes after them is attended like a window. `count` is rounded down to whole
+// pages, though not to none. Rows of a page tie and a tie goes to the newer, so pages are chosen whole. With
+// force_count, `count` is as many whole pages as fit beside the rows of 4, chosen among all.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +40,7 @@ std::vector<float> RelativeScores(std::span<const float> scores, int64_t group);
 int64_t CountPassing(std::span<const float> relative, float alpha);
 
 // How many are chosen among n retained rows, of which `visible` have a score.
-int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n);
+int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page = 1);
 
 // The n rows of a cache and the current token among them.
 struct RetainedRows {
@@ -51,8 +56,9 @@ struct RetainedRows {
   int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
 };
 
-// Steps 3 and 4, `count` from ChosenCount. relative [visible], visible ≤ n.
+// Steps 3 and 4, `count` from ChosenCount. relative [visible], visible ≤ n. Of pages, the rule is that of
+// SelectCall::RuleFor.
 SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
-                        const RetainedRows& retained);
+                        const RetainedRows& retained, int64_t page = 1);
 
 }  // namespace infinigen

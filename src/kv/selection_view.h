@@ -2,6 +2,7 @@
 // is written down, and implemented plainly, in kv/selection.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kv/retain_view.h"
@@ -50,7 +51,23 @@ struct SelectCall {
   bool mean_counts = false;           // every head of a sequence chooses the mean of the heads' counts
   int64_t max_rows = 0;               // the largest row + 1 in the batch
   LayerRetained retained;             // where rows are not in the order of positions; its positions then decide
+  int64_t page = 1;                   // rows that are chosen together, see kv/selection.h
+
+  // Rows with a score: of pages, those that are complete before the current row. A row that was taken over counts,
+  // but has no score until its sketch is there.
+  int64_t Visible(int64_t current) const {
+    return page > 1 ? current / page * page : current + (current_known || retained ? 1 : 0);
+  }
+  // The rule of a slot; rows after the last complete page are like a window.
+  SelectRule RuleFor(int64_t slot, int64_t current) const {
+    SelectRule rule = rules[slot];
+    rule.window = std::max(rule.window, static_cast<int32_t>(current % page));
+    return rule;
+  }
 };
+
+// `count` rows as whole pages: rounded down, but not to none.
+inline int64_t WholePages(int64_t count, int64_t page) { return count <= 0 ? 0 : std::max(page, count / page * page); }
 
 // Shares of true attention mass that lay inside selections, of one layer: one number per query head and token.
 struct MassTotals {

@@ -1,11 +1,13 @@
 // What attention does with the cache in one layer: the KV method (kv/method.h) composed from backend operations.
 //
-//   append    new keys and values become entries; in layers that select by sketch, keys become sketches too
+//   append    new keys and values become entries; in layers that select by sketch, keys become sketches too, and by
+//             page they widen their page's bounds
 //   prefill   every token attends to all entries before it, whatever the method
 //             a layer that evicts: on a stage with room for the whole prompt; then only survivors enter the pool
 //   step      a layer that evicts: first a place for each new entry, where there is none left a victim's
 //             dense layer: attend to everything
-//             else: sketch the query (or the guess) → score all sketches, select rows → attend to those rows
+//             else: sketch the query (or the guess) → score all sketches, select rows → attend to those rows;
+//             pages are scored by the query (or the guess) itself
 //             a layer that evicts: what was selected, or attended, is written into the books
 //
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It holds the method's memory on the
@@ -97,6 +99,7 @@ class CacheAttention {
   }
   void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& k) {
     if (method_.has_sketch(layer)) backend_.AppendSketches(Queue::kCompute, batch, k, Basis(layer), Sketches(layer));
+    if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, Bounds(layer));
   }
 
   void Prefill(LayerId layer, const TokenRun& run, const Tensor& q, const Tensor& out) {
@@ -179,6 +182,9 @@ class CacheAttention {
     stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
     stats.sketch_row_bytes = static_cast<uint64_t>(shape_.sketch_layers() * config_.kv_heads) *
                              shape_.sketch_layout().block_bytes() / kSketchBlock;
+    if (method_.select == SelectKind::kQuest)
+      stats.sketch_row_bytes = static_cast<uint64_t>(shape_.bounds_layers() * config_.kv_heads) *
+                               shape_.bounds_layout().page_bytes() / kPageRows;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       LayerKvStats& of = stats.layers[layer.index()];
@@ -239,7 +245,8 @@ class CacheAttention {
             .current_known = method_.from == GuessSource::kSelf,
             .mean_counts = method_.mean_counts,
             .max_rows = max_rows,
-            .retained = Retained(layer)};
+            .retained = Retained(layer),
+            .page = method_.page()};
   }
 
   void Choose(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
@@ -247,6 +254,8 @@ class CacheAttention {
     const Queue queue = Queue::kCompute;
     if (method_.select == SelectKind::kOracle)
       return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, work_.selection);
+    if (method_.select == SelectKind::kQuest)
+      return backend_.SelectPages(queue, queries, batch, call, attention_, Bounds(layer), work_.selection);
     const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
     backend_.SketchQueries(queue, queries, batch, attention_, Basis(layer), sketch_q);
     backend_.Select(queue, sketch_q, batch, call, cache.sketches, work_.selection);
@@ -324,7 +333,7 @@ class CacheAttention {
     return kept;
   }
 
-  // The how-manieth layer with sketches.
+  // The how-manieth layer with sketches or bounds.
   size_t SketchIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
 
   LayerSketches Sketches(LayerId layer) const {
@@ -334,6 +343,14 @@ class CacheAttention {
                     SketchIndex(layer) * static_cast<size_t>(shape_.pool.max_sequences) * slot_bytes,
             .head_stride = slot_bytes / static_cast<size_t>(config_.kv_heads),
             .slot_stride = slot_bytes};
+  }
+
+  LayerPageBounds Bounds(LayerId layer) const {
+    const LayerSketches place = Sketches(layer);
+    return {.layout = shape_.bounds_layout(),
+            .data = place.data,
+            .head_stride = place.head_stride,
+            .slot_stride = place.slot_stride};
   }
 
   SketchBasis Basis(LayerId layer) const {
@@ -363,7 +380,7 @@ class CacheAttention {
   const Pool& pool_;
   const AttentionShape attention_;
   SelectionObserver observer_;
-  Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]
+  Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
   uint64_t tables_seen_ = 0;
 };
 

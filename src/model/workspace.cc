@@ -41,7 +41,8 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   if (method.from == GuessSource::kPrevStep)
     w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
   const int64_t tokens = shape.select_tokens();
-  w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
+  if (method.select == SelectKind::kSketch)
+    w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
   w.selection = {.rows = carver.Array<int32_t>(tokens * config.kv_heads * shape.pool.max_tokens),
                  .counts = carver.Array<int32_t>(tokens * config.kv_heads),
                  .capacity = shape.pool.max_tokens,

@@ -30,15 +30,21 @@ struct WorkspaceShape {
   int64_t sketch_layers() const {
     return method.select == SelectKind::kSketch ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
   }
+  int64_t bounds_layers() const {
+    return method.select == SelectKind::kQuest ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
+  }
+  PageBoundsLayout bounds_layout() const { return {.kv_heads = config.kv_heads, .head_dim = config.head_dim}; }
   SketchLayout sketch_layout() const {
     return {.type = method.sketch_type, .kv_heads = config.kv_heads, .dims = method.sketch_dims};
   }
-  // Sketches of one sequence in one layer.
+  // Sketches, or page bounds, of one sequence in one layer.
   size_t slot_sketch_bytes() const {
-    return static_cast<size_t>(config.kv_heads) * sketch_layout().head_bytes(sketch_rows());
+    return static_cast<size_t>(config.kv_heads) * (method.select == SelectKind::kQuest
+                                                       ? bounds_layout().head_bytes(pool.max_tokens)
+                                                       : sketch_layout().head_bytes(sketch_rows()));
   }
   size_t sketch_bytes() const {
-    return static_cast<size_t>(sketch_layers() * pool.max_sequences) * slot_sketch_bytes();
+    return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
   }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }

@@ -50,6 +50,7 @@ class Steps {
         counts_(static_cast<size_t>(kBatch * kKvHeads)) {
     for (float& value : basis_) value = random_.Normal(0.2f);
     sketches_.resize(static_cast<size_t>(kBatch * kKvHeads) * layout_.head_bytes(kTokens));
+    bounds_.resize(static_cast<size_t>(kBatch * kKvHeads) * page_layout_.head_bytes(kTokens));
     for (int64_t slot = 0; slot < kBatch; ++slot) {
       std::vector<int32_t> slots(kTokens, static_cast<int32_t>(slot)), rows(kTokens);
       std::iota(rows.begin(), rows.end(), 0);
@@ -76,6 +77,10 @@ class Steps {
     backend_.Select(Queue::kCompute, sketch_.view(), batch, call, Sketches(), selection);
     backend_.AttendSelected(Queue::kCompute, queries_.view(), batch, selection, shape, entries_.view(), out_.view());
     backend_.SelectExact(Queue::kCompute, queries_.view(), batch, call, shape, entries_.view(), selection);
+    SelectCall pages = call;
+    pages.page = kPageRows;
+    backend_.AppendBounds(Queue::kCompute, batch, keys_.view(), Bounds());
+    backend_.SelectPages(Queue::kCompute, queries_.view(), batch, pages, shape, Bounds(), selection);
     backend_.AttendDecode(Queue::kCompute, queries_.view(), batch, row + 1, shape, entries_.view(), out_.view());
   }
 
@@ -86,14 +91,20 @@ class Steps {
             layout_.head_bytes(kTokens) * static_cast<size_t>(kKvHeads)};
   }
 
+  LayerPageBounds Bounds() {
+    const size_t head = page_layout_.head_bytes(kTokens);
+    return {page_layout_, bounds_.data(), head, head * static_cast<size_t>(kKvHeads)};
+  }
+
   CpuBackend& backend_;
   Random random_{60};
+  PageBoundsLayout page_layout_{kKvHeads, kDim};
   SketchLayout layout_{SketchType::kInt8, kKvHeads, kDims};
   TestEntries<CpuBackend> entries_;
   HostTensor queries_, keys_, out_, sketch_;
   std::vector<float> basis_, zero_;
   std::vector<int32_t> rows_, counts_;
-  std::vector<std::byte> sketches_;
+  std::vector<std::byte> sketches_, bounds_;
 };
 
 TEST(AllocationTest, ReservedStepsTakeNoMemory) {

@@ -1,5 +1,6 @@
 // The contract of CPU backends, bit for bit: a token's result does not depend on its neighbours in the call, the number
 // of threads, or how a prompt was cut. The comparisons are of bits, not of values.
+#include <limits>
 #include <numeric>
 
 #include "backend/backends.h"
@@ -229,6 +230,61 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
           EXPECT_EQ(part.totals[s].retained, all.totals[s].retained);
         }
       }
+    }
+  }
+}
+
+// Bounds of pages and selections by them, likewise.
+TYPED_TEST(OrderTest, PagesDoNotDependOnTheCall) {
+  Random random(36);
+  constexpr int64_t kRows = 9000, kSlots = 2, kKvHeads = 2, kGroup = 3, kDim = 72, kTokens = 7;
+  CpuBackend one(1), many(9);  // more threads than heads: a head's scores are then made by several
+  HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kKvHeads * kDim);
+  HostTensor queries = HostTensor::Normal(random, DType::kF32, kTokens, kKvHeads * kGroup * kDim);
+  std::vector<int32_t> at(kRows);
+  std::iota(at.begin(), at.end(), 0);
+  const std::vector<int32_t> slots = {0, 1, 1, 0, 0, 1, 0}, rows = {8999, 8999, 17, 1500, 64, 4100, 8998};
+  const std::vector<SelectRule> rules = {{.alpha = 3.0f, .sinks = 2, .window = 8},
+                                         {.alpha = std::numeric_limits<float>::infinity(), .cap = 0.05}};
+  const PageBoundsLayout layout{kKvHeads, kDim};
+  struct Outcome {
+    std::vector<std::byte> bounds;
+    std::vector<int32_t> rows = std::vector<int32_t>(kTokens * kKvHeads * kRows);
+    std::vector<int32_t> counts = std::vector<int32_t>(kTokens * kKvHeads);
+  };
+  // Keys appended `chunk` rows at a time, tokens decoded `together` at a time.
+  const auto run = [&](CpuBackend& backend, int64_t chunk, int64_t together) {
+    Outcome o;
+    const size_t head = layout.head_bytes(kRows);
+    o.bounds.resize(static_cast<size_t>(kSlots * kKvHeads) * head);
+    const LayerPageBounds bounds{layout, o.bounds.data(), head, head * static_cast<size_t>(kKvHeads)};
+    for (int32_t slot = 0; slot < kSlots; ++slot) {
+      const std::vector<int32_t> whose(kRows, slot);
+      for (int64_t first = 0; first < kRows; first += chunk) {
+        const int64_t count = std::min(chunk, kRows - first);
+        backend.AppendBounds(Queue::kCompute, {count, nullptr, whose.data(), at.data() + first},
+                             keys.view().Rows(first, count), bounds);
+      }
+    }
+    std::vector<SelectionTotals> totals(kSlots);
+    for (int64_t first = 0; first < kTokens; first += together) {
+      const int64_t count = std::min(together, kTokens - first);
+      const Selection selection{o.rows.data() + first * kKvHeads * kRows, o.counts.data() + first * kKvHeads, kRows,
+                                kKvHeads};
+      const SelectCall call{.rules = rules.data(), .totals = totals.data(), .max_rows = kRows, .page = kPageRows};
+      backend.SelectPages(Queue::kCompute, queries.view().Rows(first, count),
+                          {count, nullptr, slots.data() + first, rows.data() + first}, call,
+                          {kKvHeads * kGroup, 0.125f}, bounds, selection);
+    }
+    return o;
+  };
+  const Outcome all = run(this->backend(), kRows, kTokens);
+  for (CpuBackend* backend : {&one, &many, &this->backend()}) {
+    for (const int64_t together : {1, 3}) {
+      const Outcome part = run(*backend, together == 1 ? 512 : 61, together);
+      ASSERT_EQ(part.bounds, all.bounds);
+      ASSERT_EQ(part.counts, all.counts);
+      ASSERT_EQ(part.rows, all.rows);
     }
   }
 }

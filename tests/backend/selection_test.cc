@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <set>
 
 #include "backend/backends.h"
 #include "backend/operands.h"
+#include "backend/selections.h"
 #include "kv/sketch.h"
 
 namespace infinigen {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <class Factory>
 class SelectionTest : public OpTest<Factory> {};
@@ -23,39 +21,6 @@ constexpr SketchType kSketchTypes[] = {SketchType::kBF16, SketchType::kInt8, Ske
 struct Shape {
   SketchType type = SketchType::kInt8;
   int64_t kv_heads = 2, group = 4, dims = 24, head_dim = 64;
-};
-
-// Memory of a backend, uninitialised bytes set to 0xff.
-template <class B>
-class DeviceBytes {
- public:
-  DeviceBytes(B& backend, size_t bytes) : backend_(backend), bytes_(bytes) {
-    Result<Buffer> buffer = Buffer::Make(backend.compute_memory(), bytes + 1);
-    CHECK(buffer.ok());
-    buffer_ = std::move(*buffer);
-    const std::vector<std::byte> poison(bytes, std::byte{0xff});
-    backend.Upload(Queue::kCompute, poison.data(), bytes, buffer_.data());
-  }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(buffer_.data());
-  }
-  template <class T>
-  void Put(const std::vector<T>& values) {
-    CHECK(values.size() * sizeof(T) <= bytes_);
-    backend_.Upload(Queue::kCompute, values.data(), values.size() * sizeof(T), buffer_.data());
-  }
-  template <class T>
-  std::vector<T> Get() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    backend_.Synchronize(backend_.Download(Queue::kCompute, buffer_.data(), bytes_, values.data()));
-    return values;
-  }
-
- private:
-  B& backend_;
-  size_t bytes_;
-  Buffer buffer_;
 };
 
 // The sketches of one layer, in memory of a backend; heads and slots lie apart.
@@ -111,67 +76,6 @@ class TestBasis {
   bool per_slot_;
   DeviceBytes<B> query_, key_, offset_;
 };
-
-struct Batch {
-  std::vector<int32_t> slots, rows;
-  int64_t count() const { return std::ssize(rows); }
-  int64_t longest() const { return *std::max_element(rows.begin(), rows.end()) + 1; }
-};
-
-struct Outcome {
-  std::vector<std::vector<int32_t>> rows;  // [token · head]
-  std::vector<SelectionTotals> totals;     // [slots]
-};
-
-// Runs `select(batch, call, selection)` on a backend and reads the outcome back.
-template <class B, class Run>
-Outcome RunSelect(B& backend, const Batch& batch, const std::vector<SelectRule>& rules, int64_t kv_heads,
-                  SelectCall call, Run&& select) {
-  const int64_t capacity = batch.longest();
-  const size_t lists = static_cast<size_t>(batch.count() * kv_heads);
-  DeviceBytes<B> rows(backend, lists * static_cast<size_t>(capacity) * 4), counts(backend, lists * 4);
-  DeviceBytes<B> drules(backend, rules.size() * sizeof(SelectRule));
-  DeviceBytes<B> totals(backend, rules.size() * sizeof(SelectionTotals));
-  drules.Put(rules);
-  totals.Put(std::vector<SelectionTotals>(rules.size(), SelectionTotals{7, 5, 3}));  // added to, not set
-  DeviceInts slots(backend, batch.slots), tokens(backend, batch.rows);
-  call.rules = drules.template as<SelectRule>();
-  call.totals = totals.template as<SelectionTotals>();
-  call.max_rows = batch.longest();
-  const Selection selection{rows.template as<int32_t>(), counts.template as<int32_t>(), capacity, kv_heads};
-  select(TokenBatch{batch.count(), nullptr, slots, tokens}, call, selection);
-  Outcome outcome{.rows = {}, .totals = totals.template Get<SelectionTotals>()};
-  const auto all = rows.template Get<int32_t>();
-  const auto lengths = counts.template Get<int32_t>();
-  for (size_t i = 0; i < lists; ++i) {
-    const auto begin = all.begin() + static_cast<int64_t>(i) * capacity;
-    outcome.rows.emplace_back(begin, begin + lengths[i]);
-  }
-  return outcome;
-}
-
-void ExpectSame(const Outcome& got, const Outcome& want) {
-  ASSERT_EQ(got.rows.size(), want.rows.size());
-  for (size_t i = 0; i < want.rows.size(); ++i) ASSERT_EQ(got.rows[i], want.rows[i]) << "list " << i;
-  for (size_t s = 0; s < want.totals.size(); ++s) {
-    EXPECT_EQ(got.totals[s].chosen, want.totals[s].chosen) << "slot " << s;
-    EXPECT_EQ(got.totals[s].attended, want.totals[s].attended) << "slot " << s;
-    EXPECT_EQ(got.totals[s].retained, want.totals[s].retained) << "slot " << s;
-  }
-}
-
-// Lists are legal, of nearly the wanted length and nearly the same rows.
-void ExpectAlike(const Outcome& got, const Outcome& want) {
-  ASSERT_EQ(got.rows.size(), want.rows.size());
-  for (size_t i = 0; i < want.rows.size(); ++i) {
-    ASSERT_TRUE(std::is_sorted(got.rows[i].begin(), got.rows[i].end()));
-    std::vector<int32_t> differing;
-    std::set_symmetric_difference(got.rows[i].begin(), got.rows[i].end(), want.rows[i].begin(), want.rows[i].end(),
-                                  std::back_inserter(differing));
-    ASSERT_LE(std::ssize(differing), 2 + std::ssize(want.rows[i]) / 200) << "list " << i;
-  }
-  for (size_t s = 0; s < want.totals.size(); ++s) EXPECT_EQ(got.totals[s].retained, want.totals[s].retained);
-}
 
 // Random sketches of `rows` rows in every slot, made once by the oracle from normal numbers; the same bytes in both.
 template <class B>
@@ -236,20 +140,6 @@ class Scene {
   TestSketches<B> mine_;
   TestSketches<ReferenceBackend> theirs_;
 };
-
-SelectRule RandomRule(Random& random) {
-  SelectRule rule;
-  rule.alpha = random.Int(0, 5) == 0 ? kInfinity : static_cast<float>(random.Int(0, 80)) * 0.1f;
-  const float caps[] = {0.0f, 0.01f, 0.05f, 0.2f, 0.7f, 1.0f};
-  rule.cap = caps[random.Int(0, 5)];
-  const int32_t least[] = {0, 1, 1, 3, 100, 100000};
-  rule.min_rows = least[random.Int(0, 5)];
-  const int32_t extras[] = {0, 0, 1, 4, 40, 500};
-  rule.sinks = extras[random.Int(0, 5)];
-  rule.window = extras[random.Int(0, 5)];
-  if (random.Int(0, 3) == 0) rule.force_count = static_cast<int32_t>(random.Int(1, 700));
-  return rule;
-}
 
 // ---- Making sketches.
 

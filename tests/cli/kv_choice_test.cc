@@ -145,6 +145,9 @@ TEST(KvChoice, PresetsAndTheAxisThatOverridesThem) {
   EXPECT_EQ(Choice({"--kv", "oracle"}).method.select, SelectKind::kOracle);
   EXPECT_EQ(Choice({"--kv-select", "all"}).method.select, SelectKind::kAll);
   EXPECT_EQ(Choice({"--kv-select", "oracle"}).method.select, SelectKind::kOracle);
+  EXPECT_EQ(Choice({"--kv", "quest"}).method.select, SelectKind::kQuest);
+  EXPECT_EQ(Choice({"--kv-select", "quest"}).method.select, SelectKind::kQuest);
+  EXPECT_EQ(Choice({"--kv", "quest", "--kv-select", "sketch"}).method.select, SelectKind::kSketch);
   EXPECT_EQ(Choice({"--kv", "full", "--kv-select", "sketch"}).method.select, SelectKind::kSketch);
   EXPECT_EQ(Choice({"--kv", "full", "--kv-select", "sketch"}).method.preset, "full") << "as the user calls it";
   Line line;
@@ -174,6 +177,29 @@ TEST(KvChoice, StoredTypes) {
   EXPECT_EQ(choices[0].type, StoreType::kInt8);
   EXPECT_EQ(choices[1].type, std::nullopt) << "a preset's type is its own";
   EXPECT_EQ(choices[2].type, StoreType::kInt4);
+}
+
+// Its own where no flag says otherwise, even one that says what is the default of others.
+TEST(KvChoice, QuestIsAsPublished) {
+  const SelectRule published = Choice({"--kv", "quest"}).method.rule;
+  EXPECT_TRUE(std::isinf(published.alpha));
+  EXPECT_EQ(published.cap, kDefaultCap);
+  EXPECT_EQ(published.sinks, 0);
+  EXPECT_EQ(published.window, 0);
+  EXPECT_EQ(published.min_rows, 48) << "three pages";
+  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), Model(12, 64), 8192)->dense_layers, 2);
+  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), Model(12, 64), 8192)->page(), 16);
+  EXPECT_EQ(FitMethod(Choice({}), Model(12, 64), 8192)->page(), 1);
+  const KvChoice given = Choice({"--kv", "quest", "--kv-alpha", "5", "--kv-sinks", "4", "--kv-window", "576",
+                                 "--kv-min", "256", "--kv-dense-layers", "0", "--kv-cap", "5%"});
+  EXPECT_EQ(given.method.rule.alpha, 5.0f);
+  EXPECT_EQ(given.method.rule.cap, 0.05);
+  EXPECT_EQ(given.method.rule.sinks, 4);
+  EXPECT_EQ(given.method.rule.window, 576);
+  EXPECT_EQ(given.method.rule.min_rows, 256);
+  EXPECT_EQ(given.dense_layers, 0);
+  const SelectRule axis = Choice({"--kv-select", "quest"}).method.rule;
+  EXPECT_EQ(axis.window, kDefaultWindow) << "one axis changes one thing";
 }
 
 TEST(KvChoice, UnknownWordsAreUsage) {
@@ -225,7 +251,6 @@ TEST(KvChoice, WhatThisVersionLacksIsRefusedByName) {
   for (const char* preset : {"h2o", "streaming"})
     EXPECT_THAT(Refusal({"--kv", preset}), HasSubstr("--kv " + std::string(preset))) << preset;
   EXPECT_THAT(Refusal({"--kv", "full,h2o"}, /*list=*/true), HasSubstr("--kv h2o"));
-  EXPECT_THAT(Refusal({"--kv-select", "quest"}), HasSubstr("--kv-select quest"));
   for (const char* policy : {"counter", "lru", "fifo", "h2o", "streaming"})
     EXPECT_THAT(Refusal({"--kv-evict", policy}), HasSubstr("--kv-evict " + std::string(policy)));
   EXPECT_THAT(Refusal({"--kv-home", "device"}), HasSubstr("--kv-home device"));
@@ -246,6 +271,10 @@ TEST(KvChoice, WhatContradictsItselfIsRefused) {
   EXPECT_EQ(Refusal({"--kv-from", "self", "--kv-dense-layers", "0"}), "");
   EXPECT_THAT(Refusal({"--kv-columns", "prompt", "--kv-projection", "pair"}), HasSubstr("--kv-projection rotation"));
   EXPECT_EQ(Refusal({"--kv", "full", "--kv-columns", "prompt", "--kv-projection", "pair"}), "");
+  EXPECT_THAT(Refusal({"--kv", "quest", "--kv-columns", "prompt"}), HasSubstr("--kv-columns prompt"));
+  EXPECT_THAT(Refusal({"--kv", "full,quest", "--kv-columns", "prompt"}, /*list=*/true), HasSubstr("quest"));
+  EXPECT_THAT(Refusal({"--kv", "quest", "--kv-from", "prev-mid", "--kv-dense-layers", "0"}), HasSubstr("prev-mid"));
+  EXPECT_EQ(Refusal({"--kv", "quest", "--mass-recall"}), "");
 }
 
 // ---- fitted to a model ----

@@ -40,7 +40,8 @@ class Selecting(Case):
         everything = ("--ignore-eos", *SMALL, "--kv-alpha", "inf", "--kv-cap", 1)
         for more in (*(("--kv-from", source, "--kv-dense-layers", 1) for source in SOURCES), ("--kv-sketch-type", "int4"),
                      ("--kv-sketch-type", "bf16", "--kv-counts", "mean"), ("--kv-projection", "none"),
-                     ("--kv-projection", "pair"), ("--kv-columns", "prompt"), ("--kv-select", "oracle")):
+                     ("--kv-projection", "pair"), ("--kv-columns", "prompt"), ("--kv-select", "oracle"),
+                     ("--kv-select", "quest"), ("--kv-select", "quest", "--kv-from", "prev-mid", "--kv-dense-layers", 1)):
             result = greedy(LLAMA, prompt(300), 40, *everything, *more).json()
             self.assertEqual(result["tokens"], expected["tokens"], more)
             self.assertEqual(result["kv_stats"]["attended_ratio"], 1, more)
@@ -74,6 +75,16 @@ class Selecting(Case):
         self.assertTrue(0 < stats["selected_ratio"] <= 0.2 and 0 < stats["extra_ratio"] <= 11 / 200, stats)
         self.assertEqual(stats["hit_ratio"], None)
         self.assertEqual(self.stats(200, 11, "--kv", "full")["sketch_bytes"], 0)
+
+    def test_pages(self):
+        stats = self.stats(200, 11, "--kv-select", "quest", "--kv-window", 0, "--kv-sinks", 0, "--kv-alpha", "inf")
+        # A fifth of 201 to 210 rows is 40 to 42, two pages; after the last complete page come rows 192 and 208 on.
+        attended = sum(32 + current % 16 + 1 for current in range(200, 210))
+        self.assertAlmostEqual(stats["attended_ratio"], attended / sum(range(201, 211)), places=12)
+        self.assertEqual(stats["sketch_bytes"], 210 * LAYERS * HEADS * HEAD_DIM // 4)
+        preset = greedy(LLAMA, prompt(100), 2, "--kv", "quest", "--kv-dense-layers", 1).json()["kv"]
+        self.assertEqual([preset[name] for name in ("select", "alpha", "sinks", "window", "dense_layers", "page")],
+                         ["quest", "inf", 0, 0, 1, 16])
 
     def test_exactly_as_many_as_are_forced(self):
         stats = self.stats(200, 11, "--kv-force-count", 31)
@@ -153,7 +164,8 @@ class Selecting(Case):
                              (("--kv-from", "next"), "prev-mid"), (("--kv-ratio", "0"), "above 0"),
                              (("--kv-select", "x"), "sketch"), (("--kv-force-count", "0"), "1")):
             self.assert_error(Run(*good, *flags), 2, flags[0], words)
-        for flags, words in ((("--kv-select", "quest"), "quest"), (("--kv-evict", "lru"), "lru"), (("--kv-hot", "1GiB"), "GPU"),
+        for flags, words in ((("--kv-select", "quest", "--kv-columns", "prompt"), "quest"),
+                             (("--kv-evict", "lru"), "lru"), (("--kv-hot", "1GiB"), "GPU"),
                              (("--kv-force-hits", "0.5"), "GPU"), (("--kv-from", "prev-mid", "--kv-dense-layers", "0"), "dense"),
                              (("--kv-columns", "prompt", "--kv-projection", "pair"), "rotation"),
                              (("-c", "400", *SMALL, "--kv-skew", self.path("none.skew")), "none.skew")):
@@ -171,7 +183,8 @@ class FirstUse(Case):
         file = os.path.join(copied, "infinigen.skew")
         if os.path.exists(file):
             os.remove(file)
-        for more in (("--kv", "full"), ("--kv", "oracle"), ("--kv-projection", "none"), ("--kv-window", 400), ("--dry-run",)):
+        for more in (("--kv", "full"), ("--kv", "oracle"), ("--kv-select", "quest"), ("--kv-projection", "none"),
+                     ("--kv-window", 400), ("--dry-run",)):
             run = self.run_once(copied, *more)
             self.assertEqual((run.code, run.err), (0, ""), run)
             self.assertFalse(os.path.exists(file), more)

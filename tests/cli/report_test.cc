@@ -69,6 +69,10 @@ TEST(Report, ParametersOfAMethod) {
   options.method.preset = "oracle";
   options.method.select = SelectKind::kOracle;
   EXPECT_TRUE(KvJson(options)["ratio"].is_null()) << "it reads keys";
+  EXPECT_FALSE(KvJson(options).contains("page"));
+  options.method.select = SelectKind::kQuest;
+  EXPECT_EQ(KvJson(options)["select"], "quest");
+  EXPECT_EQ(KvJson(options)["page"], 16);
   EXPECT_EQ(KvJson(options)["cap"], 0.2);
 }
 
@@ -235,6 +239,10 @@ TEST(MemoryPlanning, SketchesArePlannedFor) {
   EXPECT_LT(plan.largest_context, full.largest_context);
   EXPECT_THAT(DescribePlan(config, plan), HasSubstr("sketches      36.0 KiB"));
   EXPECT_EQ(PlanJson(plan)["sketch_bytes"], 36 * 1024);
+  options.method.select = SelectKind::kQuest;
+  options.max_tokens = 500;
+  // 2 sequences x 1 layer x 2 heads x 32 pages, the last of them short, x 2 bounds of 32 numbers of 2 bytes
+  EXPECT_EQ(PlanRun(config, 0, options, std::nullopt, kGiB).parts.sketch_bytes, 2u * 2 * 32 * 2 * 32 * 2);
 }
 
 TEST(MemoryPlanning, NothingFits) {

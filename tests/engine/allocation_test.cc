@@ -108,7 +108,9 @@ INSTANTIATE_TEST_SUITE_P(Methods, Allocation,
                                          Case{"mean", Sparse(GuessSource::kSelf, true)},
                                          Case{"prev_layer", Sparse(GuessSource::kPrevLayer, false)},
                                          Case{"prev_mid", Sparse(GuessSource::kPrevMid, false)},
-                                         Case{"prev_step", Sparse(GuessSource::kPrevStep, false)}),
+                                         Case{"prev_step", Sparse(GuessSource::kPrevStep, false)},
+                                         Case{"quest", Sparse(GuessSource::kSelf, false, SelectKind::kQuest)},
+                                         Case{"quest_mid", Sparse(GuessSource::kPrevMid, true, SelectKind::kQuest)}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

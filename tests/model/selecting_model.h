@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kv/method.h"
+#include "kv/page_bounds.h"
 #include "kv/selection.h"
 #include "kv/sketch.h"
 #include "model/config.h"
@@ -155,7 +156,9 @@ class SelectingModel {
       std::vector<int64_t> rows;
       for (const auto& [position, mark] : alive) rows.push_back(position);
       const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
-      if (select && selects) rows = Select(i, kv, guess, method_.from == GuessSource::kSelf);
+      if (select && selects)
+        rows = method_.select == SelectKind::kQuest ? SelectPages(i, kv, guess)
+                                                    : Select(i, kv, guess, method_.from == GuessSource::kSelf);
       // Once for the heads of a group, which share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
         Touch(alive, select ? rows : Select(i, kv, q, true));
@@ -221,6 +224,30 @@ class SelectingModel {
     for (const int32_t row : ChooseRows(relative, method_.rule, count, {n, row_, positions.data()}).rows)
       chosen.push_back(positions[static_cast<size_t>(row)]);
     return chosen;
+  }
+
+  std::vector<int64_t> SelectPages(size_t i, size_t kv, const Vector& guess) const {
+    const int64_t d = config_.head_dim, group = config_.heads / config_.kv_heads;
+    const int64_t complete = row_ / 16 * 16;
+    Vector scores;
+    const int64_t asked = mistakes_.ungrouped ? 1 : group;
+    for (int64_t g = 0; g < asked; ++g) {
+      const float* numbers = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
+      Vector query(numbers, numbers + d);
+      for (float& number : query) number /= std::sqrt(static_cast<float>(d));
+      for (int64_t first = 0; first < complete; first += 16) {
+        std::vector<BF16> bounds(static_cast<size_t>(2 * d));
+        for (int64_t row = first; row < first + 16; ++row)
+          AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
+        scores.insert(scores.end(), 16, PageScore(bounds, query));
+      }
+    }
+    const Vector relative = RelativeScores(scores, asked);
+    SelectRule rule = method_.rule;
+    rule.window = std::max(rule.window, static_cast<int32_t>(row_ - complete));
+    const int64_t count = ChosenCount(rule, CountPassing(relative, rule.alpha), complete, row_ + 1, 16);
+    const std::vector<int32_t> rows = ChooseRows(relative, rule, count, row_, 16).rows;
+    return {rows.begin(), rows.end()};
   }
 
   Vector Project(const float* x, const float* matrix, int64_t cols) const {

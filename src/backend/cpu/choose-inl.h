@@ -7,7 +7,8 @@
 //   4. the last chosen candidate (the pivot) by a histogram of the candidates and an exact choice in one of its bins;
 //   5. the candidates from the pivot up, in their ascending order, between the sinks and the window.
 //
-// Only 3 can be repeated, and only the pivot decides: the sample has no part in the result.
+// Only 3 can be repeated, and only the pivot decides: the sample has no part in the result. Where rows come in pages,
+// "row" is a page up to step 5, which writes its rows.
 #if defined(INFINIGEN_CPU_CHOOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_CHOOSE_INL_H_
 #undef INFINIGEN_CPU_CHOOSE_INL_H_
@@ -71,7 +72,7 @@ class Chooser {
 
   int64_t CountPassing() {
     Collect(-c_.rule.alpha);
-    return found_;
+    return found_ * c_.page;
   }
 
   Chosen Choose(int32_t* rows, int64_t capacity) {
@@ -82,7 +83,10 @@ class Chooser {
     const int64_t sinks = std::clamp<int64_t>(rule.sinks, 0, n);
     const int64_t window = std::max(sinks, std::min(n, std::max<int64_t>(0, c_.current - rule.window)));
     int64_t count = 0;
-    if (rule.force_count > 0) {
+    if (rule.force_count > 0 && c_.page > 1) {
+      count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, n) - (sinks + n - window)) / c_.page;
+      CollectBest(count, -kInfinity);
+    } else if (rule.force_count > 0) {
       count = std::max<int64_t>(0, std::min<int64_t>(rule.force_count, n) - (sinks + n - window));
       CollectBest(count + (sinks + n - window), -kInfinity);
       LeaveOut(sinks, window);
@@ -91,8 +95,9 @@ class Chooser {
     }
     count = std::min(count, found_);
     KeepBest(count);
-    LeaveOut(sinks, window);
-    return {count, Write(sinks, window, rows, capacity)};
+    LeaveOut(sinks / c_.page, (window + c_.page - 1) / c_.page);
+    return {count * c_.page,
+            c_.page > 1 ? WritePages(sinks, window, rows, capacity) : Write(sinks, window, rows, capacity)};
   }
 
   // The same where rows are not in the order of positions: positions decide what is old, first or before, and rows are
@@ -236,12 +241,13 @@ class Chooser {
     const SelectRule& rule = c_.rule;
     const int64_t most = std::max<int64_t>(rule.Capped(c_.current + 1), rule.min_rows);
     const auto chosen = [&](int64_t passing) {
-      return std::min(c_.visible, std::clamp<int64_t>(passing, rule.min_rows, most));
+      const int64_t count = std::min(c_.visible * c_.page, std::clamp<int64_t>(passing, rule.min_rows, most));
+      return WholePages(count, c_.page) / c_.page;
     };
     if (c_.passing < 0) {
-      const float floor = CollectBest(most, -rule.alpha);
+      const float floor = CollectBest((most + c_.page - 1) / c_.page, -rule.alpha);
       // At the threshold itself all that pass were found; above it, at least as many as may be chosen.
-      const int64_t count = floor == -rule.alpha ? chosen(found_) : chosen(most);
+      const int64_t count = floor == -rule.alpha ? chosen(found_ * c_.page) : chosen(most);
       if (count <= found_) return count;
       CollectBest(count, -kInfinity);
       return count;
@@ -395,6 +401,22 @@ class Chooser {
     std::copy_n(s_.rows + first_, found_, rows + sinks);
     std::iota(rows + sinks + found_, rows + sinks + found_ + tail, static_cast<int32_t>(window));
     return sinks + found_ + tail;
+  }
+
+  // The same of pages, whose rows may reach into sinks and window.
+  int64_t WritePages(int64_t sinks, int64_t window, int32_t* rows, int64_t capacity) const {
+    int64_t count = 0;
+    const auto write = [&](int64_t begin, int64_t end) {
+      CHECK(count + end - begin <= capacity);
+      for (int64_t row = begin; row < end; ++row) rows[count++] = static_cast<int32_t>(row);
+    };
+    write(0, sinks);
+    for (int64_t i = 0; i < found_; ++i) {
+      const int64_t first = s_.rows[first_ + i] * c_.page;
+      write(std::max(first, sinks), std::min(first + c_.page, window));
+    }
+    write(window, c_.current + 1);
+    return count;
   }
 
   const Choice& c_;

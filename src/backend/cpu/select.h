@@ -4,6 +4,9 @@
 // Scores [blocks][group][64]: a block's scores of all query heads lie together, so that choosing walks forward once.
 // They pass through L2 (16 bytes a row at group 4) rather than be computed twice: a row's relative score needs the
 // maxima over all rows, and estimates of the maxima from a sample are too far off to filter by.
+//
+// Where rows are chosen in pages, a page takes the place of a row in all of this; it becomes its rows when they are
+// written.
 #pragma once
 
 #include <algorithm>
@@ -61,19 +64,21 @@ struct Choice {
   SelectRule rule;
   int64_t group = 0;
   int64_t segments = 1;  // runs of blocks that were scored apart
-  int64_t visible = 0;   // rows with a score
+  int64_t visible = 0;   // rows, or pages, with a score
   int64_t current = 0;   // the last row: n = current + 1
   // Where the layer evicts: the position of every row, and of the current token.
   const int32_t* positions = nullptr;
   int64_t position = 0;
-  int64_t passing = -1;  // given by mean counts; -1: counted here
+  int64_t passing = -1;  // rows, given by mean counts; -1: counted here
+  int64_t page = 1;      // rows of a page
 };
 struct Chosen {
   int64_t chosen = 0;    // by score
   int64_t attended = 0;  // rows written
 };
 
-// Where the scores of rows [first, last) of one KV head go; first is a multiple of 64, and there may be none.
+// Where the scores of rows (or pages) [first, last) of one KV head go; first is a multiple of 64, and there may be
+// none.
 struct ScoredRows {
   int64_t first = 0, last = 0;
   float* scores = nullptr;  // [blocks][group][64], NaN past `last`
@@ -101,9 +106,10 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   // A team larger than the tasks makes the scores of a head in several segments, in memory that all of it sees.
   const int64_t segments =
       std::clamp<int64_t>(call.max_rows / kLeastSegment, 1, std::max<int64_t>(1, threads() / tasks));
-  const int64_t segment_rows = (ScoreBlocks(call.max_rows) + segments - 1) / segments * kScoreBlock;
   // By max_rows, not by the token: a growing context then grows all threads' scratch at once.
-  const int64_t floats = ChoiceScratch::Floats(group, call.max_rows, segments);
+  const int64_t most = (call.max_rows + call.page - 1) / call.page;
+  const int64_t segment_rows = (ScoreBlocks(most) + segments - 1) / segments * kScoreBlock;
+  const int64_t floats = ChoiceScratch::Floats(group, most, segments);
   float* shared = shared_.Reserve(tasks * kTallyFloats + 16 + (segments > 1 ? tasks * floats : 0));
   float* scored = shared + (tasks * kTallyFloats + 15) / 16 * 16;
   auto* tallies = reinterpret_cast<Tally*>(shared);
@@ -112,15 +118,15 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   const auto choice_of = [&](int64_t task) {
     const int64_t token = task / heads, head = task % heads, slot = batch.slots[token], current = batch.rows[token];
     DCHECK(current < call.max_rows);
-    // A row that was taken over has no score until its sketch is there.
-    return Choice{.rule = call.rules[slot],
+    return Choice{.rule = call.RuleFor(slot, current),
                   .group = group,
                   .segments = segments,
-                  .visible = current + (call.current_known || call.retained ? 1 : 0),
+                  .visible = call.Visible(current) / call.page,
                   .current = current,
                   .positions = call.retained ? call.retained.Positions(slot, head) : nullptr,
                   .position = batch.Position(token),
-                  .passing = tallies[task].passing};
+                  .passing = tallies[task].passing,
+                  .page = call.page};
   };
   const auto score_segment = [&](int64_t task, int64_t segment, const ChoiceScratch& scratch, float* query) {
     const int64_t first = segment * segment_rows;
@@ -133,15 +139,13 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     if (segments == 1) {
       pool_.Run(tasks, [&](int64_t task, int thread) {
         float* memory = private_[static_cast<size_t>(thread)].Reserve(floats + scratch_floats);
-        const ChoiceScratch scratch(memory, group, call.max_rows, 1);
+        const ChoiceScratch scratch(memory, group, most, 1);
         score_segment(task, 0, scratch, memory + floats);
         finish(choice_of(task), scratch, task);
       });
       return;
     }
-    const auto scratch_of = [&](int64_t task) {
-      return ChoiceScratch(scored + task * floats, group, call.max_rows, segments);
-    };
+    const auto scratch_of = [&](int64_t task) { return ChoiceScratch(scored + task * floats, group, most, segments); };
     pool_.Run(tasks * segments, [&](int64_t index, int thread) {
       float* query = private_[static_cast<size_t>(thread)].Reserve(scratch_floats);
       score_segment(index / segments, index % segments, scratch_of(index / segments), query);

@@ -35,6 +35,9 @@ class ReferenceBackend : public HostBackend {
                      const SketchBasis& basis, const Tensor& out);
   void Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
               const LayerSketches& sketches, const Selection& selection);
+  void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
+  void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                   const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/reference/reference_backend.h"
+#include "kv/page_bounds.h"
 #include "kv/sketch.h"
 #include "kv/store.h"
 
@@ -30,9 +31,8 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
               const ScoresOf& scores_of) {
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t], n = batch.rows[t] + 1;
-    // A row that was taken over has no score until its sketch is there.
-    const int64_t visible = n - (call.current_known || call.retained ? 0 : 1);
-    const SelectRule& rule = call.rules[slot];
+    const int64_t visible = call.Visible(n - 1);
+    const SelectRule rule = call.RuleFor(slot, n - 1);
     std::vector<std::vector<float>> relative;
     std::vector<int64_t> passing;
     for (int64_t head = 0; head < heads; ++head) {
@@ -50,8 +50,8 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
     for (int64_t head = 0; head < heads; ++head) {
       const size_t h = static_cast<size_t>(head);
       const SelectedRows selected =
-          ChooseRows(relative[h], rule, ChosenCount(rule, passing[h], visible, n),
-                     {n, batch.Position(t), call.retained ? call.retained.Positions(slot, head) : nullptr});
+          ChooseRows(relative[h], rule, ChosenCount(rule, passing[h], visible, n, call.page),
+                     {n, batch.Position(t), call.retained ? call.retained.Positions(slot, head) : nullptr}, call.page);
       std::copy(selected.rows.begin(), selected.rows.end(), selection.Rows(t, head));
       selection.Count(t, head) = static_cast<int32_t>(selected.rows.size());
       totals.chosen += static_cast<uint64_t>(selected.chosen);
@@ -99,6 +99,30 @@ void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const To
     const std::span query(sketch_queries.as<float>(t) + (head * group + g) * layout.dims,
                           static_cast<size_t>(layout.dims));
     return ScoreSketches(layout, sketches.Head(batch.slots[t], head), rows, query);
+  });
+}
+
+void ReferenceBackend::AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys,
+                                    const LayerPageBounds& bounds) {
+  const size_t d = static_cast<size_t>(bounds.layout.head_dim);
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t head = 0; head < bounds.layout.kv_heads; ++head)
+      AddToBounds({bounds.Page(batch.slots[t], head, batch.rows[t] / kPageRows), 2 * d}, batch.rows[t],
+                  {keys.as<float>(t) + head * bounds.layout.head_dim, d});
+}
+
+void ReferenceBackend::SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                                   const AttentionShape& shape, const LayerPageBounds& bounds,
+                                   const Selection& selection) {
+  const PageBoundsLayout& layout = bounds.layout;
+  const int64_t group = shape.heads / layout.kv_heads;
+  SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
+    const float* numbers = queries.as<float>(t) + (head * group + g) * layout.head_dim;
+    std::vector<float> query(numbers, numbers + layout.head_dim), scores;
+    for (float& number : query) number *= shape.scale;
+    for (int64_t row = 0; row < rows; ++row)
+      scores.push_back(PageScore({bounds.Page(batch.slots[t], head, row / kPageRows), 2 * query.size()}, query));
+    return scores;
   });
 }
 
