@@ -237,12 +237,15 @@ Status CheckTogether(const KvChoice& choice) {
 
 }  // namespace
 
+std::span<const std::string_view> AvailablePresets() { return std::span(kPresets).first(kAvailablePresets); }
+
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Group("KV cache");
   const auto check_presets = [list](const std::string& text) { return CheckPresets(text, list); };
   flags.Custom("--kv", Checked(&kv->presets, check_presets), list ? "PRESET,..." : "PRESET",
                "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), oracle "
-               "(true best, slow, for measurement) (default infinigen)");
+               "(true best, slow, for measurement) (default " +
+                   kv->presets + ")");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
   AddStorageFlags(flags, kv);

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -25,7 +27,7 @@ inline constexpr int64_t kDefaultWindow = 576;
 inline constexpr int64_t kDefaultMinRows = 256;
 
 struct KvFlags {
-  std::string presets = "infinigen";  // one, or in `bench` a comma list
+  std::string presets = "infinigen";  // one, or a comma list where several are taken
   std::string select, evict;          // empty: the preset's
   std::string type = "auto";
   std::string limit;
@@ -46,6 +48,8 @@ struct KvFlags {
   bool mass_recall = false;
   bool stats_per_layer = false;
 };
+// Presets that this version has, in the order of the design.
+std::span<const std::string_view> AvailablePresets();
 // `list`: --kv takes several.
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
 
