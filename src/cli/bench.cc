@@ -32,6 +32,7 @@ struct BenchFlags {
   std::vector<int64_t> depths;
   std::string fill = "prefill";
   std::string format = "md";
+  bool dry_run = false;
   bool json = false;
 };
 
@@ -233,6 +234,16 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
   return Ok();
 }
 
+Result<int> DryRun(const BenchFlags& flags, const Model& model, const DeviceChoice& device,
+                   const std::vector<KvChoice>& choices, int64_t context) {
+  std::vector<RunPlan> plans;
+  for (const KvChoice& kv : choices) {
+    ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(model, device, kv, context, flags.batch));
+    plans.push_back(PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true));
+  }
+  return PrintPlans(model, plans, flags.format == "json");
+}
+
 Result<int> RunAll(const BenchFlags& flags) {
   ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
   ASSIGN_OR_RETURN(const std::vector<KvChoice> choices, ResolveKvList(flags.kv));
@@ -249,6 +260,7 @@ Result<int> RunAll(const BenchFlags& flags) {
   const int64_t rows = *std::max_element(depths.begin(), depths.end()) + flags.gen;
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, rows));
 
+  if (flags.dry_run) return DryRun(flags, *model, device, choices, context);
   std::vector<Measurement> measurements;
   Json device_json;
   for (const KvChoice& kv : choices) {
@@ -279,6 +291,7 @@ int RunBench(Arguments arguments) {
   flags.Exclusive({"model", "shape"});
   flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of random weights");
   AddDeviceFlags(flags, &values.device);
+  flags.Switch("--dry-run", &values.dry_run, "print the memory plan of each --kv and end");
   AddKvFlags(flags, &values.kv, /*list=*/true);
   flags.Group("What is measured");
   flags.Integer("--batch", &values.batch, 1, 4096, "sequences, all at once (default 1)");

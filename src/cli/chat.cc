@@ -30,6 +30,7 @@ struct ChatFlags {
   int64_t predict = 512;
   int64_t context = 0;  // 0: not given
   bool ignore_eos = false;
+  bool dry_run = false;
 };
 
 void AddFlags(Flags& flags, ChatFlags* values) {
@@ -45,6 +46,7 @@ void AddFlags(Flags& flags, ChatFlags* values) {
       "-c,--ctx", &values->context, 1, kMaxContext,
       "tokens of the conversation; the oldest turns go when it is full (default: what the model was made for, "
       "or less where memory is short)");
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
 }
@@ -212,6 +214,7 @@ Result<int> Talk(const ChatFlags& flags) {
         "by one whole prompt");
   ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, /*max_batch=*/1));
   const RunPlan plan = PlanChat(*model, options, kv, /*fixed_context=*/flags.context > 0);
+  if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, /*json=*/false);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,

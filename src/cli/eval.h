@@ -1,5 +1,5 @@
 // `infinigen eval`: how good a model's answers are, under any way of keeping the cache. One file per kind of evaluation
-// (eval_ppl.cc, eval_needle.cc); here is what they share.
+// (eval_ppl.cc, eval_needle.cc, eval_compare.cc); here is what they share.
 #pragma once
 
 #include <chrono>
@@ -23,15 +23,18 @@ namespace infinigen {
 
 int RunEvalPpl(Arguments arguments);
 int RunEvalNeedle(Arguments arguments);
+int RunEvalCompare(Arguments arguments);
 
 struct EvalFlags {
   std::string model;
   DeviceFlags device;
   KvFlags kv;
   int64_t batch = 0;  // 0: not given
+  bool dry_run = false;
   bool json = false;
 };
-void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help);
+// `kv_list`: --kv takes several.
+void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help, bool kv_list = false);
 
 // A model with its tokenizer, ready to run sequences of `rows` rows.
 struct EvalSession {
@@ -40,12 +43,16 @@ struct EvalSession {
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
   std::unique_ptr<Executor> full;      // the same with --kv full, to compare with; null unless asked for
+  bool warned = false;                 // of a context beyond what the model was trained for; once is enough
 
   const Tokenizer& tokenizer() const { return *model->tokenizer; }
 };
 Result<EvalSession> OpenForEval(const EvalFlags& flags);
+// The same without a choice of --kv, which the caller makes before each StartExecutor.
+Result<EvalSession> OpenModelForEval(const EvalFlags& flags);
+// What sequences of `rows` rows take under the session's choice. `batch`: how many of them can be of use at once.
+Result<RunPlan> PlanEval(const EvalFlags& flags, int64_t rows, int64_t batch, const EvalSession& session);
 // Plans memory and makes the executor, and a second one with --kv full when the results are to be compared with it.
-// `batch`: how many sequences can be of use at once.
 Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session);
 
 // The ids that the tokenizer puts before every text, usually BOS or nothing.

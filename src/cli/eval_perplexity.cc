@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
 
 #include "cli/interrupt.h"
 #include "model/decoder.h"
@@ -18,87 +20,80 @@ constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
 double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
-// What a window feeds: opening, then its tokens but the last. Row r predicts token first + r + 1 − opening.
-std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window) {
-  std::vector<int32_t> fed = text.opening;
-  fed.insert(fed.end(), text.ids.begin() + window.first, text.ids.begin() + window.end() - 1);
-  return fed;
-}
-
 // The runners take every token side by side, so that each prediction can be compared when it is there. Only the
 // method's time is counted.
 class Walk {
  public:
   Walk(const PplRunners& runners, const PplText& text, const PredictionVisitor& visit, Timing& timing)
       : method_(*runners.method),
+        kept_(runners.full != nullptr ? runners.kept : nullptr),
         text_(text),
         visit_(visit),
         timing_(timing),
         vocab_(runners.method->config().vocab),
         opening_(static_cast<int64_t>(text.opening.size())) {
-    runners_.push_back(runners.method);
-    if (runners.full != nullptr) runners_.push_back(runners.full);
+    for (Executor* runner : {runners.method, runners.full}) {
+      if (runner == nullptr) continue;
+      const bool theirs = runners.kept != nullptr && &runners.kept->executor() == runner;
+      runners_.push_back(runner);
+      readers_.push_back(theirs ? runners.kept : own_.emplace_back(std::make_unique<WindowReader>(*runner)).get());
+    }
   }
 
-  // One window through the grid, every token a step. False: interrupted.
-  Result<bool> Prefill(const PplWindow& window) {
+  // One window, number `index` of all, through the grid, every token a step. False: interrupted.
+  Result<bool> Prefill(size_t index, const PplWindow& window) {
     const std::vector<int32_t> fed = FedTokens(text_, window);
     std::vector<SeqSlot> slots;
     Status status = Ok();
-    bool done = true;
-    for (Executor* runner : runners_) {
-      Result<SeqSlot> slot = runner->Admit(static_cast<int64_t>(fed.size()));
-      if (!slot.ok()) status = slot.error();
-      if (!status.ok()) break;
-      slots.push_back(*slot);
+    for (WindowReader* reader : readers_) {
       const Clock::time_point start = Clock::now();
-      const KvMethod& method = runner->options().method;
-      const bool dense = method.select == SelectKind::kAll && !method.evicts();
-      status = runner->BeginPrefill(*slot, 0, fed, dense ? PrefillKind::kDense : PrefillKind::kSteps);
-      if (!status.ok()) break;
-      bool whole = false;
-      while (!whole && !Interrupted()) whole = runner->RunPrefillUnit(*slot);
-      done = done && whole;
-      Count(runner, start, static_cast<int64_t>(fed.size()));
+      const Result<std::optional<SeqSlot>> slot = reader->Read(index, fed);
+      if (!slot.ok()) status = slot.error();
+      if (!slot.ok() || !*slot) break;
+      slots.push_back(**slot);
+      Count(&reader->executor(), start, static_cast<int64_t>(fed.size()));
     }
-    if (status.ok() && done) VisitSlices(slots, window);
-    for (size_t i = 0; i < slots.size(); ++i) runners_[i]->Release(slots[i]);
+    const bool done = slots.size() == readers_.size();
+    if (done) VisitSlices(slots, window);
+    for (WindowReader* reader : readers_) reader->Leave(index);
     RETURN_IF_ERROR(status);
     return done && !Interrupted();
   }
 
-  // All windows at once, one token of each a step; the shorter ones leave earlier. False: interrupted.
-  Result<bool> Steps(std::span<const PplWindow> windows) {
+  // All windows at once, the first one number `index` of all, one token of each a step; the shorter ones leave earlier.
+  // Where full keeps its windows, its part is read from them. False: interrupted.
+  Result<bool> Steps(size_t index, std::span<const PplWindow> windows) {
     std::vector<std::vector<int32_t>> fed;
     for (const PplWindow& window : windows) fed.push_back(FedTokens(text_, window));
-    std::vector<std::vector<StepItem>> live(runners_.size());  // of each runner, those that still run
-    std::vector<size_t> window_of;                             // for each of `live`
+    const size_t stepping = kept_ != nullptr ? 1 : runners_.size();
+    std::optional<SeqSlot> kept;
+    if (kept_ != nullptr) {
+      CHECK(windows.size() == 1);
+      ASSIGN_OR_RETURN(kept, kept_->Read(index, fed[0]));
+      if (!kept) return false;
+    }
+    std::vector<std::vector<StepItem>> live(stepping);  // of each runner, those that still run
+    std::vector<size_t> window_of;                      // for each of `live`
     for (size_t i = 0; i < windows.size(); ++i) window_of.push_back(i);
     Status status = Ok();
-    for (size_t r = 0; r < runners_.size() && status.ok(); ++r) status = AdmitAll(*runners_[r], fed, live[r]);
+    for (size_t r = 0; r < stepping && status.ok(); ++r) status = AdmitAll(*runners_[r], fed, live[r]);
 
     std::vector<std::vector<float>> logits(runners_.size());
     for (std::vector<float>& of : logits) of.resize(windows.size() * static_cast<size_t>(vocab_));
     while (status.ok() && !window_of.empty() && !Interrupted()) {
-      for (size_t r = 0; r < runners_.size(); ++r) {
+      for (size_t r = 0; r < stepping; ++r) {
         for (size_t i = 0; i < window_of.size(); ++i)
           live[r][i].token = fed[window_of[i]][static_cast<size_t>(live[r][i].row)];
         Step(runners_[r], live[r], logits[r]);
       }
+      if (kept) runners_[1]->PrefillLogits(*kept, live[0][0].row, 1, logits[1]);
       for (size_t i = 0; i < window_of.size(); ++i) VisitRow(windows[window_of[i]], live[0][i].row, logits, i);
-      for (size_t i = window_of.size(); i-- > 0;) {
-        const bool ended = live[0][i].row + 1 == static_cast<int64_t>(fed[window_of[i]].size());
-        for (size_t r = 0; r < runners_.size(); ++r) {
-          ++live[r][i].row;
-          if (ended) runners_[r]->Release(live[r][i].slot);
-          if (ended) live[r].erase(live[r].begin() + static_cast<ptrdiff_t>(i));
-        }
-        if (ended) window_of.erase(window_of.begin() + static_cast<ptrdiff_t>(i));
-      }
+      DropEnded(fed, live, window_of);
     }
     const bool finished = window_of.empty();
-    for (size_t r = 0; r < runners_.size(); ++r)
+    for (size_t r = 0; r < stepping; ++r)
       for (const StepItem& item : live[r]) runners_[r]->Release(item.slot);
+    if (kept) kept_->Leave(index);
     RETURN_IF_ERROR(status);
     return finished;
   }
@@ -110,6 +105,20 @@ class Walk {
       live.push_back({.slot = slot, .token = 0, .row = 0});
     }
     return Ok();
+  }
+
+  // After a step: every sequence has one row more, and those that were fed their last token go.
+  void DropEnded(const std::vector<std::vector<int32_t>>& fed, std::vector<std::vector<StepItem>>& live,
+                 std::vector<size_t>& window_of) {
+    for (size_t i = window_of.size(); i-- > 0;) {
+      const bool ended = live[0][i].row + 1 == static_cast<int64_t>(fed[window_of[i]].size());
+      for (size_t r = 0; r < live.size(); ++r) {
+        ++live[r][i].row;
+        if (ended) runners_[r]->Release(live[r][i].slot);
+        if (ended) live[r].erase(live[r].begin() + static_cast<ptrdiff_t>(i));
+      }
+      if (ended) window_of.erase(window_of.begin() + static_cast<ptrdiff_t>(i));
+    }
   }
 
   void Count(const Executor* runner, Clock::time_point start, int64_t tokens) {
@@ -157,7 +166,10 @@ class Walk {
   }
 
   Executor& method_;
+  WindowReader* const kept_;        // full's, where it keeps windows
   std::vector<Executor*> runners_;  // the method, then full where there is one
+  std::vector<std::unique_ptr<WindowReader>> own_;
+  std::vector<WindowReader*> readers_;  // of each runner: one of ours, or kept_
   const PplText& text_;
   const PredictionVisitor& visit_;
   Timing& timing_;
@@ -167,6 +179,12 @@ class Walk {
 };
 
 }  // namespace
+
+std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window) {
+  std::vector<int32_t> fed = text.opening;
+  fed.insert(fed.end(), text.ids.begin() + window.first, text.ids.begin() + window.end() - 1);
+  return fed;
+}
 
 std::vector<PplWindow> CutWindows(const PplText& text, const PplOptions& options) {
   const int64_t total = static_cast<int64_t>(text.ids.size());
@@ -232,10 +250,12 @@ Status VisitPredictions(const PplRunners& runners, const PplText& text, std::spa
                         PplMode mode, const PredictionVisitor& visit, const std::function<void(size_t)>& on_window,
                         Timing* timing) {
   Walk walk(runners, text, visit, *timing);
-  const size_t batch = mode == PplMode::kStep ? static_cast<size_t>(runners.method->options().max_batch) : 1;
+  const bool together = mode == PplMode::kStep && runners.kept == nullptr;
+  const size_t batch = together ? static_cast<size_t>(runners.method->options().max_batch) : 1;
   for (size_t next = 0; next < windows.size() && !Interrupted();) {
     const std::span<const PplWindow> group = windows.subspan(next, std::min(batch, windows.size() - next));
-    ASSIGN_OR_RETURN(const bool finished, mode == PplMode::kStep ? walk.Steps(group) : walk.Prefill(group[0]));
+    ASSIGN_OR_RETURN(const bool finished,
+                     mode == PplMode::kStep ? walk.Steps(next, group) : walk.Prefill(next, group[0]));
     if (!finished) break;
     next += group.size();
     on_window(group.size());
@@ -270,10 +290,12 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
       result.tokens += windows[next].end() - windows[next].scored;
     }
     result.seconds = Seconds(start);
+    // Windows that are kept pile up; what a window takes is known from the first, the longest.
+    if (runners.kept == nullptr || result.pool.peak_bytes == 0)
+      result.pool = {runners.method->pool_peak_bytes(), runners.method->pool_peak_bytes()};
     on_window(result);
   };
   RETURN_IF_ERROR(VisitPredictions(runners, text, windows, options.mode, visit, finished, &result.timing));
-  result.pool = {runners.method->pool_peak_bytes(), runners.method->pool_peak_bytes()};
   return result;
 }
 

@@ -4,8 +4,9 @@
 // scored, the last one is scored but need not be fed, so a window has as many rows as tokens. Without one, the first
 // token of a window has nothing before it and is not scored.
 //
-// kBatched computes a window as one prefill and asks for its logits slice by slice; kStep makes every token a decode
-// step, several windows at once. On one device both give the same logits; the CPU backends do so bit for bit.
+// Every token attends as in a decode step. kStep makes each one such a step, several windows at once; kBatched takes a
+// window through the layers in chunks, which share the matrix products, and asks for its logits slice by slice. On one
+// device both give the same logits; the CPU backends do so bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 
 #include "base/result.h"
 #include "cli/report.h"
+#include "cli/window_reader.h"
 #include "model/executor.h"
 
 namespace infinigen {
@@ -41,6 +43,9 @@ struct PplWindow {
 // A last window too short to score anything is left out. Precondition: options.context ≥ 2 and ≥ opening.
 std::vector<PplWindow> CutWindows(const PplText& text, const PplOptions& options);
 
+// What a window feeds: opening, then its tokens but the last. Row r predicts token first + r + 1 − opening.
+std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window);
+
 struct PplResult {
   std::vector<double> window_nll;  // Σ −ln p of each finished window's scored tokens, in order
   int64_t windows = 0;             // to be scored; more than window_nll has: interrupted
@@ -64,10 +69,12 @@ double NegativeLogLikelihood(std::span<const float> logits, int32_t target);
 // KL(p ‖ q) of the distributions of two rows of logits, in nats.
 double KlDivergence(std::span<const float> p, std::span<const float> q);
 
-// Two ways of keeping the cache on the same tokens; `full` may be null.
+// Two ways of keeping the cache on the same tokens; `full` may be null. `kept`: who reads for full, or for the method
+// where full itself is scored, and keeps what was read for the next method; then windows go one by one in either mode.
 struct PplRunners {
   Executor* method;
   Executor* full;
+  WindowReader* kept = nullptr;
 };
 
 // Called with each row of logits that predicts a scored token, in the order of the tokens within a window: the index of

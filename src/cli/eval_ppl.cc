@@ -9,14 +9,15 @@
 #include "cli/eval.h"
 #include "cli/eval_perplexity.h"
 #include "cli/flags.h"
+#include "cli/launch.h"
+#include "cli/ppl_task.h"
+#include "cli/prompts.h"
 #include "text/stream_decoder.h"
 
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr int64_t kDefaultContext = 8192;  // or what the model was made for, if that is less
 
 struct PplFlags {
   EvalFlags common;
@@ -25,18 +26,6 @@ struct PplFlags {
   std::string mode = "batched";
   int64_t limit_tokens = 0;  // 0: all
 };
-
-Result<PplText> ReadTokens(const PplFlags& flags, const EvalSession& session) {
-  ASSIGN_OR_RETURN(const std::string bytes, ReadText(flags.file));
-  PplText text;
-  ASSIGN_OR_RETURN(text.ids, session.tokenizer().Encode(bytes, {.add_special = false}));
-  if (flags.limit_tokens > 0 && static_cast<int64_t>(text.ids.size()) > flags.limit_tokens)
-    text.ids.resize(static_cast<size_t>(flags.limit_tokens));
-  ASSIGN_OR_RETURN(text.opening, OpeningIds(session.tokenizer()));
-  RETURN_IF_ERROR(CheckIds(session.model->config, text.ids));
-  RETURN_IF_ERROR(CheckIds(session.model->config, text.opening));
-  return text;
-}
 
 // Bytes that the scored tokens of the first `count` windows spell. A character that begins before them counts whole.
 int64_t ScoredBytes(const Tokenizer& tokenizer, const PplText& text, std::span<const PplWindow> windows, size_t count) {
@@ -99,22 +88,18 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
 
 Result<int> EvalPpl(const PplFlags& flags) {
   ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
-  if (session.kv.method.prompt_columns)
-    return Unsupported(
-        "--kv-columns prompt: every window is read from an empty cache, so there is no prompt that could "
-        "choose columns; eval needle has one");
-  ASSIGN_OR_RETURN(const PplText text, ReadTokens(flags, session));
-  const int64_t wanted =
-      flags.context > 0 ? flags.context : std::min(kDefaultContext, session.model->config.max_positions);
+  RETURN_IF_ERROR(CheckScorable(session.kv.method));
+  PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
+  ASSIGN_OR_RETURN(source.bytes, ReadText(flags.file));
   PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
-  ASSIGN_OR_RETURN(options.context, ChooseContext(session.model->config, wanted));
-  if (options.context < static_cast<int64_t>(text.opening.size()))
-    return Invalid("--ctx {}: the tokenizer opens every text with {} tokens", options.context, text.opening.size());
-  const std::vector<PplWindow> windows = CutWindows(text, options);
-  if (windows.empty()) return Invalid("{}: {} tokens are too few to score one of them", flags.file, text.ids.size());
-  const int64_t rows = std::min<int64_t>(options.context, static_cast<int64_t>(text.ids.size() + text.opening.size()));
-  const int64_t useful = options.mode == PplMode::kStep ? static_cast<int64_t>(windows.size()) : 1;
-  RETURN_IF_ERROR(StartExecutor(flags.common, rows, useful, /*compare=*/true, &session));
+  ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model->config, flags.context));
+  ASSIGN_OR_RETURN(const PplTask task, MakePplTask(session, source, options));
+  const int64_t useful = options.mode == PplMode::kStep ? static_cast<int64_t>(task.windows.size()) : 1;
+  if (flags.common.dry_run) {
+    ASSIGN_OR_RETURN(const RunPlan plan, PlanEval(flags.common, task.rows, useful, session));
+    return PrintPlans(*session.model, {&plan, 1}, flags.common.json);
+  }
+  RETURN_IF_ERROR(StartExecutor(flags.common, task.rows, useful, /*compare=*/true, &session));
 
   StatusLine status;
   const auto show = [&](const PplResult& sofar) {
@@ -122,9 +107,9 @@ Result<int> EvalPpl(const PplFlags& flags) {
                             sofar.ppl(), TokensPerSecond(sofar)));
   };
   ASSIGN_OR_RETURN(const PplResult result,
-                   ScoreText({session.executor.get(), session.full.get()}, text, options, show));
+                   ScoreText({session.executor.get(), session.full.get()}, task.text, options, show));
   status.Erase();
-  const int64_t bytes = ScoredBytes(session.tokenizer(), text, windows, result.window_nll.size());
+  const int64_t bytes = ScoredBytes(session.tokenizer(), task.text, task.windows, result.window_nll.size());
   Output output;
   output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, bytes))
                                  : ResultText(flags, options, session, result, bytes));
@@ -145,7 +130,8 @@ int RunEvalPpl(Arguments arguments) {
   flags.Text("-f,--file", &values.file, "FILE", "the text; - is standard input");
   flags.Integer("-c,--ctx", &values.context, 2, kMaxContext,
                 "tokens of a window (default: what the model was made for, at most 8192)");
-  flags.Choice("--mode", &values.mode, {"step", "batched"}, "every token a decode step, or every window one prefill");
+  flags.Choice("--mode", &values.mode, {"step", "batched"},
+               "every token attends as in a decode step; batched shares the matrix products of a window's tokens");
   flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "only the first N tokens (default: all)");
   AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;

@@ -175,17 +175,6 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
   return json;
 }
 
-Result<int> DryRun(const GenerateFlags& flags, const Model& model, const RunPlan& plan) {
-  Output output;
-  if (flags.json)
-    output.Write(Dump({{"model", ModelJson(model)}, {"kv", KvJson(plan.options)}, {"plan", PlanJson(plan)}}));
-  else
-    output.Write(DescribePlan(model.config, plan));
-  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
-  RETURN_IF_ERROR(output.status());
-  return kExitOk;
-}
-
 // ---- the command ----
 
 // Runs the jobs and prints what came of them, in either form.
@@ -237,7 +226,7 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
                    OptionsFor(*model, device, kv, whole_context ? context : RowsNeeded(jobs, context),
                               std::min(useful, flags.batch > 0 ? flags.batch : kDefaultBatch)));
   const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
-  if (flags.dry_run) return DryRun(flags, *model, plan);
+  if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, flags.json);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,

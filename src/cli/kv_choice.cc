@@ -49,12 +49,6 @@ const Preset* FindPreset(std::string_view name) {
   return found == kPresets.end() ? nullptr : &*found;
 }
 
-std::vector<std::string_view> PresetNames() {
-  std::vector<std::string_view> names;
-  for (const Preset& preset : kPresets) names.push_back(preset.name);
-  return names;
-}
-
 bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
 
 // A whole number or fraction, all of `text`.
@@ -331,12 +325,18 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
                "how the cache is kept: infinigen (attend to what a guess selects), full (attend to everything), int8 "
                "and int4 (everything, in so many bits), quest (the pages with the best bounds), h2o (keep heavy "
                "hitters), streaming (keep first and last), "
-               "oracle (true best, slow, for measurement) "
-               "(default infinigen)");
+               "oracle (true best, slow, for measurement) (default " +
+                   kv->presets + ")");
   AddSelectionFlags(flags, kv);
   AddSketchFlags(flags, kv);
   AddStorageFlags(flags, kv);
   AddMeasurementFlags(flags, kv);
+}
+
+std::vector<std::string_view> PresetNames() {
+  std::vector<std::string_view> names;
+  for (const Preset& preset : kPresets) names.push_back(preset.name);
+  return names;
 }
 
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,7 @@ inline constexpr std::string_view kDefaultLimit = "20%";  // of presets that are
 inline constexpr int64_t kQuestMinRows = 3 * kPageRows;   // as in its authors' evaluation
 
 struct KvFlags {
-  std::string presets = "infinigen";  // one, or in `bench` a comma list
+  std::string presets = "infinigen";  // one, or a comma list where several are taken
   std::string select, evict;          // empty: the preset's
   std::string type = "auto";
   std::string limit;
@@ -49,6 +50,8 @@ struct KvFlags {
   bool mass_recall = false;
   bool stats_per_layer = false;
 };
+// Presets that this version has, in the order of the design.
+std::vector<std::string_view> PresetNames();
 // `list`: --kv takes several.
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
 

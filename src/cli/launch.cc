@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "cli/console.h"
+#include "cli/report.h"
 #include "cli/skew_source.h"
 #include "kv/skew.h"
 
@@ -78,6 +80,23 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
   ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, kv, options));
   return MakeExecutor(model.config, model.weights, options, std::move(sketches));
+}
+
+Result<int> PrintPlans(const Model& model, std::span<const RunPlan> plans, bool json) {
+  CHECK(!plans.empty());
+  Output output;
+  if (json) {
+    nlohmann::ordered_json all = {
+        {"model", ModelJson(model)}, {"kv", KvJson(plans[0].options)}, {"plan", PlanJson(plans[0])}};
+    for (const RunPlan& plan : plans) all["plans"].push_back({{"kv", KvJson(plan.options)}, {"plan", PlanJson(plan)}});
+    output.Write(Dump(all));
+  } else {
+    for (const RunPlan& plan : plans) output.Write(DescribePlan(model.config, plan));
+  }
+  for (const RunPlan& plan : plans)
+    if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  RETURN_IF_ERROR(output.status());
+  return kExitOk;
 }
 
 }  // namespace infinigen

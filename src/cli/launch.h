@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "base/result.h"
 #include "cli/kv_choice.h"
@@ -19,5 +20,8 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
 
 // `options` of a plan that fits; its method is the choice's, fitted.
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const KvChoice& kv, const ExecutorOptions& options);
+
+// --dry-run: what runs of a model would take, on standard output. The error of the first that does not fit comes after.
+Result<int> PrintPlans(const Model& model, std::span<const RunPlan> plans, bool json);
 
 }  // namespace infinigen

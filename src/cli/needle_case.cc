@@ -21,8 +21,6 @@ constexpr std::array<std::string_view, 32> kSpots = {
     "depot",   "shed",    "cabin",    "storehouse", "observatory", "bakery",  "school",  "boathouse"};
 static_assert(kSides.size() * kSpots.size() >= static_cast<size_t>(kMostFacts));
 
-// Filler that is certainly enough: no tokenizer in use has more bytes a token in running text.
-constexpr size_t kBytesPerToken = 8;
 constexpr double kFilled = 0.98;  // of the room; below that a part of a sentence is added
 constexpr double kShort = 0.9;    // of the room; below that the source had too little text
 
@@ -150,7 +148,7 @@ Result<NeedleMaker::Draft> NeedleMaker::Draw(const NeedleSpec& spec) const {
   draft.facts = DrawFacts(spec.facts, random);
   draft.depths.push_back((static_cast<double>(spec.index) + random.Unit()) / static_cast<double>(spec.n));
   while (draft.depths.size() < draft.facts.size()) draft.depths.push_back(random.Unit());
-  const size_t enough = static_cast<size_t>(spec.length) * kBytesPerToken;
+  const size_t enough = static_cast<size_t>(spec.length) * kFillerBytesPerToken;
   draft.filler = source_ ? CutFiller(*source_, enough, random) : StoryFiller(random.Next(), enough);
   if (draft.filler.size() < 2) return Invalid("the text has fewer than two sentences");
   for (const FillerSentence& sentence : draft.filler) {

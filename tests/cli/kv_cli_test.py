@@ -215,6 +215,25 @@ class Plan(Case):
         self.assertRegex(text, r"\n  sketches +40\.0 KiB\n")
         self.assertRegex(Run("generate", "-m", SHIPPED, "--dry-run").out, r"\n  sketches +[1-9][\d.]* MiB\n")
 
+    def test_every_command_that_runs_a_model_has_one(self):
+        text = self.write("text.txt", "It was late. " * 400)
+        for arguments, context, batch in ((("chat", "-c", 1000), 1000, 1), (("bench", "--prompt", 1000, "--gen", 24, "--batch", 3), 1024, 3),
+                                          (("eval", "ppl", "-f", text, "-c", 1000), 1000, 1),
+                                          (("eval", "needle", "--lengths", "500,1000", "--n", 4), 1000, 4),
+                                          (("eval", "compare", "-f", text, "-c", 1000, "--kv", "infinigen", "--n", 4), 1000, 4)):
+            run = Run(*arguments, "-m", SHIPPED, "--dry-run")
+            self.assertEqual((run.code, run.err), (0, ""), (arguments, run))
+            self.assertRegex(run.out, rf"^memory plan: \S+, context {context} tokens, batch {batch}, --kv infinigen")
+            self.assertRegex(run.out, r"\n  sketches +[1-9][\d.]* [KM]iB\n")
+            if arguments[0] != "chat":
+                plan = Run(*arguments, "-m", SHIPPED, "--dry-run", "--json").json()["plan"]
+                self.assertEqual((plan["context"], plan["batch"], plan["fits"]), (context, batch, True))
+        for arguments in (("bench", "--prompt", 1000), ("eval", "compare", "-c", 1000)):
+            plans = Run(*arguments, "-m", SHIPPED, "--kv", "infinigen,full", "--dry-run", "--json").json()["plans"]
+            self.assertEqual([entry["kv"]["preset"] for entry in plans], ["infinigen", "full"])
+            self.assertGreater(plans[0]["plan"]["sketch_bytes"], plans[1]["plan"]["sketch_bytes"])
+        self.assertEqual(Run("chat", "-m", SHIPPED, "-c", 1 << 30, "--dry-run").code, 1)
+
 
     def test_the_pool_is_planned_in_its_store(self):
         for name, row_bytes in (("int8", 4 * 2 * 12), ("int4", 4 * 2 * 8)):

@@ -1,0 +1,183 @@
+// `infinigen eval compare`: every way of keeping the cache in one table.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/compare.h"
+#include "cli/compare_report.h"
+#include "cli/console.h"
+#include "cli/eval.h"
+#include "cli/flags.h"
+#include "cli/launch.h"
+#include "cli/needle_text.h"
+#include "cli/prompts.h"
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct CompareFlags {
+  EvalFlags common;
+  std::string file;          // empty: generated text
+  int64_t context = 0;       // 0: not given
+  int64_t limit_tokens = 0;  // 0: all; of generated text one window
+  std::string mode = "batched";
+  std::vector<int64_t> facts = {1};
+  int64_t n = 20;
+  int64_t seed = 1;
+  int64_t steps = 64;
+  bool no_ppl = false;
+  std::string format = "md";
+};
+
+// The text that is scored and decoded: of the file, or made as planted facts get theirs.
+Result<PplSource> TextOf(const CompareFlags& flags, const std::optional<std::string>& file, int64_t context) {
+  if (file) return PplSource{.bytes = *file, .name = flags.file, .limit_tokens = flags.limit_tokens};
+  PplSource source{.name = "generated text", .limit_tokens = flags.limit_tokens > 0 ? flags.limit_tokens : context};
+  const size_t enough = static_cast<size_t>(source.limit_tokens) * kFillerBytesPerToken;
+  for (const FillerSentence& sentence : StoryFiller(static_cast<uint64_t>(flags.seed), enough))
+    source.bytes += (source.bytes.empty() ? "" : sentence.before) + sentence.text;
+  return source;
+}
+
+Json ResultJson(const CompareFlags& flags, const CompareTask& task, const EvalSession& session,
+                const CompareResult& result) {
+  Json json = {{"model", ModelJson(*session.model)},
+               {"device", result.device},
+               {"ctx", task.text.options.context},
+               {"file", flags.file.empty() ? Json(nullptr) : Json(flags.file)},
+               {"mode", flags.mode},
+               {"facts", flags.facts},
+               {"n", flags.n},
+               {"seed", flags.seed},
+               {"gen", flags.steps}};
+  json.update(CompareJson(result, {flags.common.kv.stats_per_layer, flags.common.kv.mass_recall}));
+  json["complete"] = result.complete;
+  json["timing"] = {{"load_s", session.model->load_s}};
+  json["memory"] = MemoryJson();
+  return json;
+}
+
+// What the numbers are of, for people.
+std::string Caption(const CompareTask& task, const CompareResult& result) {
+  std::vector<std::string> parts;
+  for (const CompareRow& row : result.rows) {
+    if (row.ppl && task.perplexity)
+      parts.push_back(fmt::format("{} tokens scored in windows of {}", row.ppl->tokens, task.text.options.context));
+    if (row.facts) parts.push_back(fmt::format("facts in {} tokens, {} times", task.facts.lengths[0], task.facts.n));
+    if (row.speed)
+      parts.push_back(fmt::format("attention and speed (the median) of {} steps after {} tokens",
+                                  row.speed->timing.step_ms.size(), row.speed->depth));
+    if (!parts.empty()) break;
+  }
+  return fmt::format("{}\n", fmt::join(parts, "; "));
+}
+
+Result<int> Report(const CompareFlags& flags, const CompareTask& task, const EvalSession& session,
+                   const CompareResult& result) {
+  int64_t whole = 0;
+  for (const CompareRow& row : result.rows) whole += row.error.empty() ? 1 : 0;
+  const auto measured = [](const CompareRow& row) { return row.measured(); };
+  const bool any = std::any_of(result.rows.begin(), result.rows.end(), measured);
+  if (!any && result.complete) {
+    const CompareRow& first = result.rows[0];
+    return Invalid("no method could be measured; {}: {}", first.preset, first.error);
+  }
+  const bool json = flags.format == "json";
+  Output output;
+  output.Write(json ? Dump(ResultJson(flags, task, session, result))
+                    : CompareTable(task, result, flags.format == "csv"));
+  RETURN_IF_ERROR(output.status());
+  if (!json && any) fmt::print(stderr, "{}", Caption(task, result));
+  if (result.complete) return kExitOk;
+  if (!json) fmt::print(stderr, "infinigen: interrupted: what is missing in the table was not finished\n");
+  return kExitInterrupted;
+}
+
+// The plan of each method's largest run: texts with facts where there are any, windows else.
+Result<int> DryRun(const CompareFlags& flags, const CompareTask& task, EvalSession& session) {
+  ASSIGN_OR_RETURN(std::vector<KvChoice> choices, ResolveKvList(flags.common.kv));
+  std::vector<RunPlan> plans;
+  for (KvChoice& kv : choices) {
+    session.kv = std::move(kv);
+    const bool facts = flags.n > 0;
+    ASSIGN_OR_RETURN(RunPlan plan, PlanEval(flags.common, facts ? task.facts.lengths[0] : task.text.rows,
+                                            facts ? flags.n : 1, session));
+    plans.push_back(std::move(plan));
+  }
+  return PrintPlans(*session.model, plans, flags.format == "json");
+}
+
+Result<int> EvalCompare(const CompareFlags& flags) {
+  ASSIGN_OR_RETURN(EvalSession session, OpenModelForEval(flags.common));
+  std::optional<std::string> file;
+  if (!flags.file.empty()) {
+    ASSIGN_OR_RETURN(file, ReadText(flags.file));
+  }
+  CompareTask task{.perplexity = !flags.no_ppl, .steps = flags.steps};
+  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
+  ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model->config, flags.context));
+  ASSIGN_OR_RETURN(const PplSource source, TextOf(flags, file, options.context));
+  ASSIGN_OR_RETURN(task.text, MakePplTask(session, source, options));
+  task.facts = {.lengths = {options.context}, .facts = flags.facts, .n = flags.n};
+  if (flags.common.dry_run) return DryRun(flags, task, session);
+  std::optional<NeedleMaker> maker;
+  if (flags.n > 0) {
+    ASSIGN_OR_RETURN(maker, NeedleMaker::Make(session.tokenizer(), task.facts.form, std::move(file),
+                                              static_cast<uint64_t>(flags.seed)));
+    // A text or a context too short for the facts is nobody's fault in particular: it is said before anything is run.
+    for (const int64_t facts : flags.facts) {
+      const Result<NeedleCase> made =
+          maker->Case({.length = options.context, .facts = facts, .index = 0, .n = flags.n});
+      if (!made.ok()) return Error{made.error().kind, made.error().message + "; --n 0 leaves the facts out"};
+    }
+  }
+  Comparison comparison(flags.common, task, maker ? &*maker : nullptr, &session);
+  ASSIGN_OR_RETURN(const CompareResult result, comparison.Run());
+  return Report(flags, task, session, result);
+}
+
+void AddFlags(Flags& flags, CompareFlags* values) {
+  flags.Group("What is measured");
+  flags.Text("-f,--file", &values->file, "FILE",
+             "the text that is scored and that facts are planted in; - is standard input (default: generated text)");
+  flags.Integer("-c,--ctx", &values->context, 64, kMaxContext,
+                "tokens of a window, and of a text with facts (default: what the model was made for, at most 8192)");
+  flags.Integer("--limit-tokens", &values->limit_tokens, 1, INT64_MAX,
+                "score only the first N tokens (default: all; of generated text one window)");
+  flags.Choice("--mode", &values->mode, {"step", "batched"}, "as in eval ppl");
+  flags.Switch("--no-ppl", &values->no_ppl, "leave the perplexity out");
+  const auto set_facts = [values](const std::string& text) {
+    return ParseIntegerList(text, 1, kMostFacts, &values->facts);
+  };
+  flags.Custom("--facts", set_facts, "K,L", "codes in a text, one of which is asked for (default 1)");
+  flags.Integer("-n,--n", &values->n, 0, 1 << 20, "texts for each number of facts; 0 leaves them out (default 20)");
+  flags.Integer("-s,--seed", &values->seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
+  flags.Integer("--gen", &values->steps, 0, INT32_MAX,
+                "decode steps timed at the end of the first window; 0 leaves the speed out (default 64)");
+  std::string every;
+  for (const std::string_view preset : PresetNames()) every += (every.empty() ? "" : ",") + std::string(preset);
+  values->common.kv.presets = every;
+  AddEvalFlags(flags, &values->common, "at most N texts with facts at once (default 8)", /*kv_list=*/true);
+  flags.Choice("--format", &values->format, {"md", "csv", "json"}, "how the table is printed");
+}
+
+}  // namespace
+
+int RunEvalCompare(Arguments arguments) {
+  CompareFlags values;
+  Flags flags(
+      "eval compare",
+      "Measure every way of keeping the cache on the same text, facts and steps: one table with perplexity, facts "
+      "found, what was attended to, bytes and tokens/s, each against full.");
+  AddFlags(flags, &values);
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  if (values.common.json) values.format = "json";
+  if (values.no_ppl && values.n == 0 && values.steps == 0)
+    return FailUsage("eval compare", "--no-ppl, --n 0 and --gen 0 together leave nothing to measure");
+  return FinishEval([&] { return EvalCompare(values); });
+}
+
+}  // namespace infinigen
