@@ -77,8 +77,6 @@ std::string Caption(const CompareTask& task, const CompareResult& result) {
 
 Result<int> Report(const CompareFlags& flags, const CompareTask& task, const EvalSession& session,
                    const CompareResult& result) {
-  int64_t whole = 0;
-  for (const CompareRow& row : result.rows) whole += row.error.empty() ? 1 : 0;
   const auto measured = [](const CompareRow& row) { return row.measured(); };
   const bool any = std::any_of(result.rows.begin(), result.rows.end(), measured);
   if (!any && result.complete) {

@@ -28,7 +28,7 @@ class Compare(Case):
         return Run("eval", "compare", "-m", MODEL, "-f", self.write("text.txt", TEXT), "--ctx", CTX, *more)
 
     def test_the_same_numbers_as_alone(self):
-        run = self.compare("--kv", "infinigen,full,oracle", "--facts", "1,3", "--n", 2, "--seed", 4, "--json", *SMALL)
+        run = self.compare("--kv", "infinigen,full,oracle", "--facts", "1,3", "--n", 2, "--seed", 4, "--limit-tokens", 700, "--json", *SMALL)
         self.assertEqual((run.code, run.err), (0, ""), run)
         table = run.json()
         self.assertEqual([row["kv"] for row in table["results"]], ["infinigen", "full", "oracle"])
@@ -36,7 +36,7 @@ class Compare(Case):
         text = self.write("text.txt", TEXT)
         for row in table["results"]:
             self.assertIsNone(row["error"])
-            alone = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", CTX, "--kv", row["kv"], "--json", *SMALL).json()
+            alone = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", CTX, "--limit-tokens", 700, "--kv", row["kv"], "--json", *SMALL).json()
             self.assertGreater(alone["windows"], 1)
             for field in ("ppl", "nll", "kld_mean", "top1_agree", "tokens_scored", "windows"):
                 self.assertEqual(row[field], alone[field], (row["kv"], field))
@@ -68,14 +68,14 @@ class Compare(Case):
         self.assertGreater(infinigen["sketch_bytes"], 0)
 
     def test_full_is_compared_with_also_where_it_is_not_asked_for(self):
-        both = self.compare("--kv", "full,infinigen", "--n", 0, "--json", *SMALL).json()
-        one = self.compare("--kv", "infinigen", "--n", 0, "--json", *SMALL).json()
+        both = self.compare("--kv", "full,infinigen", "--n", 0, "--limit-tokens", 600, "--json", *SMALL).json()
+        one = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 600, "--json", *SMALL).json()
         self.assertEqual(len(one["results"]), 1)
         for field in ("ppl", "ppl_vs_full", "kld_mean", "top1_agree"):
             self.assertEqual(one["results"][0][field], both["results"][1][field], field)
         self.assertEqual(one["full"]["ppl"], both["results"][0]["ppl"])
         self.assertGreater(one["results"][0]["tok_s_vs_full"], 0)
-        stepped = self.compare("--kv", "infinigen", "--n", 0, "--gen", 0, "--mode", "step", "--json", *SMALL).json()
+        stepped = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 600, "--gen", 0, "--mode", "step", "--json", *SMALL).json()
         for field in ("ppl", "nll", "kld_mean", "top1_agree"):
             self.assertEqual(stepped["results"][0][field], one["results"][0][field], field)
 

@@ -93,6 +93,39 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
   }
 }
 
+// Full's windows may be kept for the next method: the numbers stay, whatever fits, and what is kept is read once.
+TEST(EvalPpl, KeptWindowsAreReadOnce) {
+  const std::string directory = kRoot + "/tests/golden/models/llama_gqa_tied";
+  const PplText text = TextOf(directory, {3});
+  const auto method = LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 1, .kv_type = DType::kBF16});
+  const auto full = LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 16, .kv_type = DType::kF32});
+  const auto score = [&](WindowReader* kept, PplMode mode) {
+    const auto ignore = [](const PplResult&) {};
+    return ScoreText({method->executor.get(), full->executor.get(), kept}, text, {.context = 32, .mode = mode}, ignore)
+        .value();
+  };
+  int64_t read = 0;  // windows that full began
+  full->executor->ObservePrefill([&](LayerId layer, int64_t first_row, const ConstTensor&, const ConstTensor&) {
+    read += layer.value() == 0 && first_row == 0 ? 1 : 0;
+  });
+  const PplResult alone = score(nullptr, PplMode::kBatched);
+  ASSERT_EQ(alone.windows, read);
+  ASSERT_GE(read, 3);
+  EXPECT_GT(alone.kld, 0);
+  for (const int64_t keep : {int64_t{0}, int64_t{1}, alone.windows}) {
+    WindowReader kept(*full->executor, static_cast<size_t>(keep));
+    read = 0;
+    for (const PplMode mode : {PplMode::kBatched, PplMode::kStep, PplMode::kBatched}) {
+      const PplResult again = score(&kept, mode);
+      EXPECT_EQ(again.window_nll, alone.window_nll) << "keep " << keep;
+      EXPECT_EQ(again.kld, alone.kld) << "keep " << keep;
+      EXPECT_EQ(again.same_top, alone.same_top);
+    }
+    EXPECT_EQ(read, keep + 3 * (alone.windows - keep));
+  }
+  EXPECT_EQ(full->executor->pool_bytes(), 0u) << "the reader gave every window back";
+}
+
 // tests/golden/ppl.json, made by tools/make_ppl_reference.py.
 TEST(EvalPpl, AgreesWithTransformers) {
   std::ifstream file(kRoot + "/tests/golden/ppl.json");
