@@ -94,9 +94,10 @@ class RandomModelWithBases {
   std::vector<std::vector<float>> norms_;
 };
 
-inline KvMethod Sparse(GuessSource from) {
-  KvMethod method{.preset = "infinigen", .select = SelectKind::kSketch, .from = from};
+inline KvMethod Sparse(GuessSource from, SelectKind select = SelectKind::kSketch) {
+  KvMethod method{.preset = "infinigen", .select = select, .from = from};
   method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
+  if (select == SelectKind::kQuest) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
   method.sketch_dims = 8;
   return method;

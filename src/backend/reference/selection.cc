@@ -37,10 +37,8 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
     std::vector<int64_t> passing;
     for (int64_t head = 0; head < heads; ++head) {
       std::vector<float> scores;
-      for (int64_t g = 0; g < group; ++g) {
-        const std::vector<float> part = scores_of(t, head, g, visible);
-        scores.insert(scores.end(), part.begin(), part.end());
-      }
+      for (int64_t g = 0; g < group; ++g)
+        for (const float score : scores_of(t, head, g, visible)) scores.push_back(score);
       relative.push_back(RelativeScores(scores, group));
       passing.push_back(CountPassing(relative.back(), rule.alpha));
     }
@@ -118,8 +116,8 @@ void ReferenceBackend::SelectPages(Queue, const ConstTensor& queries, const Toke
   const int64_t group = shape.heads / layout.kv_heads;
   SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
     const float* numbers = queries.as<float>(t) + (head * group + g) * layout.head_dim;
-    std::vector<float> query(numbers, numbers + layout.head_dim), scores;
-    for (float& number : query) number *= shape.scale;
+    std::vector<float> query(static_cast<size_t>(layout.head_dim)), scores;
+    std::transform(numbers, numbers + layout.head_dim, query.begin(), [&](float x) { return x * shape.scale; });
     for (int64_t row = 0; row < rows; ++row)
       scores.push_back(PageScore({bounds.Page(batch.slots[t], head, row / kPageRows), 2 * query.size()}, query));
     return scores;
