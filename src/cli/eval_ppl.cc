@@ -51,7 +51,9 @@ double TokensPerSecond(const PplResult& result) {
 Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSession& session, const PplResult& result,
                 int64_t bytes) {
   Json json = EvalJsonHead(session);
-  const bool compared = session.full != nullptr || session.executor->options().method.select == SelectKind::kAll;
+  const ExecutorOptions& run = session.executor->options();
+  const bool same = run.method.select == SelectKind::kAll && !IsQuantised(run.kv_type);  // it is full itself
+  const bool compared = session.full != nullptr || same;
   // NaN, when not even one window was finished, becomes null.
   json.update({{"ppl", result.ppl()},
                {"nll", result.nll()},
