@@ -88,11 +88,11 @@ Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool c
     Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows, model.config.max_positions,
                      model.config.name));
   ASSIGN_OR_RETURN(session->executor, Launch(model, kv, plan.options));
-  const bool quantised = IsQuantised(plan.options.kv_type);
-  if (!compare || (plan.options.method.select == SelectKind::kAll && !quantised)) return Ok();
+  if (!compare || plan.options.is_full()) return Ok();
   ExecutorOptions full = plan.options;
   full.method = {};
-  if (quantised) full.kv_type = StoreTypeOf(model.dtype);  // what codes lose is part of the comparison
+  full.pool_limit_bytes = UINT64_MAX;
+  if (IsQuantised(full.kv_type)) full.kv_type = StoreTypeOf(model.dtype);  // what codes lose is part of the comparison
   const uint64_t second = PlanMemory(model.config, full, 0).total_bytes();
   if (plan.parts.total_bytes() + second + kMarginBytes > plan.available_bytes) {
     Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(second)));

@@ -52,8 +52,7 @@ Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSess
                 int64_t bytes) {
   Json json = EvalJsonHead(session);
   const ExecutorOptions& run = session.executor->options();
-  const bool same = run.method.select == SelectKind::kAll && !IsQuantised(run.kv_type);  // it is full itself
-  const bool compared = session.full != nullptr || same;
+  const bool compared = session.full != nullptr || run.is_full();
   // NaN, when not even one window was finished, becomes null.
   json.update({{"ppl", result.ppl()},
                {"nll", result.nll()},

@@ -262,12 +262,12 @@ KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
 
 // Who leaves, and when. `alone`: the preset is the only one, so that a limit is meant for it.
 Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, KvChoice& choice) {
-  const std::string_view limit = flags.limit.empty() ? preset.limit : std::string_view(flags.limit);
   const std::string_view word = !flags.evict.empty()  ? std::string_view(flags.evict)
                                 : flags.limit.empty() ? preset.evict
                                                       : preset.limited_evict;
   choice.method.retain = FindRetainPolicy(word);
   const bool evicts = choice.method.retain != nullptr;
+  const std::string_view limit = evicts && flags.limit.empty() ? preset.limit : std::string_view(flags.limit);
   if (evicts && limit.empty())
     return Invalid("--kv-evict {} needs a limit: pass --kv-limit, as a size or a share like 80%", word);
   if (!evicts && IsPercent(limit)) {
@@ -275,7 +275,7 @@ Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, 
     return Invalid("--kv-limit {}: a share makes entries leave, and --kv {} keeps all; pass --kv-evict, or a size",
                    limit, preset.name);
   }
-  if (limit.empty() || (!evicts && flags.limit.empty())) return Ok();
+  if (limit.empty()) return Ok();
   if (IsPercent(limit)) {
     const std::string wrong = SetShare(std::string(limit), &choice.method.limit.share);
     CHECK(wrong.empty());

@@ -29,6 +29,9 @@ struct ExecutorOptions {
   StoreType kv_type = StoreType::kF32;
   KvMethod method;
   uint64_t pool_limit_bytes = UINT64_MAX;
+
+  // Everything is kept, and attended to, as it is.
+  bool is_full() const { return method.select == SelectKind::kAll && !method.evicts() && !IsQuantised(kv_type); }
 };
 
 // What a run needs, stated before anything is allocated.

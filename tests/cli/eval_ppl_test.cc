@@ -97,7 +97,8 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
 TEST(EvalPpl, KeptWindowsAreReadOnce) {
   const std::string directory = kRoot + "/tests/golden/models/llama_gqa_tied";
   const PplText text = TextOf(directory, {3});
-  const auto method = LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 1, .kv_type = StoreType::kBF16});
+  const auto method =
+      LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 1, .kv_type = StoreType::kBF16});
   const auto full = LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 16, .kv_type = StoreType::kF32});
   const auto score = [&](WindowReader* kept, PplMode mode) {
     const auto ignore = [](const PplResult&) {};

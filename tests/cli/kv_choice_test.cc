@@ -208,7 +208,7 @@ TEST(KvChoice, UnknownWordsAreUsage) {
       {{"--kv", ""}, "'' is unknown"},
       {{"--kv", "full,infinigen"}, "'full,infinigen' is unknown"},
       {{"--kv-select", "some"}, "all|sketch|quest|oracle"},
-      {{"--kv-evict", "random"}, "none|counter|lru|fifo|h2o|streaming"},
+      {{"--kv-evict", "whoever"}, "none|counter|lru|fifo|h2o|streaming|random"},
       {{"--kv-from", "next"}, "self|prev-layer|prev-mid|prev-step"},
       {{"--kv-counts", "median"}, "ragged|mean"},
       {{"--kv-type", "f64"}, "auto|f32|f16|bf16|int8|int4"},
@@ -246,16 +246,8 @@ TEST(KvChoice, UnknownWordsAreUsage) {
 }
 
 TEST(KvChoice, WhatThisVersionLacksIsRefusedByName) {
-  EXPECT_EQ(Refusal({"--kv", "quest"}),
-            "--kv quest is not part of this version; available: full, infinigen, oracle, int8, int4");
-  for (const char* preset : {"h2o", "streaming"})
-    EXPECT_THAT(Refusal({"--kv", preset}), HasSubstr("--kv " + std::string(preset))) << preset;
-  EXPECT_THAT(Refusal({"--kv", "full,h2o"}, /*list=*/true), HasSubstr("--kv h2o"));
-  for (const char* policy : {"counter", "lru", "fifo", "h2o", "streaming"})
-    EXPECT_THAT(Refusal({"--kv-evict", policy}), HasSubstr("--kv-evict " + std::string(policy)));
   EXPECT_THAT(Refusal({"--kv-home", "device"}), HasSubstr("--kv-home device"));
   EXPECT_THAT(Refusal({"--kv-home", "disk:/tmp"}), HasSubstr("--kv-home disk:/tmp"));
-  EXPECT_THAT(Refusal({"--kv-limit", "20%"}), HasSubstr("evicts none"));
   EXPECT_THAT(Refusal({"--kv-hot", "1GiB"}), HasSubstr("--kv-hot 1GiB"));
   EXPECT_EQ(Refusal({"--kv-hot", "0"}), "") << "off";
   EXPECT_THAT(Refusal({"--kv-force-hits", "0.8"}), HasSubstr("--kv-force-hits"));
@@ -277,6 +269,49 @@ TEST(KvChoice, WhatContradictsItselfIsRefused) {
   EXPECT_EQ(Refusal({"--kv", "quest", "--mass-recall"}), "");
 }
 
+// ---- who leaves ----
+
+TEST(KvChoice, PresetsThatEvict) {
+  const KvChoice h2o = Choice({"--kv", "h2o"});
+  EXPECT_EQ(h2o.method.retain, &kRetainH2o);
+  EXPECT_EQ(h2o.method.select, SelectKind::kAll);
+  EXPECT_EQ(h2o.method.limit.share, 0.2) << "nothing without a limit";
+  EXPECT_EQ(h2o.method.rule.sinks, 0) << "as published";
+  const KvChoice streaming = Choice({"--kv", "streaming", "--kv-limit", "10%"});
+  EXPECT_EQ(streaming.method.retain, &kRetainStreaming);
+  EXPECT_EQ(streaming.method.limit.share, 0.1);
+  EXPECT_EQ(streaming.method.rule.sinks, 4);
+  EXPECT_EQ(Choice({}).method.retain, nullptr) << "without a limit all stay";
+  EXPECT_EQ(Choice({"--kv-limit", "80%"}).method.retain, &kRetainCounter);
+  EXPECT_EQ(Choice({"--kv-limit", "80%"}).limit_bytes, std::nullopt) << "follows from the length";
+  EXPECT_EQ(Choice({"--kv-limit", "80%", "--kv-evict", "lru"}).method.retain, &kRetainLru);
+  EXPECT_EQ(Choice({"--kv", "h2o", "--kv-evict", "none"}).method.retain, nullptr);
+}
+
+TEST(KvChoice, ALimitInBytesEvictsOrRefuses) {
+  const KvChoice evicts = Choice({"--kv-limit", "8MiB"});
+  EXPECT_EQ(evicts.method.retain, &kRetainCounter);
+  EXPECT_EQ(evicts.method.limit.bytes, 8u << 20);
+  EXPECT_EQ(evicts.limit_bytes, 8u << 20);
+  const KvChoice refuses = Choice({"--kv-limit", "8MiB", "--kv-evict", "none"});
+  EXPECT_EQ(refuses.method.retain, nullptr);
+  EXPECT_EQ(refuses.limit_bytes, 8u << 20);
+  EXPECT_EQ(Choice({"--kv", "full", "--kv-limit", "8MiB"}).method.retain, nullptr);
+}
+
+TEST(KvChoice, EvictionThatMakesNoSenseIsRefused) {
+  EXPECT_THAT(Refusal({"--kv-evict", "lru"}), HasSubstr("--kv-limit"));
+  EXPECT_THAT(Refusal({"--kv", "full", "--kv-limit", "20%"}), HasSubstr("--kv-evict"));
+  EXPECT_EQ(Refusal({"--kv", "full,h2o", "--kv-limit", "20%"}, /*list=*/true), "") << "meant for the second";
+  for (const char* policy : {"counter", "lru"})
+    EXPECT_THAT(Refusal({"--kv", "full", "--kv-limit", "20%", "--kv-evict", policy}), HasSubstr("--kv-select all"));
+  EXPECT_EQ(Refusal({"--kv", "full", "--kv-limit", "20%", "--kv-evict", "fifo"}), "");
+  EXPECT_EQ(Refusal({"--kv", "int8", "--kv-limit", "20%", "--kv-evict", "h2o"}), "") << "axes are independent";
+  EXPECT_THAT(Refusal({"--kv-limit", "20%", "--kv-evict", "h2o"}), HasSubstr("--kv-select all"));
+  EXPECT_THAT(Refusal({"--kv", "quest", "--kv-limit", "20%", "--kv-evict", "fifo"}), HasSubstr("page"));
+  EXPECT_THAT(Refusal({"--kv-limit", "20%", "--kv-columns", "prompt"}), HasSubstr("--kv-columns prompt"));
+}
+
 // ---- fitted to a model ----
 
 TEST(FitMethod, SketchAndDenseLayers) {
@@ -287,6 +322,12 @@ TEST(FitMethod, SketchAndDenseLayers) {
   for (const char* source : {"prev-layer", "prev-mid", "prev-step"})
     EXPECT_EQ(FitMethod(Choice({"--kv-from", source}), Model(12, 64), 8192)->dense_layers, 2) << source;
   EXPECT_EQ(FitMethod(Choice({"--kv-dense-layers", "5"}), Model(12, 64), 8192)->dense_layers, 5);
+}
+
+TEST(FitMethod, WhoEvictsSelectsHoweverShortTheContext) {
+  EXPECT_EQ(FitMethod(Choice({}), Model(4, 64), 300)->select, SelectKind::kAll);
+  EXPECT_EQ(FitMethod(Choice({"--kv-limit", "80%"}), Model(4, 64), 300)->select, SelectKind::kSketch);
+  EXPECT_FALSE(FitMethod(Choice({"--kv", "h2o", "--kv-dense-layers", "4"}), Model(4, 64), 300)->evicts());
 }
 
 TEST(FitMethod, AForcedCountHoldsSinksAndWindow) {

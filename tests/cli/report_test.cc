@@ -82,6 +82,8 @@ KvStats SomeStats() {
   stats.layers.resize(2);
   stats.layers[0].totals = {.chosen = 0, .attended = 1000, .retained = 1000};
   stats.layers[1] = {.selects = true, .totals = {.chosen = 100, .attended = 150, .retained = 1000}, .mass = {}};
+  for (LayerKvStats& layer : stats.layers) layer.seen = 1000;
+  stats.evicted = 11;
   stats.steps = 7;
   stats.read_bytes = 70'001;
   stats.entry_row_bytes = 64;
@@ -96,6 +98,7 @@ TEST(Report, StatisticsOfASelectingRun) {
   EXPECT_EQ(json["extra_ratio"], 0.05);
   EXPECT_EQ(json["attended_ratio"], 1150.0 / 2000) << "of all layers";
   EXPECT_EQ(json["fetched_bytes"], 70'001);
+  EXPECT_EQ(json["evicted"], 11);
   EXPECT_EQ(json["fetched_bytes_per_step"], 10'000);
   EXPECT_EQ(json["pool_bytes"], 320);
   EXPECT_EQ(json["pool_peak_bytes"], 640);

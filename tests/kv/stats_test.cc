@@ -6,10 +6,12 @@
 namespace infinigen {
 namespace {
 
-LayerKvStats Layer(bool selects, uint64_t chosen, uint64_t attended, uint64_t retained) {
+// Of `seen` tokens the retained rows are left; 0: nobody left.
+LayerKvStats Layer(bool selects, uint64_t chosen, uint64_t attended, uint64_t retained, uint64_t seen = 0) {
   LayerKvStats layer;
   layer.selects = selects;
   layer.totals = {.chosen = chosen, .attended = attended, .retained = retained};
+  layer.seen = seen == 0 ? retained : seen;
   return layer;
 }
 
@@ -24,6 +26,9 @@ TEST(KvStats, RatiosOfALayer) {
   EXPECT_DOUBLE_EQ(layer.selected_ratio(), 0.1);
   EXPECT_DOUBLE_EQ(layer.extra_ratio(), 0.15) << "attended and not chosen";
   EXPECT_DOUBLE_EQ(layer.attended_ratio(), 0.25);
+  const LayerKvStats evicting = Layer(true, 20, 50, 200, 1000);
+  EXPECT_DOUBLE_EQ(evicting.selected_ratio(), 0.1) << "of those retained";
+  EXPECT_DOUBLE_EQ(evicting.attended_ratio(), 0.05) << "of all tokens";
   const LayerKvStats dense = Layer(false, 0, 200, 200);
   EXPECT_EQ(dense.selected_ratio(), 1);
   EXPECT_EQ(dense.extra_ratio(), 0);

@@ -1,0 +1,261 @@
+// Layers that evict: places, marks, sums of attention and survivors, on every backend against the oracle.
+#include "kv/retain.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "backend/backends.h"
+#include "backend/operands.h"
+#include "backend/selections.h"
+
+namespace infinigen {
+namespace {
+
+constexpr int64_t kSlots = 2, kHeads = 2, kGroup = 3, kDim = 32, kDims = 8;
+constexpr AttentionShape kShape{kHeads * kGroup, 0.2f};
+
+template <class Factory>
+class RetainTest : public OpTest<Factory> {};
+TYPED_TEST_SUITE(RetainTest, TestedBackends, BackendName);
+
+// A layer's cache with books, sketches and entries, all poison.
+template <class B>
+class TestCache {
+ public:
+  TestCache(B& backend, int64_t slots, int64_t rows, const std::vector<int32_t>& quotas, Random& random)
+      : entries_(backend, {StoreType::kF32, kHeads, kDim}, slots, rows, random),
+        sketches_(backend, static_cast<size_t>(slots * kHeads) * kLayout.head_bytes(rows)),
+        positions_(backend, static_cast<size_t>(slots * kHeads * rows) * 4),
+        marks_(backend, static_cast<size_t>(slots * kHeads * rows) * 4),
+        quotas_(backend, quotas),
+        rows_(rows) {}
+  LayerCache view() {
+    const size_t head = kLayout.head_bytes(rows_);
+    return {entries_.view(),
+            {kLayout, sketches_.template as<std::byte>(), head, head * kHeads},
+            {positions_.template as<int32_t>(), marks_.template as<float>(), rows_, kHeads, quotas_}};
+  }
+  void SetMarks(const std::vector<float>& marks) { marks_.Put(marks); }
+  void SetPositions(const std::vector<int32_t>& positions) { positions_.Put(positions); }
+  void SetSketches(const std::vector<std::byte>& bytes) { sketches_.Put(bytes); }
+  std::vector<int32_t> Positions() const { return positions_.template Get<int32_t>(); }
+  std::vector<float> Marks() const { return marks_.template Get<float>(); }
+  std::vector<std::byte> Sketches() const { return sketches_.template Get<std::byte>(); }
+  TestEntries<B>& entries() { return entries_; }
+
+  static constexpr SketchLayout kLayout{SketchType::kInt8, kHeads, kDims};
+
+ private:
+  TestEntries<B> entries_;
+  DeviceBytes<B> sketches_, positions_, marks_;
+  DeviceInts<B> quotas_;
+  int64_t rows_;
+};
+
+// Two sequences of quotas 40 and 23 take 120 tokens each, with random selections in between. What both backends write
+// down must be the same, number for number.
+template <class B>
+std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy, uint64_t seed) {
+  Random random(seed);
+  const std::vector<int32_t> quotas = {40, 23};
+  TestCache<B> cache(backend, kSlots, 40, quotas, random);
+  const RetainRule rule{policy.on_append, policy.on_select, false, /*sinks=*/2};
+  const SelectRule select{.sinks = 1, .window = 3};
+  DeviceBytes<B> rules(backend, 2 * sizeof(SelectRule)), places(backend, kSlots * kHeads * 4);
+  rules.Put(std::vector<SelectRule>{select, select});
+  DeviceBytes<B> lists(backend, kSlots * kHeads * 40 * 4), counts(backend, kSlots * kHeads * 4);
+  const Selection selection{lists.template as<int32_t>(), counts.template as<int32_t>(), 40, kHeads};
+  std::vector<std::vector<float>> record;
+  for (int32_t position = 0; position < 120; ++position) {
+    const std::vector<int32_t> rows = {std::min(position, 39), std::min(position, 22)};
+    DeviceInts<B> slots(backend, {0, 1}), last(backend, rows), at(backend, {position, position});
+    TokenBatch batch{.count = 2, .slots = slots, .rows = last, .positions = at};
+    backend.TakePlaces(Queue::kCompute, batch, rule, cache.view(), places.template as<int32_t>());
+    const auto taken = places.template Get<int32_t>();
+    record.emplace_back(taken.begin(), taken.end());
+    std::vector<int32_t> all(kSlots * kHeads * 40), lengths;
+    for (size_t list = 0; list < kSlots * kHeads; ++list) {
+      int32_t length = 0;
+      for (int32_t row = 0; row <= rows[list / kHeads]; ++row)
+        if (random.Int(0, 2) == 0) all[list * 40 + static_cast<size_t>(length++)] = row;
+      lengths.push_back(length);
+    }
+    lists.Put(all);
+    counts.Put(lengths);
+    batch.places = places.template as<int32_t>();
+    batch.kv_heads = kHeads;
+    const SelectCall call{.rules = rules.template as<SelectRule>(), .max_rows = 40, .retained = cache.view().retained};
+    backend.MarkSelected(Queue::kCompute, batch, rule, call, selection);
+    // Rows of a sequence that were never taken are poison in both.
+    std::vector<float>& books = record.emplace_back();
+    const std::vector<int32_t> positions = cache.Positions();
+    const std::vector<float> marks = cache.Marks();
+    for (size_t list = 0; list < kSlots * kHeads; ++list)
+      for (size_t row = 0; row <= static_cast<size_t>(rows[list / kHeads]); ++row) {
+        books.push_back(static_cast<float>(positions[list * 40 + row]));
+        books.push_back(marks[list * 40 + row]);
+      }
+  }
+  return record;
+}
+
+TYPED_TEST(RetainTest, BooksAreTheOracles) {
+  for (const RetainPolicy* policy : RetainPolicies())
+    EXPECT_EQ(KeepBooks(this->backend(), *policy, 5), KeepBooks(this->reference(), *policy, 5)) << policy->name;
+}
+
+TYPED_TEST(RetainTest, ATakenPlaceHasNoScoreUntilItIsSketched) {
+  using Tested = typename TypeParam::B;
+  Random random(6);
+  TestCache<Tested> cache(this->backend(), 1, 8, {8}, random);
+  cache.SetSketches(std::vector<std::byte>(kHeads * TestCache<Tested>::kLayout.head_bytes(8), std::byte{0x81}));
+  cache.SetPositions(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7});
+  cache.SetMarks(std::vector<float>{5, 1, 9, 9, 0, 0, 0, 0, 1, 5, 9, 9, 0, 0, 0, 0});
+  DeviceInts<Tested> slots(this->backend(), {0}), rows(this->backend(), {7}), positions(this->backend(), {8});
+  DeviceBytes<Tested> places(this->backend(), kHeads * 4);
+  const TokenBatch batch{.count = 1, .slots = slots, .rows = rows, .positions = positions};
+  this->backend().TakePlaces(Queue::kCompute, batch, {}, cache.view(), places.template as<int32_t>());
+  EXPECT_EQ(places.template Get<int32_t>(), (std::vector<int32_t>{1, 0}));
+  HostTensor query(DType::kF32, 1, kHeads * kGroup * kDims);
+  for (int64_t c = 0; c < query.cols; ++c) query.Set(0, c, 1.0f);
+  DeviceTensor<Tested> device_query(this->backend(), query);
+  SelectCall call;
+  call.retained = cache.view().retained;
+  const Outcome outcome =
+      RunSelect(this->backend(), {{0}, {7}}, {SelectRule{.alpha = kInfinity, .cap = 1.0}}, kHeads, call,
+                [&](TokenBatch token, const SelectCall& with, const Selection& selection) {
+                  token.positions = positions;
+                  this->backend().Select(Queue::kCompute, device_query, token, with, cache.view().sketches, selection);
+                });
+  // All are attended, the new one as the current token: it was not chosen.
+  EXPECT_EQ(outcome.rows[0].size(), 8u);
+  EXPECT_EQ(outcome.totals[0].chosen, 7u + 7 + 7);
+  EXPECT_EQ(outcome.totals[0].attended, 5u + 8 + 8);
+}
+
+// Selection by positions in any order: integer sketches have exact scores, so lists are equal.
+TYPED_TEST(RetainTest, SelectionsGoByPosition) {
+  const auto run = [&](auto& backend, uint64_t seed) {
+    using Any = std::decay_t<decltype(backend)>;
+    Random numbers(seed);
+    constexpr int64_t kRows = 2500;
+    TestCache<Any> cache(backend, kSlots, kRows, {kRows, kRows}, numbers);
+    std::vector<std::byte> bytes(kSlots * kHeads * TestCache<Any>::kLayout.head_bytes(kRows));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(numbers.Int(120, 136));
+    cache.SetSketches(bytes);
+    std::vector<int32_t> positions;
+    for (int64_t list = 0; list < kSlots * kHeads; ++list) {
+      std::vector<int32_t> some(6000);
+      std::iota(some.begin(), some.end(), 0);
+      std::shuffle(some.begin(), some.end() - 1, numbers.engine());
+      some[static_cast<size_t>(numbers.Int(0, kRows - 1))] = 5999;  // the current token
+      positions.insert(positions.end(), some.begin(), some.begin() + kRows);
+    }
+    cache.SetPositions(positions);
+    std::vector<Outcome> outcomes;
+    for (int i = 0; i < 12; ++i) {
+      HostTensor query = HostTensor::Normal(numbers, DType::kF32, 2, kHeads * kGroup * kDims);
+      DeviceTensor<Any> device_query(backend, query);
+      DeviceInts<Any> at(backend, {5999, 5999});
+      SelectCall call;
+      call.retained = cache.view().retained;
+      call.mean_counts = i % 4 == 3;
+      outcomes.push_back(
+          RunSelect(backend, {{0, 1}, {kRows - 1, 900}}, {RandomRule(numbers), RandomRule(numbers)}, kHeads, call,
+                    [&](TokenBatch token, const SelectCall& with, const Selection& selection) {
+                      token.positions = at;
+                      backend.Select(Queue::kCompute, device_query, token, with, cache.view().sketches, selection);
+                    }));
+    }
+    return outcomes;
+  };
+  const std::vector<Outcome> ours = run(this->backend(), 8), want = run(this->reference(), 8);
+  for (size_t i = 0; i < want.size(); ++i) ExpectSame(ours[i], want[i]);
+}
+
+TYPED_TEST(RetainTest, SumsOfAttention) {
+  constexpr int64_t kRows = 330, kChunk = 70;
+  const auto run = [&](auto& backend) {
+    using Any = std::decay_t<decltype(backend)>;
+    Random random(9);
+    TestCache<Any> cache(backend, kSlots, kRows, {kRows, kRows}, random);
+    cache.SetMarks(std::vector<float>(kSlots * kHeads * kRows, 0.5f));
+    HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kHeads * kDim);
+    HostTensor queries = HostTensor::Normal(random, DType::kF32, kRows, kShape.heads * kDim, 2.0f);
+    DeviceTensor<Any> device_keys(backend, keys), device_queries(backend, queries);
+    std::vector<int32_t> all(kRows), zeros(kRows, 1);
+    std::iota(all.begin(), all.end(), 0);
+    DeviceInts<Any> rows(backend, all), slots(backend, zeros);
+    backend.Append(Queue::kCompute, {kRows, nullptr, slots, rows}, device_keys, device_keys, cache.view().entries);
+    for (int64_t first = 0; first < kRows; first += kChunk) {
+      const int64_t count = std::min(kChunk, kRows - first);
+      backend.SumColumns(Queue::kCompute, device_queries.view().Rows(first, count), {SeqSlot(1), first, count}, kShape,
+                         cache.view());
+    }
+    backend.SumAttention(Queue::kCompute, device_queries.view().Rows(40, 1),
+                         TokenBatch{1, nullptr, slots, rows}.Range(kRows - 1, 1), kShape, cache.view());
+    return cache.Marks();
+  };
+  const std::vector<float> ours = run(this->backend()), want = run(this->reference());
+  ASSERT_EQ(ours.size(), want.size());
+  double total = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(ours[i], want[i], 1e-5 * std::max(1.0f, want[i])) << i;
+    if (i >= kHeads * kRows) total += static_cast<double>(ours[i]) - 0.5;
+  }
+  EXPECT_EQ(ours[0], 0.5f) << "another sequence's";
+  EXPECT_NEAR(total, kShape.heads * (kRows + 1), 0.01) << "every query spends one";
+}
+
+TYPED_TEST(RetainTest, SurvivorsMoveWithAllThatIsTheirs) {
+  using Tested = typename TypeParam::B;
+  for (const int64_t quota : {300, 77, 1}) {
+    Random random(10);
+    constexpr int64_t kRows = 300;
+    TestCache<Tested> from(this->backend(), 1, kRows, {static_cast<int32_t>(kRows)}, random);
+    TestCache<Tested> to(this->backend(), kSlots, kRows, {1, static_cast<int32_t>(quota)}, random);
+    HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kHeads * kDim);
+    DeviceTensor<Tested> device_keys(this->backend(), keys);
+    std::vector<int32_t> all(kRows);
+    std::iota(all.begin(), all.end(), 0);
+    DeviceInts<Tested> rows(this->backend(), all), slots(this->backend(), std::vector<int32_t>(kRows, 0));
+    this->backend().Append(Queue::kCompute, {kRows, nullptr, slots, rows}, device_keys, device_keys,
+                           from.view().entries);
+    std::vector<std::byte> sketches(kHeads * TestCache<Tested>::kLayout.head_bytes(kRows));
+    for (std::byte& byte : sketches) byte = static_cast<std::byte>(random.Int(0, 255));
+    from.SetSketches(sketches);
+    std::vector<float> marks;
+    for (int64_t i = 0; i < kHeads * kRows; ++i) marks.push_back(static_cast<float>(random.Int(0, 30)));
+    from.SetMarks(marks);
+    const RetainRule rule{.sinks = 3};
+    this->backend().Settle(Queue::kCompute, rule, from.view(), kRows, {SeqSlot(1), 0, 1}, to.view());
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const std::vector<int32_t> stay =
+          Survivors(std::span(marks).subspan(static_cast<size_t>(head * kRows), kRows), rule, quota);
+      const size_t books = static_cast<size_t>((kHeads + head) * kRows);
+      for (int64_t row = 0; row < quota; ++row) {
+        const int64_t source = stay[static_cast<size_t>(row)];
+        ASSERT_EQ(to.entries().Read(1, head, row), from.entries().Read(0, head, source));
+        ASSERT_EQ(to.Positions()[books + static_cast<size_t>(row)], source);
+        ASSERT_EQ(to.Marks()[books + static_cast<size_t>(row)], marks[static_cast<size_t>(head * kRows + source)]);
+      }
+    }
+    // A sketch arrives where its entry does.
+    const std::vector<std::byte> moved = to.Sketches();
+    const SketchLayout layout = TestCache<Tested>::kLayout;
+    const std::vector<int32_t> stay = Survivors(std::span(marks).first(kRows), rule, quota);
+    for (int64_t row = 0; row < quota; ++row) {
+      const auto unit = [&](const std::byte* head, int64_t at) {
+        return head[static_cast<size_t>(at / kSketchBlock) * layout.block_bytes() +
+                    static_cast<size_t>((at % kSketchBlock) * kSketchUnitBytes)];
+      };
+      ASSERT_EQ(unit(moved.data() + kHeads * layout.head_bytes(kRows), row),
+                unit(sketches.data(), stay[static_cast<size_t>(row)]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
