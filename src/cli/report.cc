@@ -64,7 +64,8 @@ Json KvJson(const ExecutorOptions& options) {
   const KvMethod& method = options.method;
   // Of a method that selects, the parameters are told also where the context is so short that nothing is selected.
   const bool attends_all = method.select == SelectKind::kAll;
-  const bool selects = !attends_all || method.preset != "full";
+  const bool stores = method.preset == "full" || method.preset == "int8" || method.preset == "int4";
+  const bool selects = !attends_all || !stores;
   const bool sketches = method.select == SelectKind::kSketch || (attends_all && method.preset == "infinigen");
   const auto told = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
   const bool threshold = std::isfinite(method.rule.alpha);

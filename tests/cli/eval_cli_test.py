@@ -46,7 +46,7 @@ class Ppl(Case):
         small = ("--json", "--limit-tokens", 500, "--kv-window", 16, "--kv-min", 8, "--kv-sinks", 2, "--kv-cap", "10%", "--mass-recall")
         seen = set()
         for more in (("--kv-from", "self"), ("--kv-from", "prev-layer"), ("--kv-from", "prev-mid"), ("--kv-from", "prev-step"),
-                     ("--kv-counts", "mean", "--kv-sketch-type", "int4"), ("--kv", "oracle")):
+                     ("--kv-counts", "mean", "--kv-sketch-type", "int4"), ("--kv", "oracle"), ("--kv-type", "int4")):
             step, batched = (self.ppl(*small, *more, "--mode", mode, "--batch", 3).json() for mode in ("step", "batched"))
             for field in ("ppl", "nll", "kld_mean", "top1_agree", "tokens_scored", "bits_per_byte"):
                 self.assertEqual(step[field], batched[field], (more, field))
@@ -58,13 +58,16 @@ class Ppl(Case):
             self.assertLess(step["top1_agree"], 1, more)
             self.assertLess(step["kv_stats"]["attended_ratio"], 0.7)
             seen.add(step["kld_mean"])
-        self.assertEqual(len(seen), 6, "every method is one of its own")
+        self.assertEqual(len(seen), 7, "every method is one of its own")
 
     def test_what_it_is_compared_with(self):
         full = self.ppl("--json", "--limit-tokens", 300, "--kv", "full").json()
         self.assertEqual((full["kld_mean"], full["top1_agree"]), (0, 1))
         everything = self.ppl("--json", "--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-alpha", "inf", "--kv-cap", 1).json()
         self.assertEqual((everything["ppl"], everything["kld_mean"], everything["top1_agree"]), (full["ppl"], 0, 1))
+        int8, int4 = (self.ppl("--json", "--limit-tokens", 300, "--kv", store).json() for store in ("int8", "int4"))
+        self.assertTrue(0 < int8["kld_mean"] < int4["kld_mean"], "with full in the model's type, not with itself")
+        self.assertTrue(int4["top1_agree"] < 1)
         run = self.ppl("--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--stats-per-layer")
         self.assertRegex(run.out, r"against full: KL divergence 0\.\d+, the same most likely token in \d+\.\d+ %\nattended to ")
         self.assertIn("| layer | selected |", run.out)
