@@ -167,8 +167,8 @@ TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
     return other.bases[layer.index()];
   };
   const std::unique_ptr<Executor> chooses =
-      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method},
-                   std::move(source))
+      MakeExecutor(config, model.weights,
+                   {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method}, std::move(source))
           .value();
   std::vector<std::vector<double>> sums(static_cast<size_t>(config.layers), std::vector<double>(kv_heads * d));
   chooses->ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& queries, const ConstTensor& keys) {
@@ -185,7 +185,8 @@ TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
   const std::vector<float> ours = Decode(*chooses, ids, 600);
   method.prompt_columns = false;
   const std::unique_ptr<Executor> fixed =
-      MakeExecutor(config, model.weights, {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method},
+      MakeExecutor(config, model.weights,
+                   {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method},
                    {.bases = other.bases})
           .value();
   EXPECT_EQ(ours, Decode(*fixed, ids, 600));
