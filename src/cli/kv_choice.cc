@@ -19,19 +19,19 @@ namespace {
 struct Preset {
   std::string_view name;
   SelectKind select = SelectKind::kAll;
-  std::string_view evict = "none";          // without a limit
-  std::string_view limited_evict = "none";  // with --kv-limit
-  std::string_view limit;                   // where none is given
+  std::string_view evict = "none";         // without a limit
+  std::string_view shared_evict = "none";  // with --kv-limit P%
+  std::string_view limit;                  // where none is given
   float alpha = kDefaultAlpha;
   int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
   int64_t dense_layers = 0;  // a guess needs two
 };
 constexpr std::array<Preset, 8> kPresets = {{
     {.name = "full"},
-    {.name = "infinigen", .select = SelectKind::kSketch, .limited_evict = "counter"},
-    {.name = "oracle", .select = SelectKind::kOracle, .limited_evict = "counter"},
-    {.name = "h2o", .evict = "h2o", .limited_evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
-    {.name = "streaming", .evict = "streaming", .limited_evict = "streaming", .limit = kDefaultLimit},
+    {.name = "infinigen", .select = SelectKind::kSketch, .shared_evict = "counter"},
+    {.name = "oracle", .select = SelectKind::kOracle, .shared_evict = "counter"},
+    {.name = "h2o", .evict = "h2o", .shared_evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
+    {.name = "streaming", .evict = "streaming", .shared_evict = "streaming", .limit = kDefaultLimit},
     {.name = "int8"},
     {.name = "int4"},
     // As published: the best pages and nothing else.
@@ -177,8 +177,8 @@ void AddStorageFlags(Flags& flags, KvFlags* kv) {
                "stored type of entries; int8 and int4 are codes in groups of 64; auto: the preset's, else that of "
                "the model's matrices");
   flags.Custom("--kv-limit", Checked(&kv->limit, CheckLimit), "SIZE",
-               fmt::format("hard limit of the pool, for example 8GiB, or 20% of every sequence (default: what memory "
-                           "allows; h2o and streaming {})",
+               fmt::format("hard limit of the pool, for example 8GiB, or a share that every sequence may keep, for "
+                           "example 20% (default: what memory allows; h2o and streaming {})",
                            kDefaultLimit));
   std::vector<std::string_view> policies = {"none"};
   std::string help = "who leaves a full cache: none (a sequence that does not fit is refused)";
@@ -187,7 +187,7 @@ void AddStorageFlags(Flags& flags, KvFlags* kv) {
     help += fmt::format(", {} ({})", policy->name, policy->summary);
   }
   flags.Custom("--kv-evict", Checked(&kv->evict, OneOf(policies)), "POLICY",
-               help + " (default none; with a limit infinigen has counter)");
+               help + " (default none; counter where --kv-limit is a share)");
   flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
   flags.Custom("--kv-hot", Checked(&kv->hot, CheckSize), "SIZE", "entries kept on the GPU; needs --device cuda");
 }
@@ -262,9 +262,8 @@ KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
 
 // Who leaves, and when. `alone`: the preset is the only one, so that a limit is meant for it.
 Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, KvChoice& choice) {
-  const std::string_view word = !flags.evict.empty()  ? std::string_view(flags.evict)
-                                : flags.limit.empty() ? preset.evict
-                                                      : preset.limited_evict;
+  const std::string_view by_preset = IsPercent(flags.limit) ? preset.shared_evict : preset.evict;
+  const std::string_view word = flags.evict.empty() ? by_preset : std::string_view(flags.evict);
   choice.method.retain = FindRetainPolicy(word);
   const bool evicts = choice.method.retain != nullptr;
   const std::string_view limit = evicts && flags.limit.empty() ? preset.limit : std::string_view(flags.limit);

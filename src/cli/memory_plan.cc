@@ -76,8 +76,9 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
                                                       : fmt::format("no context fits at batch {}", options.max_batch);
   if (!fit.LimitHolds(options.max_tokens))
     plan.refusal =
-        fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}", FormatSize(*kv_limit),
-                    options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice);
+        fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}{}", FormatSize(*kv_limit),
+                    options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice,
+                    options.method.evicts() ? "" : ", or let entries leave by --kv-evict");
   else if (!fit.MemoryHolds(options.max_tokens))
     plan.refusal = fmt::format(
         "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "

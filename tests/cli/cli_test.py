@@ -337,9 +337,8 @@ class Contract(Case):
 
     def test_refused_by_name(self):
         good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
-        for flag, value, text in (("--kv", "h2o", "available: full, infinigen, oracle, int8, int4"),
-                                  ("--device", "cuda", "no CUDA backend"),
-                                  ("--kv-limit", "20%", "evicts none"), ("--kv-home", "device", "device"),
+        for flag, value, text in (("--device", "cuda", "no CUDA backend"), ("--kv-evict", "lru", "--kv-limit"),
+                                  ("--kv-home", "device", "device"),
                                   ("--kv-home", "disk:/tmp", "disk")):
             self.assert_error(Run(*good, flag, value), 1, text)
         self.assert_error(Run("inspect", "-m", self.write("x.gguf", b"GGUF")), 1, "GGUF")

@@ -83,7 +83,7 @@ class Ppl(Case):
         self.assert_error(Run("eval", "frob"), 2, "frob")
         self.assert_error(Run("eval", "ppl", "-m", MODEL), 2, "-f")
         self.assert_error(self.ppl("--mode", "fast"), 2, "batched")
-        self.assert_error(self.ppl("--kv", "h2o"), 1, "available: full, infinigen, oracle, quest")
+        self.assert_error(self.ppl("--kv", "full", "--kv-limit", "20%"), 1, "--kv-evict")
         self.assert_error(Run("eval", "ppl", "-m", MODEL, "-f", self.path("none")), 1, "none")
         self.assert_error(Run("eval", "ppl", "-m", MODEL, "-f", self.write("empty", "")), 1, "too few")
         bare = os.path.join(os.path.dirname(cli_test.__file__), "../golden/models/llama_bf16")

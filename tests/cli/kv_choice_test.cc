@@ -289,12 +289,13 @@ TEST(KvChoice, PresetsThatEvict) {
 }
 
 TEST(KvChoice, ALimitInBytesEvictsOrRefuses) {
-  const KvChoice evicts = Choice({"--kv-limit", "8MiB"});
+  const KvChoice evicts = Choice({"--kv-limit", "8MiB", "--kv-evict", "counter"});
   EXPECT_EQ(evicts.method.retain, &kRetainCounter);
   EXPECT_EQ(evicts.method.limit.bytes, 8u << 20);
   EXPECT_EQ(evicts.limit_bytes, 8u << 20);
-  const KvChoice refuses = Choice({"--kv-limit", "8MiB", "--kv-evict", "none"});
-  EXPECT_EQ(refuses.method.retain, nullptr);
+  EXPECT_EQ(Choice({"--kv", "streaming", "--kv-limit", "8MiB"}).method.limit.bytes, 8u << 20);
+  const KvChoice refuses = Choice({"--kv-limit", "8MiB"});
+  EXPECT_EQ(refuses.method.retain, nullptr) << "nobody asked for other answers";
   EXPECT_EQ(refuses.limit_bytes, 8u << 20);
   EXPECT_EQ(Choice({"--kv", "full", "--kv-limit", "8MiB"}).method.retain, nullptr);
 }

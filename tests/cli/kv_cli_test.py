@@ -92,6 +92,20 @@ class Selecting(Case):
         stats = self.stats(200, 11, "--kv-force-count", 31, "--kv-dense-layers", 1)
         self.assertAlmostEqual(stats["attended_ratio"], (1 + 31 * 10 / sum(range(201, 211))) / 2, places=12)
 
+    def test_a_limit_holds_and_is_told(self):
+        for flags, evict in ((("--kv", "h2o", "--kv-limit", "25%"), "h2o"), (("--kv", "streaming", "--kv-limit", "25%"), "streaming"),
+                             (("--kv-limit", "25%"), "counter"), (("--kv-limit", "25%", "--kv-evict", "lru"), "lru"),
+                             (("--kv", "int8", "--kv-limit", "25%", "--kv-evict", "fifo"), "fifo")):
+            run = greedy(LLAMA, prompt(180), 20, *flags).json()
+            self.assertEqual(run["kv"]["evict"], evict)
+            self.assertLessEqual(run["kv_stats"]["pool_peak_bytes"], run["kv"]["limit_bytes"], flags)
+            self.assertGreater(run["kv_stats"]["evicted"], 0, flags)
+            whole = greedy(LLAMA, prompt(180), 20, *(("100%" if f == "25%" else f) for f in flags)).json()
+            free = greedy(LLAMA, prompt(180), 20, "--kv-type", run["kv"]["type"],
+                          "--kv", "full" if run["kv"]["select"] == "all" else "infinigen").json()
+            self.assertEqual(whole["tokens"], free["tokens"], flags)
+            self.assertEqual(whole["kv_stats"]["evicted"], 0, flags)
+
     def test_layers_and_mass_on_request(self):
         plain = self.stats(200, 11)
         self.assertNotIn("layers", plain)

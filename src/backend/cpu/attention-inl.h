@@ -493,10 +493,13 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
   }
 }
 
+// The emulated target goes through scratch, which is the same arithmetic: its kernels take the longest to compile.
+inline constexpr bool kMayReadInPlace = HWY_TARGET != HWY_EMU128;
 // Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
 template <class T>
 HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
-  return plan.group <= kOuterRows && plan.dim == plan.padded_dim && plan.dim % (kTogether<T> * kLanes) == 0;
+  return kMayReadInPlace && plan.group <= kOuterRows && plan.dim == plan.padded_dim &&
+         plan.dim % (kTogether<T> * kLanes) == 0;
 }
 
 // Whether a chunk's rows end in paired order (LoadStep).

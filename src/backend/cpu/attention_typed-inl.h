@@ -76,10 +76,13 @@ HWY_INLINE void AttendChunk(const AttentionPlan& plan, const QueryRows& q, Entry
   for (int64_t start = begin; start < end; start += kAttentionBlock) {
     const auto block = source.Block(start, end);
     const auto next = source.Ahead(start + kAttentionBlock, ahead);
-    if (in_place)
-      AttendBlockInPlace(plan, q, block, next, start);
-    else
-      AttendBlock(plan, q, block, start, keys, values);
+    if constexpr (kMayReadInPlace) {
+      if (in_place) {
+        AttendBlockInPlace(plan, q, block, next, start);
+        continue;
+      }
+    }
+    AttendBlock(plan, q, block, start, keys, values);
   }
 }
 
@@ -137,13 +140,15 @@ void ScoreEntries(const AttentionPlan& plan, const ScoreTask& task, float* scrat
       scratch[g * plan.padded_dim + i] = task.queries[g * plan.dim + i] * plan.scale;
   EntrySource source(plan, task.slot, task.head, nullptr);
   source.Ahead(task.first, task.last);
+  float* keys = scratch + plan.group * plan.padded_dim;
   float* scores = task.scores;
   for (int64_t start = task.first; start < task.last; start += kAttentionBlock) {
-    const auto block = source.Block(start, task.last);
-    EntriesNext next = source.Ahead(start + kAttentionBlock, task.last);
+    TransposeKeys(source.Block(start, task.last), keys);
+    source.Ahead(start + kAttentionBlock, task.last);
     for (int64_t g = 0; g < plan.group; g += kOuterRows)
-      next = Score(std::min(kOuterRows, plan.group - g), block, scratch + g * plan.padded_dim, plan.padded_dim, next,
-                   scores + g * kAttentionBlock);
+      Outer(std::min(kOuterRows, plan.group - g), scratch + g * plan.padded_dim, plan.padded_dim,
+            StridedRows<float>{keys, kAttentionBlock}, plan.dim, kAttentionBlock, NothingNext{},
+            StoreSums{scores + g * kAttentionBlock, kAttentionBlock});
     scores += plan.group * kAttentionBlock;
   }
 }

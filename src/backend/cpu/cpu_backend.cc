@@ -42,7 +42,7 @@ void CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, i
   const SketchLayout widest{SketchType::kInt8, kv_heads,
                             (head_dim + kSketchDimStep - 1) / kSketchDimStep * kSketchDimStep};
   const int64_t select = ChoiceScratch::Floats(plan.group, max_tokens, 1) +
-                         std::max(SketchQuery::Floats(widest, plan.group), plan.group * plan.padded_dim);
+                         std::max(SketchQuery::Floats(widest, plan.group), plan.scratch_floats(plan.group));
   // Fewer tasks than half the team: their scores are shared.
   const int64_t split = std::min(max_batch * kv_heads, threads() / int64_t{2});
   const int64_t scored = split >= kv_heads ? split * ChoiceScratch::Floats(plan.group, max_tokens, threads()) : 0;

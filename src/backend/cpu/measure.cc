@@ -86,7 +86,7 @@ void CheckQueries(const ConstTensor& queries, int64_t tokens, const AttentionSha
   CHECK(queries.type == DType::kF32 && queries.cols == shape.heads * layout.head_dim && queries.rows >= tokens);
 }
 
-// True scores of rows [first, last): scores [blocks][group][64]. scratch [group][padded_dim].
+// True scores of rows [first, last): scores [blocks][group][64]. scratch [scratch_floats(group)].
 void ScoreEntries(const AttentionPlan& plan, const ConstTensor& queries, const TokenBatch& batch, int64_t token,
                   int64_t head, int64_t first, int64_t last, float* scores, float* scratch) {
   static_assert(kScoreBlock == kAttentionBlock);
@@ -109,7 +109,7 @@ void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch
     ScoreEntries(plan, queries, batch, token, head, rows.first, rows.last, rows.scores, scratch);
     HWY_DYNAMIC_DISPATCH(FindMaxima)(rows, plan.group);
   };
-  SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.group * plan.padded_dim, score);
+  SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.scratch_floats(plan.group), score);
 }
 
 void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
@@ -121,8 +121,8 @@ void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch
   auto* shares = reinterpret_cast<double*>(shared_.Reserve(2 * tasks * plan.group));
   pool_.Run(tasks, [&](int64_t task, int thread) {
     const int64_t token = task / heads, head = task % heads, visible = batch.rows[token] + 1;
-    float* scores = private_[static_cast<size_t>(thread)].Reserve(
-        plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
+    float* scores = private_[static_cast<size_t>(thread)].Reserve(plan.group * ScoreBlocks(visible) * kScoreBlock +
+                                                                  plan.scratch_floats(plan.group));
     float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
     ScoreEntries(plan, queries, batch, token, head, 0, visible, scores, scratch);
     for (int64_t g = 0; g < plan.group; ++g)
@@ -143,8 +143,8 @@ void CpuBackend::SumAttention(Queue, const ConstTensor& queries, const TokenBatc
   const int64_t heads = cache.entries.layout.kv_heads;
   pool_.Run(batch.count * heads, [&](int64_t task, int thread) {
     const int64_t token = task / heads, head = task % heads, visible = batch.rows[token] + 1;
-    float* scores = private_[static_cast<size_t>(thread)].Reserve(
-        plan.group * (ScoreBlocks(visible) * kScoreBlock + plan.padded_dim));
+    float* scores = private_[static_cast<size_t>(thread)].Reserve(plan.group * ScoreBlocks(visible) * kScoreBlock +
+                                                                  plan.scratch_floats(plan.group));
     float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
     ScoreEntries(plan, queries, batch, token, head, 0, visible, scores, scratch);
     HWY_DYNAMIC_DISPATCH(AddShares)(scores, plan.group, visible, cache.retained.Marks(batch.slots[token], head));
