@@ -238,7 +238,8 @@ Result<int> DryRun(const BenchFlags& flags, const Model& model, const DeviceChoi
                    const std::vector<KvChoice>& choices, int64_t context) {
   std::vector<RunPlan> plans;
   for (const KvChoice& kv : choices) {
-    ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(model, device, kv, context, flags.batch));
+    ASSIGN_OR_RETURN(const ExecutorOptions options,
+                     OptionsFor(model, device, kv, context, {.useful = flags.batch, .flag = flags.batch}));
     plans.push_back(PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true));
   }
   return PrintPlans(model, plans, flags.format == "json");
@@ -264,7 +265,8 @@ Result<int> RunAll(const BenchFlags& flags) {
   std::vector<Measurement> measurements;
   Json device_json;
   for (const KvChoice& kv : choices) {
-    ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, flags.batch));
+    ASSIGN_OR_RETURN(const ExecutorOptions options,
+                     OptionsFor(*model, device, kv, context, {.useful = flags.batch, .flag = flags.batch}));
     const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
     if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
     ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));

@@ -212,7 +212,7 @@ Result<int> Talk(const ChatFlags& flags) {
     return Unsupported(
         "--kv-columns prompt: a conversation goes on after rows that exist, and these columns are chosen "
         "by one whole prompt");
-  ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, /*max_batch=*/1));
+  ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, {.useful = 1, .flag = 1}));
   const RunPlan plan = PlanChat(*model, options, kv, /*fixed_context=*/flags.context > 0);
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, /*json=*/false);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);

@@ -148,7 +148,8 @@ Status Comparison::ReadText(CompareRow& row) {
 Status Comparison::StartFull() {
   const Model& model = *session_.model;
   const int64_t windows = static_cast<int64_t>(task_.text.windows.size());
-  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(model, session_.device, *result_.full.kv, task_.text.rows, 1));
+  ASSIGN_OR_RETURN(ExecutorOptions options,
+                   OptionsFor(model, session_.device, *result_.full.kv, task_.text.rows, {.useful = 1, .flag = 1}));
   const RunPlan plan = PlanRunHere(model, options, std::nullopt, /*fixed_batch=*/true);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   // The other half is for the methods, which are planned with what is free when they come.

@@ -16,8 +16,6 @@
 namespace infinigen {
 namespace {
 
-constexpr int64_t kDefaultBatch = 8;  // sequences at once, unless --batch says otherwise
-
 constexpr std::string_view kHelp =
     "Measure how good a model's answers are.\n\n"
     "usage: infinigen eval <kind> [flags]\n\nkinds:\n"
@@ -73,9 +71,16 @@ Result<EvalSession> OpenModelForEval(const EvalFlags& flags) {
 }
 
 Result<RunPlan> PlanEval(const EvalFlags& flags, int64_t rows, int64_t batch, const EvalSession& session) {
-  const int64_t most = flags.batch > 0 ? flags.batch : kDefaultBatch;
-  ASSIGN_OR_RETURN(const ExecutorOptions options,
-                   OptionsFor(*session.model, session.device, session.kv, rows, std::min(batch, most)));
+  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(*session.model, session.device, session.kv, rows,
+                                                       {.useful = batch, .flag = flags.batch}));
+  // Nobody waits here for a place: no more at once than a hard limit holds.
+  if (session.kv.limit_bytes && !options.method.evicts()) {
+    ExecutorOptions one = options;
+    one.max_batch = 1;
+    const uint64_t bytes = PlanMemory(session.model->config, one, 0).pool_bytes;
+    options.max_batch =
+        std::clamp<int64_t>(static_cast<int64_t>(*session.kv.limit_bytes / bytes), 1, options.max_batch);
+  }
   return PlanRunHere(*session.model, options, session.kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
 }
 

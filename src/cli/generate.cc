@@ -20,8 +20,6 @@
 namespace infinigen {
 namespace {
 
-constexpr int64_t kDefaultBatch = 8;  // of prompts that run together unless --batch says otherwise
-
 struct GenerateFlags {
   std::string model;
   PromptFlags prompts;
@@ -224,7 +222,7 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
   ASSIGN_OR_RETURN(const ExecutorOptions options,
                    OptionsFor(*model, device, kv, whole_context ? context : RowsNeeded(jobs, context),
-                              std::min(useful, flags.batch > 0 ? flags.batch : kDefaultBatch)));
+                              {.useful = useful, .flag = flags.batch}));
   const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, flags.json);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);

@@ -19,19 +19,18 @@ namespace {
 struct Preset {
   std::string_view name;
   SelectKind select = SelectKind::kAll;
-  std::string_view evict = "none";         // without a limit
-  std::string_view shared_evict = "none";  // with --kv-limit P%
-  std::string_view limit;                  // where none is given
+  std::string_view evict = "none";  // without a limit
+  std::string_view limit;           // where none is given
   float alpha = kDefaultAlpha;
   int64_t sinks = kDefaultSinks, window = kDefaultWindow, min_rows = kDefaultMinRows;
   int64_t dense_layers = 0;  // a guess needs two
 };
 constexpr std::array<Preset, 8> kPresets = {{
     {.name = "full"},
-    {.name = "infinigen", .select = SelectKind::kSketch, .shared_evict = "counter"},
-    {.name = "oracle", .select = SelectKind::kOracle, .shared_evict = "counter"},
-    {.name = "h2o", .evict = "h2o", .shared_evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
-    {.name = "streaming", .evict = "streaming", .shared_evict = "streaming", .limit = kDefaultLimit},
+    {.name = "infinigen", .select = SelectKind::kSketch},
+    {.name = "oracle", .select = SelectKind::kOracle},
+    {.name = "h2o", .evict = "h2o", .limit = kDefaultLimit, .sinks = 0},
+    {.name = "streaming", .evict = "streaming", .limit = kDefaultLimit},
     {.name = "int8"},
     {.name = "int4"},
     // As published: the best pages and nothing else.
@@ -260,9 +259,18 @@ KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
   return method;
 }
 
+std::vector<std::string_view> PoliciesWithoutSelection() {
+  std::vector<std::string_view> names;
+  for (const RetainPolicy* policy : RetainPolicies())
+    if (!policy->needs_selection()) names.push_back(policy->name);
+  return names;
+}
+
 // Who leaves, and when. `alone`: the preset is the only one, so that a limit is meant for it.
 Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, KvChoice& choice) {
-  const std::string_view by_preset = IsPercent(flags.limit) ? preset.shared_evict : preset.evict;
+  // Where rows are selected one by one, a share lets the least selected leave.
+  const bool by_rows = choice.method.select == SelectKind::kSketch || choice.method.select == SelectKind::kOracle;
+  const std::string_view by_preset = IsPercent(flags.limit) && by_rows ? "counter" : preset.evict;
   const std::string_view word = flags.evict.empty() ? by_preset : std::string_view(flags.evict);
   choice.method.retain = FindRetainPolicy(word);
   const bool evicts = choice.method.retain != nullptr;
@@ -271,8 +279,8 @@ Status ResolveRetention(const KvFlags& flags, const Preset& preset, bool alone, 
     return Invalid("--kv-evict {} needs a limit: pass --kv-limit, as a size or a share like 80%", word);
   if (!evicts && IsPercent(limit)) {
     if (!alone) return Ok();
-    return Invalid("--kv-limit {}: a share makes entries leave, and --kv {} keeps all; pass --kv-evict, or a size",
-                   limit, preset.name);
+    return Invalid("--kv-limit {}: a share makes entries leave, and here none does; pass --kv-evict POLICY, or a size",
+                   limit);
   }
   if (limit.empty()) return Ok();
   if (IsPercent(limit)) {
@@ -295,10 +303,8 @@ Status CheckTogether(const KvChoice& choice) {
         "or more",
         Name(method.from));
   if (method.evicts() && method.retain->needs_selection() && method.select == SelectKind::kAll)
-    return Invalid(
-        "--kv-evict {} goes by selections, and --kv-select all makes none; pass --kv-evict fifo, h2o, streaming or "
-        "random",
-        method.retain->name);
+    return Invalid("--kv-evict {} goes by selections, and --kv-select all makes none; pass one of {}",
+                   method.retain->name, fmt::join(PoliciesWithoutSelection(), ", "));
   if (method.evicts() && method.retain->sums_attention && method.select != SelectKind::kAll)
     return Invalid("--kv-evict {} goes by the attention to everything retained: pass --kv-select all",
                    method.retain->name);
@@ -381,7 +387,10 @@ Result<KvMethod> FitMethod(const KvChoice& choice, const ModelConfig& config, in
     rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
   }
   const bool dense = method.dense_layers >= config.layers;
-  if (dense) method.retain = nullptr;
+  if (dense && method.evicts())
+    return Invalid(
+        "--kv-dense-layers {}: all {} layers are dense, and dense layers never evict; --kv-limit could not hold",
+        method.dense_layers, config.layers);
   const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
   const bool all = rule.force_count == 0 && always >= max_tokens && !method.evicts();
   if (all || dense) method.select = SelectKind::kAll;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -67,13 +68,17 @@ Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const Exe
 }  // namespace
 
 Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& device, const KvChoice& kv,
-                                   int64_t max_tokens, int64_t max_batch) {
+                                   int64_t max_tokens, const BatchChoice& batch) {
+  // By the flag alone, so that what a sequence may keep does not depend on how many others there are.
+  const bool shared = kv.method.evicts() && kv.limit_bytes;
+  const int64_t most = batch.flag > 0 ? batch.flag : shared ? 1 : kDefaultBatch;
   ExecutorOptions options{.device = device.device,
                           .threads = device.threads,
                           .max_tokens = max_tokens,
-                          .max_batch = max_batch,
+                          .max_batch = std::min(batch.useful, most),
                           .kv_type = kv.type.value_or(StoreTypeOf(model.dtype))};
   ASSIGN_OR_RETURN(options.method, FitMethod(kv, model.config, max_tokens));
+  options.method.limit.sequences = most;
   return options;
 }
 

@@ -14,9 +14,17 @@
 
 namespace infinigen {
 
+// How many sequences run at once: as many as are useful, at most --batch. Where a size is shared out among sequences
+// that evict, --batch says how many share it, and without it they come one by one.
+inline constexpr int64_t kDefaultBatch = 8;
+struct BatchChoice {
+  int64_t useful = 1;
+  int64_t flag = 0;  // 0: not given
+};
+
 // What an executor would be made with, sized for `max_tokens` and `max_batch`.
 Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& device, const KvChoice& kv,
-                                   int64_t max_tokens, int64_t max_batch);
+                                   int64_t max_tokens, const BatchChoice& batch);
 
 // `options` of a plan that fits; its method is the choice's, fitted.
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const KvChoice& kv, const ExecutorOptions& options);

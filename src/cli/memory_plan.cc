@@ -74,11 +74,15 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
   const std::string advice = plan.largest_context > 0 ? fmt::format("the largest context that fits at batch {} is {}",
                                                                     options.max_batch, plan.largest_context)
                                                       : fmt::format("no context fits at batch {}", options.max_batch);
-  if (!fit.LimitHolds(options.max_tokens))
+  if (!fit.LimitHolds(options.max_tokens) && options.method.evicts())
     plan.refusal =
-        fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}{}", FormatSize(*kv_limit),
-                    options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice,
-                    options.method.evicts() ? "" : ", or let entries leave by --kv-evict");
+        fmt::format("--kv-limit {} for {} sequences of {} tokens does not leave each a row in every layer; {}",
+                    FormatSize(*kv_limit), options.method.limit.sequences, options.max_tokens, advice);
+  else if (!fit.LimitHolds(options.max_tokens))
+    plan.refusal =
+        fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}", FormatSize(*kv_limit),
+                    options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)),
+                    advice + ", or let entries leave by --kv-evict");
   else if (!fit.MemoryHolds(options.max_tokens))
     plan.refusal = fmt::format(
         "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "

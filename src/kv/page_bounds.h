@@ -5,7 +5,8 @@
 //
 // Bounds are rounded outward to bf16: the least number down, the largest up. Rounding goes with minima and maxima in
 // any order, so bounds do not depend on how keys came in. They are taken of keys as given, in f32, not as stored: that
-// needs no knowledge of the stored type, and outward rounding makes them bounds of what is stored too. A bf16 on either
+// needs no knowledge of the stored type, and outward rounding makes them bounds of what is stored as bf16 or f16
+// too; of int8 and int4 entries they are bounds up to the error of the codes, half a step. A bf16 on either
 // side of a number holds whatever bf16 or f16 the number is rounded to (f16 below 2^-14, which is coarser than bf16
 // there, by no more than 2^-25).
 //

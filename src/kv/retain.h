@@ -9,6 +9,7 @@
 // A policy says what a mark is. Each has a file of its own in kv/retain/; docs/methods.md shows how to add one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -42,7 +43,7 @@ struct RetainLimit {
   double share = 1.0;  // ⌊share · final length⌋ rows; where bytes is not 0, it does not count
   uint64_t bytes = 0;
   // Of the run, filled in where they are known.
-  int64_t sequences = 1;
+  int64_t sequences = 0;   // that share the bytes; 0: as many as may run at once
   uint64_t row_bytes = 0;  // of one token in one layer
   int64_t layers = 0;
   int64_t dense_layers = 0;  // they never evict, and come first
@@ -53,7 +54,7 @@ struct RetainLimit {
   int64_t LargestQuota(int64_t max_tokens) const;
 
  private:
-  uint64_t SequenceBytes() const { return bytes / static_cast<uint64_t>(sequences); }
+  uint64_t SequenceBytes() const { return bytes / static_cast<uint64_t>(std::max<int64_t>(1, sequences)); }
 };
 
 // The row that the token at `position` takes. positions and marks [rows], rows ≤ quota.

@@ -150,7 +150,10 @@ class CacheAttention {
       if (!method_.evicts(layer)) continue;
       for (int64_t head = 0; head < config_.kv_heads; ++head) {
         Put(positions, Retained(layer).Positions(slot.value(), head));
-        Put(std::vector<float>(positions.begin(), positions.end()), Retained(layer).Marks(slot.value(), head));
+        std::vector<float> marks;
+        for (const int32_t position : positions)
+          marks.push_back(InitialMark(method_.retain->on_append, position, head));
+        Put(marks, Retained(layer).Marks(slot.value(), head));
       }
     }
   }
@@ -225,6 +228,7 @@ class CacheAttention {
   // The last queries of a prompt are what its marks are made of.
   void Seed(LayerId layer, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
             const TokenBatch& batch, const LayerHeads& heads) {
+    // As many as the smallest selection by default: enough to tell who is looked at, a few percent of a long prefill.
     constexpr int64_t kSeeds = 256;
     const int64_t end = run.first_row + run.count;
     SelectCall call{.rules = work_.rules + run.slot.value(), .totals = work_.uncounted, .max_rows = end};

@@ -26,7 +26,7 @@ PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
 // The limit of the method, in terms of this run.
 ExecutorOptions Settled(const ModelConfig& config, ExecutorOptions options) {
   RetainLimit& limit = options.method.limit;
-  limit.sequences = options.max_batch;
+  if (limit.sequences == 0) limit.sequences = options.max_batch;
   limit.row_bytes = PoolFor(config, options).layout.row_bytes();
   limit.layers = config.layers;
   limit.dense_layers = options.method.dense_layers;

@@ -328,7 +328,7 @@ TEST(FitMethod, SketchAndDenseLayers) {
 TEST(FitMethod, WhoEvictsSelectsHoweverShortTheContext) {
   EXPECT_EQ(FitMethod(Choice({}), Model(4, 64), 300)->select, SelectKind::kAll);
   EXPECT_EQ(FitMethod(Choice({"--kv-limit", "80%"}), Model(4, 64), 300)->select, SelectKind::kSketch);
-  EXPECT_FALSE(FitMethod(Choice({"--kv", "h2o", "--kv-dense-layers", "4"}), Model(4, 64), 300)->evicts());
+  EXPECT_FALSE(FitMethod(Choice({"--kv", "h2o", "--kv-dense-layers", "4"}), Model(4, 64), 300).ok());
 }
 
 TEST(FitMethod, AForcedCountHoldsSinksAndWindow) {

@@ -96,6 +96,46 @@ TEST(Pool, FreeSlabsMakeRoomForLastExtents) {
   pool.SetRows(slot, 300);
 }
 
+// The first layer keeps all, the others 40 rows.
+TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
+  CountingAllocator memory;
+  PoolOptions options = Options(1000);
+  options.evicting_from = 1;
+  Pool pool(options, memory);
+  const uint64_t row_bytes = kRowBytes / kLayers;
+  for (int round = 0; round < 3; ++round) {
+    const SeqSlot slot = pool.Admit({700, 40}).value();
+    EXPECT_EQ(pool.mapped_bytes(), (700 + 2 * 40) * row_bytes);
+    EXPECT_EQ(memory.held, pool.mapped_bytes());
+    EXPECT_EQ(pool.quotas(LayerId(0))[slot.index()], 700);
+    EXPECT_EQ(pool.quotas(LayerId(1))[slot.index()], 40);
+    pool.SetRows(slot, 30);
+    EXPECT_EQ(pool.used_bytes(), 3 * 30 * row_bytes);
+    pool.SetRows(slot, 700);
+    EXPECT_EQ(pool.used_bytes(), (700 + 2 * 40) * row_bytes);
+    // Every row of every layer is a place of its own.
+    for (LayerId layer : IdRange<LayerId>(kLayers)) {
+      const LayerEntries entries{kLayout, pool.Table(layer).data(), options.extents_per_slot(),
+                                 pool.quotas(layer).data()};
+      for (int64_t row = 0; row < pool.quotas(layer)[slot.index()]; ++row)
+        for (int64_t head = 0; head < 2; ++head)
+          std::fill_n(entries.Entry(slot.value(), head, row), kLayout.entry_bytes(),
+                      static_cast<std::byte>(layer.value() * 64 + row % 32 * 2 + head));
+    }
+    for (LayerId layer : IdRange<LayerId>(kLayers)) {
+      const LayerEntries entries{kLayout, pool.Table(layer).data(), options.extents_per_slot(),
+                                 pool.quotas(layer).data()};
+      for (int64_t row = 0; row < pool.quotas(layer)[slot.index()]; ++row)
+        for (int64_t head = 0; head < 2; ++head)
+          ASSERT_EQ(entries.Entry(slot.value(), head, row)[kLayout.entry_bytes() - 1],
+                    static_cast<std::byte>(layer.value() * 64 + row % 32 * 2 + head));
+    }
+    pool.Release(slot);
+    EXPECT_EQ(pool.used_bytes(), 0u);
+  }
+  EXPECT_EQ(pool.peak_bytes(), (700 + 2 * 40) * row_bytes);
+}
+
 TEST(Pool, SlotsRunOutByName) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);

@@ -15,13 +15,14 @@
 #include "tensor/dtype.h"
 
 // Before a loop with a constant count: g++ gives up on unrolling large bodies, and then keeps arrays of vectors in
-// memory instead of registers.
-#ifndef INFINIGEN_UNROLL
-#if defined(__clang__)
+// memory instead of registers. The emulated target has none to keep them in, and would only take longer to compile.
+#undef INFINIGEN_UNROLL
+#if HWY_TARGET == HWY_EMU128
+#define INFINIGEN_UNROLL _Pragma("GCC unroll 1")
+#elif defined(__clang__)
 #define INFINIGEN_UNROLL _Pragma("unroll")
 #else
 #define INFINIGEN_UNROLL _Pragma("GCC unroll 16")
-#endif
 #endif
 
 HWY_BEFORE_NAMESPACE();
