@@ -80,8 +80,9 @@ void ThreadPool::WorkerLoop(int thread) {
       wake_.wait(lock, [&] { return generation_.load() != seen; });
       sleepers_.fetch_sub(1);
     }
-    if (stop_.load()) return;
+    // In this order: who sees the end's generation sees the end too, and does not wait for another.
     seen = generation_.load();
+    if (stop_.load()) return;
     // Late for the loop that woke us? Then the door is closed, and nothing of it is touched.
     if ((inside_.fetch_add(1, std::memory_order_acquire) & kClosed) == 0) Drain(thread);
     inside_.fetch_sub(1, std::memory_order_release);

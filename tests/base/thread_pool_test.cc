@@ -46,6 +46,16 @@ TEST(ThreadPool, LateWorkersDoNoHarm) {
   }
 }
 
+// A worker that wakes for a loop while the pool ends must see the end.
+TEST(ThreadPool, EndsRightAfterALoop) {
+  for (int round = 0; round < 3000; ++round) {
+    ThreadPool pool(4);
+    std::atomic<int> runs{0};
+    for (int loop = 0; loop < round % 3; ++loop) pool.Run(2, [&](int64_t, int) { ++runs; });
+    ASSERT_EQ(runs.load(), round % 3 * 2);
+  }
+}
+
 TEST(ThreadPool, WakesAfterSleeping) {
   ThreadPool pool(2);
   for (int round = 0; round < 3; ++round) {
