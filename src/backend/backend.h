@@ -103,7 +103,7 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
                            LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
-                           LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache,
+                           LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot,
                            int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
   { B::kActivation } -> std::convertible_to<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
@@ -188,9 +188,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.SumAttention(queue, c, batch, shape, cache) } -> std::same_as<void>;
   // The same for the tokens of a prefill, whose entries lie in rows = positions.
   { b.SumColumns(queue, c, run, shape, cache) } -> std::same_as<void>;
-  // Slot 0 of the first cache has a prefill's n rows. The survivors for the quota of `run.slot` go to that slot of the
+  // Slot 0 of the first cache has a prefill's n rows. The survivors for the quota of `slot` go to that slot of the
   // second cache, entries, sketches and books, in the order of their positions.
-  { b.Settle(queue, retain, cache, n, run, cache) } -> std::same_as<void>;
+  { b.Settle(queue, retain, cache, n, slot, cache) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

@@ -51,7 +51,8 @@ int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> mark
   for (int64_t row = 0; row < rows; ++row) {
     const size_t r = static_cast<size_t>(row), v = static_cast<size_t>(victim);
     if (protection.Covers(positions[r])) continue;
-    if (victim < 0 || marks[r] < marks[v] || (marks[r] == marks[v] && positions[r] < positions[v])) victim = row;
+    const float mark = MarkOrder(marks[r]), least = victim < 0 ? mark : MarkOrder(marks[v]);
+    if (victim < 0 || mark < least || (mark == least && positions[r] < positions[v])) victim = row;
   }
   CHECK(victim >= 0);
   return victim;

@@ -113,8 +113,8 @@ class CacheAttention {
       // Each token of a sequence meets the cache that the one before it left.
       const int64_t together = one_sequence ? 1 : batch.count;
       for (int64_t first = 0; first < batch.count; first += together)
-        StepEvicting(layer, KeptBatch(batch).Range(first, together), std::min(max_rows, shape_.kept_rows()),
-                     heads.Rows(first, together));
+        StepEvicting(layer, KeptBatch(batch).Range(first, together), work_.places + first * config_.kv_heads,
+                     std::min(max_rows, shape_.kept_rows()), heads.Rows(first, together));
       return;
     }
     AppendEntries(layer, batch, heads.k, heads.v);
@@ -173,7 +173,7 @@ class CacheAttention {
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
     if (rule.on_select != SelectMark::kKeep) Seed(layer, stage, prompt_tokens, run, staged, heads);
     if (run.first_row + run.count == prompt_tokens)
-      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run, Cache(layer));
+      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run.slot, Cache(layer));
   }
 
   void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
@@ -205,11 +205,13 @@ class CacheAttention {
   }
 
  private:
-  void StepEvicting(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads) {
+  // `places` are the batch's, still to be taken.
+  void StepEvicting(LayerId layer, const TokenBatch& batch, int32_t* places, int64_t max_rows,
+                    const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
     const RetainRule rule = method_.retain_rule();
     const LayerCache cache = Cache(layer);
-    backend_.TakePlaces(queue, batch, rule, cache, const_cast<int32_t*>(batch.places));
+    backend_.TakePlaces(queue, batch, rule, cache, places);
     AppendEntries(layer, batch, heads.k, heads.v);
     if (!method_.selects(layer)) {
       backend_.AttendDecode(queue, heads.q, batch, max_rows, attention_, cache.entries, heads.out);

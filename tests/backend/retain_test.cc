@@ -245,7 +245,7 @@ TYPED_TEST(RetainTest, SurvivorsMoveWithAllThatIsTheirs) {
     for (int64_t i = 0; i < kHeads * kRows; ++i) marks.push_back(static_cast<float>(random.Int(0, 30)));
     from.SetMarks(marks);
     const RetainRule rule{.sinks = 3};
-    this->backend().Settle(Queue::kCompute, rule, from.view(), kRows, {SeqSlot(1), 0, 1}, to.view());
+    this->backend().Settle(Queue::kCompute, rule, from.view(), kRows, SeqSlot(1), to.view());
     for (int64_t head = 0; head < kHeads; ++head) {
       const std::vector<int32_t> stay =
           Survivors(std::span(marks).subspan(static_cast<size_t>(head * kRows), kRows), rule, quota);

@@ -46,7 +46,7 @@ TEST(ThreadPool, LateWorkersDoNoHarm) {
   }
 }
 
-// A worker that wakes for a loop while the pool ends must see the end.
+// The end comes to workers that have not started yet, that spin, or that are inside the last loop.
 TEST(ThreadPool, EndsRightAfterALoop) {
   for (int round = 0; round < 3000; ++round) {
     ThreadPool pool(4);

@@ -37,6 +37,8 @@ TEST(PlaceRow, EvenOneRowHasAVictim) {
     EXPECT_EQ(PlaceRow(std::vector<int32_t>{7}, std::vector<float>{3}, {.sinks = sinks}, 8, 1), 0);
   EXPECT_EQ(PlaceRow(std::vector<int32_t>{6, 7}, std::vector<float>{kNan, kNan}, {.sinks = 4}, 8, 2), 0)
       << "7 is the newest half";
+  EXPECT_EQ(PlaceRow(std::vector<int32_t>{0, 1, 2, 9}, std::vector<float>{1, kNan, 0, 9}, {}, 10, 4), 1)
+      << "what is not a number is the least";
 }
 
 TEST(MarkSelected, CountsStampsAndLeavesSinksAndWindowOut) {

@@ -72,8 +72,7 @@ class CpuBackend : public HostBackend {
                     const LayerCache& cache);
   void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
-  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
-              const LayerCache& to);
+  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot, const LayerCache& to);
 
  private:
   // body(first_row, count) over [0, rows), cut over the team only when the work is worth waking it for. `row_work` is

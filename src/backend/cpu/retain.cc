@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "backend/cpu/attention_plan.h"
 #include "backend/cpu/cpu_backend.h"
@@ -13,10 +14,13 @@ namespace {
 // The unprotected row with the smallest mark, among equals the oldest.
 int64_t Victim(const int32_t* positions, const float* marks, int64_t rows, const Protection& protection) {
   int64_t victim = -1;
+  float least = std::numeric_limits<float>::infinity();
   for (int64_t row = 0; row < rows; ++row) {
-    if (victim >= 0 && !(marks[row] <= marks[victim])) continue;
-    if (protection.Covers(positions[row])) continue;
-    if (victim < 0 || marks[row] < marks[victim] || positions[row] < positions[victim]) victim = row;
+    const float mark = MarkOrder(marks[row]);
+    if (mark > least || protection.Covers(positions[row])) continue;
+    if (victim >= 0 && mark == least && positions[row] > positions[victim]) continue;
+    victim = row;
+    least = mark;
   }
   CHECK(victim >= 0);
   return victim;
@@ -135,9 +139,9 @@ void CpuBackend::SumColumns(Queue, const ConstTensor& queries, const TokenRun& r
   });
 }
 
-void CpuBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
+void CpuBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot to_slot,
                         const LayerCache& to) {
-  const int64_t slot = run.slot.value(), quota = std::min<int64_t>(rows, to.retained.quotas[slot]);
+  const int64_t slot = to_slot.value(), quota = std::min<int64_t>(rows, to.retained.quotas[slot]);
   const size_t entry_bytes = from.entries.layout.entry_bytes();
   pool_.Run(from.retained.kv_heads, [&](int64_t head, int thread) {
     auto* order = reinterpret_cast<int32_t*>(private_[static_cast<size_t>(thread)].Reserve(rows));

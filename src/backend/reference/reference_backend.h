@@ -52,8 +52,7 @@ class ReferenceBackend : public HostBackend {
                     const LayerCache& cache);
   void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
-  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
-              const LayerCache& to);
+  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot, const LayerCache& to);
 };
 
 static_assert(Backend<ReferenceBackend>);

@@ -71,9 +71,9 @@ void ReferenceBackend::SumColumns(Queue, const ConstTensor& queries, const Token
     AddWeights(queries.as<float>(t), run.slot.value(), run.first_row + t + 1, shape, cache);
 }
 
-void ReferenceBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, const TokenRun& run,
+void ReferenceBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot to_slot,
                               const LayerCache& to) {
-  const int64_t slot = run.slot.value();
+  const int64_t slot = to_slot.value();
   for (int64_t head = 0; head < from.retained.kv_heads; ++head) {
     const float* marks = from.retained.Marks(0, head);
     const std::vector<int32_t> stay =
