@@ -1,14 +1,15 @@
 // The backend concept: every operation of the forward pass on one page.
 //
 // A backend is memory plus queues plus the operations below. The decoder (model/decoder.h) is written once over this
-// concept; `reference` is the oracle in plain loops, `cpu` the fast one, `cuda` comes beside them. The rules:
+// concept; `reference` is the oracle in plain loops, `cpu` the fast one, `cuda` the one for GPUs. The rules:
 //
 //  * Operations enqueue. Each takes the queue it runs on and returns nothing. What it writes may be read by later
 //    operations of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend
 //    runs each operation at once: program order is a legal schedule, and tickets are always complete.
 //  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from compute_memory(), pool_memory() or
 //    Place().
-//  * Activations have the type B::kActivation; weights keep the type they are stored in; logits are f32.
+//  * Activations have the type b.activation(); the residual stream and logits are f32; weights keep the type they are
+//    stored in. Operations look at the types of their operands.
 //  * A token's result depends on that token, its sequence and the weights alone: never on its neighbours in the batch,
 //    the number of threads or the cut of a prompt into chunks. On CPU backends this holds bit for bit: one order of
 //    additions per output element, the same for one row and for a thousand.
@@ -37,6 +38,13 @@ enum class Queue : uint8_t {
   kCompute,   // the forward pass
   kFetch,     // entries on their way to the compute device
   kWriteout,  // entries on their way home to the pool
+};
+
+// Bytes on their way between memories of the backend, by the copy engines where there are any.
+struct ByteMove {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  size_t bytes = 0;
 };
 
 // Names a point in a queue: everything enqueued before it. Zero means "long done".
@@ -72,8 +80,8 @@ struct TokenBatch {
   const int32_t* places = nullptr;     // [count][kv_heads] the token's own row; null: rows
   int64_t kv_heads = 0;                // of places
 
-  int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
-  int32_t Place(int64_t i, int64_t head) const { return places == nullptr ? rows[i] : places[i * kv_heads + head]; }
+  constexpr int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
+  constexpr int32_t Place(int64_t i, int64_t head) const { return places == nullptr ? rows[i] : places[i * kv_heads + head]; }
   TokenBatch Range(int64_t first, int64_t n) const {
     return {.count = n,
             .ids = ids == nullptr ? nullptr : ids + first,
@@ -104,14 +112,17 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
                            LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
                            LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
                            LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot,
-                           int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n) {
-  { B::kActivation } -> std::convertible_to<DType>;
+                           int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
+                           std::span<const ByteMove> moves) {
+  { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
   // Memory. compute_memory: activations, tables. pool_memory: where the pool's slabs come from. Place: a weight tensor
   // in host memory → where the operations can read it; the host memory must outlive the backend.
   { b.compute_memory() } -> std::same_as<Allocator&>;
   { b.pool_memory() } -> std::same_as<Allocator&>;
+  // The pool is not compute memory: operations reach its entries, but over a link. Whole layers are better moved.
+  { b.pool_is_remote() } -> std::same_as<bool>;
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
   // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
   // allocates: b.Reserve(tokens, batch, heads, kv_heads, head_dim).
@@ -120,6 +131,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
   // backend → host; valid after Synchronize(ticket)
   { b.Download(queue, host_in, bytes, host_out) } -> std::same_as<Ticket>;
+
+  // Between memories of the backend, in bulk. Sources and targets stay as they are until the moves are done.
+  { b.Move(queue, moves) } -> std::same_as<void>;
 
   // Order.
   { b.Record(queue) } -> std::same_as<Ticket>;

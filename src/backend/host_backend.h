@@ -10,15 +10,19 @@ namespace infinigen {
 
 class HostBackend {
  public:
-  static constexpr DType kActivation = DType::kF32;
+  static constexpr DType activation() { return DType::kF32; }
 
   Allocator& compute_memory() { return memory_; }
   Allocator& pool_memory() { return memory_; }
+  static constexpr bool pool_is_remote() { return false; }
   Result<ConstTensor> Place(const ConstTensor& weight) { return weight; }
   void Upload(Queue, const void* host, size_t bytes, void* device) { std::memcpy(device, host, bytes); }
   Ticket Download(Queue, const void* device, size_t bytes, void* host) {
     std::memcpy(host, device, bytes);
     return {};
+  }
+  void Move(Queue, std::span<const ByteMove> moves) {
+    for (const ByteMove& move : moves) std::memcpy(move.to, move.from, move.bytes);
   }
   void Copy(Queue, const ConstTensor& x, const Tensor& out) {
     CHECK(x.type == out.type && x.rows == out.rows && x.cols == out.cols);

@@ -22,10 +22,10 @@ struct PageBoundsLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
 
-  int64_t page_numbers() const { return 2 * head_dim; }
-  size_t page_bytes() const { return static_cast<size_t>(page_numbers()) * sizeof(BF16); }
+  constexpr int64_t page_numbers() const { return 2 * head_dim; }
+  constexpr size_t page_bytes() const { return static_cast<size_t>(page_numbers()) * sizeof(BF16); }
   // Of one head with room for `rows` rows.
-  size_t head_bytes(int64_t rows) const {
+  constexpr size_t head_bytes(int64_t rows) const {
     return static_cast<size_t>((rows + kPageRows - 1) / kPageRows) * page_bytes();
   }
 };

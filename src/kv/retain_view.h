@@ -42,33 +42,35 @@ struct LayerRetained {
   int64_t kv_heads = 0;
   const int32_t* quotas = nullptr;  // [slots]
 
-  explicit operator bool() const { return positions != nullptr; }
-  int32_t* Positions(int64_t slot, int64_t head) const { return positions + (slot * kv_heads + head) * capacity; }
-  float* Marks(int64_t slot, int64_t head) const { return marks + (slot * kv_heads + head) * capacity; }
+  constexpr explicit operator bool() const { return positions != nullptr; }
+  constexpr int32_t* Positions(int64_t slot, int64_t head) const {
+    return positions + (slot * kv_heads + head) * capacity;
+  }
+  constexpr float* Marks(int64_t slot, int64_t head) const { return marks + (slot * kv_heads + head) * capacity; }
 };
 
 // Who cannot be a victim when the token at `position` comes to `quota` rows: the newest ⌊quota / 2⌋, and the sinks as
 // far as they leave somebody to evict.
 struct Protection {
-  Protection(int64_t position, int64_t quota, int64_t asked_sinks)
+  constexpr Protection(int64_t position, int64_t quota, int64_t asked_sinks)
       : sinks(std::min(asked_sinks, quota - quota / 2 - 1)), newest(position - quota / 2) {}
-  bool Covers(int64_t of) const { return of < sinks || of >= newest; }
+  constexpr bool Covers(int64_t of) const { return of < sinks || of >= newest; }
 
   int64_t sinks;   // positions [0, sinks)
   int64_t newest;  // positions from here on
 };
 
 // A mark that is not a number (of a model that makes none) is the least of all.
-inline float MarkOrder(float mark) { return mark == mark ? mark : -std::numeric_limits<float>::infinity(); }
+constexpr float MarkOrder(float mark) { return mark == mark ? mark : -std::numeric_limits<float>::infinity(); }
 
 // The mark of kScrambled: the same on every device, exact in f32.
-inline float ScrambledMark(int32_t position, int64_t head) {
+constexpr float ScrambledMark(int32_t position, int64_t head) {
   uint64_t x = static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(head) + 1;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return static_cast<float>((x ^ (x >> 31)) >> 40);
 }
-inline float InitialMark(AppendMark kind, int32_t position, int64_t head) {
+constexpr float InitialMark(AppendMark kind, int32_t position, int64_t head) {
   switch (kind) {
     case AppendMark::kZero:
       return 0.0f;

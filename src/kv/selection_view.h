@@ -21,7 +21,7 @@ struct SelectRule {
   int32_t force_count = 0;
 
   // ⌊cap · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
-  int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }
+  constexpr int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }
 };
 
 // What was selected so far, summed over steps, KV heads and tokens of one sequence in one layer.
@@ -39,8 +39,8 @@ struct Selection {
   int64_t capacity = 0;
   int64_t kv_heads = 0;
 
-  int32_t* Rows(int64_t token, int64_t head) const { return rows + (token * kv_heads + head) * capacity; }
-  int32_t& Count(int64_t token, int64_t head) const { return counts[token * kv_heads + head]; }
+  constexpr int32_t* Rows(int64_t token, int64_t head) const { return rows + (token * kv_heads + head) * capacity; }
+  constexpr int32_t& Count(int64_t token, int64_t head) const { return counts[token * kv_heads + head]; }
 };
 
 // Of one call, for all its tokens. Arrays are memory of the compute device.
@@ -55,11 +55,11 @@ struct SelectCall {
 
   // Rows with a score: of pages, those that are complete before the current row. A row that was taken over counts,
   // but has no score until its sketch is there.
-  int64_t Visible(int64_t current) const {
+  constexpr int64_t Visible(int64_t current) const {
     return page > 1 ? current / page * page : current + (current_known || retained ? 1 : 0);
   }
   // The rule of a slot; rows after the last complete page are like a window.
-  SelectRule RuleFor(int64_t slot, int64_t current) const {
+  constexpr SelectRule RuleFor(int64_t slot, int64_t current) const {
     SelectRule rule = rules[slot];
     rule.window = std::max(rule.window, static_cast<int32_t>(current % page));
     return rule;
@@ -67,7 +67,9 @@ struct SelectCall {
 };
 
 // `count` rows as whole pages: rounded down, but not to none.
-inline int64_t WholePages(int64_t count, int64_t page) { return count <= 0 ? 0 : std::max(page, count / page * page); }
+constexpr int64_t WholePages(int64_t count, int64_t page) {
+  return count <= 0 ? 0 : std::max(page, count / page * page);
+}
 
 // Shares of true attention mass that lay inside selections, of one layer: one number per query head and token.
 struct MassTotals {

@@ -32,16 +32,18 @@ struct SketchLayout {
   int64_t kv_heads = 0;
   int64_t dims = 0;
 
-  int64_t per_unit() const { return type == SketchType::kBF16 ? 2 : type == SketchType::kInt8 ? 4 : 8; }
-  int64_t units() const { return dims / per_unit(); }
-  bool has_scales() const { return type != SketchType::kBF16; }
+  constexpr int64_t per_unit() const { return type == SketchType::kBF16 ? 2 : type == SketchType::kInt8 ? 4 : 8; }
+  constexpr int64_t units() const { return dims / per_unit(); }
+  constexpr bool has_scales() const { return type != SketchType::kBF16; }
   // The largest value that a number is stored as.
-  int32_t largest() const { return type == SketchType::kInt8 ? 127 : 7; }
+  constexpr int32_t largest() const { return type == SketchType::kInt8 ? 127 : 7; }
 
-  size_t scales_offset() const { return static_cast<size_t>(units() * kSketchBlock * kSketchUnitBytes); }
-  size_t block_bytes() const { return scales_offset() + (has_scales() ? kSketchBlock * sizeof(uint16_t) : 0); }
+  constexpr size_t scales_offset() const { return static_cast<size_t>(units() * kSketchBlock * kSketchUnitBytes); }
+  constexpr size_t block_bytes() const {
+    return scales_offset() + (has_scales() ? kSketchBlock * sizeof(uint16_t) : 0);
+  }
   // Of one head with room for `rows` rows.
-  size_t head_bytes(int64_t rows) const {
+  constexpr size_t head_bytes(int64_t rows) const {
     return static_cast<size_t>((rows + kSketchBlock - 1) / kSketchBlock) * block_bytes();
   }
 };
@@ -71,11 +73,11 @@ struct LayerSketches {
   size_t head_stride = 0;  // bytes from head to head
   size_t slot_stride = 0;  // bytes from slot to slot
 
-  explicit operator bool() const { return data != nullptr; }
-  std::byte* Head(int64_t slot, int64_t head) const {
+  constexpr explicit operator bool() const { return data != nullptr; }
+  constexpr std::byte* Head(int64_t slot, int64_t head) const {
     return data + static_cast<size_t>(slot) * slot_stride + static_cast<size_t>(head) * head_stride;
   }
-  std::byte* Block(int64_t slot, int64_t head, int64_t block) const {
+  constexpr std::byte* Block(int64_t slot, int64_t head, int64_t block) const {
     return Head(slot, head) + static_cast<size_t>(block) * layout.block_bytes();
   }
 };
@@ -93,13 +95,13 @@ struct SketchBasis {
   const float* key_offset = nullptr;  // [slots or 1][kv_heads][dims]
   bool per_slot = false;              // columns of its own for every sequence
 
-  const float* Query(int64_t slot, int64_t head) const {
+  constexpr const float* Query(int64_t slot, int64_t head) const {
     return query + ((per_slot ? slot : 0) * kv_heads + head) * head_dim * dims;
   }
-  const float* Key(int64_t slot, int64_t head) const {
+  constexpr const float* Key(int64_t slot, int64_t head) const {
     return key + ((per_slot ? slot : 0) * kv_heads + head) * head_dim * dims;
   }
-  const float* KeyOffset(int64_t slot, int64_t head) const {
+  constexpr const float* KeyOffset(int64_t slot, int64_t head) const {
     return key_offset + ((per_slot ? slot : 0) * kv_heads + head) * dims;
   }
 };

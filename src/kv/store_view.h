@@ -27,7 +27,7 @@ struct GroupHeader {
 static_assert(sizeof(GroupHeader) == 4);
 
 // The header of a group whose numbers span [low, high], both within ±kLargestStored.
-inline GroupHeader FitGroup(float low, float high, int32_t largest_code) {
+constexpr GroupHeader FitGroup(float low, float high, int32_t largest_code) {
   GroupHeader header;
   header.minimum = ToF16(low + 0.0f);  // adding zero: of two zeros it is the positive one that is stored
   if (ToFloat(header.minimum) > low) {

@@ -77,11 +77,11 @@ struct EntryLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
 
-  size_t key_bytes() const { return StoredBytes(type, head_dim); }
-  size_t entry_bytes() const { return 2 * key_bytes(); }
+  constexpr size_t key_bytes() const { return StoredBytes(type, head_dim); }
+  constexpr size_t entry_bytes() const { return 2 * key_bytes(); }
   // One token in one layer, all heads.
-  size_t row_bytes() const { return static_cast<size_t>(kv_heads) * entry_bytes(); }
-  size_t extent_bytes() const { return static_cast<size_t>(kExtentTokens) * row_bytes(); }
+  constexpr size_t row_bytes() const { return static_cast<size_t>(kv_heads) * entry_bytes(); }
+  constexpr size_t extent_bytes() const { return static_cast<size_t>(kExtentTokens) * row_bytes(); }
 };
 
 // The entries of one layer for every sequence slot. Both arrays lie in memory of the compute device.
@@ -92,11 +92,11 @@ struct LayerEntries {
   const int32_t* quotas = nullptr;  // [slots] rows that the slot's extents hold together
 
   // The first entry of `head` in an extent; its other rows follow at entry_bytes().
-  std::byte* HeadInExtent(int64_t slot, int64_t extent, int64_t head) const {
+  constexpr std::byte* HeadInExtent(int64_t slot, int64_t extent, int64_t head) const {
     const int64_t rows = std::min(kExtentTokens, quotas[slot] - extent * kExtentTokens);
     return extents[slot * extents_per_slot + extent] + static_cast<size_t>(head * rows) * layout.entry_bytes();
   }
-  std::byte* Entry(int64_t slot, int64_t head, int64_t row) const {
+  constexpr std::byte* Entry(int64_t slot, int64_t head, int64_t row) const {
     return HeadInExtent(slot, row / kExtentTokens, head) +
            static_cast<size_t>(row % kExtentTokens) * layout.entry_bytes();
   }

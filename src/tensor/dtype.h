@@ -33,9 +33,9 @@ struct F16 {
   uint16_t bits;
 };
 
-inline float ToFloat(float value) { return value; }
-inline float ToFloat(BF16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
-inline float ToFloat(F16 value) {
+constexpr float ToFloat(float value) { return value; }
+constexpr float ToFloat(BF16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+constexpr float ToFloat(F16 value) {
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1f;
   const uint32_t mantissa = value.bits & 0x3ff;
@@ -48,12 +48,12 @@ inline float ToFloat(F16 value) {
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
-inline BF16 ToBF16(float value) {
+constexpr BF16 ToBF16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
 }
-inline F16 ToF16(float value) {
+constexpr F16 ToF16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffffu;

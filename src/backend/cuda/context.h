@@ -1,0 +1,84 @@
+// What CUDA operations share: streams, events, library handles, scratch. Private to backend/cuda.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/check.h"
+#include "backend/cuda/memory.h"
+
+namespace infinigen {
+
+// What cuBLASLt is asked to do, apart from pointers.
+struct MatMulKey {
+  int64_t m, n, k, x_stride, weight_stride, out_stride;
+  DType in, out;
+  Epilogue epilogue;
+  bool bias;
+  auto operator<=>(const MatMulKey&) const = default;
+};
+struct MatMulPlan;  // matmul.cu
+
+class CudaContext {
+ public:
+  explicit CudaContext(uint64_t memory_limit_bytes);
+  ~CudaContext();
+
+  cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
+
+  // Memory for one operation of the compute queue: free again when the next one asks. It grows, which is no matter for
+  // the first steps only; Reserve takes what later ones need.
+  std::byte* Scratch(size_t bytes);
+
+  int sms() const { return sms_; }
+  // Shared memory that a block may ask for.
+  int max_shared_bytes() const { return max_shared_bytes_; }
+
+ private:
+  friend class CudaBackend;
+  std::array<cudaStream_t, 3> streams_{};
+  int sms_ = 0;
+  int max_shared_bytes_ = 0;
+
+ public:
+  // Made after the streams, gone before them.
+  std::unique_ptr<DeviceAllocator> device_memory;
+  std::unique_ptr<PinnedAllocator> pinned_memory;
+
+  cublasLtHandle_t lt = nullptr;
+  Buffer lt_workspace;
+  std::map<MatMulKey, std::unique_ptr<MatMulPlan>> plans;
+  Buffer converted;  // activations in the type of the weights, where it differs
+
+  Buffer scratch;
+
+  // Tickets: event number v lies in events[v % size], and is recorded again a ring later. Whoever waits for an older
+  // one waits a little longer than needed.
+  std::vector<cudaEvent_t> events;
+  uint64_t tickets = 0;
+
+  // Bytes from and to pageable host memory pass through pinned ones.
+  struct Pending {
+    uint64_t ticket;
+    const std::byte* bounce;
+    void* host;
+    size_t bytes;
+  };
+  std::byte* upload_ring = nullptr;
+  size_t upload_at = 0;
+  std::deque<std::pair<uint64_t, size_t>> uploads;  // ticket, and where the ring is free up to when it is done
+  std::byte* download_bounce = nullptr;
+  size_t download_bytes = 0;
+  size_t download_at = 0;
+  std::deque<Pending> downloads;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,120 @@
+// The GPU backend: every operation of backend.h as CUDA kernels on three streams, matrix products by cuBLASLt. One
+// thread calls it (the engine's).
+//
+// The pool's entries lie in pinned host memory or on the device; kernels reach both by the same pointers. Weights are
+// copied to the device, in the type they are stored in. Activations have one type, the residual stream is f32. Attention
+// multiplies on tensor cores in the entries' own type, quantised and f32 entries as f16.
+//
+// No CUDA header is needed to include this one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace infinigen {
+
+class CudaContext;
+
+struct CudaDevice {
+  std::string name;
+  uint64_t total_bytes = 0;
+  uint64_t free_bytes = 0;
+};
+// The first GPU; kUnsupported when there is none that can be used, with the reason.
+Result<CudaDevice> FindCudaDevice();
+
+struct CudaOptions {
+  DType activation = DType::kBF16;
+  bool pool_on_device = false;
+  uint64_t memory_limit_bytes = UINT64_MAX;  // of the device
+};
+
+class CudaBackend {
+ public:
+  // Tokens of a prefill unit: enough that a matrix product reads each weight for many tokens, few enough that others
+  // wait a few milliseconds.
+  static constexpr int64_t kChunkTokens = 2048;
+
+  // Precondition: FindCudaDevice() found one.
+  explicit CudaBackend(const CudaOptions& options);
+  ~CudaBackend();
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  DType activation() const { return options_.activation; }
+  Allocator& compute_memory();
+  Allocator& pool_memory();
+  // Of host memory that copy engines reach.
+  Allocator& pinned_memory();
+  bool pool_is_remote() const { return !options_.pool_on_device; }
+  Result<ConstTensor> Place(const ConstTensor& weight);
+  void Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
+  // What Reserve and the libraries take beside the decoder's memory.
+  static size_t ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
+  void Upload(Queue queue, const void* host, size_t bytes, void* device);
+  Ticket Download(Queue queue, const void* device, size_t bytes, void* host);
+  void Move(Queue queue, std::span<const ByteMove> moves);
+
+  Ticket Record(Queue queue);
+  void Wait(Queue queue, Ticket ticket);
+  void Synchronize(Ticket ticket);
+
+  // Device memory in use, now and at most; time spent pinning host memory.
+  uint64_t used_bytes() const;
+  uint64_t peak_bytes() const;
+  double pinning_s() const;
+
+  void Embed(Queue queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
+  void AddPositions(Queue queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
+  void RmsNorm(Queue queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);
+  void LayerNorm(Queue queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
+                 const Tensor& out);
+  void MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections);
+  void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
+  void Rope(Queue queue, const ConstTensor& table, const Tensor& x);
+  void Copy(Queue queue, const ConstTensor& x, const Tensor& out);
+  void SiluMul(Queue queue, const Tensor& gate, const Tensor& up);
+  void Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+              const LayerEntries& entries);
+  void AttendPrefill(Queue queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
+                     const LayerEntries& entries, const Tensor& out);
+  void AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
+                    const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+
+  void AppendSketches(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
+                      const LayerSketches& sketches);
+  void SketchQueries(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                     const SketchBasis& basis, const Tensor& out);
+  void Select(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+              const LayerSketches& sketches, const Selection& selection);
+  void AppendBounds(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
+  void SelectPages(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                   const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void SelectExact(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                   const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
+  void AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                      const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+  void MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                   const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
+
+  void TakePlaces(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                  int32_t* places);
+  void MarkSelected(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                    const Selection& selection);
+  void SumAttention(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                    const LayerCache& cache);
+  void SumColumns(Queue queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
+                  const LayerCache& cache);
+  void Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+              const LayerCache& to);
+
+ private:
+  CudaOptions options_;
+  std::unique_ptr<CudaContext> context_;
+};
+
+static_assert(Backend<CudaBackend>);
+
+}  // namespace infinigen
