@@ -38,6 +38,7 @@ enum class Queue : uint8_t {
   kCompute,   // the forward pass
   kFetch,     // entries on their way to the compute device
   kWriteout,  // entries on their way home to the pool
+  kWeights,   // weights on their way to the compute device
 };
 
 // Bytes on their way between memories of the backend, by the copy engines where there are any: `pieces` runs of `bytes`,
@@ -126,6 +127,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // in host memory → where the operations can read it; the host memory must outlive the backend.
   { b.compute_memory() } -> std::same_as<Allocator&>;
   { b.pool_memory() } -> std::same_as<Allocator&>;
+  // Memory of the host that Move reads and writes at the speed of the link.
+  { b.host_memory() } -> std::same_as<Allocator&>;
   // The pool is not compute memory: operations reach its entries, but over a link. Whole layers are better moved.
   { b.pool_is_remote() } -> std::same_as<bool>;
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;

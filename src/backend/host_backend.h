@@ -14,6 +14,7 @@ class HostBackend {
 
   Allocator& compute_memory() { return memory_; }
   Allocator& pool_memory() { return memory_; }
+  Allocator& host_memory() { return memory_; }
   static constexpr bool pool_is_remote() { return false; }
   Result<ConstTensor> Place(const ConstTensor& weight) { return weight; }
   void Upload(Queue, const void* host, size_t bytes, void* device) { std::memcpy(device, host, bytes); }

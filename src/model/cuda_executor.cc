@@ -17,6 +17,25 @@ Status CheckGpuLayout(const EntryLayout& layout) {
   return Unsupported("heads of {} numbers: on a GPU they are a multiple of 8, and at most 256", layout.head_dim);
 }
 
+namespace {
+
+// By the sizes of the matrices, which are the same in every layer and nearly all of its bytes.
+void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes,
+                        MemoryPlan& plan) {
+  int64_t streamed = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer)
+    streamed += IsStreamed(layer, config.layers, options.weights_on_device) ? 1 : 0;
+  if (streamed == 0) return;
+  const int64_t mlp = config.mlp == MlpKind::kGatedSilu ? 3 : 2;
+  const int64_t numbers = config.hidden * (2 * config.head_dim * (config.heads + config.kv_heads) + mlp * config.ffn);
+  const uint64_t layer_bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),
+                                        weights_bytes / static_cast<uint64_t>(config.layers));
+  plan.host_weights_bytes = static_cast<uint64_t>(streamed) * layer_bytes;
+  plan.stage_bytes += 2 * layer_bytes;
+}
+
+}  // namespace
+
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
   const ExecutorOptions settled = Settled(config, options);
@@ -27,9 +46,10 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
                                                      config.kv_heads, config.head_dim);
+  AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
   using Stage = EntryStage<CudaBackend>;
-  plan.stage_bytes = Stage::TableBytes(pool);
+  plan.stage_bytes += Stage::TableBytes(pool);
   // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompt that is read.
   if (settled.method.select == SelectKind::kAll)
     plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());

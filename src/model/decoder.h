@@ -32,6 +32,7 @@
 #include "model/config.h"
 #include "model/executor.h"
 #include "model/sketch_source.h"
+#include "model/weight_stream.h"
 #include "model/weights.h"
 #include "model/workspace.h"
 
@@ -69,9 +70,9 @@ class Decoder {
   // `backend`, `config`, `weights`, `pool` and `method` outlive the decoder.
   static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const Weights& weights,
                                                Pool& pool, const KvMethod& method, SketchSource sketches,
-                                               int64_t max_batch) {
+                                               int64_t max_batch, double weights_on_device = 1.0) {
     std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, std::move(sketches), max_batch));
-    RETURN_IF_ERROR(decoder->PlaceWeights(weights));
+    RETURN_IF_ERROR(decoder->PlaceWeights(weights, weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -124,6 +125,7 @@ class Decoder {
     if (!call.steps) call.job = &job;
     if (job.guess) call.guess = job.guess.Rows(job.next_token, count);
     call.max_rows = run.first_row + count;
+    call.ends_layer = job.next_token + count == static_cast<int64_t>(job.tokens.size());
     RunLayer(LayerId(job.next_layer), call);
     if (call.steps && job.next_layer == 0) CountSteps(count, count);
     if (!call.steps && job.next_layer == 0) CountEvicted(job.slot, run.first_row, count);
@@ -223,6 +225,7 @@ class Decoder {
         config_(config),
         pool_(pool),
         method_(method),
+        stream_(backend),
         sketches_(std::move(sketches)),
         max_batch_(max_batch),
         shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation())),
@@ -240,10 +243,11 @@ class Decoder {
     bool one_sequence = false;  // the tokens are a run
     PrefillJob* job = nullptr;  // of a dense prefill
     int64_t max_rows = 0;       // the largest row + 1
+    bool ends_layer = true;     // no other tokens of the same prompt follow
   };
 
   void RunLayer(LayerId layer, const LayerCall& call) {
-    const LayerWeights& w = weights_.layers[layer.index()];
+    const LayerWeights w = stream_.Use(layer, weights_.layers[layer.index()]);
     const Queue queue = Queue::kCompute;
     const int64_t m = call.batch.count;
     const Tensor& x = call.x;
@@ -277,6 +281,7 @@ class Decoder {
         backend_.Copy(queue, x, call.guess);
     }
     RunMlp(w, x);
+    if (call.ends_layer) stream_.Done(layer);
   }
 
   void PrefillLayer(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
@@ -482,7 +487,7 @@ class Decoder {
     return Place(norm.bias);
   }
 
-  Status PlaceWeights(const Weights& host) {
+  Status PlaceWeights(const Weights& host, double on_device) {
     weights_.embedding = host.embedding;
     weights_.positions = host.positions;
     weights_.project_in = host.project_in;
@@ -491,6 +496,7 @@ class Decoder {
     weights_.final_norm = host.final_norm;
     weights_.lm_head = host.lm_head;
     for (ConstTensor* tensor : {&weights_.embedding, &weights_.positions}) RETURN_IF_ERROR(Place(*tensor));
+    RETURN_IF_ERROR(stream_.Start(weights_.layers, on_device));
     for (LayerWeights& layer : weights_.layers) {
       for (NormWeights* norm : {&layer.attention_norm, &layer.mlp_norm}) RETURN_IF_ERROR(Place(*norm));
       for (Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
@@ -526,6 +532,7 @@ class Decoder {
   const ModelConfig& config_;
   Pool& pool_;
   const KvMethod& method_;
+  WeightStream<B> stream_;
   const SketchSource sketches_;
   const int64_t max_batch_;
   const WorkspaceShape shape_;

@@ -47,7 +47,7 @@ class DecoderExecutor final : public Executor {
 
   Status Start(const Weights& weights, SketchSource sketches) {
     ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, std::move(sketches),
-                                                options_.max_batch));
+                                                options_.max_batch, options_.weights_on_device));
     return Ok();
   }
 
@@ -101,7 +101,7 @@ class DecoderExecutor final : public Executor {
 
  private:
   void AwaitQueues() {
-    for (const Queue queue : {Queue::kCompute, Queue::kFetch, Queue::kWriteout})
+    for (const Queue queue : {Queue::kCompute, Queue::kFetch, Queue::kWriteout, Queue::kWeights})
       backend_.Synchronize(backend_.Record(queue));
   }
 

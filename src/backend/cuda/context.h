@@ -45,7 +45,7 @@ class CudaContext {
 
  private:
   friend class CudaBackend;
-  std::array<cudaStream_t, 3> streams_{};
+  std::array<cudaStream_t, 4> streams_{};  // by Queue
   int sms_ = 0;
   int max_shared_bytes_ = 0;
 

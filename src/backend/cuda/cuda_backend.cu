@@ -95,8 +95,8 @@ CudaBackend::CudaBackend(const CudaOptions& options)
 CudaBackend::~CudaBackend() = default;
 
 Allocator& CudaBackend::compute_memory() { return *context_->device_memory; }
-Allocator& CudaBackend::pinned_memory() { return *context_->pinned_memory; }
-Allocator& CudaBackend::pool_memory() { return options_.pool_on_device ? compute_memory() : pinned_memory(); }
+Allocator& CudaBackend::host_memory() { return *context_->pinned_memory; }
+Allocator& CudaBackend::pool_memory() { return options_.pool_on_device ? compute_memory() : host_memory(); }
 
 uint64_t CudaBackend::used_bytes() const { return context_->device_memory->used_bytes(); }
 uint64_t CudaBackend::peak_bytes() const { return context_->device_memory->peak_bytes(); }

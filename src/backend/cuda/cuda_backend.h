@@ -46,8 +46,7 @@ class CudaBackend {
   DType activation() const { return options_.activation; }
   Allocator& compute_memory();
   Allocator& pool_memory();
-  // Of host memory that copy engines reach.
-  Allocator& pinned_memory();
+  Allocator& host_memory();
   bool pool_is_remote() const { return !options_.pool_on_device; }
   Result<ConstTensor> Place(const ConstTensor& weight);
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);

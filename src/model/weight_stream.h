@@ -1,0 +1,140 @@
+// Matrices of layers that do not fit on the device: in host memory, brought over the link while other layers compute.
+//
+// The streamed layers are spread evenly over the depth, so that one is on its way while the resident ones between two
+// of them compute. Each is one block: one move. Two places on the device take turns; whoever is asked for and is not
+// there is brought then, so any order of layers works, and the order of a forward pass works ahead of time. Norms and
+// biases stay on the device. Called by the decoder only.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/weights.h"
+
+namespace infinigen {
+
+// Which layers are streamed when the share `on_device` of them stays: as evenly spread as can be, the last one
+// included.
+inline bool IsStreamed(int64_t layer, int64_t layers, double on_device) {
+  const auto streamed = static_cast<int64_t>(std::llround((1.0 - on_device) * static_cast<double>(layers)));
+  return (layer + 1) * streamed / layers > layer * streamed / layers;
+}
+
+// The matrices of a layer, in the order in which they lie in a block.
+inline std::array<ConstTensor*, 7> Matrices(LayerWeights& layer) {
+  return {&layer.q.weight,    &layer.k.weight,  &layer.v.weight,   &layer.o.weight,
+          &layer.gate.weight, &layer.up.weight, &layer.down.weight};
+}
+inline size_t MatrixBytes(const ConstTensor& matrix) {
+  const size_t bytes = static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type);
+  return matrix ? (bytes + 255) / 256 * 256 : 0;
+}
+inline size_t BlockBytes(LayerWeights layer) {
+  size_t bytes = 0;
+  for (const ConstTensor* matrix : Matrices(layer)) bytes += MatrixBytes(*matrix);
+  return bytes;
+}
+
+template <Backend B>
+class WeightStream {
+ public:
+  explicit WeightStream(B& backend) : backend_(backend) {}
+
+  // Of `layers`, whose matrices are still where they were loaded. Those that are streamed are copied to memory of the
+  // link, and are to be had from Use alone.
+  Status Start(std::span<LayerWeights> layers, double on_device) {
+    const auto count = static_cast<int64_t>(layers.size());
+    blocks_.resize(layers.size());
+    size_t largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (!IsStreamed(i, count, on_device)) continue;
+      LayerWeights& layer = layers[static_cast<size_t>(i)];
+      ASSIGN_OR_RETURN(Buffer block, Buffer::Make(backend_.host_memory(), BlockBytes(layer)));
+      size_t at = 0;
+      for (ConstTensor* matrix : Matrices(layer)) {
+        if (!*matrix) continue;
+        std::memcpy(block.data() + at, matrix->data,
+                    static_cast<size_t>(matrix->rows * matrix->cols) * SizeOf(matrix->type));
+        at += MatrixBytes(*matrix);
+        matrix->data = nullptr;  // not here
+      }
+      largest = std::max(largest, block.bytes());
+      blocks_[static_cast<size_t>(i)] = std::move(block);
+      streamed_.push_back(static_cast<int32_t>(i));
+    }
+    for (Place& place : places_) {
+      if (streamed_.empty()) break;
+      ASSIGN_OR_RETURN(place.memory, Buffer::Make(backend_.compute_memory(), largest));
+    }
+    return Ok();
+  }
+
+  bool streams(LayerId layer) const { return !streamed_.empty() && blocks_[layer.index()].bytes() > 0; }
+
+  // The layer with its matrices where compute can read them, from here on until Done.
+  LayerWeights Use(LayerId layer, LayerWeights weights) {
+    if (!streams(layer)) return weights;
+    const size_t place = Find(layer.value());
+    if (place == places_.size()) Bring(layer.value(), Oldest());
+    Place& at = places_[Find(layer.value())];
+    backend_.Wait(Queue::kCompute, at.arrived);
+    at.used = ++uses_;
+    size_t offset = 0;
+    for (ConstTensor* matrix : Matrices(weights)) {
+      if (matrix->rows == 0) continue;
+      matrix->data = at.memory.data() + offset;
+      offset += MatrixBytes(*matrix);
+    }
+    return weights;
+  }
+
+  // Compute is through with the layer: the next one that is not here comes in its place.
+  void Done(LayerId layer) {
+    if (!streams(layer)) return;
+    const size_t place = Find(layer.value());
+    places_[place].free = backend_.Record(Queue::kCompute);
+    const auto here = std::find(streamed_.begin(), streamed_.end(), layer.value()) - streamed_.begin();
+    for (int64_t ahead = 1; ahead <= std::ssize(places_); ++ahead) {
+      const int32_t next = streamed_[static_cast<size_t>((here + ahead) % std::ssize(streamed_))];
+      if (Find(next) == places_.size()) return Bring(next, place);
+    }
+  }
+
+ private:
+  struct Place {
+    Buffer memory;
+    int32_t layer = -1;
+    Ticket arrived, free;
+    uint64_t used = 0;
+  };
+
+  size_t Find(int32_t layer) const {
+    return static_cast<size_t>(
+        std::find_if(places_.begin(), places_.end(), [&](const Place& place) { return place.layer == layer; }) -
+        places_.begin());
+  }
+  size_t Oldest() const { return places_[0].used <= places_[1].used ? 0 : 1; }
+
+  void Bring(int32_t layer, size_t place) {
+    Place& at = places_[place];
+    const Buffer& block = blocks_[static_cast<size_t>(layer)];
+    backend_.Wait(Queue::kWeights, at.free);
+    const ByteMove move{.from = block.data(), .to = at.memory.data(), .bytes = block.bytes()};
+    backend_.Move(Queue::kWeights, {&move, 1});
+    at.layer = layer;
+    at.arrived = backend_.Record(Queue::kWeights);
+  }
+
+  B& backend_;
+  std::vector<Buffer> blocks_;     // [layers]; empty where a layer is resident
+  std::vector<int32_t> streamed_;  // layers, ascending
+  std::array<Place, 2> places_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace infinigen

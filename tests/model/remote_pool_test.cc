@@ -1,0 +1,205 @@
+// A pool that is not compute memory, and weights that are streamed: the same bits as without, however late the moves
+// happen. The backend under test runs operations at once but moves bytes as late as its tickets allow, so that a
+// missing Wait is seen.
+#include <gtest/gtest.h>
+
+#include "backend/reference/reference_backend.h"
+#include "model/decoder_executor.h"
+#include "model/random_model.h"
+
+namespace infinigen {
+namespace {
+
+class LateBackend : public ReferenceBackend {
+ public:
+  static constexpr bool pool_is_remote() { return true; }
+
+  void Move(Queue queue, std::span<const ByteMove> moves) {
+    std::vector<ByteMove>& pending = Of(queue).pending;
+    pending.insert(pending.end(), moves.begin(), moves.end());
+  }
+  Ticket Record(Queue queue) {
+    tickets_.push_back({queue, Of(queue).done + Of(queue).pending.size()});
+    return {tickets_.size()};
+  }
+  void Wait(Queue, Ticket ticket) { RunUpTo(ticket); }
+  void Synchronize(Ticket ticket) { RunUpTo(ticket); }
+
+ private:
+  struct State {
+    std::vector<ByteMove> pending;
+    size_t done = 0;
+  };
+  struct Point {
+    Queue queue;
+    size_t moves;
+  };
+  State& Of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
+  void RunUpTo(Ticket ticket) {
+    if (ticket.value == 0) return;
+    const Point& point = tickets_[ticket.value - 1];
+    State& state = Of(point.queue);
+    if (point.moves <= state.done) return;
+    const size_t count = point.moves - state.done;
+    HostBackend::Move(point.queue, std::span(state.pending).first(count));
+    state.pending.erase(state.pending.begin(), state.pending.begin() + static_cast<std::ptrdiff_t>(count));
+    state.done = point.moves;
+  }
+
+  std::array<State, 4> queues_;
+  std::vector<Point> tickets_;
+};
+
+struct Case {
+  std::string name;
+  KvMethod method;
+  StoreType type = StoreType::kF32;
+  double weights_on_device = 1.0;
+};
+
+KvMethod Evicting(KvMethod method, const RetainPolicy& policy) {
+  method.retain = &policy;
+  method.limit.share = 0.5;
+  return method;
+}
+
+std::vector<Case> Cases() {
+  const KvMethod full;
+  KvMethod dense_first = Evicting(full, kRetainStreaming);
+  dense_first.dense_layers = 1;
+  return {{"full", full},
+          {"int8", full, StoreType::kInt8},
+          {"half_of_the_weights", full, StoreType::kBF16, 0.5},
+          {"no_weights", full, StoreType::kF32, 0.0},
+          {"one_layer_streamed", Sparse(GuessSource::kSelf), StoreType::kF32, 0.75},
+          {"h2o", Evicting(full, kRetainH2o)},
+          {"streaming", Evicting(full, kRetainStreaming), StoreType::kInt4},
+          {"streaming_behind_a_dense_layer", dense_first},
+          {"infinigen", Sparse(GuessSource::kSelf)},
+          {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
+          {"quest", Sparse(GuessSource::kSelf, SelectKind::kQuest)},
+          {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)}};
+}
+
+class RemotePool : public testing::TestWithParam<Case> {
+ protected:
+  ExecutorOptions Options(int64_t batch) const {
+    return {.device = Device::kReference,
+            .max_tokens = 700,
+            .max_batch = batch,
+            .kv_type = GetParam().type,
+            .method = GetParam().method,
+            .weights_on_device = GetParam().weights_on_device};
+  }
+  std::unique_ptr<Executor> Far(int64_t batch = 1) const {
+    Result<std::unique_ptr<Executor>> made =
+        MakeDecoderExecutor<LateBackend>(model.config, model.weights, Options(batch), {.bases = model.bases}, "late");
+    CHECK(made.ok());
+    return std::move(*made);
+  }
+  std::unique_ptr<Executor> Near(int64_t batch = 1) const {
+    Result<std::unique_ptr<Executor>> made =
+        MakeExecutor(model.config, model.weights, Options(batch), {.bases = model.bases});
+    CHECK(made.ok());
+    return std::move(*made);
+  }
+
+  RandomModelWithBases model{Llama(), 8, 5};
+};
+
+// Prompts within one extent and over several, the last of which is not full.
+TEST_P(RemotePool, PromptAndSteps) {
+  for (const size_t prompt : {size_t{0}, size_t{40}, size_t{256}, size_t{300}}) {
+    const std::vector<int32_t> ids = model.Ids(prompt + 12, 3);
+    EXPECT_EQ(Decode(*Far(), ids, prompt), Decode(*Near(), ids, prompt)) << prompt;
+  }
+}
+
+TEST_P(RemotePool, PromptAsSteps) {
+  const std::vector<int32_t> ids = model.Ids(150, 4);
+  EXPECT_EQ(AsSteps(*Far(), ids), AsSteps(*Near(), ids));
+}
+
+// One sequence decodes while another one's prompt is read, unit by unit; then both decode, then one leaves and a third
+// comes in its place.
+std::vector<float> Mixed(Executor& executor, const RandomModelWithBases& model) {
+  std::vector<float> all, logits(2 * static_cast<size_t>(model.config.vocab));
+  const std::vector<int32_t> ids = model.Ids(330, 9);
+  const auto prompt = [&](size_t count) { return std::span(ids).first(count); };
+  const auto step = [&](std::span<const StepItem> items) {
+    const std::span<float> part = std::span(logits).first(items.size() * static_cast<size_t>(model.config.vocab));
+    executor.Step(items, part);
+    all.insert(all.end(), part.begin(), part.end());
+  };
+  StepItem first{.slot = executor.Admit(300).value(), .token = 1, .row = 70};
+  CHECK(executor.BeginPrefill(first.slot, 0, prompt(70)).ok());
+  while (!executor.RunPrefillUnit(first.slot)) {
+  }
+  executor.EndPrefill(first.slot);
+  for (const size_t length : {size_t{280}, size_t{90}}) {
+    StepItem second{.slot = executor.Admit(400).value(), .token = 2, .row = static_cast<int64_t>(length)};
+    CHECK(executor.BeginPrefill(second.slot, 0, prompt(length)).ok());
+    while (!executor.RunPrefillUnit(second.slot)) {
+      step({&first, 1});
+      ++first.row;
+    }
+    executor.EndPrefill(second.slot);
+    for (int i = 0; i < 5; ++i) {
+      const StepItem both[] = {second, first};
+      step(both);
+      ++first.row, ++second.row;
+    }
+    executor.Release(second.slot);
+  }
+  executor.Release(first.slot);
+  return all;
+}
+
+TEST_P(RemotePool, PromptsBetweenSteps) { EXPECT_EQ(Mixed(*Far(2), model), Mixed(*Near(2), model)); }
+
+// Rows that are there already are brought to the stage before new ones follow them.
+TEST_P(RemotePool, PromptAfterPrompt) {
+  if (GetParam().method.evicts()) return;  // what was evicted cannot be built on
+  const std::vector<int32_t> ids = model.Ids(420, 6);
+  const auto run = [&](Executor& executor) {
+    const SeqSlot slot = executor.Admit(420).value();
+    for (const int64_t first : {0, 130, 300}) {
+      const int64_t end = first == 300 ? 420 : first + 170;
+      CHECK(executor
+                .BeginPrefill(slot, first,
+                              std::span(ids).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)))
+                .ok());
+      while (!executor.RunPrefillUnit(slot)) {
+      }
+      if (end < 420) executor.EndPrefill(slot);
+    }
+    std::vector<float> logits(static_cast<size_t>(model.config.vocab));
+    executor.PrefillLogits(slot, 119, 1, logits);
+    executor.Release(slot);
+    return logits;
+  };
+  EXPECT_EQ(run(*Far()), run(*Near()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(Streamed, AsManyAsAskedForAndSpread) {
+  for (const int64_t layers : {1, 2, 7, 40}) {
+    for (const double share : {0.0, 0.3, 0.5, 0.7, 1.0}) {
+      int64_t streamed = 0, gap = 0, widest = 0;
+      for (int64_t layer = 0; layer < layers; ++layer) {
+        streamed += IsStreamed(layer, layers, share);
+        gap = IsStreamed(layer, layers, share) ? 0 : gap + 1;
+        widest = std::max(widest, gap);
+      }
+      EXPECT_EQ(streamed, std::llround((1 - share) * static_cast<double>(layers)));
+      if (streamed > 0) {
+        EXPECT_LE(widest, (layers + streamed - 1) / streamed);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
