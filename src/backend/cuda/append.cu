@@ -87,6 +87,7 @@ __global__ void AppendRows(TokenBatch batch, const In* keys, int64_t key_stride,
 
 void CudaBackend::Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                          const LayerEntries& entries) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kEntries, context_->stream(queue));
   CHECK(keys.type == values.type && keys.cols == entries.layout.kv_heads * entries.layout.head_dim);
   const int64_t items = batch.count * entries.layout.kv_heads * 2;
   if (items == 0) return;

@@ -14,6 +14,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/check.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/zones.h"
 
 namespace infinigen {
 
@@ -60,6 +61,7 @@ class CudaContext {
   Buffer converted;  // activations in the type of the weights, where it differs
 
   Buffer scratch;
+  ZoneClock zones;
 
   // Weights; where small ones share a block, it is the last.
   std::vector<Buffer> placed;

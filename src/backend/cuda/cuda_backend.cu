@@ -215,6 +215,10 @@ void CudaBackend::Deliver(uint64_t up_to) {
 
 void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
   const cudaStream_t stream = context_->stream(queue);
+  const CudaZone zone = queue == Queue::kFetch      ? CudaZone::kFetch
+                        : queue == Queue::kWriteout ? CudaZone::kWriteout
+                                                    : CudaZone::kWeights;
+  const ZoneClock::Scope timed(context_->zones, zone, stream);
   for (size_t i = 0; i < moves.size();) {
     ByteMove move = moves[i++];
     if (move.pieces == 1)  // neighbours at both ends go together
@@ -233,6 +237,9 @@ void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
 }
 
 void CudaBackend::AwaitPool() { context_->pinned_memory->AwaitAll(); }
+
+void CudaBackend::TimeZones(bool on) { context_->zones.Switch(on); }
+ZoneTimes CudaBackend::CollectZones() { return context_->zones.Collect(); }
 
 Ticket CudaBackend::Record(Queue queue) {
   const uint64_t ticket = ++context_->tickets;

@@ -8,6 +8,7 @@
 // No CUDA header is needed to include this one.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,19 @@ struct CudaDevice {
 };
 // The first GPU; kUnsupported when there is none that can be used, with the reason.
 Result<CudaDevice> FindCudaDevice();
+
+// Of its memory, and of the link to the host's. Takes a second.
+struct CudaCeilings {
+  double device_gb_per_s = 0;  // read
+  double to_device_gb_per_s = 0;
+  double to_host_gb_per_s = 0;
+};
+Result<CudaCeilings> MeasureCeilings();
+
+// What an operation does, for those who ask where time goes.
+enum class CudaZone : uint8_t { kProducts, kAttention, kSelection, kEntries, kRowwise, kFetch, kWriteout, kWeights };
+inline constexpr size_t kCudaZones = 8;
+using ZoneTimes = std::array<double, kCudaZones>;  // milliseconds, by CudaZone
 
 struct CudaOptions {
   DType activation = DType::kBF16;
@@ -61,6 +75,10 @@ class CudaBackend {
   Ticket Record(Queue queue);
   void Wait(Queue queue, Ticket ticket);
   void Synchronize(Ticket ticket);
+
+  // Times operations from now on, or not; what was timed since the last call. The host waits.
+  void TimeZones(bool on);
+  ZoneTimes CollectZones();
 
   // Device memory in use, now and at most; time spent pinning host memory.
   uint64_t used_bytes() const;

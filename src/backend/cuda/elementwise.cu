@@ -108,6 +108,7 @@ struct GateOne {
 }  // namespace
 
 void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == out.cols && batch.count == out.rows);
   DispatchDevice(table.type, [&](auto in) {
     DispatchDevice(out.type, [&](auto to) {
@@ -121,6 +122,7 @@ void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const ConstTensor&
 
 void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
                                const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == x.cols && batch.count == x.rows);
   DispatchDevice(table.type, [&](auto in) {
     DispatchDevice(x.type, [&](auto to) {
@@ -133,12 +135,14 @@ void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const Const
 }
 
 void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.type == DType::kF32 && table.cols == 2 * frequencies.cols && table.rows == batch.count);
   Launch(context_->stream(queue), table.rows, frequencies.cols,
          RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols});
 }
 
 void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.rows == x.rows && x.cols % table.cols == 0);
   DispatchDevice(x.type, [&](auto of) {
     using T = decltype(of);
@@ -148,6 +152,7 @@ void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
 }
 
 void CudaBackend::Copy(Queue queue, const ConstTensor& x, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(x.type == out.type && x.rows == out.rows && x.cols == out.cols);
   const size_t item = SizeOf(x.type);
   CUDA_CHECK(cudaMemcpy2DAsync(out.data, static_cast<size_t>(out.stride) * item, x.data,
@@ -156,6 +161,7 @@ void CudaBackend::Copy(Queue queue, const ConstTensor& x, const Tensor& out) {
 }
 
 void CudaBackend::SiluMul(Queue queue, const Tensor& gate, const Tensor& up) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
   DispatchDevice(gate.type, [&](auto of) {
     using T = decltype(of);

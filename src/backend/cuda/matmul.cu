@@ -134,6 +134,7 @@ std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key)
 void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections) {
   CudaContext& context = *context_;
   const cudaStream_t stream = context.stream(queue);
+  const ZoneClock::Scope timed(context.zones, CudaZone::kProducts, stream);
   if (context.lt_workspace.bytes() == 0) CHECK(Reserve(1, 1, 1, 1, 64).ok());
   ConstTensor in_weight_type = x;  // the last conversion
   for (const Projection& p : projections) {
