@@ -40,11 +40,16 @@ enum class Queue : uint8_t {
   kWriteout,  // entries on their way home to the pool
 };
 
-// Bytes on their way between memories of the backend, by the copy engines where there are any.
+// Bytes on their way between memories of the backend, by the copy engines where there are any: `pieces` runs of `bytes`,
+// at both ends `stride` apart.
 struct ByteMove {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   size_t bytes = 0;
+  size_t pieces = 1;
+  size_t stride = 0;
+
+  size_t span() const { return (pieces - 1) * stride + bytes; }
 };
 
 // Names a point in a queue: everything enqueued before it. Zero means "long done".
@@ -126,13 +131,15 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
   // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
   // allocates: b.Reserve(tokens, batch, heads, kv_heads, head_dim).
-  { b.Reserve(n, n, n, n, n) } -> std::same_as<void>;
+  { b.Reserve(n, n, n, n, n) } -> std::same_as<Status>;
   // host → backend; the host bytes may be reused at once
   { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
   // backend → host; valid after Synchronize(ticket)
   { b.Download(queue, host_in, bytes, host_out) } -> std::same_as<Ticket>;
 
-  // Between memories of the backend, in bulk. Sources and targets stay as they are until the moves are done.
+  // The host waits until all pool memory that was taken can be used by every operation.
+  { b.AwaitPool() } -> std::same_as<void>;
+  // Between memories of the backend, in bulk; pool memory may still be on its way. Sources and targets stay as they are until the moves are done.
   { b.Move(queue, moves) } -> std::same_as<void>;
 
   // Order.

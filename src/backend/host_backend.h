@@ -21,8 +21,11 @@ class HostBackend {
     std::memcpy(host, device, bytes);
     return {};
   }
+  void AwaitPool() {}
   void Move(Queue, std::span<const ByteMove> moves) {
-    for (const ByteMove& move : moves) std::memcpy(move.to, move.from, move.bytes);
+    for (const ByteMove& move : moves)
+      for (size_t i = 0; i < move.pieces; ++i)
+        std::memcpy(move.to + i * move.stride, move.from + i * move.stride, move.bytes);
   }
   void Copy(Queue, const ConstTensor& x, const Tensor& out) {
     CHECK(x.type == out.type && x.rows == out.rows && x.cols == out.cols);

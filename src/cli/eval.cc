@@ -133,7 +133,7 @@ void AddEvalJsonTail(const EvalFlags& flags, const EvalSession& session, const T
   (*json)["timing"] = TimingJson(timing);
   (*json)["timing"]["load_s"] = session.model->load_s;
   (*json)["kv_stats"] = KvStatsJson(pool, session.executor->Stats(), {flags.kv.stats_per_layer, flags.kv.mass_recall});
-  (*json)["memory"] = MemoryJson();
+  (*json)["memory"] = MemoryJson(session.executor->device_use());
 }
 
 int FinishEval(const std::function<Result<int>()>& body) {

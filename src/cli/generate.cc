@@ -169,7 +169,7 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
   }
   json["timing"] = TimingJson(result.timing);
   json["kv_stats"] = KvStatsJson(result.pool, stats, {flags.kv.stats_per_layer, flags.kv.mass_recall});
-  json["memory"] = MemoryJson();
+  json["memory"] = MemoryJson(executor.device_use());
   return json;
 }
 

@@ -96,17 +96,6 @@ std::string SetAlpha(const std::string& text, float* alpha) {
   return {};
 }
 
-// 0.05 or 5%.
-std::string SetShare(const std::string& text, double* share) {
-  double value = 0;
-  const bool percent = IsPercent(text);
-  const std::string_view digits = std::string_view(text).substr(0, text.size() - (percent ? 1 : 0));
-  if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
-    return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
-  *share = percent ? value / 100 : value;
-  return {};
-}
-
 auto OneOf(std::vector<std::string_view> words) {
   return [words = std::move(words)](const std::string& text) {
     if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
@@ -187,7 +176,8 @@ void AddStorageFlags(Flags& flags, KvFlags* kv) {
   }
   flags.Custom("--kv-evict", Checked(&kv->evict, OneOf(policies)), "POLICY",
                help + " (default none; counter where --kv-limit is a share)");
-  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host", "where entries live (default host)");
+  flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host|device",
+               "where entries live: in host memory, or on the GPU (default host)");
   flags.Custom("--kv-hot", Checked(&kv->hot, CheckSize), "SIZE", "entries kept on the GPU; needs --device cuda");
 }
 
@@ -200,7 +190,8 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 }
 
 Status CheckAvailable(const KvFlags& flags) {
-  if (flags.home != "host") return Unsupported("--kv-home {} is not part of this version; available: host", flags.home);
+  if (flags.home.starts_with("disk:"))
+    return Unsupported("--kv-home {} is not part of this version; available: host, device", flags.home);
   if (!flags.hot.empty()) {
     const Result<uint64_t> hot = ParseSize(flags.hot);
     if (hot.ok() && *hot > 0) return Unsupported("--kv-hot {}: only a GPU has a hot set", flags.hot);
@@ -338,6 +329,16 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   AddMeasurementFlags(flags, kv);
 }
 
+std::string SetShare(const std::string& text, double* share) {
+  double value = 0;
+  const bool percent = IsPercent(text);
+  const std::string_view digits = std::string_view(text).substr(0, text.size() - (percent ? 1 : 0));
+  if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
+    return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
+  *share = percent ? value / 100 : value;
+  return {};
+}
+
 std::vector<std::string_view> PresetNames() {
   std::vector<std::string_view> names;
   for (const Preset& preset : kPresets) names.push_back(preset.name);
@@ -350,6 +351,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   if (flags.dense_layers >= 0) common.dense_layers = flags.dense_layers;
   common.projection = ProjectionOf(flags);
   common.skew_file = flags.skew;
+  common.on_device = flags.home == "device";
 
   std::vector<KvChoice> choices;
   std::string_view presets = flags.presets;

@@ -50,6 +50,9 @@ struct KvFlags {
   bool mass_recall = false;
   bool stats_per_layer = false;
 };
+// 0.05 or 5%; what is wrong with the text, or nothing.
+std::string SetShare(const std::string& text, double* share);
+
 // Presets that this version has, in the order of the design.
 std::vector<std::string_view> PresetNames();
 // `list`: --kv takes several.
@@ -61,7 +64,8 @@ struct KvChoice {
   KvMethod method;                      // fitted to no model yet
   std::optional<int64_t> dense_layers;  // nullopt: by the preset and the source of the guess
   ProjectionKind projection = ProjectionKind::kPair;
-  std::string skew_file;  // empty: where skews are kept
+  std::string skew_file;   // empty: where skews are kept
+  bool on_device = false;  // entries live on the GPU
 };
 // One for each preset of the list.
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags);

@@ -39,15 +39,16 @@ SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
 Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
   const ModelConfig& config = model.config;
   const int64_t dims = options.method.sketch_dims;
+  const DeviceChoice device{options.device, options.threads, options.device_memory_bytes, options.weights_on_device};
   if (options.method.select != SelectKind::kSketch) {
     // A file that was named must be right even where the context is so short that nothing is selected.
     if (kv.method.select == SelectKind::kSketch && !kv.skew_file.empty())
-      RETURN_IF_ERROR(FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
+      RETURN_IF_ERROR(FindOrMakeSkew(model, model.directory, kv.skew_file, device));
     return SketchSource();
   }
   if (kv.projection == ProjectionKind::kNone || (IsRandom(model) && kv.skew_file.empty()))
     return PlainSource(config, dims);
-  ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, model.directory, kv.skew_file, {options.device, options.threads}));
+  ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, model.directory, kv.skew_file, device));
   const int64_t positions = found.origin().positions;
   if (config.positions == PositionKind::kRope && options.max_tokens > positions)
     Warn(
@@ -67,16 +68,27 @@ Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const Exe
 
 }  // namespace
 
+ExecutorOptions DeviceOptions(const Model& model, const DeviceChoice& device) {
+  ExecutorOptions options{.device = device.device, .threads = device.threads};
+  if (device.device != Device::kCuda) return options;
+  options.activation = model.dtype;
+  options.device_memory_bytes = device.device_memory_bytes;
+  options.weights_on_device = device.weights_on_device;
+  return options;
+}
+
 Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& device, const KvChoice& kv,
                                    int64_t max_tokens, const BatchChoice& batch) {
   // By the flag alone, so that what a sequence may keep does not depend on how many others there are.
   const bool shared = kv.method.evicts() && kv.limit_bytes;
   const int64_t most = batch.flag > 0 ? batch.flag : shared ? 1 : kDefaultBatch;
-  ExecutorOptions options{.device = device.device,
-                          .threads = device.threads,
-                          .max_tokens = max_tokens,
-                          .max_batch = std::min(batch.useful, most),
-                          .kv_type = kv.type.value_or(StoreTypeOf(model.dtype))};
+  if (kv.on_device && device.device != Device::kCuda)
+    return Unsupported("--kv-home device: needs --device cuda; without a GPU entries live in host memory");
+  ExecutorOptions options = DeviceOptions(model, device);
+  options.max_tokens = max_tokens;
+  options.max_batch = std::min(batch.useful, most);
+  options.kv_type = kv.type.value_or(StoreTypeOf(model.dtype));
+  options.pool_on_device = kv.on_device;
   ASSIGN_OR_RETURN(options.method, FitMethod(kv, model.config, max_tokens));
   options.method.limit.sequences = most;
   return options;

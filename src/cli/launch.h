@@ -23,6 +23,9 @@ struct BatchChoice {
 };
 
 // What an executor would be made with, sized for `max_tokens` and `max_batch`.
+// What follows from the device alone: still without context, batch and method.
+ExecutorOptions DeviceOptions(const Model& model, const DeviceChoice& device);
+
 Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& device, const KvChoice& kv,
                                    int64_t max_tokens, const BatchChoice& batch);
 

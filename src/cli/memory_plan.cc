@@ -27,7 +27,7 @@ struct Fit {
     trial.max_tokens = tokens;
     trial.max_batch = batch;
     MemoryPlan parts = PlanMemory(config, trial, weights_bytes);
-    parts.workspace_bytes += static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
+    if (!parts.has_device) parts.workspace_bytes += static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
     return parts;
   }
   // A pool with a limit is no larger than it: sequences then wait for each other.
@@ -42,7 +42,12 @@ struct Fit {
     if (!kv_limit) return true;
     return (options.method.evicts() ? Parts(tokens, options.max_batch).pool_bytes : OneSequence(tokens)) <= *kv_limit;
   }
-  bool MemoryHolds(int64_t tokens) const { return Limited(tokens).total_bytes() + kMarginBytes <= available_bytes; }
+  bool HostHolds(int64_t tokens) const { return Limited(tokens).host_bytes() + kMarginBytes <= available_bytes; }
+  bool DeviceHolds(int64_t tokens) const {
+    const MemoryPlan parts = Limited(tokens);
+    return !parts.has_device || parts.device_bytes() + kDeviceMarginBytes <= options.device_memory_bytes;
+  }
+  bool MemoryHolds(int64_t tokens) const { return HostHolds(tokens) && DeviceHolds(tokens); }
 
   int64_t LargestContext() const {
     int64_t low = 0;  // fits, or is 0
@@ -64,11 +69,15 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
                 std::optional<uint64_t> kv_limit, uint64_t available_bytes) {
   const Fit fit{config, weights_bytes, options, kv_limit, available_bytes};
   RunPlan plan{.options = options, .parts = fit.Limited(options.max_tokens), .available_bytes = available_bytes};
+  plan.device_available_bytes = plan.parts.has_device ? options.device_memory_bytes : 0;
   plan.largest_context = fit.LargestContext();
   const MemoryPlan& parts = plan.parts;
-  const uint64_t fixed = parts.total_bytes() - parts.pool_bytes + kMarginBytes;
+  const bool near = parts.has_device && parts.pool_on_device;
+  const uint64_t fixed = near ? parts.device_bytes() - parts.pool_bytes + kDeviceMarginBytes
+                              : parts.host_bytes() - parts.pool_bytes + kMarginBytes;
+  const uint64_t room = near ? options.device_memory_bytes : available_bytes;
   // A share is a share of every sequence, and the sum of those is the limit.
-  const uint64_t free_bytes = available_bytes > fixed ? available_bytes - fixed : 0;
+  const uint64_t free_bytes = room > fixed ? room - fixed : 0;
   plan.options.pool_limit_bytes = kv_limit.value_or(options.method.evicts() ? parts.pool_bytes : free_bytes);
 
   const std::string advice = plan.largest_context > 0 ? fmt::format("the largest context that fits at batch {} is {}",
@@ -83,7 +92,23 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
         fmt::format("--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}", FormatSize(*kv_limit),
                     options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)),
                     advice + ", or let entries leave by --kv-evict");
-  else if (!fit.MemoryHolds(options.max_tokens))
+  else if (!fit.DeviceHolds(options.max_tokens))
+    plan.refusal = fmt::format(
+        "not enough GPU memory: weights {} + {}sketches {} + stages {} + hot set {} + workspace {} + prefill {} + "
+        "margin {} exceed the {} that may be used; {}",
+        FormatSize(parts.weights_bytes - parts.host_weights_bytes),
+        near ? fmt::format("pool {} ({} tokens x {}) + ", FormatSize(parts.pool_bytes), options.max_tokens,
+                           options.max_batch)
+             : "",
+        FormatSize(parts.sketch_bytes), FormatSize(parts.stage_bytes), FormatSize(parts.hot_bytes),
+        FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kDeviceMarginBytes),
+        FormatSize(options.device_memory_bytes), advice);
+  else if (!fit.HostHolds(options.max_tokens) && parts.has_device)
+    plan.refusal = fmt::format(
+        "not enough host memory: pool {} ({} tokens x {}) + weights {} + margin {} exceed the {} available; {}",
+        FormatSize(near ? 0 : parts.pool_bytes), options.max_tokens, options.max_batch,
+        FormatSize(parts.host_weights_bytes), FormatSize(kMarginBytes), FormatSize(available_bytes), advice);
+  else if (!fit.HostHolds(options.max_tokens))
     plan.refusal = fmt::format(
         "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "
         "{} exceed the {} available; {}",
@@ -97,7 +122,7 @@ RunPlan PlanRunHere(const Model& model, ExecutorOptions options, std::optional<u
   const uint64_t weights_bytes = static_cast<uint64_t>(model.weights.TotalBytes());
   uint64_t available = AvailableHostMemory().value_or(UINT64_MAX / 2);
   // Random weights are allocated already, so they are no longer part of what is available.
-  if (model.weights.storage->checkpoint == nullptr) available += weights_bytes;
+  if (model.weights.storage->checkpoint == nullptr && options.device != Device::kCuda) available += weights_bytes;
   RunPlan plan = PlanRun(model.config, weights_bytes, options, kv_limit, available);
   while (!plan.refusal.empty() && !fixed_batch && options.max_batch > 1) {
     --options.max_batch;
@@ -113,14 +138,27 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   const auto line = [&](std::string_view name, uint64_t bytes, const std::string& note) {
     text += fmt::format("  {:<10}{:>12}{}{}\n", name, FormatSize(bytes), note.empty() ? "" : "   ", note);
   };
-  line("weights", plan.parts.weights_bytes, "");
-  line("sketches", plan.parts.sketch_bytes, "");
-  line("hot set", 0, "");
-  line("pool", plan.parts.pool_bytes, fmt::format("{} per token", FormatSize(plan.parts.pool_bytes_per_token)));
-  line("workspace", plan.parts.workspace_bytes, "");
-  line("prefill", plan.parts.prefill_bytes, "");
-  line("total", plan.parts.total_bytes(), "");
-  line("available", plan.available_bytes, fmt::format("of which {} are kept free", FormatSize(kMarginBytes)));
+  const MemoryPlan& parts = plan.parts;
+  const bool gpu = parts.has_device;
+  const std::string per_token = fmt::format("{} per token", FormatSize(parts.pool_bytes_per_token));
+  line("weights", parts.weights_bytes,
+       parts.host_weights_bytes > 0 ? fmt::format("{} of them on the host", FormatSize(parts.host_weights_bytes)) : "");
+  line("sketches", parts.sketch_bytes, "");
+  line("hot set", parts.hot_bytes, "");
+  line("pool", parts.pool_bytes,
+       !gpu ? per_token : fmt::format("{}, {}", per_token, parts.pool_on_device ? "on the GPU" : "on the host"));
+  if (gpu) line("stages", parts.stage_bytes, "");
+  line("workspace", parts.workspace_bytes, "");
+  line("prefill", parts.prefill_bytes, "");
+  line("total", parts.total_bytes(), "");
+  if (gpu) {
+    line("on GPU", parts.device_bytes(),
+         fmt::format("of {} that may be used, {} of them for driver and libraries",
+                     FormatSize(options.device_memory_bytes), FormatSize(kDeviceMarginBytes)));
+    line("on host", parts.host_bytes(), "");
+  }
+  line("available", plan.available_bytes,
+       fmt::format("{}of which {} are kept free", gpu ? "on the host, " : "", FormatSize(kMarginBytes)));
   text += fmt::format("largest context that fits at batch {}: {} tokens (the model was made for {})\n",
                       options.max_batch, plan.largest_context, config.max_positions);
   return text;

@@ -12,15 +12,19 @@
 namespace infinigen {
 
 struct RunPlan {
-  ExecutorOptions options;  // pool_limit_bytes is set
-  MemoryPlan parts;         // pool_bytes never above the pool's limit
-  uint64_t available_bytes = 0;
-  int64_t largest_context = 0;  // at this batch; 0: none fits
-  std::string refusal;          // empty: it fits
+  ExecutorOptions options;              // pool_limit_bytes is set
+  MemoryPlan parts;                     // pool_bytes never above the pool's limit
+  uint64_t available_bytes = 0;         // of host memory
+  uint64_t device_available_bytes = 0;  // of a GPU: free, and allowed
+  int64_t largest_context = 0;          // at this batch; 0: none fits
+  std::string refusal;                  // empty: it fits
 };
 
 // Bytes that stay free beside everything planned: allocator overhead, logits, text, the operating system's own needs.
 inline constexpr uint64_t kMarginBytes = uint64_t{256} << 20;
+
+// On a GPU: what the driver and the libraries take for themselves.
+inline constexpr uint64_t kDeviceMarginBytes = uint64_t{768} << 20;
 
 // `options` without a pool limit.
 RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const ExecutorOptions& options,

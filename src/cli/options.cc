@@ -6,6 +6,9 @@
 #include <random>
 #include <thread>
 
+#include "base/size.h"
+#include "model/cuda_executor.h"
+
 namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model) {
@@ -23,16 +26,38 @@ void AddDeviceFlags(Flags& flags, DeviceFlags* device) {
              "share of the weights kept on the GPU; needs --device cuda");
 }
 
+namespace {
+
+Result<DeviceChoice> ResolveGpu(const DeviceFlags& flags, DeviceChoice choice) {
+  const Result<GpuInfo> gpu = FindGpu();
+  if (!gpu.ok()) return Unsupported("--device cuda: {}", gpu.error().message);
+  choice.device = Device::kCuda;
+  choice.device_memory_bytes = gpu->free_bytes;
+  if (!flags.memory.empty()) {
+    ASSIGN_OR_RETURN(const uint64_t asked, ParseSize(flags.memory));
+    if (asked > gpu->free_bytes)
+      return Exhausted("--device-memory {}: {} of the {} of {} are free", FormatSize(asked),
+                       FormatSize(gpu->free_bytes), FormatSize(gpu->total_bytes), gpu->name);
+    choice.device_memory_bytes = asked;
+  }
+  if (!flags.weights_on_device.empty()) {
+    const std::string error = SetShare(flags.weights_on_device, &choice.weights_on_device);
+    if (!error.empty()) return Invalid("--weights-on-device: {}", error);
+  }
+  return choice;
+}
+
+}  // namespace
+
 Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags) {
-  if (flags.device == "cuda")
-    return Unsupported("--device cuda: this build has no CUDA backend; available: cpu, reference");
+  DeviceChoice choice;
+  const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+  choice.threads = static_cast<int>(flags.threads > 0 ? flags.threads : hardware);
+  if (flags.device == "cuda") return ResolveGpu(flags, choice);
   if (!flags.memory.empty()) return Unsupported("--device-memory {}: only a GPU has memory of its own", flags.memory);
   if (!flags.weights_on_device.empty())
     return Unsupported("--weights-on-device {}: only a GPU has memory of its own", flags.weights_on_device);
-  DeviceChoice choice;
   choice.device = flags.device == "reference" ? Device::kReference : Device::kCpu;
-  const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
-  choice.threads = static_cast<int>(flags.threads > 0 ? flags.threads : hardware);
   if (choice.device == Device::kReference) choice.threads = 1;
   return choice;
 }

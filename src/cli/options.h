@@ -30,6 +30,8 @@ void AddDeviceFlags(Flags& flags, DeviceFlags* device);
 struct DeviceChoice {
   Device device = Device::kCpu;
   int threads = 1;
+  uint64_t device_memory_bytes = UINT64_MAX;  // of a GPU: what may be used
+  double weights_on_device = 1.0;
 };
 Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags);
 

@@ -45,7 +45,9 @@ double Percentile(std::vector<float> values, double percent) {
   return *nth;
 }
 
-std::string BackendName(Device device) { return device == Device::kReference ? "reference" : "cpu"; }
+std::string BackendName(Device device) {
+  return device == Device::kReference ? "reference" : device == Device::kCuda ? "cuda" : "cpu";
+}
 
 Json ModelJson(const Model& model) {
   return {{"name", model.config.name},
@@ -77,7 +79,7 @@ Json KvJson(const ExecutorOptions& options) {
                {"evict", options.method.evicts() ? options.method.retain->name : "none"},
                {"limit_bytes", options.pool_limit_bytes},
                {"type", Name(options.kv_type)},
-               {"home", "host"},
+               {"home", options.pool_on_device ? "device" : "host"},
                {"select", Name(method.select)}};
   if (!selects) return json;
   json.update({{"min", method.rule.min_rows},
@@ -140,7 +142,11 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
   return json;
 }
 
-Json MemoryJson() { return {{"host_peak_bytes", PeakResidentBytes()}, {"device_peak_bytes", 0}}; }
+Json MemoryJson(const DeviceUse& device) {
+  Json json = {{"host_peak_bytes", PeakResidentBytes()}, {"device_peak_bytes", device.peak_bytes}};
+  if (device.pinning_s > 0) json["pinning_s"] = device.pinning_s;
+  return json;
+}
 
 Json PlanJson(const RunPlan& plan) {
   const MemoryPlan& parts = plan.parts;
@@ -148,11 +154,15 @@ Json PlanJson(const RunPlan& plan) {
           {"batch", plan.options.max_batch},
           {"weights_bytes", parts.weights_bytes},
           {"sketch_bytes", parts.sketch_bytes},
-          {"hot_bytes", 0},
+          {"hot_bytes", parts.hot_bytes},
           {"pool_bytes", parts.pool_bytes},
           {"pool_bytes_per_token", parts.pool_bytes_per_token},
           {"workspace_bytes", parts.workspace_bytes},
           {"prefill_bytes", parts.prefill_bytes},
+          {"stage_bytes", parts.stage_bytes},
+          {"device_bytes", parts.device_bytes()},
+          {"host_bytes", parts.host_bytes()},
+          {"device_available_bytes", plan.device_available_bytes},
           {"total_bytes", parts.total_bytes()},
           {"available_bytes", plan.available_bytes},
           {"margin_bytes", kMarginBytes},

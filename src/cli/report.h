@@ -45,7 +45,7 @@ struct StatsDetail {
   bool mass_recall = false;
 };
 nlohmann::ordered_json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail = {});
-nlohmann::ordered_json MemoryJson();
+nlohmann::ordered_json MemoryJson(const DeviceUse& device = {});
 nlohmann::ordered_json PlanJson(const RunPlan& plan);
 
 // The object on one line. Text that is no UTF-8 (file names) is replaced, never an exception.

@@ -14,6 +14,7 @@
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/interrupt.h"
+#include "cli/launch.h"
 #include "cli/memory_plan.h"
 #include "cli/prompts.h"
 #include "kv/skew_file.h"
@@ -104,12 +105,10 @@ Result<CalibrationText> ReadCalibrationText(const Model& model, const std::strin
 
 Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device,
                             int64_t positions) {
-  const ExecutorOptions options{.device = device.device,
-                                .threads = device.threads,
-                                .max_tokens = std::min({std::max<int64_t>(static_cast<int64_t>(text.tokens.size()), 1),
-                                                        kCalibrationTokens, model.config.max_positions}),
-                                .max_batch = 1,
-                                .kv_type = StoreTypeOf(model.dtype)};
+  ExecutorOptions options = DeviceOptions(model, device);
+  options.max_tokens = std::min(
+      {std::max<int64_t>(static_cast<int64_t>(text.tokens.size()), 1), kCalibrationTokens, model.config.max_positions});
+  options.kv_type = StoreTypeOf(model.dtype);
   const RunPlan plan = PlanRunHere(model, options, std::nullopt, /*fixed_batch=*/true);
   if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));

@@ -93,7 +93,7 @@ struct LayerEntries {
 
   // The first entry of `head` in an extent; its other rows follow at entry_bytes().
   constexpr std::byte* HeadInExtent(int64_t slot, int64_t extent, int64_t head) const {
-    const int64_t rows = std::min(kExtentTokens, quotas[slot] - extent * kExtentTokens);
+    const int64_t rows = std::min(int64_t{kExtentTokens}, quotas[slot] - extent * kExtentTokens);
     return extents[slot * extents_per_slot + extent] + static_cast<size_t>(head * rows) * layout.entry_bytes();
   }
   constexpr std::byte* Entry(int64_t slot, int64_t head, int64_t row) const {

@@ -10,6 +10,9 @@
 //             pages are scored by the query (or the guess) itself
 //             a layer that evicts: what was selected, or attended, is written into the books
 //
+// Where the pool is remote, whatever walks all rows of a layer does so on a stage (model/entry_stage.h); selected rows
+// are read from where they are.
+//
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It holds the method's memory on the
 // compute device: sketches, bases, counters. Called by the decoder only; takes no memory after Start.
 #pragma once
@@ -25,6 +28,7 @@
 #include "kv/pool.h"
 #include "kv/stats.h"
 #include "model/config.h"
+#include "model/entry_stage.h"
 #include "model/executor.h"
 #include "model/workspace.h"
 
@@ -51,11 +55,13 @@ class CacheAttention {
         method_(shape.method),
         work_(work),
         pool_(pool),
+        stage_(backend, pool),
         attention_{.heads = config_.heads, .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim))} {}
 
   // `bases` [layers]; those of layers without sketches are not looked at.
   Status Start(std::span<const SketchMatrices> bases) {
     if (method_.evicts()) Put(std::vector<int32_t>(static_cast<size_t>(shape_.tokens())), work_.zeros);
+    if (remote()) RETURN_IF_ERROR(StartStage());
     if (method_.select == SelectKind::kAll) return Ok();
     ASSIGN_OR_RETURN(sketch_memory_, Buffer::Make(backend_.compute_memory(), shape_.sketch_bytes()));
     const size_t totals = static_cast<size_t>(config_.layers * shape_.pool.max_sequences);
@@ -94,6 +100,32 @@ class CacheAttention {
     tables_seen_ = pool_.table_version();
   }
 
+  // A prompt's way through layers that retain everything: on a stage, where the pool is remote. `first` of its rows are
+  // there already.
+  Status OpenPrompt(SeqSlot slot, int64_t rows) { return remote() && !stages_steps() ? stage_.Open(slot, rows) : Ok(); }
+  void BeginPromptLayer(LayerId layer, SeqSlot slot, int64_t first) {
+    if (remote() && !method_.evicts(layer)) stage_.BeginLayer(layer, slot, first);
+  }
+  void EndPromptLayer(LayerId layer, SeqSlot slot, int64_t first, int64_t rows) {
+    if (remote() && !method_.evicts(layer)) stage_.EndLayer(layer, slot, first, rows);
+  }
+  void ClosePrompt(SeqSlot slot) {
+    if (remote() && !stages_steps()) stage_.Close(slot);
+  }
+
+  // Around the layers of a step. The sequences with their rows before it, which layers that evict hold as far as they
+  // may; they live until the step ends.
+  void BeginStep(std::span<const SlotRows> sequences) {
+    if (!remote()) return;
+    backend_.AwaitPool();
+    stage_.AwaitHome();
+    if (!stages_steps()) return;
+    fetching_ = sequences;
+    stage_.BeginFetching();
+    for (int64_t layer = 0; layer < std::min(config_.layers, stage_.kStages); ++layer) FetchLayer(LayerId(layer));
+  }
+  void EndStep() { fetching_ = {}; }
+
   void AppendEntries(LayerId layer, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     backend_.Append(Queue::kCompute, batch, k, v, Entries(layer));
   }
@@ -102,8 +134,11 @@ class CacheAttention {
     if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, Bounds(layer));
   }
 
-  void Prefill(LayerId layer, const TokenRun& run, const Tensor& q, const Tensor& out) {
-    backend_.AttendPrefill(Queue::kCompute, q, run, attention_, Entries(layer), out);
+  // A unit of a dense prefill in a layer that retains everything.
+  void Prefill(LayerId layer, const TokenRun& run, const TokenBatch& batch, const LayerHeads& heads) {
+    const LayerEntries near = Near(layer);
+    backend_.Append(Queue::kCompute, batch, heads.k, heads.v, near);
+    backend_.AttendPrefill(Queue::kCompute, heads.q, run, attention_, near, heads.out);
   }
 
   // Every token a decode step: its entry is added, and it attends. heads.guess are the queries that are compared with
@@ -117,17 +152,21 @@ class CacheAttention {
                      std::min(max_rows, shape_.kept_rows()), heads.Rows(first, together));
       return;
     }
-    AppendEntries(layer, batch, heads.k, heads.v);
+    // The tokens of a prompt go home with their layer, those of a step at once.
+    const LayerEntries entries = one_sequence ? Near(layer) : Entries(layer);
+    backend_.Append(Queue::kCompute, batch, heads.k, heads.v, entries);
     AppendSketches(layer, batch, heads.k);
     if (!method_.selects(layer)) {
-      backend_.AttendDecode(Queue::kCompute, heads.q, batch, max_rows, attention_, Entries(layer), heads.out);
+      const LayerEntries all = one_sequence ? entries : BringAll(layer, batch, heads);
+      backend_.AttendDecode(Queue::kCompute, heads.q, batch, max_rows, attention_, all, heads.out);
+      if (!one_sequence) LetGo(layer);
       return;
     }
     for (int64_t first = 0; first < batch.count; first += shape_.select_tokens()) {
       const int64_t count = std::min(shape_.select_tokens(), batch.count - first);
       const TokenBatch part = batch.Range(first, count);
-      SelectRows(layer, part, max_rows, heads.Rows(first, count));
-      AttendSelected(layer, part, heads.Rows(first, count));
+      SelectRows(layer, part, max_rows, heads.Rows(first, count), entries);
+      AttendSelected(part, heads.Rows(first, count), entries);
     }
   }
 
@@ -172,8 +211,10 @@ class CacheAttention {
     backend_.AttendPrefill(queue, heads.q, staged_run, attention_, stage.cache.entries, heads.out);
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
     if (rule.on_select != SelectMark::kKeep) Seed(layer, stage, prompt_tokens, run, staged, heads);
-    if (run.first_row + run.count == prompt_tokens)
+    if (run.first_row + run.count == prompt_tokens) {
+      backend_.AwaitPool();
       backend_.Settle(queue, rule, stage.cache, prompt_tokens, run.slot, Cache(layer));
+    }
   }
 
   void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
@@ -214,18 +255,50 @@ class CacheAttention {
     backend_.TakePlaces(queue, batch, rule, cache, places);
     AppendEntries(layer, batch, heads.k, heads.v);
     if (!method_.selects(layer)) {
-      backend_.AttendDecode(queue, heads.q, batch, max_rows, attention_, cache.entries, heads.out);
-      if (rule.sums_attention) backend_.SumAttention(queue, heads.q, batch, attention_, cache);
-      return;
+      LayerCache near = cache;
+      near.entries = BringAll(layer, batch, heads);
+      backend_.AttendDecode(queue, heads.q, batch, max_rows, attention_, near.entries, heads.out);
+      if (rule.sums_attention) backend_.SumAttention(queue, heads.q, batch, attention_, near);
+      return LetGo(layer);
     }
     // A guess is made before the key is known.
     const bool known = method_.from == GuessSource::kSelf;
     if (known) AppendSketches(layer, batch, heads.k);
-    SelectRows(layer, batch, max_rows, heads);
+    SelectRows(layer, batch, max_rows, heads, cache.entries);
     if (!known) AppendSketches(layer, batch, heads.k);
     backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), work_.selection);
-    AttendSelected(layer, batch, heads);
+    AttendSelected(batch, heads, cache.entries);
   }
+
+  // ---- a remote pool ----
+
+  bool remote() const { return backend_.pool_is_remote(); }
+  // Steps walk all rows.
+  bool stages_steps() const { return remote() && method_.select == SelectKind::kAll; }
+
+  Status StartStage() {
+    RETURN_IF_ERROR(stage_.Start());
+    if (!stages_steps()) return Ok();
+    for (SeqSlot slot : IdRange<SeqSlot>(shape_.pool.max_sequences))
+      RETURN_IF_ERROR(stage_.Open(slot, shape_.stage_rows()));
+    return Ok();
+  }
+
+  // Where a prompt's layer is.
+  LayerEntries Near(LayerId layer) const { return remote() ? stage_.Near(layer, Entries(layer)) : Entries(layer); }
+  // Where a step attends to all rows of a layer; the new entries are there too.
+  LayerEntries BringAll(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
+    if (fetching_.empty()) return Entries(layer);
+    stage_.AwaitFetched(layer);
+    backend_.Append(Queue::kCompute, batch, heads.k, heads.v, Near(layer));
+    return Near(layer);
+  }
+  void LetGo(LayerId layer) {
+    if (fetching_.empty()) return;
+    stage_.LetGo(layer);
+    if (layer.value() + stage_.kStages < config_.layers) FetchLayer(LayerId(layer.value() + stage_.kStages));
+  }
+  void FetchLayer(LayerId layer) { stage_.Fetch(layer, fetching_); }
 
   // The last queries of a prompt are what its marks are made of.
   void Seed(LayerId layer, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
@@ -267,15 +340,18 @@ class CacheAttention {
     backend_.Select(queue, sketch_q, batch, call, cache.sketches, work_.selection);
   }
 
-  void SelectRows(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads) {
-    Choose(layer, batch, Call(layer, max_rows), heads.guess, Cache(layer));
+  void SelectRows(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads,
+                  const LayerEntries& entries) {
+    LayerCache cache = Cache(layer);
+    cache.entries = entries;
+    Choose(layer, batch, Call(layer, max_rows), heads.guess, cache);
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, work_.selection, attention_, Entries(layer),
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, work_.selection, attention_, entries,
                            work_.mass + layer.value());
     if (observer_) Tell(layer, batch);
   }
-  void AttendSelected(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
-    backend_.AttendSelected(Queue::kCompute, heads.q, batch, work_.selection, attention_, Entries(layer), heads.out);
+  void AttendSelected(const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
+    backend_.AttendSelected(Queue::kCompute, heads.q, batch, work_.selection, attention_, entries, heads.out);
   }
 
   // The host waits, for every list.
@@ -384,6 +460,8 @@ class CacheAttention {
   const KvMethod& method_;
   const Workspace& work_;
   const Pool& pool_;
+  EntryStage<B> stage_;                 // empty unless the pool is remote
+  std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
   const AttentionShape attention_;
   SelectionObserver observer_;
   Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]

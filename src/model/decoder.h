@@ -16,11 +16,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -49,7 +51,9 @@ struct PrefillJob {
   std::optional<ColumnSums> columns;  // of next_layer, where the prompt chooses sketch columns
   std::vector<float> keys;            // [tokens][kv_heads·head_dim] of next_layer, likewise
   int64_t next_layer = 0;
-  int64_t next_token = 0;  // first token of the next unit's chunk
+  int64_t next_token = 0;            // first token of the next unit's chunk
+  std::array<Ticket, 4> enqueued{};  // the latest units
+  size_t units = 0;
 };
 
 // Mean 0, variance 1, near enough to normal: four uniform numbers out of one draw.
@@ -81,10 +85,11 @@ class Decoder {
     PrefillJob job{.slot = slot, .first_row = first_row, .kind = kind, .tokens = {tokens.begin(), tokens.end()}};
     const bool guesses =
         kind == PrefillKind::kSteps && method_.select != SelectKind::kAll && method_.guesses_from_layer();
-    const size_t bytes = tokens.size() * static_cast<size_t>(config_.hidden) * SizeOf(B::kActivation);
-    ASSIGN_OR_RETURN(job.memory, Buffer::Make(backend_.compute_memory(), guesses ? 2 * bytes : bytes));
-    job.residual = {job.memory.data(), B::kActivation, count, config_.hidden, config_.hidden};
-    if (guesses) job.guess = {job.memory.data() + bytes, B::kActivation, count, config_.hidden, config_.hidden};
+    const size_t numbers = tokens.size() * static_cast<size_t>(config_.hidden), bytes = numbers * sizeof(float);
+    const size_t guess_bytes = guesses ? numbers * SizeOf(shape_.guess_type()) : 0;
+    ASSIGN_OR_RETURN(job.memory, Buffer::Make(backend_.compute_memory(), bytes + guess_bytes));
+    job.residual = {job.memory.data(), DType::kF32, count, config_.hidden, config_.hidden};
+    if (guesses) job.guess = {job.memory.data() + bytes, shape_.guess_type(), count, config_.hidden, config_.hidden};
     if (method_.evicts() && kind == PrefillKind::kDense) {
       // What was evicted cannot be rebuilt, so a prompt is read from its beginning.
       CHECK(first_row == 0);
@@ -92,9 +97,13 @@ class Decoder {
       job.stage = PrefillStage::Carve(job.stage_memory.data(), shape_, count);
       cache_.OpenStage(job.stage, count);
     }
+    RETURN_IF_ERROR(cache_.OpenPrompt(slot, first_row + count));
     pool_.SetRows(slot, first_row + count);
     return job;
   }
+
+  // A prefill that is done with, or given up.
+  void EndPrefill(const PrefillJob& job) { cache_.ClosePrompt(job.slot); }
 
   int64_t PrefillUnits(const PrefillJob& job) const {
     return config_.layers * ((static_cast<int64_t>(job.tokens.size()) + B::kChunkTokens - 1) / B::kChunkTokens);
@@ -108,6 +117,7 @@ class Decoder {
     for (int64_t i = 0; i < count; ++i)
       SetToken(i, job.tokens[static_cast<size_t>(job.next_token + i)], job.slot, run.first_row + i);
     const TokenBatch batch = UploadBatch(count);
+    if (job.next_token == 0) cache_.BeginPromptLayer(LayerId(job.next_layer), job.slot, job.first_row);
     const Tensor x = job.residual.Rows(job.next_token, count);
     if (job.next_layer == 0) Embed(batch, x);
     LayerCall call{.batch = batch, .x = x, .run = run, .steps = job.kind == PrefillKind::kSteps, .one_sequence = true};
@@ -120,7 +130,11 @@ class Decoder {
     if (job.columns && job.next_token + count == static_cast<int64_t>(job.tokens.size()))
       ChooseColumns(LayerId(job.next_layer), job);
     job.next_token += count;
+    // The host stays a few units ahead and no more, so that it can be told to stop.
+    backend_.Synchronize(
+        std::exchange(job.enqueued[job.units++ % job.enqueued.size()], backend_.Record(Queue::kCompute)));
     if (job.next_token == static_cast<int64_t>(job.tokens.size())) {
+      cache_.EndPromptLayer(LayerId(job.next_layer), job.slot, job.first_row, job.first_row + job.next_token);
       job.next_token = 0;
       ++job.next_layer;
     }
@@ -143,8 +157,10 @@ class Decoder {
     const int64_t count = static_cast<int64_t>(items.size());
     CHECK(count > 0 && count <= max_batch_ && logits.size() == static_cast<size_t>(count * config_.vocab));
     LayerCall call{.steps = true};
+    step_rows_.clear();
     for (int64_t i = 0; i < count; ++i) {
       const StepItem& item = items[static_cast<size_t>(i)];
+      step_rows_.push_back({item.slot, item.row});
       pool_.SetRows(item.slot, item.row + 1);
       SetToken(i, item.token, item.slot, item.row);
       call.max_rows = std::max(call.max_rows, item.row + 1);
@@ -152,8 +168,10 @@ class Decoder {
     call.batch = UploadBatch(count);
     call.x = work_.step_residual.Rows(0, count);
     if (work_.step_guess) call.guess = work_.step_guess.Rows(0, count);
+    cache_.BeginStep(step_rows_);
     Embed(call.batch, call.x);
     for (LayerId layer : IdRange<LayerId>(config_.layers)) RunLayer(layer, call);
+    cache_.EndStep();
     CountSteps(1, count);
     DownloadLogits(call.x, logits);
   }
@@ -166,6 +184,7 @@ class Decoder {
   // Rows [0, rows) of the sequence get random entries, as if a prompt had been prefilled: for benchmarks.
   void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) {
     pool_.SetRows(slot, rows);
+    backend_.AwaitPool();
     SplitMix random(seed);
     std::vector<float> numbers(static_cast<size_t>(work_.k.rows * work_.k.cols));
     for (int64_t first = 0; first < rows; first += work_.k.rows) {
@@ -174,7 +193,7 @@ class Decoder {
       const TokenBatch batch = UploadBatch(count);
       for (const Tensor* side : {&work_.k, &work_.v}) {
         for (float& number : numbers) number = AboutNormal(random);
-        backend_.Upload(Queue::kCompute, numbers.data(), numbers.size() * sizeof(float), side->data);
+        FromHost(numbers, *side);
       }
       for (LayerId layer : IdRange<LayerId>(config_.layers)) {
         const int64_t held = std::min(count, pool_.quotas(layer)[slot.index()] - first);
@@ -193,8 +212,8 @@ class Decoder {
   }
 
   static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
-                                int64_t max_batch) {
-    return {config, pool, method, max_batch, B::kChunkTokens, B::kActivation};
+                                int64_t max_batch, DType activation) {
+    return {config, pool, method, max_batch, B::kChunkTokens, activation};
   }
 
  private:
@@ -206,7 +225,7 @@ class Decoder {
         method_(method),
         sketches_(std::move(sketches)),
         max_batch_(max_batch),
-        shape_(ShapeOf(config, pool.options(), method, max_batch)),
+        shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation())),
         cache_(backend, shape_, work_, pool) {}
 
   // ---- one layer ----
@@ -265,12 +284,11 @@ class Decoder {
     if (method_.evicts(layer))
       return cache_.PrefillStaged(layer, call.job->stage, static_cast<int64_t>(call.job->tokens.size()), call.run,
                                   call.batch, heads);
-    cache_.AppendEntries(layer, call.batch, heads.k, heads.v);
     if (method_.prompt_columns && method_.has_sketch(layer))
       WatchColumns(layer, call, heads);
     else
       cache_.AppendSketches(layer, call.batch, heads.k);
-    cache_.Prefill(layer, call.run, heads.q, heads.out);
+    cache_.Prefill(layer, call.run, call.batch, heads);
   }
 
   void RunMlp(const LayerWeights& w, const Tensor& x) {
@@ -337,19 +355,32 @@ class Decoder {
       const int64_t count = std::min(work_.k.rows, total - first);
       for (int64_t i = 0; i < count; ++i) SetToken(i, 0, job.slot, job.first_row + first + i);
       const TokenBatch batch = UploadBatch(count);
-      backend_.Upload(Queue::kCompute, job.keys.data() + first * width,
-                      static_cast<size_t>(count * width) * sizeof(float), work_.k.data);
+      FromHost(std::span(job.keys).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width)),
+               work_.k.Rows(0, count));
       cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
     }
     job.columns.reset();
     job.keys.clear();
   }
 
+  // Activations as f32 in host memory, and back.
   std::vector<float> ToHost(const Tensor& x) {
-    static_assert(B::kActivation == DType::kF32, "other activations need a conversion here");
+    std::vector<std::byte> stored(static_cast<size_t>(x.rows * x.cols) * SizeOf(x.type));
+    backend_.Synchronize(backend_.Download(Queue::kCompute, x.data, stored.size(), stored.data()));
     std::vector<float> host(static_cast<size_t>(x.rows * x.cols));
-    backend_.Synchronize(backend_.Download(Queue::kCompute, x.data, host.size() * sizeof(float), host.data()));
+    Dispatch(x.type, [&](auto tag) {
+      const auto* numbers = reinterpret_cast<const decltype(tag)*>(stored.data());
+      for (size_t i = 0; i < host.size(); ++i) host[i] = ToFloat(numbers[i]);
+    });
     return host;
+  }
+  void FromHost(std::span<const float> host, const Tensor& x) {
+    CHECK(host.size() == static_cast<size_t>(x.rows * x.cols));
+    if (x.type == DType::kF32) return backend_.Upload(Queue::kCompute, host.data(), host.size_bytes(), x.data);
+    std::vector<uint16_t> stored(host.size());
+    for (size_t i = 0; i < host.size(); ++i)
+      stored[i] = x.type == DType::kBF16 ? ToBF16(host[i]).bits : ToF16(host[i]).bits;
+    backend_.Upload(Queue::kCompute, stored.data(), stored.size() * sizeof(uint16_t), x.data);
   }
 
   void CountSteps(int64_t steps, int64_t tokens) {
@@ -486,9 +517,9 @@ class Decoder {
     host_slots_.resize(tokens);
     host_rows_.resize(tokens);
     host_kept_.resize(tokens);
-    backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
-                     config_.head_dim);
-    return Ok();
+    step_rows_.reserve(static_cast<size_t>(max_batch_));
+    return backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
+                            config_.head_dim);
   }
 
   B& backend_;
@@ -505,6 +536,7 @@ class Decoder {
   CacheAttention<B> cache_;
   PrefillObserver observer_;
 
+  std::vector<SlotRows> step_rows_;                         // of the sequences of a step, before it
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
   std::vector<int32_t> host_kept_;                          // the same: the last row in layers that evict
   int64_t steps_ = 0;

@@ -1,136 +1,23 @@
 #include "model/executor.h"
 
-#include <algorithm>
-#include <map>
-#include <optional>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
 #include "base/machine.h"
-#include "base/size.h"
-#include "model/decoder.h"
+#include "model/cuda_executor.h"
+#include "model/decoder_executor.h"
 
 namespace infinigen {
-namespace {
-
-PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
-  return {.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
-          .layers = config.layers,
-          .max_sequences = options.max_batch,
-          .max_tokens = options.max_tokens,
-          .limit_bytes = options.pool_limit_bytes,
-          .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX};
-}
-
-// The limit of the method, in terms of this run.
-ExecutorOptions Settled(const ModelConfig& config, ExecutorOptions options) {
-  RetainLimit& limit = options.method.limit;
-  if (limit.sequences == 0) limit.sequences = options.max_batch;
-  limit.row_bytes = PoolFor(config, options).layout.row_bytes();
-  limit.layers = config.layers;
-  limit.dense_layers = options.method.dense_layers;
-  return options;
-}
-
-template <Backend B>
-class DecoderExecutor final : public Executor {
- public:
-  template <class... BackendArgs>
-  DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name, BackendArgs... args)
-      : config_(config),
-        options_(Settled(config, options)),
-        name_(std::move(name)),
-        backend_(args...),
-        pool_(PoolFor(config, options_), backend_.pool_memory()),
-        jobs_(static_cast<size_t>(options.max_batch)) {}
-
-  Status Start(const Weights& weights, SketchSource sketches) {
-    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, std::move(sketches),
-                                                options_.max_batch));
-    return Ok();
-  }
-
-  const ModelConfig& config() const override { return config_; }
-  const ExecutorOptions& options() const override { return options_; }
-  std::string device_name() const override { return name_; }
-
-  Result<SeqSlot> Admit(int64_t final_tokens) override {
-    const int64_t kept = options_.method.Quota(final_tokens);
-    if (kept > 0) return pool_.Admit({final_tokens, kept});
-    return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
-                     FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
-  }
-  void Release(SeqSlot slot) override {
-    jobs_[slot.index()].reset();
-    pool_.Release(slot);
-  }
-
-  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
-    ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, first_row, tokens, kind));
-    return Ok();
-  }
-  int64_t PrefillUnits(SeqSlot slot) const override { return decoder_->PrefillUnits(*jobs_[slot.index()]); }
-  bool RunPrefillUnit(SeqSlot slot) override { return decoder_->RunPrefillUnit(*jobs_[slot.index()]); }
-  void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) override {
-    decoder_->PrefillLogits(*jobs_[slot.index()], first, count, logits);
-  }
-  void EndPrefill(SeqSlot slot) override { jobs_[slot.index()].reset(); }
-
-  void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
-
-  void ObservePrefill(PrefillObserver observer) override { decoder_->ObservePrefill(std::move(observer)); }
-  void ObserveSelection(SelectionObserver observer) override { decoder_->ObserveSelection(std::move(observer)); }
-  void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) override { decoder_->FillSynthetic(slot, rows, seed); }
-  KvStats Stats() override { return decoder_->Stats(); }
-
-  uint64_t pool_bytes() const override { return pool_.used_bytes(); }
-  uint64_t pool_peak_bytes() const override { return pool_.peak_bytes(); }
-
- private:
-  const ModelConfig& config_;
-  ExecutorOptions options_;
-  std::string name_;
-  B backend_;
-  Pool pool_;  // its memory is the backend's: declared after it
-  std::unique_ptr<Decoder<B>> decoder_;
-  std::vector<std::optional<PrefillJob>> jobs_;  // [max_batch]; set while a sequence prefills
-};
-
-template <Backend B>
-MemoryPlan Plan(const ModelConfig& config, const ExecutorOptions& asked, uint64_t weights_bytes) {
-  const ExecutorOptions options = Settled(config, asked);
-  const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch);
-  // A limit that holds no row is counted as if it held one, and then is exceeded.
-  const uint64_t sequence_bytes =
-      Pool::QuotaBytes(pool, {options.max_tokens, std::max<int64_t>(1, options.method.Quota(options.max_tokens))});
-  return {.weights_bytes = weights_bytes,
-          .workspace_bytes = Workspace::Bytes(shape),
-          .sketch_bytes = shape.sketch_bytes(),
-          .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * SizeOf(B::kActivation) +
-                           (options.method.evicts() ? PrefillStage::Bytes(shape, options.max_tokens) : 0),
-          .pool_bytes = static_cast<uint64_t>(options.max_batch) * sequence_bytes,
-          .pool_bytes_per_token = sequence_bytes / static_cast<uint64_t>(options.max_tokens)};
-}
-
-template <Backend B, class... BackendArgs>
-Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights& weights,
-                                       const ExecutorOptions& options, SketchSource sketches, std::string name,
-                                       BackendArgs... args) {
-  auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), args...);
-  RETURN_IF_ERROR(executor->Start(weights, std::move(sketches)));
-  return Result<std::unique_ptr<Executor>>(std::move(executor));
-}
-
-}  // namespace
 
 MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   switch (options.device) {
     case Device::kCpu:
-      return Plan<CpuBackend>(config, options, weights_bytes);
+      return PlanFor<CpuBackend>(config, options, weights_bytes);
     case Device::kReference:
-      return Plan<ReferenceBackend>(config, options, weights_bytes);
+      return PlanFor<ReferenceBackend>(config, options, weights_bytes);
+    case Device::kCuda:
+      return PlanCudaMemory(config, options, weights_bytes);
   }
   CHECK(false);
 }
@@ -140,9 +27,11 @@ Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const 
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
   switch (options.device) {
     case Device::kCpu:
-      return Make<CpuBackend>(config, weights, options, std::move(sketches), CpuName(), options.threads);
+      return MakeDecoderExecutor<CpuBackend>(config, weights, options, std::move(sketches), CpuName(), options.threads);
     case Device::kReference:
-      return Make<ReferenceBackend>(config, weights, options, std::move(sketches), CpuName());
+      return MakeDecoderExecutor<ReferenceBackend>(config, weights, options, std::move(sketches), CpuName());
+    case Device::kCuda:
+      return MakeCudaExecutor(config, weights, options, std::move(sketches));
   }
   CHECK(false);
 }

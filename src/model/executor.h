@@ -19,7 +19,7 @@
 
 namespace infinigen {
 
-enum class Device { kCpu, kReference };
+enum class Device { kCpu, kReference, kCuda };
 
 struct ExecutorOptions {
   Device device = Device::kCpu;
@@ -29,21 +29,46 @@ struct ExecutorOptions {
   StoreType kv_type = StoreType::kF32;
   KvMethod method;
   uint64_t pool_limit_bytes = UINT64_MAX;
+  // Of a GPU.
+  DType activation = DType::kF32;  // elsewhere always this
+  bool pool_on_device = false;
+  uint64_t device_memory_bytes = UINT64_MAX;  // at most
+  double weights_on_device = 1.0;             // share of the layers; the others' weights come over the link
 
   // Everything is kept, and attended to, as it is.
   bool is_full() const { return method.select == SelectKind::kAll && !method.evicts() && !IsQuantised(kv_type); }
 };
 
-// What a run needs, stated before anything is allocated.
+// What a run needs, stated before anything is allocated. On a GPU everything but the pool and what is said to be on the
+// host lies in its own memory.
 struct MemoryPlan {
   uint64_t weights_bytes = 0;    // mapped from the files, or allocated for random weights
-  uint64_t workspace_bytes = 0;  // activations, tables, logits
+  uint64_t workspace_bytes = 0;  // activations, tables, logits; on a GPU also scratch and what libraries take
   uint64_t sketch_bytes = 0;
   uint64_t prefill_bytes = 0;  // of one prompt of max_tokens: residual stream, and one layer's cache where it evicts
   uint64_t pool_bytes = 0;     // max_batch sequences of max_tokens
   uint64_t pool_bytes_per_token = 0;
+  uint64_t stage_bytes = 0;         // layers of a remote pool on the device
+  uint64_t hot_bytes = 0;           // entries kept on the device
+  uint64_t host_weights_bytes = 0;  // of weights_bytes, those that stay on the host of a GPU
+  bool has_device = false;          // the parts lie in two memories
+  bool pool_on_device = false;
 
-  uint64_t total_bytes() const { return weights_bytes + workspace_bytes + sketch_bytes + prefill_bytes + pool_bytes; }
+  uint64_t total_bytes() const {
+    return weights_bytes + workspace_bytes + sketch_bytes + prefill_bytes + pool_bytes + stage_bytes + hot_bytes;
+  }
+  uint64_t device_bytes() const {
+    if (!has_device) return 0;
+    return total_bytes() - host_weights_bytes - (pool_on_device ? 0 : pool_bytes);
+  }
+  // Weights on a GPU are not needed in host memory; what was read from a file can be dropped.
+  uint64_t host_bytes() const { return total_bytes() - device_bytes(); }
+};
+
+// A GPU's memory, as it was used.
+struct DeviceUse {
+  uint64_t peak_bytes = 0;
+  double pinning_s = 0;  // of host memory, in the background
 };
 
 // One sequence's part in a decode step: `token` becomes row `row` of the sequence.
@@ -104,6 +129,7 @@ class Executor {
 
   virtual uint64_t pool_bytes() const = 0;
   virtual uint64_t pool_peak_bytes() const = 0;
+  virtual DeviceUse device_use() const = 0;
 };
 
 MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);

@@ -36,7 +36,7 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   const ModelConfig& config = shape.config;
   const KvMethod& method = shape.method;
   const int64_t sequences = shape.pool.max_sequences, query_width = config.heads * config.head_dim;
-  if (method.guesses_from_layer()) w.step_guess = carver.Matrix(shape.activation, shape.max_batch, config.hidden);
+  if (method.guesses_from_layer()) w.step_guess = carver.Matrix(shape.guess_type(), shape.max_batch, config.hidden);
   if (method.from != GuessSource::kSelf) w.guess_q = carver.Matrix(shape.activation, shape.tokens(), query_width);
   if (method.from == GuessSource::kPrevStep)
     w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
@@ -101,7 +101,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   const DType activation = shape.activation;
   const bool rotates = config.positions == PositionKind::kRope;
   Workspace w;
-  w.step_residual = carver.Matrix(activation, shape.max_batch, config.hidden);
+  w.step_residual = carver.Matrix(DType::kF32, shape.max_batch, config.hidden);
   w.normed = carver.Matrix(activation, tokens, config.hidden);
   if (config.has_projections()) w.narrow = carver.Matrix(activation, tokens, config.embed_dim);
   w.q = carver.Matrix(activation, tokens, query_width);

@@ -23,6 +23,9 @@ struct WorkspaceShape {
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
 
+  // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
+  DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
+
   // Tokens of any call.
   int64_t tokens() const { return std::max(max_batch, chunk); }
   // Tokens whose selections exist at once; a longer run of steps goes in parts.
@@ -48,13 +51,15 @@ struct WorkspaceShape {
   }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
+  // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
+  int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows of the longest sequence in layers with sketches.
   int64_t sketch_rows() const { return kept_rows(); }
 };
 
 struct Workspace {
   // T = shape.tokens(), S = shape.select_tokens(); activation type unless said otherwise.
-  Tensor step_residual;  // [max_batch][hidden]
+  Tensor step_residual;  // [max_batch][hidden] f32
   Tensor normed;         // [T][hidden]
   Tensor narrow;         // [T][embed_dim], models with projections only
   Tensor q;              // [T][heads·head_dim]

@@ -35,7 +35,7 @@ CpuBackend::CpuBackend(int threads) : pool_(threads), vnni_(HasVnni()), shared_(
 
 const char* CpuBackend::simd_target() const { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
-void CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+Status CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
   const LayerEntries entries{.layout = {StoreType::kF32, kv_heads, head_dim}};
   const AttentionPlan plan(entries, {heads, 1.0f});
   // Sketches are no wider than heads. SelectBy keeps a tally per (token, head) in what attention keeps its parts in.
@@ -49,6 +49,7 @@ void CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, i
   shared_.ReserveAhead(
       std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats + 16 + scored));
   for (Scratch& scratch : private_) scratch.ReserveAhead(std::max(plan.scratch_floats(plan.group), select));
+  return Ok();
 }
 
 }  // namespace infinigen

@@ -31,7 +31,7 @@ class CpuBackend : public HostBackend {
 
   // Takes the scratch that steps of up to max_batch tokens with sequences of up to max_tokens rows need, so that none
   // of them allocates.
-  void Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
+  Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
   void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);

@@ -17,16 +17,16 @@ namespace infinigen {
 
 }  // namespace infinigen
 
-#define CUDA_CHECK(call)                                                                         \
-  do {                                                                                           \
-    if (const cudaError_t status = (call); status != cudaSuccess)                                \
-      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cudaGetErrorString(status));            \
+#define CUDA_CHECK(call)                                                              \
+  do {                                                                                \
+    if (const cudaError_t cuda_status = (call); cuda_status != cudaSuccess)                     \
+      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cudaGetErrorString(cuda_status)); \
   } while (false)
 
-#define CUBLAS_CHECK(call)                                                                       \
-  do {                                                                                           \
-    if (const cublasStatus_t status = (call); status != CUBLAS_STATUS_SUCCESS)                   \
-      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cublasGetStatusString(status));         \
+#define CUBLAS_CHECK(call)                                                               \
+  do {                                                                                   \
+    if (const cublasStatus_t cublas_status = (call); cublas_status != CUBLAS_STATUS_SUCCESS)           \
+      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cublasGetStatusString(cublas_status)); \
   } while (false)
 
 // After a launch: its configuration was wrong, which is a bug.

@@ -23,6 +23,7 @@ struct MatMulKey {
   DType in, out;
   Epilogue epilogue;
   bool bias;
+  uint32_t x_alignment, weight_alignment, out_alignment;
   auto operator<=>(const MatMulKey&) const = default;
 };
 struct MatMulPlan;  // matmul.cu
@@ -60,6 +61,11 @@ class CudaContext {
 
   Buffer scratch;
 
+  // Weights; where small ones share a block, it is the last.
+  std::vector<Buffer> placed;
+  size_t arena_left = 0;
+  std::map<const std::byte*, const std::byte*> converted_biases;  // f32 → the same in the activations' type
+
   // Tickets: event number v lies in events[v % size], and is recorded again a ring later. Whoever waits for an older
   // one waits a little longer than needed.
   std::vector<cudaEvent_t> events;
@@ -74,9 +80,12 @@ class CudaContext {
   };
   std::byte* upload_ring = nullptr;
   size_t upload_at = 0;
-  std::deque<std::pair<uint64_t, size_t>> uploads;  // ticket, and where the ring is free up to when it is done
+  struct InFlight {
+    uint64_t ticket;
+    size_t begin, end;  // of the ring
+  };
+  std::deque<InFlight> uploads;  // the oldest first
   std::byte* download_bounce = nullptr;
-  size_t download_bytes = 0;
   size_t download_at = 0;
   std::deque<Pending> downloads;
 };

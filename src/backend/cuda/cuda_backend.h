@@ -2,8 +2,8 @@
 // thread calls it (the engine's).
 //
 // The pool's entries lie in pinned host memory or on the device; kernels reach both by the same pointers. Weights are
-// copied to the device, in the type they are stored in. Activations have one type, the residual stream is f32. Attention
-// multiplies on tensor cores in the entries' own type, quantised and f32 entries as f16.
+// copied to the device, in the type they are stored in. Activations have one type, the residual stream is f32.
+// Attention multiplies on tensor cores in the entries' own type, quantised and f32 entries as f16.
 //
 // No CUDA header is needed to include this one.
 #pragma once
@@ -50,12 +50,14 @@ class CudaBackend {
   Allocator& pinned_memory();
   bool pool_is_remote() const { return !options_.pool_on_device; }
   Result<ConstTensor> Place(const ConstTensor& weight);
-  void Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
+  Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
   // What Reserve and the libraries take beside the decoder's memory.
   static size_t ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
   void Upload(Queue queue, const void* host, size_t bytes, void* device);
   Ticket Download(Queue queue, const void* device, size_t bytes, void* host);
   void Move(Queue queue, std::span<const ByteMove> moves);
+  // Pool memory that was taken is ready for kernels.
+  void AwaitPool();
 
   Ticket Record(Queue queue);
   void Wait(Queue queue, Ticket ticket);
@@ -111,6 +113,8 @@ class CudaBackend {
               const LayerCache& to);
 
  private:
+  void Deliver(uint64_t up_to);
+
   CudaOptions options_;
   std::unique_ptr<CudaContext> context_;
 };

@@ -53,8 +53,9 @@ class PinnedAllocator final : public Allocator {
  private:
   struct Block {
     size_t bytes = 0;
-    size_t pinned = 0;  // from the start on
-    bool failed = false;
+    size_t pinned = 0;     // from the start on
+    bool at_work = false;  // a piece is being pinned
+    bool given_back = false;
   };
   void PinInBackground();
 

@@ -11,7 +11,7 @@ class ReferenceBackend : public HostBackend {
  public:
   static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
 
-  void Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) {}
+  Status Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) { return Ok(); }
 
   void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);

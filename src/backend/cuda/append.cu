@@ -1,0 +1,102 @@
+// New keys and values become entries: one warp per (token, KV head, key or value). Entries may lie in pinned host
+// memory; a decode step writes a few rows, which needs no copy engine.
+#include <algorithm>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/numbers.cuh"
+#include "kv/store_view.h"
+
+namespace infinigen {
+namespace {
+
+constexpr int kWarps = 8;
+
+// Rows of quantised types have no alignment.
+__device__ void StoreHeader(std::byte* to, const GroupHeader& header) {
+  const uint16_t parts[2] = {header.scale.bits, header.minimum.bits};
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = static_cast<std::byte>(parts[i] & 255);
+    to[2 * i + 1] = static_cast<std::byte>(parts[i] >> 8);
+  }
+}
+
+// kv/store.cc is the definition. A group of 64 numbers: each lane has a neighbouring pair.
+template <class In>
+__device__ void StoreCodes(StoreType type, const In* numbers, int64_t dim, std::byte* row, int lane) {
+  const int32_t largest = LargestCode(type);
+  std::byte* codes = row + StoreHeaderBytes(dim);
+  for (int64_t first = 0; first < dim; first += kStoreGroup, row += sizeof(GroupHeader)) {
+    const int64_t count = std::min(int64_t{kStoreGroup}, dim - first), at = 2 * lane;
+    float pair[2] = {0, 0}, low = kLargestStored, high = -kLargestStored;
+    for (int i = 0; i < 2; ++i) {
+      if (at + i >= count) continue;
+      const float number = AsFloat(numbers[first + at + i]);
+      pair[i] = isnan(number) ? 0.0f : fminf(fmaxf(number, -kLargestStored), kLargestStored);
+      low = fminf(low, pair[i]);
+      high = fmaxf(high, pair[i]);
+    }
+    const GroupHeader header = FitGroup(-WarpMax(-low), WarpMax(high), largest);
+    if (lane == 0) StoreHeader(row, header);
+    const float scale = ToFloat(header.scale), minimum = ToFloat(header.minimum);
+    uint32_t code[2] = {0, 0};
+    for (int i = 0; i < 2; ++i) {
+      const float steps = scale > 0 ? rintf(__fdiv_rn(pair[i] - minimum, scale)) : 0.0f;
+      if (at + i < count) code[i] = static_cast<uint32_t>(fminf(fmaxf(steps, 0.0f), static_cast<float>(largest)));
+    }
+    if (type == StoreType::kInt8) {
+      for (int i = 0; i < 2; ++i)
+        if (at + i < count) codes[first + at + i] = static_cast<std::byte>(code[i]);
+    } else if (at < count) {
+      codes[(first + at) / 2] = static_cast<std::byte>(code[0] | code[1] << 4);
+    }
+  }
+}
+
+template <class In>
+__device__ void StoreNumbers(StoreType type, const In* numbers, int64_t dim, std::byte* row, int lane) {
+  for (int64_t i = lane; i < dim; i += 32) {
+    const float number = AsFloat(numbers[i]);
+    if (type == StoreType::kF32)
+      reinterpret_cast<float*>(row)[i] = number;
+    else if (type == StoreType::kF16)
+      reinterpret_cast<__half*>(row)[i] = FromFloat<__half>(number);
+    else
+      reinterpret_cast<__nv_bfloat16*>(row)[i] = FromFloat<__nv_bfloat16>(number);
+  }
+}
+
+template <class In>
+__global__ void AppendRows(TokenBatch batch, const In* keys, int64_t key_stride, const In* values, int64_t value_stride,
+                           LayerEntries entries) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;  // (token, head, side)
+  const EntryLayout& layout = entries.layout;
+  const int64_t side = item % 2, head = item / 2 % layout.kv_heads, token = item / 2 / layout.kv_heads;
+  if (token >= batch.count) return;
+  const In* numbers = (side == 0 ? keys + token * key_stride : values + token * value_stride) + head * layout.head_dim;
+  std::byte* row = entries.Entry(batch.slots[token], head, batch.Place(token, head)) +
+                   static_cast<size_t>(side) * layout.key_bytes();
+  if (IsQuantised(layout.type))
+    StoreCodes(layout.type, numbers, layout.head_dim, row, lane);
+  else
+    StoreNumbers(layout.type, numbers, layout.head_dim, row, lane);
+}
+
+}  // namespace
+
+void CudaBackend::Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                         const LayerEntries& entries) {
+  CHECK(keys.type == values.type && keys.cols == entries.layout.kv_heads * entries.layout.head_dim);
+  const int64_t items = batch.count * entries.layout.kv_heads * 2;
+  if (items == 0) return;
+  DispatchDevice(keys.type, [&](auto in) {
+    using In = decltype(in);
+    AppendRows<In><<<static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * 32, 0, context_->stream(queue)>>>(
+        batch, reinterpret_cast<const In*>(keys.data), keys.stride, reinterpret_cast<const In*>(values.data),
+        values.stride, entries);
+  });
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace infinigen

@@ -1,0 +1,166 @@
+// Operations without sums: embeddings, positions, rotation, gates, copies. Each thread does one number or one pair; all
+// are bound by memory, and small beside the products around them.
+#include <algorithm>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/numbers.cuh"
+
+namespace infinigen {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Rows beyond a grid's height are walked by its blocks.
+dim3 GridOver(int64_t rows, int64_t cols) {
+  return dim3(static_cast<unsigned>((cols + kThreads - 1) / kThreads),
+              static_cast<unsigned>(std::min<int64_t>(rows, 32768)));
+}
+
+// f(row, column) for all numbers of [rows][cols].
+template <class F>
+__global__ void ForEach(int64_t rows, int64_t cols, F f) {
+  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= cols) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) f(row, column);
+}
+
+template <class F>
+void Launch(cudaStream_t stream, int64_t rows, int64_t cols, const F& f) {
+  if (rows == 0 || cols == 0) return;
+  ForEach<<<GridOver(rows, cols), kThreads, 0, stream>>>(rows, cols, f);
+  CUDA_CHECK_LAUNCH();
+}
+
+// A matrix as kernels see it.
+template <class T>
+struct View {
+  T* data;
+  int64_t stride;
+  explicit View(const Tensor& t) : data(reinterpret_cast<T*>(t.data)), stride(t.stride) {}
+  __device__ T& operator()(int64_t row, int64_t column) const { return data[row * stride + column]; }
+};
+template <class T>
+struct ConstView {
+  const T* data;
+  int64_t stride;
+  explicit ConstView(const ConstTensor& t) : data(reinterpret_cast<const T*>(t.data)), stride(t.stride) {}
+  __device__ const T& operator()(int64_t row, int64_t column) const { return data[row * stride + column]; }
+};
+
+template <class In, class Out>
+struct EmbedOne {
+  const int32_t* ids;
+  ConstView<In> table;
+  View<Out> out;
+  __device__ void operator()(int64_t row, int64_t column) const {
+    out(row, column) = FromFloat<Out>(AsFloat(table(ids[row], column)));
+  }
+};
+
+template <class In, class Out>
+struct AddPositionOne {
+  TokenBatch batch;
+  ConstView<In> table;
+  int64_t offset;
+  View<Out> x;
+  __device__ void operator()(int64_t row, int64_t column) const {
+    x(row, column) = FromFloat<Out>(AsFloat(x(row, column)) + AsFloat(table(batch.Position(row) + offset, column)));
+  }
+};
+
+struct RopeAngle {
+  TokenBatch batch;
+  const float* frequencies;
+  View<float> table;
+  int64_t half;
+  __device__ void operator()(int64_t row, int64_t pair) const {
+    const float angle = static_cast<float>(batch.Position(row)) * frequencies[pair];
+    table(row, pair) = cosf(angle);
+    table(row, half + pair) = sinf(angle);
+  }
+};
+
+template <class T>
+struct RotatePair {
+  ConstView<float> table;
+  View<T> x;
+  int64_t half;
+  __device__ void operator()(int64_t row, int64_t index) const {
+    const int64_t head = index / half, pair = index % half;
+    T &low = x(row, head * 2 * half + pair), &high = x(row, head * 2 * half + half + pair);
+    const float a = AsFloat(low), b = AsFloat(high), cosine = table(row, pair), sine = table(row, half + pair);
+    low = FromFloat<T>(a * cosine - b * sine);
+    high = FromFloat<T>(b * cosine + a * sine);
+  }
+};
+
+template <class T>
+struct GateOne {
+  View<T> gate;
+  View<T> up;
+  __device__ void operator()(int64_t row, int64_t column) const {
+    const float g = AsFloat(gate(row, column));
+    gate(row, column) = FromFloat<T>(g / (1.0f + __expf(-g)) * AsFloat(up(row, column)));
+  }
+};
+
+}  // namespace
+
+void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+  CHECK(table.cols == out.cols && batch.count == out.rows);
+  DispatchDevice(table.type, [&](auto in) {
+    DispatchDevice(out.type, [&](auto to) {
+      using In = decltype(in);
+      using Out = decltype(to);
+      Launch(context_->stream(queue), out.rows, out.cols,
+             EmbedOne<In, Out>{batch.ids, ConstView<In>(table), View<Out>(out)});
+    });
+  });
+}
+
+void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
+                               const Tensor& x) {
+  CHECK(table.cols == x.cols && batch.count == x.rows);
+  DispatchDevice(table.type, [&](auto in) {
+    DispatchDevice(x.type, [&](auto to) {
+      using In = decltype(in);
+      using Out = decltype(to);
+      Launch(context_->stream(queue), x.rows, x.cols,
+             AddPositionOne<In, Out>{batch, ConstView<In>(table), offset, View<Out>(x)});
+    });
+  });
+}
+
+void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+  CHECK(table.type == DType::kF32 && table.cols == 2 * frequencies.cols && table.rows == batch.count);
+  Launch(context_->stream(queue), table.rows, frequencies.cols,
+         RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols});
+}
+
+void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
+  CHECK(table.rows == x.rows && x.cols % table.cols == 0);
+  DispatchDevice(x.type, [&](auto of) {
+    using T = decltype(of);
+    Launch(context_->stream(queue), x.rows, x.cols / 2,
+           RotatePair<T>{ConstView<float>(table), View<T>(x), table.cols / 2});
+  });
+}
+
+void CudaBackend::Copy(Queue queue, const ConstTensor& x, const Tensor& out) {
+  CHECK(x.type == out.type && x.rows == out.rows && x.cols == out.cols);
+  const size_t item = SizeOf(x.type);
+  CUDA_CHECK(cudaMemcpy2DAsync(out.data, static_cast<size_t>(out.stride) * item, x.data,
+                               static_cast<size_t>(x.stride) * item, static_cast<size_t>(x.cols) * item,
+                               static_cast<size_t>(x.rows), cudaMemcpyDeviceToDevice, context_->stream(queue)));
+}
+
+void CudaBackend::SiluMul(Queue queue, const Tensor& gate, const Tensor& up) {
+  CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
+  DispatchDevice(gate.type, [&](auto of) {
+    using T = decltype(of);
+    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T>{View<T>(gate), View<T>(up)});
+  });
+}
+
+}  // namespace infinigen

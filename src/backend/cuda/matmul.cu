@@ -1,0 +1,193 @@
+// Matrix products by cuBLASLt. A row-major product out = x · weightᵀ is, to a library that thinks in columns,
+// outᵀ = weight · xᵀ with nothing transposed in memory. Bias, relu and the addition to the residual stream are done by
+// the library's epilogues; one algorithm per shape, chosen by its heuristics when the shape is first seen.
+#include <algorithm>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/numbers.cuh"
+
+namespace infinigen {
+
+struct MatMulPlan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool found = false;
+
+  ~MatMulPlan() {
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(weight));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(x));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(out));
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(operation));
+  }
+};
+
+namespace {
+
+cudaDataType_t LibraryType(DType type) {
+  return type == DType::kF32 ? CUDA_R_32F : type == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+template <class In, class Out>
+__global__ void ConvertRows(const In* x, int64_t x_stride, Out* out, int64_t out_stride, int64_t cols) {
+  const int64_t row = blockIdx.y, column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column < cols) out[row * out_stride + column] = FromFloat<Out>(AsFloat(x[row * x_stride + column]));
+}
+
+void Convert(cudaStream_t stream, const ConstTensor& x, const Tensor& out) {
+  DispatchDevice(x.type, [&](auto in) {
+    DispatchDevice(out.type, [&](auto to) {
+      using In = decltype(in);
+      using Out = decltype(to);
+      for (int64_t first = 0; first < x.rows; first += 65535) {  // a grid's height
+        const dim3 grid(static_cast<unsigned>((x.cols + 255) / 256),
+                        static_cast<unsigned>(std::min<int64_t>(65535, x.rows - first)));
+        ConvertRows<In, Out><<<grid, 256, 0, stream>>>(reinterpret_cast<const In*>(x.row(first)), x.stride,
+                                                       reinterpret_cast<Out*>(out.row(first)), out.stride, x.cols);
+        CUDA_CHECK_LAUNCH();
+      }
+    });
+  });
+}
+
+// For the shapes that the library has nothing for: rows without alignment.
+template <class In, class Out>
+__global__ void PlainProduct(const In* x, int64_t x_stride, const In* weight, int64_t weight_stride, const float* bias,
+                             Out* out, int64_t out_stride, int64_t n, int64_t k, Epilogue epilogue) {
+  const int64_t row = blockIdx.y, column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= n) return;
+  float sum = 0;
+  for (int64_t i = 0; i < k; ++i)
+    sum = fmaf(AsFloat(x[row * x_stride + i]), AsFloat(weight[column * weight_stride + i]), sum);
+  if (bias != nullptr) sum += bias[column];
+  Out& place = out[row * out_stride + column];
+  if (epilogue == Epilogue::kAdd) sum += AsFloat(place);
+  if (epilogue == Epilogue::kRelu) sum = fmaxf(sum, 0.0f);
+  place = FromFloat<Out>(sum);
+}
+
+void MultiplyPlainly(cudaStream_t stream, const ConstTensor& x, const Projection& p) {
+  DispatchDevice(p.weight.type, [&](auto in) {
+    DispatchDevice(p.out.type, [&](auto to) {
+      using In = decltype(in);
+      using Out = decltype(to);
+      const dim3 grid(static_cast<unsigned>((p.out.cols + 127) / 128), static_cast<unsigned>(p.out.rows));
+      PlainProduct<In, Out><<<grid, 128, 0, stream>>>(
+          reinterpret_cast<const In*>(x.data), x.stride, reinterpret_cast<const In*>(p.weight.data), p.weight.stride,
+          p.bias ? p.bias.as<float>() : nullptr, reinterpret_cast<Out*>(p.out.data), p.out.stride, p.out.cols, x.cols,
+          p.epilogue);
+      CUDA_CHECK_LAUNCH();
+    });
+  });
+}
+
+// The largest power of two, at most 16, that every row of the matrix starts at a multiple of.
+uint32_t Alignment(const void* data, int64_t stride, DType type) {
+  const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(stride) * SizeOf(type) | 16;
+  return static_cast<uint32_t>(bits & (~bits + 1));
+}
+
+template <class T>
+void Set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+}
+template <class T>
+void Set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+  CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+}
+
+std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key) {
+  auto plan = std::make_unique<MatMulPlan>();
+  const cudaDataType_t in = LibraryType(key.in), out = LibraryType(key.out);
+  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  Set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  const bool relu = key.epilogue == Epilogue::kRelu;
+  Set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+      key.bias ? (relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS)
+               : (relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT));
+  if (key.bias) Set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
+  const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->weight, in, u(key.k), u(key.n), key.weight_stride));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->x, in, u(key.k), u(key.m), key.x_stride));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->out, out, u(key.n), u(key.m), key.out_stride));
+  cublasLtMatmulPreference_t preference = nullptr;
+  CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  const uint64_t workspace = context.lt_workspace.bytes();
+  Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.weight_alignment);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.x_alignment);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.out_alignment);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.out_alignment);
+  cublasLtMatmulHeuristicResult_t result{};
+  int results = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context.lt, plan->operation, plan->weight, plan->x,
+                                                               plan->out, plan->out, preference, 1, &result, &results);
+  CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+  plan->found = status == CUBLAS_STATUS_SUCCESS && results == 1;
+  plan->algorithm = result.algo;
+  return plan;
+}
+
+}  // namespace
+
+void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections) {
+  CudaContext& context = *context_;
+  const cudaStream_t stream = context.stream(queue);
+  if (context.lt_workspace.bytes() == 0) CHECK(Reserve(1, 1, 1, 1, 64).ok());
+  ConstTensor in_weight_type = x;  // the last conversion
+  for (const Projection& p : projections) {
+    CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
+    if (p.weight.type == x.type) {
+      in_weight_type = x;
+    } else if (p.weight.type != in_weight_type.type) {
+      const int64_t stride = (x.cols + 7) / 8 * 8;
+      const size_t bytes = static_cast<size_t>(x.rows * stride) * SizeOf(p.weight.type);
+      if (bytes > context.converted.bytes()) {
+        context.converted = {};
+        Result<Buffer> grown = Buffer::Make(compute_memory(), bytes);
+        CHECK(grown.ok());
+        context.converted = std::move(*grown);
+      }
+      const Tensor to{context.converted.data(), p.weight.type, x.rows, x.cols, stride};
+      Convert(stream, x, to);
+      in_weight_type = to;
+    }
+    const ConstTensor& in = in_weight_type;
+    const std::byte* bias = p.bias.data;
+    if (p.bias && p.out.type != DType::kF32) {
+      const auto placed = context.converted_biases.find(p.bias.data);
+      if (placed == context.converted_biases.end()) {
+        MultiplyPlainly(stream, in, p);
+        continue;
+      }
+      bias = placed->second;
+    }
+    const MatMulKey key{.m = x.rows,
+                        .n = p.out.cols,
+                        .k = x.cols,
+                        .x_stride = in.stride,
+                        .weight_stride = p.weight.stride,
+                        .out_stride = p.out.stride,
+                        .in = p.weight.type,
+                        .out = p.out.type,
+                        .epilogue = p.epilogue,
+                        .bias = static_cast<bool>(p.bias),
+                        .x_alignment = Alignment(in.data, in.stride, in.type),
+                        .weight_alignment = Alignment(p.weight.data, p.weight.stride, p.weight.type),
+                        .out_alignment = Alignment(p.out.data, p.out.stride, p.out.type)};
+    std::unique_ptr<MatMulPlan>& plan = context.plans[key];
+    if (plan == nullptr) plan = MakePlan(context, key);
+    if (!plan->found) {
+      MultiplyPlainly(stream, in, p);
+      continue;
+    }
+    if (p.bias) Set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const float one = 1.0f, beta = p.epilogue == Epilogue::kAdd ? 1.0f : 0.0f;
+    CUBLAS_CHECK(cublasLtMatmul(context.lt, plan->operation, &one, p.weight.data, plan->weight, in.data, plan->x, &beta,
+                                p.out.data, plan->out, p.out.data, plan->out, &plan->algorithm,
+                                context.lt_workspace.data(), context.lt_workspace.bytes(), stream));
+  }
+}
+
+}  // namespace infinigen

@@ -1,0 +1,51 @@
+#include "model/cuda_executor.h"
+
+#include <utility>
+
+#include "backend/cuda/cuda_backend.h"
+#include "model/decoder_executor.h"
+
+namespace infinigen {
+
+Result<GpuInfo> FindGpu() {
+  ASSIGN_OR_RETURN(const CudaDevice device, FindCudaDevice());
+  return GpuInfo{.name = device.name, .total_bytes = device.total_bytes, .free_bytes = device.free_bytes};
+}
+
+Status CheckGpuLayout(const EntryLayout& layout) {
+  if (layout.head_dim % 8 == 0 && layout.head_dim <= 256) return Ok();
+  return Unsupported("heads of {} numbers: on a GPU they are a multiple of 8, and at most 256", layout.head_dim);
+}
+
+MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
+  MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
+  const ExecutorOptions settled = Settled(config, options);
+  const PoolOptions pool = PoolFor(config, settled);
+  const WorkspaceShape shape =
+      Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch, settled.activation);
+  plan.has_device = true;
+  plan.pool_on_device = options.pool_on_device;
+  plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
+                                                     config.kv_heads, config.head_dim);
+  if (options.pool_on_device) return plan;
+  using Stage = EntryStage<CudaBackend>;
+  plan.stage_bytes = Stage::TableBytes(pool);
+  // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompt that is read.
+  if (settled.method.select == SelectKind::kAll)
+    plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());
+  else if (!settled.method.evicts() || settled.method.dense_layers > 0)
+    plan.stage_bytes += Stage::SlotBytes(pool, options.max_tokens);
+  return plan;
+}
+
+Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, const Weights& weights,
+                                                   const ExecutorOptions& options, SketchSource sketches) {
+  ASSIGN_OR_RETURN(const CudaDevice device, FindCudaDevice());
+  RETURN_IF_ERROR(CheckGpuLayout(PoolFor(config, options).layout));
+  return MakeDecoderExecutor<CudaBackend>(config, weights, options, std::move(sketches), device.name,
+                                          CudaOptions{.activation = options.activation,
+                                                      .pool_on_device = options.pool_on_device,
+                                                      .memory_limit_bytes = options.device_memory_bytes});
+}
+
+}  // namespace infinigen

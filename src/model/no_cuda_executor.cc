@@ -1,0 +1,20 @@
+// Compiled instead of cuda_executor.cc where the build has no GPU backend.
+#include "base/check.h"
+#include "model/cuda_executor.h"
+
+namespace infinigen {
+
+Result<GpuInfo> FindGpu() {
+  return Unsupported("this build has no CUDA backend (nvcc was not found when it was made); available: cpu, reference");
+}
+
+Status CheckGpuLayout(const EntryLayout&) { return FindGpu().error(); }
+
+MemoryPlan PlanCudaMemory(const ModelConfig&, const ExecutorOptions&, uint64_t) { CHECK(false); }
+
+Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig&, const Weights&, const ExecutorOptions&,
+                                                   SketchSource) {
+  return FindGpu().error();
+}
+
+}  // namespace infinigen
