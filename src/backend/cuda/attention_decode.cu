@@ -7,7 +7,6 @@
 // largest score, a sum of weights and a weighted sum of values. Cuts and order follow from places in the list alone. So
 // the list of all rows gives AttendDecode's result bit for bit, and neighbours in a batch change nothing.
 #include <algorithm>
-#include <cstring>
 
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/attention_tiles.cuh"
@@ -322,19 +321,24 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
 
 void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
-  DecodeCall call{.queries = queries, .out = out, .slots = batch.slots, .rows = batch.rows, .entries = entries};
+  DecodeCall call;
+  call.queries = queries;
+  call.out = out;
+  call.slots = batch.slots;
+  call.rows = batch.rows;
+  call.entries = entries;
   Attend(*context_, call, shape, batch.count, max_rows, INT32_MAX, context_->stream(queue));
 }
 
 void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                                  const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
                                  const Tensor& out) {
-  DecodeCall call{.queries = queries,
-                  .out = out,
-                  .slots = batch.slots,
-                  .rows = batch.rows,
-                  .selection = selection,
-                  .entries = entries};
+  DecodeCall call;
+  call.queries = queries;
+  call.out = out;
+  call.slots = batch.slots;
+  call.selection = selection;
+  call.entries = entries;
   // There is room for lists that are far longer than most: few blocks, which take several chunks where there are more,
   // rather than many that find nothing to do.
   const int64_t lists = std::max<int64_t>(1, batch.count * entries.layout.kv_heads);

@@ -125,7 +125,7 @@ template <class S>
 __device__ void CopyTile(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
   const int pieces = static_cast<int>(call.entries.layout.head_dim) / 8, key_bytes = pieces * 16;
   const uint32_t base = SharedAddress(to);
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < S::kKeys * 2 * S::kPieces / kThreads; ++i) {
     const int at = i * kThreads + static_cast<int>(threadIdx.x);
     const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
