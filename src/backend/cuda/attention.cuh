@@ -1,0 +1,136 @@
+// What prefill and decode share: which entries they read, how queries and outputs of any type are reached, and the
+// codes of quantised entries as f16. Private to backend/cuda.
+//
+// Products run on tensor cores. Entries in bf16 and f16 are multiplied in their own type; f32 and quantised ones as
+// f16. A query is rounded to that type too, which changes nothing where the model computes in it. Scores are f32; they
+// get their scale, and the change from e to 2 as the base of exponentials, there. Weights are f32 in the sums that they
+// are divided by, and are rounded for the product with values: to nearest, so errors of many entries cancel.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/check.h"
+#include "backend/cuda/mma.cuh"
+#include "backend/cuda/numbers.cuh"
+#include "kv/store_view.h"
+#include "kv/view.h"
+#include "tensor/view.h"
+
+namespace infinigen {
+
+// Heads are padded to 64, 128 or 256 columns. With whole groups of 8 numbers, entries of 16-bit types begin at
+// multiples of 16 bytes, quantised ones at multiples of 8, and single keys and values of theirs at multiples of 4.
+inline constexpr int64_t kLargestAttentionDim = 256;
+constexpr bool CudaAttentionSupports(const EntryLayout& layout) {
+  return layout.head_dim > 0 && layout.head_dim % 8 == 0 && layout.head_dim <= kLargestAttentionDim;
+}
+
+// Scratch of AttendDecode and AttendSelected for `batch` tokens with lists of up to `tokens` rows.
+constexpr int64_t kDecodeChunk = kExtentTokens;
+constexpr int64_t DecodeChunks(int64_t tokens) { return (tokens + kDecodeChunk - 1) / kDecodeChunk; }
+constexpr size_t DecodeScratchBytes(int64_t tokens, int64_t batch, int64_t heads, int64_t head_dim) {
+  return static_cast<size_t>(batch * heads * DecodeChunks(tokens) * (head_dim + 2)) * sizeof(float);
+}
+
+inline constexpr float kLog2E = 1.44269504f;
+inline constexpr float kNoScore = -INFINITY;
+
+// Weights are 2^(score - largest + shift): f16 has no numbers below 2^-24, and few digits below 2^-14, which many small
+// weights would fall under.
+template <class T>
+inline constexpr float kWeightShift = std::is_same_v<T, __half> ? 8.0f : 0.0f;
+
+// Calls f with the padded dim as a constant.
+template <class F>
+void DispatchDim(int64_t head_dim, F&& f) {
+  if (head_dim <= 64)
+    f(std::integral_constant<int, 64>());
+  else if (head_dim <= 128)
+    f(std::integral_constant<int, 128>());
+  else
+    f(std::integral_constant<int, 256>());
+}
+
+// Room for one kernel's shared memory beyond the 48 KiB that need no asking. Once per kernel.
+template <auto kKernel>
+void AllowShared(int most_bytes) {
+  static const bool asked = [&] {
+    CUDA_CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    return true;
+  }();
+  static_cast<void>(asked);
+}
+
+// The number that is multiplied in place of x: f16 ends at 65504.
+template <class T>
+__device__ inline float Within(float x) {
+  if constexpr (std::is_same_v<T, __half>) return fminf(fmaxf(x, -kLargestStored), kLargestStored);
+  return x;
+}
+
+__device__ inline void StoreNumber(const Tensor& x, int64_t at, float value) {
+  if (x.type == DType::kF32)
+    reinterpret_cast<float*>(x.data)[at] = value;
+  else if (x.type == DType::kF16)
+    reinterpret_cast<__half*>(x.data)[at] = __float2half_rn(value);
+  else
+    reinterpret_cast<__nv_bfloat16*>(x.data)[at] = __float2bfloat16_rn(value);
+}
+// Neighbours; `at` is even and rows begin at even places (PairsAligned).
+__device__ inline void StorePair(const Tensor& x, int64_t at, float first, float second) {
+  if (x.type == DType::kF32)
+    *reinterpret_cast<float2*>(x.data + at * 4) = make_float2(first, second);
+  else
+    *reinterpret_cast<uint32_t*>(x.data + at * 2) =
+        x.type == DType::kF16 ? Pair<__half>(first, second) : Pair<__nv_bfloat16>(first, second);
+}
+inline bool PairsAligned(const ConstTensor& x) {
+  return x.stride % 2 == 0 && reinterpret_cast<uintptr_t>(x.data) % (2 * SizeOf(x.type)) == 0;
+}
+
+// ---- Codes. A byte of 0x64 above a code of up to 8 bits is the f16 number 1024 + code.
+
+inline constexpr float kCodeBias = 1024.0f;
+inline constexpr uint32_t kBiasBytes = 0x64646464u;
+
+// The codes of four bits at bits 4 · nibble of both halves of a register.
+__device__ inline uint32_t BiasedNibbles(uint32_t halves, int nibble) {
+  return ((halves >> (4 * nibble)) & 0x000f000fu) | 0x64006400u;
+}
+
+// Eight numbers of a quantised row as f16. `codes` is where they begin, at a multiple of 4 bytes.
+__device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint32_t header) {
+  const float2 scale_minimum = Halves(header);
+  float scale = scale_minimum.x;
+  // Scales are rounded up, so the largest number may lie just above what f16 holds.
+  const float largest = type == StoreType::kInt8 ? 255.0f : 15.0f;
+  if (fmaf(largest, scale, scale_minimum.y) > kLargestStored) scale = (kLargestStored - scale_minimum.y) / largest;
+  const __half2 scales = __half2half2(__float2half_rd(scale)), minima = __half2half2(__float2half_rn(scale_minimum.y));
+  const __half2 bias = __half2half2(__float2half_rn(kCodeBias));
+  const auto number = [&](uint32_t biased) {
+    return Bits<uint32_t>(__hfma2(__hsub2(Bits<__half2>(biased), bias), scales, minima));
+  };
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(codes);
+  if (type == StoreType::kInt8)
+    return {number(__byte_perm(words[0], kBiasBytes, 0x4140)), number(__byte_perm(words[0], kBiasBytes, 0x4342)),
+            number(__byte_perm(words[1], kBiasBytes, 0x4140)), number(__byte_perm(words[1], kBiasBytes, 0x4342))};
+  // Number i and number i + 4 come together.
+  const uint32_t a = number(BiasedNibbles(words[0], 0)), b = number(BiasedNibbles(words[0], 1));
+  const uint32_t c = number(BiasedNibbles(words[0], 2)), d = number(BiasedNibbles(words[0], 3));
+  return {__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632)};
+}
+// Eight f32 numbers as f16.
+__device__ inline uint4 RoundEight(const float* numbers) {
+  const float4 a = reinterpret_cast<const float4*>(numbers)[0], b = reinterpret_cast<const float4*>(numbers)[1];
+  const auto pair = [](float x, float y) { return Pair<__half>(Within<__half>(x), Within<__half>(y)); };
+  return {pair(a.x, a.y), pair(a.z, a.w), pair(b.x, b.y), pair(b.z, b.w)};
+}
+
+}  // namespace infinigen

@@ -1,0 +1,349 @@
+// Attention of single tokens to a list of rows: all of a sequence (AttendDecode) or those that were chosen
+// (AttendSelected). It is bound by memory: every entry is read once, for all query heads of its KV head.
+//
+// A list is cut into chunks of 256 items, an extent where it holds all rows, and a chunk into equal shares for the
+// warps of a block. A warp walks its share in tiles of 16 (attention_tiles.cuh), with its own pipeline of asynchronous
+// copies and no barrier but its own. The shares are merged in order, then, by a second kernel, the chunks: each is a
+// largest score, a sum of weights and a weighted sum of values. Cuts and order follow from places in the list alone. So
+// the list of all rows gives AttendDecode's result bit for bit, and neighbours in a batch change nothing.
+#include <algorithm>
+
+#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attention_tiles.cuh"
+#include "backend/cuda/check.h"
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+
+namespace infinigen {
+namespace {
+
+struct DecodeCall {
+  ConstTensor queries;  // [tokens][heads · dim]
+  Tensor out;           // the same shape
+  const int32_t* slots = nullptr;
+  const int32_t* rows = nullptr;
+  Selection selection;  // without rows: all
+  LayerEntries entries;
+  int group = 0;  // query heads of a KV head
+  int parts = 0;  // of a group, 8 heads each
+  int heads = 0;
+  float scale = 0;  // of scores, to base 2
+  uint32_t piece_inverse = 0;
+  int stage_bytes = 0;
+  int64_t chunks = 0;      // that there is room for
+  float* sums = nullptr;   // [tokens][heads][chunks][dim] of weighted values
+  float2* tops = nullptr;  // [tokens][heads][chunks] largest score to base 2, sum of weights
+
+  __device__ int Items(int64_t token, int64_t kv_head) const {
+    return selection.rows == nullptr ? rows[token] + 1 : selection.Count(token, kv_head);
+  }
+  __device__ int64_t Chunk(int64_t token, int64_t head, int64_t chunk) const {
+    return (token * heads + head) * chunks + chunk;
+  }
+};
+
+// A warp's share of a chunk.
+struct Share {
+  int64_t token = 0;
+  int kv_head = 0;
+  int first = 0;  // item
+  int count = 0;
+};
+
+// What a lane knows of heads 2t and 2t + 1.
+struct Softmax {
+  float top[2] = {kNoScore, kNoScore};
+  float sum[2] = {0, 0};  // of this lane's entries
+};
+
+// Where the share's entries lie; places past its end repeat the first, so that every one of them can be named in a
+// copy.
+__device__ void FindEntries(const DecodeCall& call, const Share& share, int capacity, const std::byte** found) {
+  if (share.count == 0) return;
+  const int64_t slot = call.slots[share.token];
+  const int32_t* list =
+      call.selection.rows == nullptr ? nullptr : call.selection.Rows(share.token, share.kv_head) + share.first;
+  for (int i = threadIdx.x % 32; i < capacity; i += 32) {
+    const int item = i < share.count ? i : 0;
+    found[i] = call.entries.Entry(slot, share.kv_head, list == nullptr ? share.first + item : list[item]);
+  }
+}
+
+// One tile's scores to weights, and its values to the sums.
+template <class Tile>
+__device__ void AttendTile(const DecodeCall& call, const TileShape& shape, const std::byte* data, int count, Tile& tile,
+                           Softmax& softmax) {
+  const int g = threadIdx.x % 32 / 4;
+  float scores[4] = {};
+  tile.Scores(shape, data, scores);
+  float next[2];
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    scores[x] = g < count ? scores[x] * call.scale : kNoScore;
+    scores[2 + x] = g + 8 < count ? scores[2 + x] * call.scale : kNoScore;
+    float top = fmaxf(scores[x], scores[2 + x]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
+    next[x] = fmaxf(softmax.top[x], top);
+  }
+  // A factor of 1 would change nothing, so leaving it out does not either.
+  if (__any_sync(~0u, next[0] > softmax.top[0] || next[1] > softmax.top[1])) {
+    const float first = Exp2(softmax.top[0] - next[0]), second = Exp2(softmax.top[1] - next[1]);
+    tile.Rescale(first, second);
+    softmax.sum[0] *= first;
+    softmax.sum[1] *= second;
+    softmax.top[0] = next[0];
+    softmax.top[1] = next[1];
+  }
+  float weights[4];
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    weights[x] = Exp2(scores[x] - next[x] + Tile::kShift);
+    weights[2 + x] = Exp2(scores[2 + x] - next[x] + Tile::kShift);
+    softmax.sum[x] += weights[x] + weights[2 + x];
+  }
+  tile.AddValues(shape, data, weights);
+}
+
+// The shares of a chunk, one per warp, in shared memory.
+template <class Tile>
+struct ShareSums {
+  static constexpr int kStride = Tile::kPadded + 4;  // lanes of different heads write to different banks
+  float values[Tile::kWarps][kTileHeads][kStride];
+  float top[Tile::kWarps][kTileHeads];
+  float sum[Tile::kWarps][kTileHeads];
+};
+
+template <class Tile>
+__device__ void PutShare(Tile& tile, const Softmax& softmax, ShareSums<Tile>& shares) {
+  const int warp = threadIdx.x / 32, t = threadIdx.x % 4;
+  tile.ForSums([&](int dim, float first, float second) {
+    shares.values[warp][2 * t][dim] = first;
+    shares.values[warp][2 * t + 1][dim] = second;
+  });
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    float sum = softmax.sum[x];
+    sum += __shfl_xor_sync(~0u, sum, 4);
+    sum += __shfl_xor_sync(~0u, sum, 8);
+    sum += __shfl_xor_sync(~0u, sum, 16);
+    if (threadIdx.x % 32 < 4) {
+      shares.top[warp][2 * t + x] = softmax.top[x];
+      shares.sum[warp][2 * t + x] = sum;
+    }
+  }
+}
+
+// In the order of warps, which is the list's.
+template <class Tile>
+__device__ void MergeShares(const DecodeCall& call, const ShareSums<Tile>& shares, int64_t token, int first_head,
+                            int heads, int64_t chunk) {
+  const int dim = static_cast<int>(call.entries.layout.head_dim);
+  for (int at = threadIdx.x; at < heads * Tile::kPadded; at += Tile::kWarps * 32) {
+    const int head = at / Tile::kPadded, column = at % Tile::kPadded;
+    if (column >= dim) continue;
+    float top = kNoScore;
+#pragma unroll
+    for (int w = 0; w < Tile::kWarps; ++w) top = fmaxf(top, shares.top[w][head]);
+    float value = 0, sum = 0;
+#pragma unroll
+    for (int w = 0; w < Tile::kWarps; ++w) {
+      const float factor = Exp2(shares.top[w][head] - top);
+      value = fmaf(factor, shares.values[w][head][column], value);
+      sum = fmaf(factor, shares.sum[w][head], sum);
+    }
+    const int64_t place = call.Chunk(token, first_head + head, chunk);
+    call.sums[place * dim + column] = value;
+    if (column == 0) call.tops[place] = make_float2(top, sum);
+  }
+}
+
+// Grid: (chunks or fewer, kv_heads · parts, tokens).
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
+    AttendChunks(const __grid_constant__ DecodeCall call) {
+  extern __shared__ uint4 shared[];  // [warps][stages] tiles; the shares' sums after them in time
+  constexpr int kShare = static_cast<int>(kDecodeChunk) / Tile::kWarps;
+  __shared__ const std::byte* found[Tile::kWarps][kShare];
+  const int warp = threadIdx.x / 32, kv_head = blockIdx.y / call.parts, part = blockIdx.y % call.parts;
+  const int64_t token = blockIdx.z;
+  const int items = call.Items(token, kv_head);
+  if (blockIdx.x * kDecodeChunk >= items) return;
+
+  const EntryLayout& layout = call.entries.layout;
+  const int first_head = kv_head * call.group + part * kTileHeads;
+  const TileShape shape{.queries = call.queries,
+                        .query = token * call.queries.stride + first_head * layout.head_dim,
+                        .heads = min(kTileHeads, call.group - part * kTileHeads),
+                        .dim = static_cast<int>(layout.head_dim),
+                        .key_bytes = static_cast<int>(layout.key_bytes()),
+                        .groups = static_cast<int>(StoreGroups(layout.head_dim)),
+                        .type = layout.type,
+                        .piece_inverse = call.piece_inverse};
+  std::byte* stages = reinterpret_cast<std::byte*>(shared) + warp * Tile::kStages * call.stage_bytes;
+  const auto stage = [&](int tile, int count) {
+    if (tile * kTileRows < count)
+      Tile::Stage(shape, stages + tile % Tile::kStages * call.stage_bytes, found[warp] + tile * kTileRows,
+                  min(kTileRows, count - tile * kTileRows));
+    CommitCopies();
+  };
+  ShareSums<Tile>& shares = *reinterpret_cast<ShareSums<Tile>*>(shared);
+  Tile tile(shape);
+
+  for (int64_t chunk = blockIdx.x; chunk * kDecodeChunk < items; chunk += gridDim.x) {
+    const int first = static_cast<int>(chunk * kDecodeChunk) + warp * kShare;
+    const Share share{token, kv_head, first, max(0, min(kShare, items - first))};
+    FindEntries(call, share, kShare, found[warp]);
+    __syncwarp();
+    for (int i = 0; i < Tile::kStages; ++i) stage(i, share.count);
+    Softmax softmax;
+    tile.Clear();
+    for (int i = 0; i * kTileRows < share.count; ++i) {
+      WaitCopies<Tile::kStages - 1>();
+      __syncwarp();
+      AttendTile(call, shape, stages + i % Tile::kStages * call.stage_bytes,
+                 min(kTileRows, share.count - i * kTileRows), tile, softmax);
+      __syncwarp();
+      stage(i + Tile::kStages, share.count);
+    }
+    __syncthreads();  // from here on the stages' memory is the shares'
+    PutShare(tile, softmax, shares);
+    __syncthreads();
+    MergeShares(call, shares, token, first_head, shape.heads, chunk);
+    __syncthreads();
+  }
+}
+
+// The chunks of one (head, token) in a fixed order: every kSlices-th by the same threads, then slice after slice.
+constexpr int kMergeThreads = 512;
+
+// Grid: (heads, tokens). kDim / 4 threads to a slice.
+template <int kDim>
+__global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_constant__ DecodeCall call) {
+  constexpr int kColumns = kDim / 4, kSlices = kMergeThreads / kColumns;
+  __shared__ float4 values[kSlices][kColumns];
+  __shared__ float tops[kMergeThreads / 32], sums[kSlices];
+  const int64_t token = blockIdx.y, head = blockIdx.x;
+  const int chunks = static_cast<int>(DecodeChunks(call.Items(token, head / call.group)));
+  const float2* in = call.tops + call.Chunk(token, head, 0);
+
+  float top = kNoScore;
+  for (int c = threadIdx.x; c < chunks; c += kMergeThreads) top = fmaxf(top, in[c].x);
+  top = WarpMax(top);
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (float x : tops) top = fmaxf(top, x);
+
+  const int column = threadIdx.x % kColumns, slice = threadIdx.x / kColumns;
+  const int dim = static_cast<int>(call.entries.layout.head_dim);
+  float4 value = {};
+  float sum = 0;
+  if (column * 4 < dim) {
+    const float4* from = reinterpret_cast<const float4*>(call.sums + call.Chunk(token, head, 0) * dim) + column;
+#pragma unroll 8
+    for (int c = slice; c < chunks; c += kSlices) {
+      const float4 x = from[c * (dim / 4)];
+      const float factor = Exp2(in[c].x - top);
+      value.x = fmaf(factor, x.x, value.x);
+      value.y = fmaf(factor, x.y, value.y);
+      value.z = fmaf(factor, x.z, value.z);
+      value.w = fmaf(factor, x.w, value.w);
+      sum = fmaf(factor, in[c].y, sum);
+    }
+  }
+  values[slice][column] = value;
+  if (column == 0) sums[slice] = sum;
+  __syncthreads();
+
+  for (int at = threadIdx.x; at < dim; at += kMergeThreads) {
+    float total = 0, divisor = 0;
+    for (int s = 0; s < min(kSlices, chunks); ++s) {
+      total += reinterpret_cast<const float*>(values[s])[at];
+      divisor += sums[s];
+    }
+    StoreNumber(call.out, token * call.out.stride + head * dim + at, total / divisor);
+  }
+}
+
+template <class Tile>
+void Launch(const CudaContext& context, DecodeCall call, int64_t tokens, int64_t blocks, cudaStream_t stream) {
+  const EntryLayout& layout = call.entries.layout;
+  call.stage_bytes = Tile::StageBytes(layout);
+  if constexpr (requires { Tile::PieceInverse(0); })
+    call.piece_inverse = Tile::PieceInverse(static_cast<int>(layout.entry_bytes()));
+  const int shared =
+      std::max(Tile::kWarps * Tile::kStages * call.stage_bytes, static_cast<int>(sizeof(ShareSums<Tile>)));
+  CHECK(shared <= context.max_shared_bytes());
+  AllowShared<AttendChunks<Tile>>(context.max_shared_bytes() - Tile::kWarps * 1024);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(layout.kv_heads * call.parts),
+                  static_cast<unsigned>(tokens));
+  AttendChunks<Tile><<<grid, Tile::kWarps * 32, shared, stream>>>(call);
+  CUDA_CHECK_LAUNCH();
+  MergeChunks<Tile::kPadded>
+      <<<dim3(static_cast<unsigned>(call.heads), static_cast<unsigned>(tokens)), kMergeThreads, 0, stream>>>(call);
+  CUDA_CHECK_LAUNCH();
+}
+
+// `most` items at most in a list; `blocks` at most for each.
+void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, int64_t tokens, int64_t most,
+            int64_t blocks, cudaStream_t stream) {
+  const EntryLayout& layout = call.entries.layout;
+  CHECK(CudaAttentionSupports(layout));
+  CHECK(shape.heads % layout.kv_heads == 0);
+  if (tokens == 0) return;
+  call.group = static_cast<int>(shape.heads / layout.kv_heads);
+  call.parts = (call.group + kTileHeads - 1) / kTileHeads;
+  call.heads = static_cast<int>(shape.heads);
+  call.scale = shape.scale * kLog2E;
+  call.chunks = DecodeChunks(most);
+  std::byte* scratch = context.Scratch(DecodeScratchBytes(most, tokens, shape.heads, layout.head_dim));
+  call.sums = reinterpret_cast<float*>(scratch);
+  call.tops = reinterpret_cast<float2*>(call.sums + tokens * shape.heads * call.chunks * layout.head_dim);
+  blocks = std::min(blocks, call.chunks);
+  DispatchDim(layout.head_dim, [&](auto dim) {
+    switch (layout.type) {
+      case StoreType::kBF16:
+        return Launch<HalfTile<__nv_bfloat16, dim()>>(context, call, tokens, blocks, stream);
+      case StoreType::kF16:
+      case StoreType::kF32:
+        return Launch<HalfTile<__half, dim()>>(context, call, tokens, blocks, stream);
+      case StoreType::kInt8:
+        return Launch<CodeTile<8, dim()>>(context, call, tokens, blocks, stream);
+      case StoreType::kInt4:
+        return Launch<CodeTile<4, dim()>>(context, call, tokens, blocks, stream);
+    }
+  });
+}
+
+}  // namespace
+
+void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
+                               const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  DecodeCall call;
+  call.queries = queries;
+  call.out = out;
+  call.slots = batch.slots;
+  call.rows = batch.rows;
+  call.entries = entries;
+  Attend(*context_, call, shape, batch.count, max_rows, INT32_MAX, context_->stream(queue));
+}
+
+void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
+                                 const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
+                                 const Tensor& out) {
+  DecodeCall call;
+  call.queries = queries;
+  call.out = out;
+  call.slots = batch.slots;
+  call.selection = selection;
+  call.entries = entries;
+  // There is room for lists that are far longer than most: few blocks, which take several chunks where there are more,
+  // rather than many that find nothing to do.
+  const int64_t lists = std::max<int64_t>(1, batch.count * entries.layout.kv_heads);
+  const int64_t blocks = (8 * context_->sms() + lists - 1) / lists;
+  Attend(*context_, call, shape, batch.count, selection.capacity, blocks, context_->stream(queue));
+}
+
+}  // namespace infinigen

@@ -1,0 +1,425 @@
+// Attention of a run of tokens to everything before them, without a matrix of scores: the flash form.
+//
+// A block has 128 queries of one head (64 where heads are wide), a warp 32 of them, and walks the keys in tiles of 64.
+// A warp's scores become weights where they are: the accumulators of Q · Kᵀ are, rounded, the left factor of P · V.
+// Largest score and sum of weights run along, and what was summed before a larger score came is scaled down.
+//
+// While a tile is multiplied, the next one is on its way to shared memory. 16-bit entries are copied as they are, keys
+// and values as two matrices whose rows are pieces of 16 bytes, permuted so that eight rows of a column lie in
+// different banks. Other entries pass through a step that turns them into f16: quantised ones from a copy of their
+// bytes, f32 from memory.
+//
+// Blocks begin with the last queries, which have the most to do, and the heads that share a KV head are neighbours and
+// find each other's tiles in the L2 cache. Tiles past the last query of a warp are skipped, and masks are applied to
+// tiles on the diagonal only.
+#include "backend/cuda/attention.cuh"
+#include "backend/cuda/check.h"
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+
+namespace infinigen {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+
+struct PrefillCall {
+  ConstTensor queries;  // [count][heads · dim]
+  Tensor out;           // the same shape
+  LayerEntries entries;
+  int64_t slot = 0, first_row = 0, count = 0;
+  int group = 0;
+  float scale = 0;  // of scores, to base 2
+  bool aligned_queries = false, aligned_pairs = false;
+};
+
+// T: the type that is multiplied. kConvert: entries are not of that type.
+template <class T, bool kConvert, int kDim>
+struct Shape {
+  using Number = T;
+  static constexpr bool kConverts = kConvert;
+  static constexpr int kPadded = kDim;
+  static constexpr int kParts = kDim == 256 ? 1 : 2;   // 16 queries each, of a warp
+  static constexpr int kKeys = kDim == 256 ? 32 : 64;  // of a tile
+  static constexpr int kQueries = kWarps * 16 * kParts;
+  static constexpr int kRowBytes = 2 * kDim;
+  static constexpr int kPieces = kDim / 8;  // of a row, 16 bytes each
+  static constexpr int kQueryBytes = kQueries * kRowBytes;
+  static constexpr int kTileBytes = 2 * kKeys * kRowBytes;  // keys, then values
+
+  // Queries, then two tiles; or one tile and the bytes of two quantised ones.
+  static constexpr int RawBytes(const EntryLayout& layout) {
+    return IsQuantised(layout.type) ? kKeys * static_cast<int>(layout.entry_bytes()) : 0;
+  }
+  static constexpr int SharedBytes(const EntryLayout& layout) {
+    return kQueryBytes + (kConvert ? kTileBytes + 2 * RawBytes(layout) : 2 * kTileBytes);
+  }
+};
+
+// Where a piece of a row lies in a matrix of rows in shared memory.
+template <class S>
+__device__ inline int PieceAt(int row, int piece) {
+  return row * S::kRowBytes + ((piece ^ (row & 7)) * 16);
+}
+
+// ---- Operands to shared memory
+
+template <class Number>
+__device__ inline void LoadEight(const Number* from, bool aligned, float (&to)[8]) {
+  alignas(16) Number numbers[8];
+  if (aligned) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(numbers) / 16); ++i)
+      reinterpret_cast<uint4*>(numbers)[i] = reinterpret_cast<const uint4*>(from)[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) numbers[i] = from[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = AsFloat(numbers[i]);
+}
+
+// Queries [first, first + kQueries) of a head; those past the run are zero.
+template <class S, class Number>
+__device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head, std::byte* to) {
+  const int dim = static_cast<int>(call.entries.layout.head_dim);
+  for (int at = threadIdx.x; at < S::kQueries * S::kPieces; at += kThreads) {
+    const int row = at / S::kPieces, piece = at % S::kPieces;
+    float x[8] = {};
+    if (first + row < call.count && piece * 8 < dim)
+      LoadEight(reinterpret_cast<const Number*>(call.queries.data) + (first + row) * call.queries.stride + head * dim +
+                    piece * 8,
+                call.aligned_queries, x);
+    uint4 pairs;
+    uint32_t* pair = &pairs.x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pair[i] =
+          Pair<typename S::Number>(Within<typename S::Number>(x[2 * i]), Within<typename S::Number>(x[2 * i + 1]));
+    *reinterpret_cast<uint4*>(to + PieceAt<S>(row, piece)) = pairs;
+  }
+}
+template <class S>
+__device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head, std::byte* to) {
+  if (call.queries.type == DType::kF32)
+    LoadQueries<S, float>(call, first, head, to);
+  else if (call.queries.type == DType::kF16)
+    LoadQueries<S, __half>(call, first, head, to);
+  else
+    LoadQueries<S, __nv_bfloat16>(call, first, head, to);
+}
+
+// The entries of tile `tile`: its first row, and how many there are. A tile does not cross extents.
+template <class S>
+struct TileEntries {
+  __device__ TileEntries(const PrefillCall& call, int64_t kv_head, int tile) {
+    const int64_t row = static_cast<int64_t>(tile) * S::kKeys;
+    from = call.entries.Entry(call.slot, kv_head, row);
+    count = static_cast<int>(min(static_cast<int64_t>(S::kKeys), call.first_row + call.count - row));
+  }
+  const std::byte* from;
+  int count;
+};
+
+// Asynchronous: a tile as it is. Rows past the sequence's end and dims past the head's are zero.
+template <class S>
+__device__ void CopyTile(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
+  const int pieces = static_cast<int>(call.entries.layout.head_dim) / 8, key_bytes = pieces * 16;
+  const uint32_t base = SharedAddress(to);
+#pragma unroll 4
+  for (int i = 0; i < S::kKeys * 2 * S::kPieces / kThreads; ++i) {
+    const int at = i * kThreads + static_cast<int>(threadIdx.x);
+    const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
+    const bool present = row < entries.count && piece < pieces;
+    const std::byte* from = entries.from + (present ? (2 * row + part) * key_bytes + piece * 16 : 0);
+    CopyAsync<16>(base + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece), from, present);
+  }
+}
+// Asynchronous: the bytes of a quantised tile.
+template <class S>
+__device__ void CopyRaw(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
+  const int entry_bytes = static_cast<int>(call.entries.layout.entry_bytes()), bytes = entries.count * entry_bytes;
+  if (entry_bytes % 16 == 0) {
+    for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16)
+      CopyAsync<16>(SharedAddress(to) + at, entries.from + at, true);
+  } else {
+    for (int at = threadIdx.x * 8; at < bytes; at += kThreads * 8)
+      CopyAsync<8>(SharedAddress(to) + at, entries.from + at, true);
+  }
+}
+// From the copy of a quantised tile, or an f32 tile in memory, to f16.
+template <class S>
+__device__ void ConvertTile(const PrefillCall& call, const std::byte* entries, int count, std::byte* to) {
+  const EntryLayout& layout = call.entries.layout;
+  const int dim = static_cast<int>(layout.head_dim), key_bytes = static_cast<int>(layout.key_bytes());
+  const int header_bytes = static_cast<int>(StoreHeaderBytes(dim));
+#pragma unroll 4
+  for (int at = threadIdx.x; at < S::kKeys * 2 * S::kPieces; at += kThreads) {
+    const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
+    uint4 numbers = {};
+    if (row < count && piece * 8 < dim) {
+      const std::byte* from = entries + (2 * row + part) * key_bytes;
+      if (layout.type == StoreType::kF32) {
+        numbers = RoundEight(reinterpret_cast<const float*>(from) + piece * 8);
+      } else {
+        const uint32_t header = reinterpret_cast<const uint32_t*>(from)[piece / 8];
+        numbers =
+            DecodeEight(layout.type, from + header_bytes + piece * (layout.type == StoreType::kInt8 ? 8 : 4), header);
+      }
+    }
+    *reinterpret_cast<uint4*>(to + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece)) = numbers;
+  }
+}
+
+// ---- A warp's part: 16 · kParts queries
+
+template <class S>
+class WarpAttention {
+ public:
+  using T = typename S::Number;
+
+  // limit: the last row that the warp's first query sees.
+  __device__ WarpAttention(const std::byte* queries, float scale, int limit)
+      : scale_(scale), limit_(limit), queries_(SharedAddress(queries)) {
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      top_[part][0] = top_[part][1] = kNoScore;
+      sum_[part][0] = sum_[part][1] = 0;
+#pragma unroll
+      for (auto& c : out_[part])
+        for (float& x : c) x = 0;
+    }
+  }
+
+  __device__ void Attend(const std::byte* tile, int first_row) {
+    if (first_row > limit_ + 16 * S::kParts - 1) return;
+    const uint32_t keys = SharedAddress(tile);
+    float scores[S::kParts][S::kKeys / 8][4] = {};
+    Score(keys, scores);
+    if (first_row + S::kKeys - 1 > limit_) Mask(first_row, scores);
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) Weigh(scores[part], part);
+    AddValues(keys + S::kTileBytes / 2, scores);
+  }
+
+  // put(query of the warp, dim, first, second) for pairs of numbers.
+  template <class Put>
+  __device__ void Finish(Put put) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = sum_[part][half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const float inverse = 1.0f / sum;
+#pragma unroll
+        for (int i = 0; i < S::kPieces; ++i)
+          put(part * 16 + half * 8 + lane / 4, i * 8 + lane % 4 * 2, out_[part][i][2 * half] * inverse,
+              out_[part][i][2 * half + 1] * inverse);
+      }
+  }
+
+ private:
+  using Scores = float[S::kParts][S::kKeys / 8][4];
+
+  __device__ void Score(uint32_t keys, Scores& scores) const {
+    // Matrices of queries: rows 0 and 8 of 8 dims, then of the next 8. Of keys: 8 keys, twice 8 dims, then 8 more keys.
+    const int lane = threadIdx.x % 32, r = lane % 8;
+    const uint32_t query_row = queries_ + lane % 16 * S::kRowBytes, query_piece = (lane / 16 ^ r) * 16;
+    const uint32_t key_row = keys + (r + lane / 16 * 8) * S::kRowBytes, key_piece = (lane / 8 % 2 ^ r) * 16;
+#pragma unroll
+    for (int i = 0; i < S::kPadded / 16; ++i) {
+      uint32_t query[S::kParts][4];
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part)
+        LoadMatrices(query[part], query_row + part * 16 * S::kRowBytes + (query_piece ^ (i * 32)));
+#pragma unroll
+      for (int n = 0; n < S::kKeys / 16; ++n) {
+        uint32_t key[4];
+        LoadMatrices(key, key_row + n * 16 * S::kRowBytes + (key_piece ^ (i * 32)));
+#pragma unroll
+        for (int part = 0; part < S::kParts; ++part) {
+          Multiply<T>(scores[part][2 * n], query[part], key[0], key[1]);
+          Multiply<T>(scores[part][2 * n + 1], query[part], key[2], key[3]);
+        }
+      }
+    }
+  }
+
+  __device__ void Mask(int first_row, Scores& scores) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+      for (int n = 0; n < S::kKeys / 8; ++n)
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const int row = first_row + n * 8 + lane % 4 * 2 + x % 2;
+          if (row > limit_ + part * 16 + x / 2 * 8 + lane / 4) scores[part][n][x] = kNoScore;
+        }
+  }
+
+  // Scores to weights. Row 0 is in every query's first tile, so the largest score is one.
+  __device__ void Weigh(float (&scores)[S::kKeys / 8][4], int part) {
+    float next[2] = {top_[part][0], top_[part][1]};
+#pragma unroll
+    for (auto& c : scores) {
+      next[0] = fmaxf(next[0], fmaxf(c[0], c[1]));
+      next[1] = fmaxf(next[1], fmaxf(c[2], c[3]));
+    }
+#pragma unroll
+    for (float& x : next) {
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+    }
+    if (__any_sync(~0u, next[0] > top_[part][0] || next[1] > top_[part][1])) {
+      const float factor[2] = {Exp2((top_[part][0] - next[0]) * scale_), Exp2((top_[part][1] - next[1]) * scale_)};
+#pragma unroll
+      for (auto& c : out_[part]) c[0] *= factor[0], c[1] *= factor[0], c[2] *= factor[1], c[3] *= factor[1];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum_[part][half] *= factor[half];
+        top_[part][half] = next[half];
+      }
+    }
+    const float shift[2] = {kWeightShift<T> - next[0] * scale_, kWeightShift<T> - next[1] * scale_};
+#pragma unroll
+    for (auto& c : scores)
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        c[x] = Exp2(fmaf(c[x], scale_, shift[x / 2]));
+        sum_[part][x / 2] += c[x];
+      }
+  }
+
+  __device__ void AddValues(uint32_t values, const Scores& weights) {
+    // Matrices: entries 0 and 8 of 8 dims, then of the next 8.
+    const int lane = threadIdx.x % 32, r = lane % 8;
+    const uint32_t row = values + lane % 16 * S::kRowBytes, piece = (lane / 16 ^ r) * 16;
+#pragma unroll
+    for (int n = 0; n < S::kKeys / 16; ++n) {
+      uint32_t left[S::kParts][4];
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const float(&c)[4] = weights[part][2 * n + x / 2];
+          left[part][x] = Pair<T>(c[x % 2 * 2], c[x % 2 * 2 + 1]);
+        }
+#pragma unroll
+      for (int i = 0; i < S::kPadded / 16; ++i) {
+        uint32_t value[4];
+        LoadTransposed(value, row + n * 16 * S::kRowBytes + (piece ^ (i * 32)));
+#pragma unroll
+        for (int part = 0; part < S::kParts; ++part) {
+          Multiply<T>(out_[part][2 * i], left[part], value[0], value[1]);
+          Multiply<T>(out_[part][2 * i + 1], left[part], value[2], value[3]);
+        }
+      }
+    }
+  }
+
+  float scale_;
+  int limit_;
+  uint32_t queries_;
+  float top_[S::kParts][2], sum_[S::kParts][2];  // of rows g and g + 8; sums of this lane's columns
+  float out_[S::kParts][S::kPieces][4];
+};
+
+// Grid: (heads, blocks of queries).
+template <class S>
+__global__ void __launch_bounds__(kThreads, 2) AttendQueries(const __grid_constant__ PrefillCall call) {
+  extern __shared__ uint4 shared[];
+  std::byte* const queries = reinterpret_cast<std::byte*>(shared);
+  std::byte* const tiles = queries + S::kQueryBytes;
+  const int64_t head = blockIdx.x, kv_head = head / call.group;
+  const int64_t first = static_cast<int64_t>(gridDim.y - 1 - blockIdx.y) * S::kQueries;
+  const int64_t last_row = call.first_row + min(first + S::kQueries, call.count) - 1;
+  const int count = static_cast<int>(last_row / S::kKeys) + 1, raw_bytes = S::RawBytes(call.entries.layout);
+  const int own = static_cast<int>(threadIdx.x) / 32 * 16 * S::kParts;
+
+  // The next tile's copy, wherever tile number `tile` goes.
+  const auto copy = [&](int tile) {
+    if (tile < count) {
+      const TileEntries<S> entries(call, kv_head, tile);
+      if constexpr (!S::kConverts)
+        CopyTile<S>(call, entries, tiles + tile % 2 * S::kTileBytes);
+      else if (raw_bytes > 0)
+        CopyRaw<S>(call, entries, tiles + S::kTileBytes + tile % 2 * raw_bytes);
+    }
+    CommitCopies();
+  };
+  copy(0);
+  LoadQueries<S>(call, first, head, queries);
+  WarpAttention<S> warp(queries + own * S::kRowBytes, call.scale, static_cast<int>(call.first_row + first) + own);
+
+  for (int tile = 0; tile < count; ++tile) {
+    WaitCopies<0>();
+    __syncthreads();  // the tile is there, and nobody reads the last one any more
+    copy(tile + 1);
+    const std::byte* at = tiles + tile % 2 * S::kTileBytes;
+    if constexpr (S::kConverts) {
+      const TileEntries<S> entries(call, kv_head, tile);
+      const std::byte* from = raw_bytes > 0 ? tiles + S::kTileBytes + tile % 2 * raw_bytes : entries.from;
+      ConvertTile<S>(call, from, entries.count, tiles);
+      at = tiles;
+      __syncthreads();
+    }
+    warp.Attend(at, tile * S::kKeys);
+  }
+
+  const int dim = static_cast<int>(call.entries.layout.head_dim);
+  warp.Finish([&](int query, int column, float x, float y) {
+    const int64_t row = first + own + query;
+    if (row >= call.count || column >= dim) return;
+    const int64_t place = row * call.out.stride + head * dim + column;
+    if (call.aligned_pairs) return StorePair(call.out, place, x, y);
+    StoreNumber(call.out, place, x);
+    StoreNumber(call.out, place + 1, y);
+  });
+}
+
+template <class S>
+void Launch(const CudaContext& context, const PrefillCall& call, int64_t heads, cudaStream_t stream) {
+  const int shared = S::SharedBytes(call.entries.layout);
+  CHECK(shared <= context.max_shared_bytes());
+  AllowShared<AttendQueries<S>>(context.max_shared_bytes());
+  const dim3 grid(static_cast<unsigned>(heads), static_cast<unsigned>((call.count + S::kQueries - 1) / S::kQueries));
+  AttendQueries<S><<<grid, kThreads, shared, stream>>>(call);
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace
+
+void CudaBackend::AttendPrefill(Queue queue, const ConstTensor& queries, const TokenRun& run,
+                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  const EntryLayout& layout = entries.layout;
+  CHECK(CudaAttentionSupports(layout));
+  CHECK(shape.heads % layout.kv_heads == 0);
+  CHECK(run.first_row + run.count <= INT32_MAX);
+  if (run.count == 0) return;
+  const int64_t bytes = static_cast<int64_t>(SizeOf(queries.type));
+  const PrefillCall call{
+      .queries = queries,
+      .out = out,
+      .entries = entries,
+      .slot = run.slot.value(),
+      .first_row = run.first_row,
+      .count = run.count,
+      .group = static_cast<int>(shape.heads / layout.kv_heads),
+      .scale = shape.scale * kLog2E,
+      .aligned_queries = queries.stride * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(queries.data) % 16 == 0,
+      .aligned_pairs = PairsAligned(out)};
+  DispatchDim(layout.head_dim, [&](auto dim) {
+    const cudaStream_t stream = context_->stream(queue);
+    if (layout.type == StoreType::kBF16)
+      Launch<Shape<__nv_bfloat16, false, dim()>>(*context_, call, shape.heads, stream);
+    else if (layout.type == StoreType::kF16)
+      Launch<Shape<__half, false, dim()>>(*context_, call, shape.heads, stream);
+    else
+      Launch<Shape<__half, true, dim()>>(*context_, call, shape.heads, stream);
+  });
+}
+
+}  // namespace infinigen

@@ -1,0 +1,355 @@
+// Decode's inner part: one warp, 16 entries and up to 8 query heads at a time. Private to attention_decode.cu.
+//
+// Scores are K · Qᵀ and the sum of values is Vᵀ · Pᵀ, entries or dims being the 16 rows of a product and heads its 8
+// columns. So one head costs what eight do, and a lane finds scores, weights and sums of its two heads (2t and 2t + 1)
+// in the same columns everywhere: nothing but the weights' transposition crosses lanes.
+//
+// A tile brings entries to shared memory (Stage), and multiplies them from there (Scores, AddValues). Its lanes are
+// free to take dims in any order, as long as query and key, or value and output, agree.
+//     HalfTile   16-bit numbers, copied as they are, or rounded from f32 on the way
+//     CodeTile   int8 and int4, copied as they are; codes are multiplied as whole numbers of f16, exactly. Scales and
+//                minima of a key enter after the product, those of a value before it, with the weight.
+#pragma once
+
+#include "backend/cuda/attention.cuh"
+
+namespace infinigen {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileHeads = 8;
+
+// The query heads of one token that read one KV head, up to 8 of them, and how their entries lie.
+struct TileShape {
+  ConstTensor queries;
+  int64_t query = 0;  // where the first head begins, in elements
+  int heads = 0;
+  int dim = 0;
+  int key_bytes = 0;
+  int groups = 0;  // of quantised keys
+  StoreType type = StoreType::kBF16;
+  uint32_t piece_inverse = 0;  // 2^16 / pieces of an entry, rounded up
+};
+
+// Calls use(i, first, second) for `count` pairs of numbers of this lane's head (g): dims dim_of(i, 0) and dim_of(i, 1).
+// Numbers past the end of a head and of heads past the last are zero.
+template <class Number, int kCount, class DimOf, class Use>
+__device__ inline void ForQueryPairs(const TileShape& shape, DimOf dim_of, Use use) {
+  const int head = threadIdx.x % 32 / 4;
+  const Number* from = reinterpret_cast<const Number*>(shape.queries.data) + shape.query + head * shape.dim;
+  Number numbers[kCount][2];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int dim = dim_of(i, x);
+      numbers[i][x] = head < shape.heads && dim < shape.dim ? from[dim] : FromFloat<Number>(0.0f);
+    }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) use(i, AsFloat(numbers[i][0]), AsFloat(numbers[i][1]));
+}
+template <int kCount, class DimOf, class Use>
+__device__ inline void ForQueryPairs(const TileShape& shape, DimOf dim_of, Use use) {
+  if (shape.queries.type == DType::kF32)
+    ForQueryPairs<float, kCount>(shape, dim_of, use);
+  else if (shape.queries.type == DType::kF16)
+    ForQueryPairs<__half, kCount>(shape, dim_of, use);
+  else
+    ForQueryPairs<__nv_bfloat16, kCount>(shape, dim_of, use);
+}
+
+template <class T, int kDim>
+class HalfTile {
+ public:
+  static constexpr int kPadded = kDim;
+  static constexpr int kWarps = kDim == 256 ? 2 : 4;  // that three blocks fit the memory of a multiprocessor
+  static constexpr int kBlocks = 3;
+  static constexpr int kStages = kDim == 64 ? 4 : 2;
+  static constexpr float kShift = kWeightShift<T>;
+  // Rows are a multiple of 128 bytes and 16 apart: the eight rows of a matrix lie in different banks.
+  static constexpr int kRowBytes = 4 * kDim + 16;
+  static constexpr int StageBytes(const EntryLayout&) { return kTileRows * kRowBytes; }
+
+  __device__ explicit HalfTile(const TileShape& shape) {
+    const int t = threadIdx.x % 4;
+    ForQueryPairs<kDim / 8>(
+        shape, [&](int i, int x) { return 8 * i + 2 * t + x; },
+        [&](int i, float a, float b) { query_[i / 2][i % 2] = Pair<T>(Within<T>(a), Within<T>(b)); });
+    Clear();
+  }
+  __device__ void Clear() {
+#pragma unroll
+    for (auto& rows : sum_)
+      for (float& x : rows) x = 0;
+  }
+
+  // `count` entries; the rest of the tile is zero. Keys are padded with zeros.
+  __device__ static void Stage(const TileShape& shape, std::byte* to, const std::byte* const* entries, int count) {
+    constexpr int kPieces = kDim / 8;  // of a key
+    const int lane = threadIdx.x % 32, pieces = shape.dim / 8;
+    if constexpr (std::is_same_v<T, __half>)
+      if (shape.type == StoreType::kF32) return StageRounded(shape, to, entries, count);
+#pragma unroll
+    for (int i = 0; i < kTileRows * 2 * kPieces / 32; ++i) {
+      const int at = i * 32 + lane, row = at / (2 * kPieces), part = at / kPieces % 2, piece = at % kPieces;
+      const bool present = row < count && piece < pieces;
+      const std::byte* from = entries[row] + (present ? part * shape.key_bytes + piece * 16 : 0);
+      CopyAsync<16>(SharedAddress(to) + row * kRowBytes + (part * kPieces + piece) * 16, from, present);
+    }
+  }
+
+  // c += K · Qᵀ.
+  __device__ void Scores(const TileShape&, const std::byte* tile, float (&c)[4]) const {
+    // Matrices: rows 0 and 8 of 8 dims, then of the next 8.
+    const uint32_t at = SharedAddress(tile) + (threadIdx.x % 16) * kRowBytes + (threadIdx.x % 32 / 16) * 16;
+    float odd[4] = {};
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t key[4];
+      LoadMatrices(key, at + i * 32);
+      Multiply<T>(i % 2 == 0 ? c : odd, key, query_[i][0], query_[i][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] += odd[i];
+  }
+
+  __device__ void Rescale(float first, float second) {
+#pragma unroll
+    for (auto& rows : sum_) rows[0] *= first, rows[1] *= second, rows[2] *= first, rows[3] *= second;
+  }
+
+  // weights: of entries g, g, g + 8, g + 8 for heads 2t, 2t + 1, 2t, 2t + 1.
+  __device__ void AddValues(const TileShape&, const std::byte* tile, const float (&weights)[4]) {
+    const uint32_t low = Transpose(Pair<T>(weights[0], weights[1])), high = Transpose(Pair<T>(weights[2], weights[3]));
+    // Matrices: dims 0 and 8 of entries 0 to 7, then of 8 to 15.
+    const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, piece = kDim / 8 + lane / 8 % 2;
+    const uint32_t at = SharedAddress(tile) + row * kRowBytes + piece * 16;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t value[4];
+      LoadTransposed(value, at + i * 32);
+      Multiply<T>(sum_[i], value, low, high);
+    }
+  }
+
+  // use(dim, sum of head 2t, sum of head 2t + 1) for the dims of this lane.
+  template <class Use>
+  __device__ void ForSums(Use use) {
+    const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      use(16 * i + g, sum_[i][0], sum_[i][1]);
+      use(16 * i + g + 8, sum_[i][2], sum_[i][3]);
+    }
+  }
+
+ private:
+  __device__ static void StageRounded(const TileShape& shape, std::byte* to, const std::byte* const* entries,
+                                      int count) {
+    constexpr int kPieces = kDim / 8;
+    for (int at = threadIdx.x % 32; at < kTileRows * 2 * kPieces; at += 32) {
+      const int row = at / (2 * kPieces), part = at / kPieces % 2, piece = at % kPieces;
+      uint4 numbers = {};
+      if (row < count && piece < shape.dim / 8)
+        numbers = RoundEight(reinterpret_cast<const float*>(entries[row] + part * shape.key_bytes) + piece * 8);
+      *reinterpret_cast<uint4*>(to + row * kRowBytes + (part * kPieces + piece) * 16) = numbers;
+    }
+  }
+
+  uint32_t query_[kDim / 16][2];
+  float sum_[kDim / 16][4];
+};
+
+template <int kBits, int kDim>
+class CodeTile {
+ public:
+  static constexpr int kPadded = kDim;
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kDim == 256 ? 2 : 4;
+  static constexpr int kStages = kDim == 256 ? 2 : 4;
+  // A weight times a scale stays below 65504: the largest scales are 514 and 8734.
+  static constexpr float kShift = kBits == 8 ? 6.0f : 2.0f;
+  static constexpr int kGroups = kDim / kStoreGroup;
+  static constexpr int kGroupBytes = kStoreGroup * kBits / 8;
+  // Entries lie as in memory. Where the last group is short, what is read past it (and past the last row, up to a
+  // group) is multiplied by zeros, or makes sums that nobody reads: codes are finite, whatever they are.
+  static constexpr int StageBytes(const EntryLayout& layout) {
+    return kTileRows * static_cast<int>(layout.entry_bytes()) + kGroupBytes;
+  }
+
+  __device__ explicit CodeTile(const TileShape& shape) {
+    float partial[kGroups] = {};
+    ForQueryPairs<kDim / 8>(
+        shape, [](int i, int x) { return KeyDim(i / 2, i % 2, x); },
+        [&](int i, float a, float b) {
+          query_[i / 2][i % 2] = Pair<__half>(Within<__half>(a), Within<__half>(b));
+          const float2 rounded = Halves(query_[i / 2][i % 2]);
+          partial[i / 8] += rounded.x + rounded.y;
+        });
+    // Sums of head g, over the four lanes that share it; then those of heads 2t and 2t + 1.
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      partial[j] += __shfl_xor_sync(~0u, partial[j], 1);
+      partial[j] += __shfl_xor_sync(~0u, partial[j], 2);
+      query_sum_[j][0] = __shfl_sync(~0u, partial[j], threadIdx.x % 4 * 8);
+      query_sum_[j][1] = __shfl_sync(~0u, partial[j], threadIdx.x % 4 * 8 + 4);
+    }
+    Clear();
+  }
+  __device__ void Clear() {
+#pragma unroll
+    for (auto& rows : sum_)
+      for (float& x : rows) x = 0;
+#pragma unroll
+    for (auto& heads : rest_) heads[0] = heads[1] = 0;
+  }
+
+  __device__ static void Stage(const TileShape& shape, std::byte* to, const std::byte* const* entries, int count) {
+    const int entry_bytes = 2 * shape.key_bytes;
+    if (entry_bytes % 16 == 0)
+      StagePieces<16>(shape, entry_bytes / 16, to, entries, count);
+    else
+      StagePieces<8>(shape, entry_bytes / 8, to, entries, count);
+  }
+  static constexpr uint32_t PieceInverse(int entry_bytes) {
+    const int pieces = entry_bytes / (entry_bytes % 16 == 0 ? 16 : 8);
+    return static_cast<uint32_t>((65536 + pieces - 1) / pieces);
+  }
+
+  __device__ void Scores(const TileShape& shape, const std::byte* tile, float (&c)[4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const std::byte* low = tile + g * 2 * shape.key_bytes;
+    const std::byte* high = low + 16 * shape.key_bytes;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= shape.groups) break;
+      const float a = query_sum_[j][0], b = query_sum_[j][1];
+      float dot[4] = {-kCodeBias * a, -kCodeBias * b, -kCodeBias * a, -kCodeBias * b};
+      const int at = 4 * shape.groups + j * kGroupBytes + 4 * t;
+#pragma unroll
+      for (int w = 0; w < kGroupBytes / 16; ++w) {
+        const uint32_t x = Word(low, at + 16 * w), y = Word(high, at + 16 * w);
+        if constexpr (kBits == 8) {
+          const uint32_t key[4] = {__byte_perm(x, kBiasBytes, 0x4140), __byte_perm(y, kBiasBytes, 0x4140),
+                                   __byte_perm(x, kBiasBytes, 0x4342), __byte_perm(y, kBiasBytes, 0x4342)};
+          Multiply<__half>(dot, key, query_[4 * j + w][0], query_[4 * j + w][1]);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const uint32_t key[4] = {BiasedNibbles(x, 2 * e), BiasedNibbles(y, 2 * e), BiasedNibbles(x, 2 * e + 1),
+                                     BiasedNibbles(y, 2 * e + 1)};
+            Multiply<__half>(dot, key, query_[4 * j + 2 * w + e][0], query_[4 * j + 2 * w + e][1]);
+          }
+        }
+      }
+      const float2 of_low = Halves(Word(low, 4 * j)), of_high = Halves(Word(high, 4 * j));  // scale, minimum
+      c[0] += fmaf(of_low.x, dot[0], of_low.y * a);
+      c[1] += fmaf(of_low.x, dot[1], of_low.y * b);
+      c[2] += fmaf(of_high.x, dot[2], of_high.y * a);
+      c[3] += fmaf(of_high.x, dot[3], of_high.y * b);
+    }
+  }
+
+  __device__ void Rescale(float first, float second) {
+#pragma unroll
+    for (auto& rows : sum_) rows[0] *= first, rows[1] *= second, rows[2] *= first, rows[3] *= second;
+#pragma unroll
+    for (auto& heads : rest_) heads[0] *= first, heads[1] *= second;
+  }
+
+  __device__ void AddValues(const TileShape& shape, const std::byte* tile, const float (&weights)[4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, entry_bytes = 2 * shape.key_bytes;
+    const std::byte* values = tile + shape.key_bytes;
+    const std::byte* mine = values + 2 * t * entry_bytes;  // entries 2t, 2t + 1, 2t + 8, 2t + 9
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= shape.groups) break;
+      const float2 of_low = Halves(Word(values + g * entry_bytes, 4 * j));
+      const float2 of_high = Halves(Word(values + (g + 8) * entry_bytes, 4 * j));
+      const uint32_t scaled_low = Pair<__half>(weights[0] * of_low.x, weights[1] * of_low.x);
+      const uint32_t scaled_high = Pair<__half>(weights[2] * of_high.x, weights[3] * of_high.x);
+      const float2 p = Halves(scaled_low), q = Halves(scaled_high);
+      rest_[j][0] += fmaf(weights[0], of_low.y, weights[2] * of_high.y) - kCodeBias * (p.x + q.x);
+      rest_[j][1] += fmaf(weights[1], of_low.y, weights[3] * of_high.y) - kCodeBias * (p.y + q.y);
+      const uint32_t b0 = Transpose(scaled_low), b1 = Transpose(scaled_high);
+#pragma unroll
+      for (int w = 0; w < kGroupBytes / 32; ++w) {
+        const int at = 4 * shape.groups + j * kGroupBytes + 32 * w + 4 * g;
+        const uint32_t a = Word(mine, at), b = Word(mine + entry_bytes, at);
+        const uint32_t c = Word(mine + 8 * entry_bytes, at), d = Word(mine + 9 * entry_bytes, at);
+        AddWords(4 * j + 2 * w, a, b, c, d, b0, b1);
+      }
+    }
+  }
+
+  template <class Use>
+  __device__ void ForSums(Use use) {
+#pragma unroll
+    for (auto& heads : rest_)
+#pragma unroll
+      for (float& x : heads) {
+        x += __shfl_xor_sync(~0u, x, 4);
+        x += __shfl_xor_sync(~0u, x, 8);
+        x += __shfl_xor_sync(~0u, x, 16);
+      }
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        use(ValueDim(i, r), sum_[i][2 * r] + rest_[i / 4][0], sum_[i][2 * r + 1] + rest_[i / 4][1]);
+  }
+
+ private:
+  // The dims of keys in pair f of B for step i, number x of the pair: words of codes in the order that lanes load them.
+  __device__ static int KeyDim(int i, int f, int x) {
+    const int t = threadIdx.x % 4;
+    return kBits == 8 ? 16 * i + 4 * t + 2 * f + x : 64 * (i / 4) + 32 * (i % 4 / 2) + 8 * t + 2 * (i % 2) + f + 4 * x;
+  }
+  // The dims of values in rows g (r = 0) and g + 8 (r = 1) of product i.
+  __device__ static int ValueDim(int i, int r) {
+    const int g = threadIdx.x % 32 / 4;
+    return kBits == 8 ? 64 * (i / 4) + 32 * (i % 4 / 2) + 4 * g + 2 * (i % 2) + r
+                      : 64 * (i / 4) + 8 * g + 2 * (i % 4) + r;
+  }
+  __device__ static uint32_t Word(const std::byte* from, int offset) {
+    return *reinterpret_cast<const uint32_t*>(from + offset);
+  }
+
+  // Words of the same dims in four entries: 4 numbers each for two products, or 8 for four.
+  __device__ void AddWords(int i, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t b0, uint32_t b1) {
+    if constexpr (kBits == 8) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t x = __byte_perm(a, b, e == 0 ? 0x5140 : 0x7362), y = __byte_perm(c, d, e == 0 ? 0x5140 : 0x7362);
+        const uint32_t value[4] = {__byte_perm(x, kBiasBytes, 0x4140), __byte_perm(x, kBiasBytes, 0x4342),
+                                   __byte_perm(y, kBiasBytes, 0x4140), __byte_perm(y, kBiasBytes, 0x4342)};
+        Multiply<__half>(sum_[i + e], value, b0, b1);
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t x = __byte_perm(a, b, e < 2 ? 0x5410 : 0x7632), y = __byte_perm(c, d, e < 2 ? 0x5410 : 0x7632);
+        const int n = e % 2 * 2;
+        const uint32_t value[4] = {BiasedNibbles(x, n), BiasedNibbles(x, n + 1), BiasedNibbles(y, n),
+                                   BiasedNibbles(y, n + 1)};
+        Multiply<__half>(sum_[i + e], value, b0, b1);
+      }
+    }
+  }
+
+  // The tile's bytes in pieces of 8 or 16, entry after entry, one to a lane.
+  template <int kBytes>
+  __device__ static void StagePieces(const TileShape& shape, int pieces, std::byte* to, const std::byte* const* entries,
+                                     int count) {
+    for (int at = threadIdx.x % 32; at < kTileRows * pieces; at += 32) {
+      const int row = static_cast<int>((at * shape.piece_inverse) >> 16), piece = at - row * pieces;
+      CopyAsync<kBytes>(SharedAddress(to) + at * kBytes, entries[row] + piece * kBytes, row < count);
+    }
+  }
+
+  uint32_t query_[kDim / 16][2];
+  float query_sum_[kGroups][2];
+  float sum_[kDim / 16][4];
+  float rest_[kGroups][2];
+};
+
+}  // namespace infinigen
