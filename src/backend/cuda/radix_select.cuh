@@ -137,4 +137,27 @@ __device__ RadixCut CutLargest(const KeyOf& key_of, const AgeOf& age_of, int64_t
   return {place.least, SelectLargest(tied_age, items, place.need, 32, s).least};
 }
 
+// Writes rows [0, n) that attends(row) holds for, in ascending order; returns how many. A warp owns a run of rows: it
+// counts, learns its place, and writes.
+template <class Attends>
+__device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, int64_t capacity, RadixScratch& radix) {
+  const int64_t share = (n + blockDim.x - 1) / blockDim.x * 32;  // of a warp
+  const int64_t begin = Warp() * share, end = min(begin + share, n);
+  uint32_t mine = 0;
+  for (int64_t row = begin + Lane(); row < end; row += 32) mine += attends(row) ? 1 : 0;
+  mine = __reduce_add_sync(kAllLanes, mine);
+  const uint32_t total = BlockSum(Lane() == 0 ? mine : 0, 0, radix).x;
+  uint32_t at = BlockExclusive(Lane() == 0 ? mine : 0, radix);
+  at = __shfl_sync(kAllLanes, at, 0);
+  if (total > capacity) __trap();  // a list that was reserved too small: a bug
+  for (int64_t first = begin; first < end; first += 32) {
+    const int64_t row = first + Lane();
+    const bool writes = row < end && attends(row);
+    const uint32_t writers = __ballot_sync(kAllLanes, writes);
+    if (writes) rows[at + __popc(writers & ((1u << Lane()) - 1))] = static_cast<int32_t>(row);
+    at += __popc(writers);
+  }
+  return total;
+}
+
 }  // namespace infinigen
