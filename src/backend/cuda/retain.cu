@@ -1,0 +1,231 @@
+// The books of layers that evict: who takes whose place, what selections do to the marks, who survives a prefill.
+// kv/retain.h defines it; sums of attention are in measure.cu and column_sums.cu.
+//
+// A block works on one KV head of one sequence. Where several tokens of a sequence come in one call, the block of the
+// first of them does all, in their order.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/select.cuh"
+
+namespace infinigen {
+namespace {
+
+constexpr int kThreads = 256;
+
+// ---- Places.
+
+struct Victim {
+  uint64_t order;  // mark, then position: the least leaves
+  int32_t row;
+  __device__ bool Before(const Victim& other) const {
+    return order != other.order ? order < other.order : row < other.row;
+  }
+};
+__device__ Victim WarpFirst(Victim v) {
+  for (int step = 16; step > 0; step /= 2) {
+    const Victim other{__shfl_xor_sync(kAllLanes, v.order, step), __shfl_xor_sync(kAllLanes, v.row, step)};
+    if (other.Before(v)) v = other;
+  }
+  return v;
+}
+
+// The unprotected row with the smallest mark, among equals the oldest; by all threads of a block.
+__device__ int64_t FindVictim(const int32_t* positions, const float* marks, int64_t rows,
+                              const Protection& protection) {
+  __shared__ Victim warps[32];
+  Victim best{UINT64_MAX, INT32_MAX};
+  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) {
+    const int32_t position = positions[row];
+    if (protection.Covers(position)) continue;
+    const uint64_t mark = OrderedBits(MarkOrder(marks[row]));
+    const Victim here{mark << 32 | static_cast<uint32_t>(position), static_cast<int32_t>(row)};
+    if (here.Before(best)) best = here;
+  }
+  best = WarpFirst(best);
+  __syncthreads();  // the block's victim before has been read
+  if (Lane() == 0) warps[Warp()] = best;
+  __syncthreads();
+  best = WarpFirst(Lane() < Warps() ? warps[Lane()] : Victim{UINT64_MAX, INT32_MAX});
+  if (best.row == INT32_MAX) __trap();  // everyone is protected: a bug
+  return best.row;
+}
+
+// A sketch whose score is not a number (VoidSketch of kv/sketch_view.h); lanes or threads `at` of `step` share it.
+__device__ void VoidSketchOf(const LayerSketches& sketches, int64_t slot, int64_t head, int64_t row, int at, int step) {
+  std::byte* block = sketches.Block(slot, head, row / kSketchBlock);
+  const SketchLayout& layout = sketches.layout;
+  const int64_t within = row % kSketchBlock;
+  if (layout.has_scales()) {
+    if (at == 0) reinterpret_cast<uint16_t*>(block + layout.scales_offset())[within] = 0x7fc0;
+    return;
+  }
+  for (int64_t unit = at; unit < layout.units(); unit += step)
+    reinterpret_cast<uint32_t*>(block)[unit * kSketchBlock + within] = 0x7fc07fc0u;
+}
+
+// Any grid. Tokens of caches that are not full: a thread each. The others: a block each.
+__global__ __launch_bounds__(1024) void TakePlacesKernel(TokenBatch batch, RetainRule rule, LayerCache cache,
+                                                         int32_t* places) {
+  const LayerRetained& retained = cache.retained;
+  const int64_t heads = retained.kv_heads, tasks = batch.count * heads;
+  const auto take = [&](int64_t token, int64_t head, int64_t slot, int64_t row) {
+    const int32_t position = batch.Position(token);
+    retained.Positions(slot, head)[row] = position;
+    retained.Marks(slot, head)[row] = InitialMark(rule.on_append, position, head);
+    places[token * heads + head] = static_cast<int32_t>(row);
+  };
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < tasks;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int64_t token = i % batch.count, head = i / batch.count, slot = batch.slots[token];
+    const int64_t position = batch.Position(token);
+    if (position >= retained.quotas[slot]) continue;
+    take(token, head, slot, position);
+    if (cache.sketches) VoidSketchOf(cache.sketches, slot, head, position, 0, 1);
+  }
+  for (int64_t i = blockIdx.x; i < tasks; i += gridDim.x) {
+    const int64_t token = i / heads, head = i % heads, slot = batch.slots[token];
+    const int64_t position = batch.Position(token), quota = retained.quotas[slot];
+    if (position < quota) continue;
+    const int64_t row = FindVictim(retained.Positions(slot, head), retained.Marks(slot, head), quota,
+                                   Protection(position, quota, rule.sinks));
+    if (threadIdx.x == 0) take(token, head, slot, row);
+    if (cache.sketches)
+      VoidSketchOf(cache.sketches, slot, head, row, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  }
+}
+
+// ---- Marks of selections.
+
+// Grid (tokens, kv_heads).
+__global__ __launch_bounds__(1024) void MarkSelectedKernel(TokenBatch batch, RetainRule rule, SelectCall call,
+                                                           Selection selection) {
+  __shared__ int any;
+  const int64_t first = blockIdx.x, head = blockIdx.y, slot = batch.slots[first];
+  for (int64_t t = 0; t < first; ++t)
+    if (batch.slots[t] == slot) return;
+  const bool counts = rule.on_select == SelectMark::kCount;
+  const SelectRule& select = call.rules[slot];
+  const int32_t* positions = call.retained.Positions(slot, head);
+  float* marks = call.retained.Marks(slot, head);
+  for (int64_t token = first; token < batch.count; ++token) {
+    if (batch.slots[token] != slot) continue;
+    const int32_t* rows = selection.Rows(token, head);
+    const int64_t count = selection.Count(token, head), position = batch.Position(token);
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    bool overflows = false;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const int32_t row = rows[i];
+      const int64_t of = positions[row];
+      if (of < select.sinks || of >= position - select.window) continue;
+      const float mark = counts ? marks[row] + 1 : static_cast<float>(position);
+      marks[row] = mark;
+      overflows = overflows || mark > kMarkLimit;
+    }
+    if (overflows) any = 1;  // whoever writes, writes the same
+    __syncthreads();
+    if (counts && any != 0)
+      for (int64_t row = threadIdx.x; row <= batch.rows[token]; row += blockDim.x) marks[row] = floorf(marks[row] / 2);
+    __syncthreads();
+  }
+}
+
+// ---- Survivors.
+
+// Grid (kv_heads): the rows that stay become the positions of the new cache, ascending.
+__global__ __launch_bounds__(1024) void PickSurvivorsKernel(RetainRule rule, LayerRetained from, int64_t rows,
+                                                            int64_t slot, LayerRetained to) {
+  __shared__ RadixScratch radix;
+  const int64_t head = blockIdx.x, quota = min(rows, static_cast<int64_t>(to.quotas[slot]));
+  const float* marks = from.Marks(0, head);
+  // As if the next token came.
+  const Protection protection(rows, quota, rule.sinks);
+  uint32_t guarded = 0;
+  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) guarded += protection.Covers(row) ? 1 : 0;
+  guarded = BlockSum(guarded, 0, radix).x;
+  const auto key_of = [&](int64_t row) { return protection.Covers(row) ? 0u : OrderedBits(MarkOrder(marks[row])); };
+  const auto age_of = [](int64_t row) { return static_cast<uint32_t>(row) + 1; };
+  const RadixCut cut = CutLargest(key_of, age_of, rows, static_cast<uint32_t>(quota) - guarded,
+                                  static_cast<uint32_t>(rows) - guarded, 32, radix);
+  const auto stays = [&](int64_t row) { return protection.Covers(row) || cut.Takes(key_of(row), age_of(row)); };
+  WriteRows(stays, rows, to.Positions(slot, head), to.capacity, radix);
+}
+
+// Copies `bytes` by a warp, as wide as both ends and the length allow.
+__device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes);
+  const auto copy = [&](auto unit) {
+    using Unit = decltype(unit);
+    for (int64_t i = Lane(); i < bytes / static_cast<int64_t>(sizeof(Unit)); i += 32)
+      reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+  };
+  if (at % 16 == 0)
+    copy(uint4{});
+  else if (at % 4 == 0)
+    copy(uint32_t{});
+  else
+    copy(uint8_t{});
+}
+
+// Grid (parts of the rows, kv_heads): entry, sketch and mark of every survivor; a warp each.
+__global__ __launch_bounds__(kThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
+                                                                LayerCache to) {
+  const int64_t head = blockIdx.y, quota = min(rows, static_cast<int64_t>(to.retained.quotas[slot]));
+  const SketchLayout& layout = from.sketches.layout;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + Warp(); row < quota; row += step) {
+    const int64_t source = to.retained.Positions(slot, head)[row];
+    CopyBytes(from.entries.Entry(0, head, source), to.entries.Entry(slot, head, row),
+              static_cast<int64_t>(from.entries.layout.entry_bytes()));
+    if (Lane() == 0) to.retained.Marks(slot, head)[row] = from.retained.Marks(0, head)[source];
+    if (!from.sketches) continue;
+    const std::byte* source_block = from.sketches.Block(0, head, source / kSketchBlock);
+    std::byte* block = to.sketches.Block(slot, head, row / kSketchBlock);
+    for (int64_t unit = Lane(); unit < layout.units(); unit += 32)
+      reinterpret_cast<uint32_t*>(block)[unit * kSketchBlock + row % kSketchBlock] =
+          reinterpret_cast<const uint32_t*>(source_block)[unit * kSketchBlock + source % kSketchBlock];
+    if (layout.has_scales() && Lane() == 0)
+      reinterpret_cast<uint16_t*>(block + layout.scales_offset())[row % kSketchBlock] =
+          reinterpret_cast<const uint16_t*>(source_block + layout.scales_offset())[source % kSketchBlock];
+  }
+}
+
+}  // namespace
+
+void CudaBackend::TakePlaces(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                             int32_t* places) {
+  const int64_t tasks = batch.count * cache.retained.kv_heads;
+  if (tasks == 0) return;
+  // A victim is looked for among all rows; a prefill's many tokens take their places at once.
+  const int threads = cache.retained.capacity > 4096 && tasks <= 4 * context_->sms() ? 1024 : kThreads;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tasks, 8 * context_->sms()));
+  TakePlacesKernel<<<blocks, threads, 0, context_->stream(queue)>>>(batch, rule, cache, places);
+  CUDA_CHECK_LAUNCH();
+}
+
+void CudaBackend::MarkSelected(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                               const Selection& selection) {
+  if (rule.on_select == SelectMark::kKeep || batch.count == 0) return;
+  const int threads = call.max_rows <= 4096 ? kThreads : 1024;
+  const dim3 grid(static_cast<unsigned>(batch.count), static_cast<unsigned>(selection.kv_heads));
+  MarkSelectedKernel<<<grid, threads, 0, context_->stream(queue)>>>(batch, rule, call, selection);
+  CUDA_CHECK_LAUNCH();
+}
+
+void CudaBackend::Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+                         const LayerCache& to) {
+  if (rows == 0) return;
+  const cudaStream_t stream = context_->stream(queue);
+  const auto heads = static_cast<unsigned>(from.retained.kv_heads);
+  PickSurvivorsKernel<<<heads, 1024, 0, stream>>>(rule, from.retained, rows, slot.value(), to.retained);
+  CUDA_CHECK_LAUNCH();
+  const auto parts = static_cast<unsigned>(std::min<int64_t>((rows + 31) / 32, 256));
+  MoveSurvivorsKernel<<<dim3(parts, heads), kThreads, 0, stream>>>(from, rows, slot.value(), to);
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace infinigen

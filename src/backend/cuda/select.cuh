@@ -1,0 +1,148 @@
+// Selection in two moves: scores of all visible items of every (token, KV head) go into scratch, then rows are chosen
+// from there. Private to backend/cuda; kv/selection.h defines what is chosen.
+//
+// An item is a row, or a page where rows come in pages. Its relative score needs the maxima of all query heads over all
+// items, so scores pass through memory once: 4 bytes per item and query head, written and read, mostly within L2.
+// Reading sketches twice instead would cost more bytes (42 an item for 40 int8 numbers) and twice the arithmetic.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/check.h"
+#include "backend/cuda/context.h"
+#include "backend/cuda/radix_select.cuh"
+#include "base/check.h"
+
+namespace infinigen {
+
+// Items that one block scores: of sketches, and where an item is more work.
+inline constexpr int64_t kScoreChunk = 1024;
+inline constexpr int64_t kFineChunk = 64;
+inline constexpr int64_t kMaxGroup = 128;
+// Scores of more tokens are made some tokens at a time, so that they stay near L2 and scratch stays small.
+inline constexpr int64_t kScoreBytes = int64_t{64} << 20;
+
+// A matrix of activations as kernels take it.
+struct Numbers {
+  const std::byte* data;
+  DType type;
+  int64_t stride;
+
+  explicit Numbers(const ConstTensor& t, int64_t first_row = 0)
+      : data(t.row(first_row)), type(t.type), stride(t.stride) {}
+  __device__ float operator()(int64_t row, int64_t col) const {
+    const int64_t at = row * stride + col;
+    if (type == DType::kF32) return reinterpret_cast<const float*>(data)[at];
+    if (type == DType::kF16) return AsFloat(reinterpret_cast<const __half*>(data)[at]);
+    return AsFloat(reinterpret_cast<const __nv_bfloat16*>(data)[at]);
+  }
+};
+
+// How much is scored: per token, `heads` KV heads with `group` query heads each, and up to `items` items.
+struct ScoreShape {
+  int64_t heads = 0, group = 0, items = 0;
+  int64_t chunk = kScoreChunk;  // items that one block scores; the maxima are kept per chunk
+
+  int64_t chunks() const { return (items + chunk - 1) / chunk; }
+  int64_t stride() const { return chunks() * chunk; }
+  // Scores, keys, maxima and a count.
+  size_t token_bytes() const {
+    return static_cast<size_t>(heads * (group * (stride() + chunks()) + stride() + 1)) * sizeof(float);
+  }
+  // How many tokens are scored at a time.
+  int64_t tokens() const { return std::max<int64_t>(1, kScoreBytes / static_cast<int64_t>(token_bytes())); }
+};
+
+// The scores of some tokens; a task is a (token, KV head), numbered token · heads + head.
+struct ScoreTable : ScoreShape {
+  // `memory` holds token_bytes() for each of the tokens.
+  ScoreTable(const ScoreShape& shape, std::byte* memory, int64_t tokens)
+      : ScoreShape(shape), row_stride(shape.stride()), chunk_count(shape.chunks()) {
+    const int64_t tasks = tokens * heads;
+    scores = reinterpret_cast<float*>(memory);
+    keys = reinterpret_cast<uint32_t*>(scores + tasks * group * row_stride);
+    maxima = reinterpret_cast<float*>(keys + tasks * row_stride);
+    passing = reinterpret_cast<int32_t*>(maxima + tasks * group * chunk_count);
+  }
+  __device__ float* Scores(int64_t task, int64_t g) const { return scores + (task * group + g) * row_stride; }
+  __device__ float* Maxima(int64_t task, int64_t g) const { return maxima + (task * group + g) * chunk_count; }
+  __device__ uint32_t* Keys(int64_t task) const { return keys + task * row_stride; }
+
+  int64_t row_stride, chunk_count;  // divided once, on the host
+  float* scores;                    // [tasks][group][stride]
+  float* maxima;                    // [tasks][group][chunks]
+  uint32_t* keys;                   // [tasks][stride], see choose.cu
+  int32_t* passing;                 // [tasks]
+};
+
+// The largest score of query head g, from those of the chunks; by one warp, for every lane.
+__device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64_t g, int64_t items) {
+  float largest = -INFINITY;
+  for (int64_t i = Lane(); i * table.chunk < items; i += 32) largest = fmaxf(largest, table.Maxima(task, g)[i]);
+  return WarpMax(largest);
+}
+
+// Scratch of steps of up to `max_batch` tokens over sequences of up to `max_tokens` rows: Select and all that scores.
+inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads) {
+  const auto bytes = [&](int64_t chunk) {
+    const ScoreShape shape{kv_heads, heads / kv_heads, max_tokens, chunk};
+    return static_cast<size_t>(std::min(max_batch, shape.tokens())) * shape.token_bytes();
+  };
+  return std::max(bytes(kScoreChunk), bytes(kFineChunk));
+}
+
+// Of SumColumns: the norms of a run's queries.
+inline size_t ColumnScratchBytes(int64_t run_tokens, int64_t heads) {
+  return static_cast<size_t>(run_tokens * heads) * 2 * sizeof(float);
+}
+
+// Calls f(first token, the tokens of the part, table) for parts of the batch.
+template <class F>
+void ForScoredParts(CudaContext& context, const TokenBatch& batch, const ScoreShape& shape, F&& f) {
+  CHECK(shape.group > 0 && shape.group <= kMaxGroup && shape.items > 0);
+  if (batch.count == 0) return;
+  const int64_t together = std::min(batch.count, shape.tokens());
+  std::byte* memory = context.Scratch(static_cast<size_t>(together) * shape.token_bytes());
+  for (int64_t first = 0; first < batch.count; first += together) {
+    const int64_t count = std::min(together, batch.count - first);
+    f(first, batch.Range(first, count), ScoreTable(shape, memory, count));
+  }
+}
+
+// Grid of a kernel that scores, (tasks, chunks).
+inline dim3 ScoreGrid(const TokenBatch& batch, const ScoreShape& shape) {
+  return {static_cast<unsigned>(batch.count * shape.heads), static_cast<unsigned>(shape.chunks())};
+}
+
+// Lets a kernel have so much dynamic shared memory.
+template <class Kernel>
+void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
+  CHECK(bytes <= static_cast<size_t>(context.max_shared_bytes()));
+  if (bytes > size_t{32} << 10)
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
+// Chooses the rows of every task from the scores of its items, and adds to the totals. choose.cu
+void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
+                const ScoreTable& table, const Selection& selection);
+
+// Selects for all tokens of a batch; score(first token, tokens, table) launches what makes scores and maxima.
+template <class Score>
+void SelectBy(CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
+              const ScoreShape& shape, const Selection& selection, Score&& score) {
+  CHECK(selection.kv_heads == shape.heads);
+  ForScoredParts(context, batch, shape, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
+    score(first, part, table);
+    Selection chosen = selection;
+    chosen.rows += first * shape.heads * selection.capacity;
+    chosen.counts += first * shape.heads;
+    ChooseRows(context, stream, part, call, table, chosen);
+  });
+}
+
+}  // namespace infinigen

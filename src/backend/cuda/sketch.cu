@@ -1,0 +1,245 @@
+// AppendSketches and SketchQueries: small products with a basis, and the rounding of key sketches into their blocks.
+//
+// Both are x · matrix with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key, or one of the
+// `group` queries of a token that share the KV head. A block takes up to 32 items of one KV head and carries slabs of
+// the matrix through shared memory; a warp owns four items, its lanes two columns each, and every number of the matrix
+// meets four of x. One chain of fused multiply-adds over head_dim, ascending, per output: a sketch depends on its own
+// row and the basis alone, however many are made at a time.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/select.cuh"
+
+namespace infinigen {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kItemsPerWarp = 4;
+constexpr int kMostItems = kThreads / 32 * kItemsPerWarp;
+constexpr int kColumns = 64;    // of the matrix at a time: two per lane
+constexpr int kSlabRows = 128;  // of the matrix at a time; 32 KiB at most
+
+struct ProjectCall {
+  Numbers x;  // [tokens][kv_heads · group · head_dim]
+  TokenBatch batch;
+  SketchBasis basis;
+  const float* matrices;  // basis.query or basis.key
+  int64_t group = 1;
+  int items = kMostItems;  // of a block
+  // Queries:
+  float* out = nullptr;  // [tokens][kv_heads · group · dims]; null: keys
+  int64_t out_stride = 0;
+  float scale = 1.0f;
+  // Keys:
+  LayerSketches sketches;
+};
+
+// The parts of shared memory.
+struct ProjectShared {
+  __device__ ProjectShared(float* memory, int items, int64_t head_dim, int64_t dims)
+      : x(memory), numbers(x + items * head_dim), scales(numbers + items * dims), slab(scales + kMostItems) {}
+  static size_t Bytes(int items, int64_t head_dim, int64_t dims) {
+    const int64_t slab = std::min<int64_t>(head_dim, kSlabRows) * std::min<int64_t>(dims, kColumns);
+    return static_cast<size_t>(items * (head_dim + dims) + kMostItems + slab) * sizeof(float);
+  }
+  float* x;        // [items][head_dim]
+  float* numbers;  // [items][dims]
+  float* scales;   // [items] inverse, of integer sketches
+  float* slab;     // [kSlabRows][kColumns], or as much of it as is needed
+};
+
+// Adds x · slab to the sums of a warp's items. kStep numbers of x are read at a time, 4 where rows of x are aligned.
+template <int kStep>
+__device__ void AddSlab(const float* const (&x)[kItemsPerWarp], const float* slab, int slab_width, int width, int rows,
+                        float (&sums)[kItemsPerWarp][2]) {
+#pragma unroll 2
+  for (int i = 0; i < rows; i += kStep) {
+    float factors[kItemsPerWarp][kStep];
+#pragma unroll
+    for (int k = 0; k < kItemsPerWarp; ++k) {
+      if constexpr (kStep == 4) {
+        const float4 four = *reinterpret_cast<const float4*>(x[k] + i);
+        factors[k][0] = four.x, factors[k][1] = four.y, factors[k][2] = four.z, factors[k][3] = four.w;
+      } else {
+        factors[k][0] = x[k][i];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      const float* row = slab + (i + j) * slab_width;
+      const float a = Lane() < width ? row[Lane()] : 0.0f, b = Lane() + 32 < width ? row[Lane() + 32] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kItemsPerWarp; ++k) {
+        sums[k][0] = __fmaf_rn(factors[k][j], a, sums[k][0]);
+        sums[k][1] = __fmaf_rn(factors[k][j], b, sums[k][1]);
+      }
+    }
+  }
+}
+
+// numbers = x · matrix for items [begin, end) of the block, which share the matrix. Who has no item works on the last.
+__device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end) {
+  const auto item_of = [&](int k) { return begin + Warp() + k * (kThreads / 32); };
+  for (int column = 0; column < dims; column += kColumns) {
+    const int width = min(kColumns, dims - column), slab_width = min(kColumns, dims);
+    float sums[kItemsPerWarp][2] = {};
+    for (int first = 0; first < head_dim; first += kSlabRows) {
+      const int rows = min(kSlabRows, head_dim - first);
+      __syncthreads();  // the slab before has been read, x is there
+      for (int i = static_cast<int>(threadIdx.x); i < rows * width; i += kThreads)
+        s.slab[i / width * slab_width + i % width] = __ldg(matrix + (first + i / width) * dims + column + i % width);
+      __syncthreads();
+      const float* x[kItemsPerWarp];
+#pragma unroll
+      for (int k = 0; k < kItemsPerWarp; ++k) x[k] = s.x + min(item_of(k), end - 1) * head_dim + first;
+      if (head_dim % 4 == 0)
+        AddSlab<4>(x, s.slab, slab_width, width, rows, sums);
+      else
+        AddSlab<1>(x, s.slab, slab_width, width, rows, sums);
+    }
+#pragma unroll
+    for (int k = 0; k < kItemsPerWarp; ++k) {
+      const int item = item_of(k);
+      if (item >= end) break;
+      if (Lane() < width) s.numbers[item * dims + column + Lane()] = sums[k][0];
+      if (Lane() + 32 < width) s.numbers[item * dims + column + Lane() + 32] = sums[k][1];
+    }
+  }
+}
+
+__device__ float Finite(float x) { return fabsf(x) <= 3.402823466e38f ? x : 0.0f; }
+
+// The smallest bf16 that is at least `value` ≥ 0, as bits; the nearest where there is none.
+__device__ uint16_t RoundUpToBF16(float value) {
+  const uint32_t up = (__float_as_uint(value) + 0xffffu) & 0xffff0000u;
+  return up < 0x7f800000u ? static_cast<uint16_t>(up >> 16) : ToBF16(value).bits;
+}
+
+// Sketches are rounded as kv/sketch.h says: first the scale of every item, then unit after unit. Neighbouring items are
+// neighbouring rows more often than not, so threads run over them first.
+__device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, int64_t head, int64_t first_token,
+                              int items) {
+  const SketchLayout& layout = call.sketches.layout;
+  const int dims = static_cast<int>(layout.dims), units = static_cast<int>(layout.units());
+  const auto block_of = [&](int item, int64_t row) {
+    return call.sketches.Block(call.batch.slots[first_token + item], head, row / kSketchBlock);
+  };
+  const float most = static_cast<float>(layout.largest());
+  if (layout.has_scales()) {
+    for (int item = Warp(); item < items; item += kThreads / 32) {
+      float largest = 0;
+      for (int i = Lane(); i < dims; i += 32) largest = fmaxf(largest, fabsf(Finite(s.numbers[item * dims + i])));
+      const uint16_t scale = RoundUpToBF16(__fdiv_rn(WarpMax(largest), most));
+      if (Lane() != 0) continue;
+      const float inverse = __fdiv_rn(1.0f, ToFloat(BF16{scale}));
+      s.scales[item] = fabsf(inverse) <= 3.402823466e38f ? inverse : 0.0f;
+      const int64_t row = call.batch.Place(first_token + item, head);
+      reinterpret_cast<uint16_t*>(block_of(item, row) + layout.scales_offset())[row % kSketchBlock] = scale;
+    }
+    __syncthreads();
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < items * units; i += kThreads) {
+    const int item = i % items, unit = i / items;
+    const float* numbers = s.numbers + item * dims;
+    const auto value = [&](int n) {
+      const float rounded = rintf(__fmul_rn(Finite(numbers[n]), s.scales[item]));
+      return static_cast<uint32_t>(static_cast<int32_t>(fminf(fmaxf(rounded, -most), most)) + layout.largest() + 1);
+    };
+    uint32_t bits = 0;
+    if (layout.type == SketchType::kBF16) {
+      bits = ToBF16(Finite(numbers[2 * unit])).bits | static_cast<uint32_t>(ToBF16(Finite(numbers[2 * unit + 1])).bits)
+                                                          << 16;
+    } else if (layout.type == SketchType::kInt8) {
+      for (int b = 0; b < 4; ++b) bits |= value(4 * unit + b) << (8 * b);
+    } else {
+      for (int b = 0; b < 4; ++b) bits |= (value(8 * unit + b) | value(8 * unit + 4 + b) << 4) << (8 * b);
+    }
+    const int64_t row = call.batch.Place(first_token + item, head);
+    reinterpret_cast<uint32_t*>(block_of(item, row))[unit * kSketchBlock + row % kSketchBlock] = bits;
+  }
+}
+
+// Grid (parts of the items, kv_heads).
+__global__ __launch_bounds__(kThreads) void ProjectKernel(ProjectCall call) {
+  extern __shared__ __align__(16) float memory[];
+  const int64_t head = blockIdx.y, group = call.group;
+  const int d = static_cast<int>(call.basis.head_dim), dims = static_cast<int>(call.basis.dims);
+  const ProjectShared s(memory, call.items, d, dims);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * call.items;
+  const int items = static_cast<int>(min(static_cast<int64_t>(call.items), call.batch.count * group - first));
+  const auto token_of = [&](int item) { return (first + item) / group; };
+  for (int i = static_cast<int>(threadIdx.x); i < items * d; i += kThreads) {
+    const int item = i / d;
+    s.x[i] = call.x(token_of(item), (head * group + (first + item) % group) * d + i % d);
+  }
+  // Items in a row that share a matrix: all of them, unless every sequence has its own.
+  for (int begin = 0, end = 0; begin < items; begin = end) {
+    const int64_t slot = call.basis.per_slot ? call.batch.slots[token_of(begin)] : 0;
+    for (end = begin + 1; end < items; ++end)
+      if (call.basis.per_slot && call.batch.slots[token_of(end)] != slot) break;
+    ProjectItems(s, call.matrices + (slot * call.basis.kv_heads + head) * d * dims, d, dims, begin, end);
+  }
+  __syncthreads();
+  if (call.out != nullptr) {
+    for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kThreads) {
+      const int item = i / dims;
+      call.out[token_of(item) * call.out_stride + (head * group + (first + item) % group) * dims + i % dims] =
+          __fmul_rn(s.numbers[i], call.scale);
+    }
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kThreads)
+    s.numbers[i] = __fsub_rn(s.numbers[i], call.basis.KeyOffset(call.batch.slots[first + i / dims], head)[i % dims]);
+  __syncthreads();
+  StoreSketches(call, s, head, first, items);
+}
+
+void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall call) {
+  const int64_t all = call.batch.count * call.group;
+  if (all == 0) return;
+  CHECK(call.basis.head_dim <= kMaxHeadDim && call.basis.dims <= kMaxHeadDim);
+  // Few items: one per warp, so that more processors share them; where every sequence has its own matrix, one sequence
+  // per block.
+  if (all <= 64) call.items = call.basis.per_slot ? static_cast<int>(std::min<int64_t>(call.group, 8)) : 8;
+  const auto bytes_of = [&] { return ProjectShared::Bytes(call.items, call.basis.head_dim, call.basis.dims); };
+  while (call.items > 1 && bytes_of() > static_cast<size_t>(context.max_shared_bytes())) call.items /= 2;
+  const size_t bytes = bytes_of();
+  AllowShared(context, ProjectKernel, bytes);
+  const dim3 grid(static_cast<unsigned>((all + call.items - 1) / call.items),
+                  static_cast<unsigned>(call.basis.kv_heads));
+  ProjectKernel<<<grid, kThreads, bytes, stream>>>(call);
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace
+
+void CudaBackend::AppendSketches(Queue queue, const TokenBatch& batch, const ConstTensor& keys,
+                                 const SketchBasis& basis, const LayerSketches& sketches) {
+  const SketchLayout& layout = sketches.layout;
+  CHECK(layout.dims % kSketchDimStep == 0 && layout.dims == basis.dims && layout.kv_heads == basis.kv_heads);
+  CHECK(keys.cols == basis.kv_heads * basis.head_dim && keys.rows >= batch.count);
+  LaunchProject(*context_, context_->stream(queue),
+                {.x = Numbers(keys), .batch = batch, .basis = basis, .matrices = basis.key, .sketches = sketches});
+}
+
+void CudaBackend::SketchQueries(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
+                                const AttentionShape& shape, const SketchBasis& basis, const Tensor& out) {
+  CHECK(shape.heads % basis.kv_heads == 0 && queries.cols == shape.heads * basis.head_dim);
+  CHECK(out.type == DType::kF32 && out.cols == shape.heads * basis.dims);
+  CHECK(queries.rows >= batch.count && out.rows >= batch.count);
+  LaunchProject(*context_, context_->stream(queue),
+                {.x = Numbers(queries),
+                 .batch = batch,
+                 .basis = basis,
+                 .matrices = basis.query,
+                 .group = shape.heads / basis.kv_heads,
+                 .out = out.as<float>(),
+                 .out_stride = out.stride,
+                 .scale = shape.scale,
+                 .sketches = {}});
+}
+
+}  // namespace infinigen
