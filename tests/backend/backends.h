@@ -1,58 +1,20 @@
-// The list of backends that the op tests run over, each as a factory. A new backend joins by a factory and one name in
-// TestedBackends: operands are made through its own memory (device_operands.h).
+// The list of backends that the op tests run over, each as a factory with the arithmetic that its bounds are made of. A
+// new backend joins by a factory and one name in TestedBackends: operands are made through its own memory (operands.h).
+// The tests of the GPU are the same sources, built a second time (INFINIGEN_TEST_GPU).
 #pragma once
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <memory>
 
-#include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
+#ifdef INFINIGEN_TEST_GPU
+#include "backend/gpu_backends.h"
+#else
+#include "backend/cpu_backends.h"
+#endif
 
 namespace infinigen {
-
-struct ReferenceFactory {
-  using B = ReferenceBackend;
-  static std::unique_ptr<B> Make() { return std::make_unique<B>(); }
-};
-
-// The CPU backend held to one SIMD target; null where the machine lacks it. Three threads, so that tasks interleave.
-template <int64_t kTarget>
-struct CpuFactory {
-  using B = CpuBackend;
-  static std::unique_ptr<B> Make() {
-    hwy::SetSupportedTargetsForTest(0);
-    if ((hwy::SupportedTargets() & kTarget) == 0) return nullptr;
-    hwy::SetSupportedTargetsForTest(kTarget);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    auto backend = std::make_unique<B>(3);
-    EXPECT_EQ(std::string(backend->simd_target()), hwy::TargetName(kTarget));
-    return backend;
-  }
-};
-
-// AVX-512 with the byte products that integer sketches are scored by; CpuFactory<HWY_AVX3> is without.
-struct CpuVnniFactory {
-  using B = CpuBackend;
-  static std::unique_ptr<B> Make() {
-    hwy::SetSupportedTargetsForTest(0);
-    if ((hwy::SupportedTargets() & HWY_AVX3_DL) == 0) return nullptr;
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    return std::make_unique<B>(3);
-  }
-};
-
-using TestedBackends = ::testing::Types<ReferenceFactory, CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>,
-                                        CpuFactory<HWY_EMU128>, CpuVnniFactory>;
-
-struct BackendName {
-  template <class Factory>
-  static std::string GetName(int i) {
-    static const char* const kNames[] = {"Reference", "CpuAvx512", "CpuAvx2", "CpuPortable", "CpuVnni"};
-    return kNames[i];
-  }
-};
 
 // A typed test whose fixture holds the backend under test and the oracle.
 template <class Factory>
@@ -61,9 +23,10 @@ class OpTest : public ::testing::Test {
   using B = typename Factory::B;
   void SetUp() override {
     backend_ = Factory::Make();
-    if (backend_ == nullptr) GTEST_SKIP() << "this machine lacks the SIMD target";
+    if constexpr (requires { Factory::kMissing; })
+      if (backend_ == nullptr) GTEST_SKIP() << Factory::kMissing;
   }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  void TearDown() override { Factory::TearDown(); }
 
   B& backend() { return *backend_; }
   ReferenceBackend& reference() { return reference_; }

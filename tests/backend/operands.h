@@ -44,6 +44,14 @@ struct HostTensor {
     return tensor;
   }
 
+  // The same numbers in another type, rounded where it is a narrower one.
+  HostTensor As(DType t) const {
+    HostTensor copy(t, rows, cols, stride - cols);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) copy.Set(i, j, At(i, j));
+    return copy;
+  }
+
   Tensor view() { return {bytes.data(), type, rows, cols, stride}; }
   void Set(int64_t r, int64_t c, float value) {
     std::byte* p = bytes.data() + static_cast<size_t>(r * stride + c) * SizeOf(type);

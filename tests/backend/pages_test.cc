@@ -75,7 +75,8 @@ std::vector<int32_t> Ascending(int64_t first, int64_t count) {
 // In pieces of any length, several sequences to a call, with rows that are written again.
 TYPED_TEST(PagesTest, AppendedBoundsAreTheOracles) {
   Random random(70);
-  for (const int64_t dim : {1, 8, 20, 64, 80, 128}) {
+  for (const int64_t wanted : {1, 8, 20, 64, 80, 128}) {
+    const int64_t dim = TypeParam::HeadDim(wanted);
     const Shape shape{3, 1, dim};
     const int64_t slots = 3, rows = 150;
     TestBounds mine(this->backend(), shape, slots, rows);
@@ -98,6 +99,20 @@ TYPED_TEST(PagesTest, AppendedBoundsAreTheOracles) {
       mine.Append(whose, at, keys);
       theirs.Append(whose, at, keys);
     }
+    ExpectSameNumbers(mine.Get(), theirs.Get());
+  }
+}
+
+TYPED_TEST(PagesTest, BoundsOfEveryActivation) {
+  Random random(75);
+  for (const DType activation : TypeParam::kActivations) {
+    const Shape shape{2, 1, 72};
+    TestBounds mine(this->backend(), shape, 1, 100);
+    TestBounds theirs(this->reference(), shape, 1, 100);
+    HostTensor keys = HostTensor::Normal(random, activation, 100, shape.kv_heads * shape.head_dim, 3.0f, 5);
+    HostTensor wide = keys.As(DType::kF32);
+    mine.Append(std::vector<int32_t>(100, 0), Ascending(0, 100), keys);
+    theirs.Append(std::vector<int32_t>(100, 0), Ascending(0, 100), wide);
     ExpectSameNumbers(mine.Get(), theirs.Get());
   }
 }
@@ -158,7 +173,7 @@ TYPED_TEST(PagesTest, RandomSettings) {
   const int64_t dims[] = {4, 20, 24, 64, 80, 128};
   for (const int64_t group : {1, 2, 3, 4, 5, 7, 8, 32}) {
     const int64_t rows = 700, slots = 3;
-    const Shape shape{2, group, dims[random.Int(0, 5)]};
+    const Shape shape{2, group, TypeParam::HeadDim(dims[random.Int(0, 5)])};
     Scene scene(this->backend(), this->reference(), shape, slots, rows, random, /*whole=*/true);
     for (int repeat = 0; repeat < 12; ++repeat) {
       Batch batch;
@@ -178,6 +193,17 @@ TYPED_TEST(PagesTest, RandomSettings) {
       ExpectSame(scene.Mine(queries, batch, rules, call), scene.Theirs(queries, batch, rules, call));
       if (::testing::Test::HasFatalFailure()) return;
     }
+  }
+}
+
+TYPED_TEST(PagesTest, QueriesOfEveryActivation) {
+  Random random(76);
+  Scene scene(this->backend(), this->reference(), {2, 4, 64}, 1, 2000, random, /*whole=*/true);
+  for (const DType activation : TypeParam::kActivations) {
+    HostTensor wide = WholeNumbers(random, 3, scene.width(), 9, 3), queries = wide.As(activation);
+    const Batch batch{{0, 0, 0}, {1999, 1000, 40}};
+    for (const SelectRule& rule : {SelectRule{.alpha = kInfinity, .cap = 0.1}, SelectRule{.alpha = 300.0f, .cap = 1.0}})
+      ExpectSame(scene.Mine(queries, batch, {rule}, {}), scene.Theirs(wide, batch, {rule}, {}));
   }
 }
 

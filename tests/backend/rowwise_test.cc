@@ -1,4 +1,5 @@
-// Embed, AddPositions, the norms, rope, SiluMul and Append against the reference.
+// Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Where an output is not f32, its
+// rounding comes on top of the bound.
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -9,13 +10,16 @@ template <class Factory>
 class RowwiseTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(RowwiseTest, TestedBackends, BackendName);
 
-// |got - want| <= relative · |want| + absolute, everywhere inside the rows; the gaps are untouched.
+// |got - want| <= relative · |want| + absolute, everywhere inside the rows; the gaps are untouched. Relative errors and
+// roundings of `got`'s type end at the smallest step of f16.
 void ExpectNear(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
+  const double more = OutputRounding(got.type) * (1 + relative), least = got.type == DType::kF16 ? 0x1p-25 : 0;
   for (int64_t r = 0; r < want.rows; ++r)
     for (int64_t c = 0; c < want.cols; ++c)
-      ASSERT_NEAR(got.At(r, c), want.At(r, c), relative * std::fabs(want.At(r, c)) + absolute) << r << "," << c;
-  for (int64_t r = 0; r < want.rows; ++r)
-    for (int64_t c = want.cols; c < want.stride; ++c) ASSERT_TRUE(std::isnan(got.row(r)[c])) << "gap written";
+      ASSERT_NEAR(got.At(r, c), want.At(r, c), (relative + more) * std::fabs(want.At(r, c)) + absolute + least)
+          << r << "," << c;
+  for (int64_t r = 0; r < got.rows; ++r)
+    for (int64_t c = got.cols; c < got.stride; ++c) ASSERT_TRUE(std::isnan(got.At(r, c))) << "gap written";
 }
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
@@ -88,8 +92,8 @@ TYPED_TEST(RowwiseTest, NormWorksInPlace) {
 TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
   auto& b = this->backend();
   Random random(4);
-  for (const int64_t dim : {8, 20, 64, 80, 128}) {
-    const int64_t count = 9, heads = 3;
+  for (const int64_t wanted : {8, 20, 64, 80, 128}) {
+    const int64_t dim = TypeParam::HeadDim(wanted), count = 9, heads = 3;
     HostTensor frequencies(DType::kF32, 1, dim / 2);
     for (int64_t i = 0; i < dim / 2; ++i)
       frequencies.Set(0, i, std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(dim)));
@@ -128,7 +132,8 @@ TYPED_TEST(RowwiseTest, AppendRoundsLikeTheReference) {
   auto& b = this->backend();
   Random random(6);
   for (const StoreType type : kStoreTypes) {
-    for (const int64_t dim : {8, 20, 64, 75, 192}) {
+    for (const int64_t wanted : {8, 20, 64, 75, 192}) {
+      const int64_t dim = TypeParam::HeadDim(wanted);
       const EntryLayout layout{type, 3, dim};
       TestEntries mine(b, layout, 2, 600, random);
       TestEntries theirs(this->reference(), layout, 2, 600, random);
@@ -157,8 +162,8 @@ TYPED_TEST(RowwiseTest, AppendQuantisesLikeTheReference) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const float odd[] = {inf, -inf, nan, -nan, 1e38f, -1e38f, 65520.0f, 1e-45f, -1e-45f, -1e-8f, 0.0f, -0.0f};
   for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
-    for (const int64_t dim : {1, 7, 64, 75, 128}) {
-      const int64_t rows = 300;
+    for (const int64_t wanted : {1, 7, 64, 75, 128}) {
+      const int64_t dim = TypeParam::HeadDim(wanted), rows = 300;
       TestEntries mine(b, {type, 1, dim}, 1, rows, random);
       TestEntries theirs(this->reference(), {type, 1, dim}, 1, rows, random);
       HostTensor keys(DType::kF32, rows, dim), values(DType::kF32, rows, dim, 3);
@@ -182,6 +187,120 @@ TYPED_TEST(RowwiseTest, AppendQuantisesLikeTheReference) {
                                theirs.view());
       for (int64_t r = 0; r < rows; ++r)
         ASSERT_EQ(mine.Bytes(0, 0, r), theirs.Bytes(0, 0, r)) << Name(type) << " dim " << dim << " row " << r;
+    }
+  }
+}
+
+// ---- Activations of every type that the backend has; operands that are not activations keep their type.
+
+TYPED_TEST(RowwiseTest, EmbedsToEveryType) {
+  auto& b = this->backend();
+  Random random(8);
+  for (const DType to : TypeParam::kActivations) {
+    for (const DType from : kTypes) {
+      HostTensor table = HostTensor::Normal(random, from, 30, 75), want(DType::kF32, 20, 75), out(to, 20, 75, 3);
+      std::vector<int32_t> ids;
+      for (int i = 0; i < 20; ++i) ids.push_back(static_cast<int32_t>(random.Int(0, 29)));
+      DeviceTensor dtable(b, table), dout(b, out);
+      DeviceInts dids(b, ids);
+      b.Embed(Queue::kCompute, {20, dids, nullptr, nullptr}, dtable, dout);
+      this->reference().Embed(Queue::kCompute, {20, ids.data(), nullptr, nullptr}, table.view(), want.view());
+      ExpectNear(dout.Fetch(), want, 0, 0);
+    }
+  }
+}
+
+// From the residual stream, which is f32.
+TYPED_TEST(RowwiseTest, NormsToEveryType) {
+  auto& b = this->backend();
+  Random random(9);
+  for (const DType to : TypeParam::kActivations) {
+    for (const int64_t n : {7, 64, 768, 4096}) {
+      HostTensor x = HostTensor::Normal(random, DType::kF32, 5, n, 3.0f, 5);
+      HostTensor weight = HostTensor::Normal(random, DType::kF32, 1, n);
+      HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, n);
+      HostTensor rms(DType::kF32, 5, n), layer(DType::kF32, 5, n), out(to, 5, n, 2);
+      DeviceTensor dx(b, x), dw(b, weight), db(b, bias), drms(b, out), dlayer(b, out);
+      b.RmsNorm(Queue::kCompute, dx, dw, 1e-5f, drms);
+      b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
+      this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
+      this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
+      ExpectNear(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      ExpectNear(dlayer.Fetch(), layer, 2e-5f, 2e-4f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, RotatesEveryType) {
+  auto& b = this->backend();
+  Random random(10);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t dim : {8, 64, 128}) {
+      const int64_t count = 6;
+      HostTensor table = HostTensor::Normal(random, DType::kF32, count, dim);
+      HostTensor x = HostTensor::Normal(random, type, count, 3 * dim, 1.0f, 7), want = x.As(DType::kF32);
+      DeviceTensor dtable(b, table), dx(b, x);
+      b.Rope(Queue::kCompute, dtable, dx);
+      this->reference().Rope(Queue::kCompute, table.view(), want.view());
+      ExpectNear(dx.Fetch(), want, 4e-7f, 2e-6f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, SiluMulOfEveryType) {
+  auto& b = this->backend();
+  Random random(11);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t n : {1, 50, 700, 4096}) {
+      HostTensor gate = HostTensor::Normal(random, type, 6, n, 8.0f, 1), wide = gate.As(DType::kF32);
+      HostTensor up = HostTensor::Normal(random, type, 6, n, 1.0f, 4), wide_up = up.As(DType::kF32);
+      DeviceTensor dgate(b, gate), dup(b, up);
+      b.SiluMul(Queue::kCompute, dgate, dup);
+      this->reference().SiluMul(Queue::kCompute, wide.view(), wide_up.view());
+      ExpectNear(dgate.Fetch(), wide, 1e-6f, 1e-30f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, CopiesEveryTypeAsItIs) {
+  auto& b = this->backend();
+  Random random(12);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t n : {1, 33, 512, 3000}) {
+      HostTensor x = HostTensor::Normal(random, type, 9, n, 1.0f, 5), out(type, 9, n, 2);
+      DeviceTensor dx(b, x), dout(b, out);
+      b.Copy(Queue::kCompute, dx, dout);
+      const HostTensor got = dout.Fetch();
+      for (int64_t r = 0; r < x.rows; ++r) {
+        for (int64_t c = 0; c < n; ++c) ASSERT_EQ(got.At(r, c), x.At(r, c)) << r << "," << c;
+        for (int64_t c = n; c < got.stride; ++c) ASSERT_TRUE(std::isnan(got.At(r, c))) << "gap written";
+      }
+    }
+  }
+}
+
+// At places of their own for each head, as in layers that evict.
+TYPED_TEST(RowwiseTest, AppendsEveryType) {
+  auto& b = this->backend();
+  Random random(13);
+  for (const DType from : TypeParam::kActivations) {
+    for (const StoreType type : kStoreTypes) {
+      const int64_t dim = 72;
+      TestEntries mine(b, {type, 2, dim}, 2, 300, random);
+      TestEntries theirs(this->reference(), {type, 2, dim}, 2, 300, random);
+      const std::vector<int32_t> slots = {1, 0, 1}, rows = {299, 299, 299}, places = {3, 280, 255, 256, 0, 3};
+      HostTensor keys = HostTensor::Normal(random, from, 3, 2 * dim, 1.0f, 9), wide_keys = keys.As(DType::kF32);
+      HostTensor values = HostTensor::Normal(random, from, 3, 2 * dim, 3.0f, 2), wide_values = values.As(DType::kF32);
+      DeviceTensor dkeys(b, keys), dvalues(b, values);
+      DeviceInts dslots(b, slots), drows(b, rows), dplaces(b, places);
+      b.Append(Queue::kCompute, {3, nullptr, dslots, drows, nullptr, dplaces, 2}, dkeys, dvalues, mine.view());
+      this->reference().Append(Queue::kCompute, {3, nullptr, slots.data(), rows.data(), nullptr, places.data(), 2},
+                               wide_keys.view(), wide_values.view(), theirs.view());
+      for (int64_t slot = 0; slot < 2; ++slot)
+        for (int64_t head = 0; head < 2; ++head)
+          for (const int64_t row : {0, 3, 255, 256, 280, 299})
+            ASSERT_EQ(mine.Bytes(slot, head, row), theirs.Bytes(slot, head, row))
+                << Name(type) << " from " << Name(from);
     }
   }
 }

@@ -81,7 +81,8 @@ Outcome RunSelect(B& backend, const Batch& batch, const std::vector<SelectRule>&
   const auto lengths = counts.template Get<int32_t>();
   for (size_t i = 0; i < lists; ++i) {
     const auto begin = all.begin() + static_cast<int64_t>(i) * capacity;
-    outcome.rows.emplace_back(begin, begin + lengths[i]);
+    EXPECT_TRUE(lengths[i] >= 0 && lengths[i] <= capacity) << "list " << i << " of " << lengths[i];
+    outcome.rows.emplace_back(begin, begin + std::clamp<int64_t>(lengths[i], 0, capacity));
   }
   return outcome;
 }
