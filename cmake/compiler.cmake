@@ -6,17 +6,23 @@ endif()
 
 add_library(infinigen_options INTERFACE)
 target_include_directories(infinigen_options INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-target_compile_options(infinigen_options INTERFACE
+# Of g++ alone: nvcc has others, where its target is made.
+function(infinigen_options_for_cxx)
+  foreach(flag ${ARGN})
+    target_compile_options(infinigen_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${flag}>)
+  endforeach()
+endfunction()
+infinigen_options_for_cxx(
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual -Wundef -Werror
   -Wno-missing-field-initializers  # designated initialisers leave members at their defaults on purpose
   -fno-math-errno)  # sqrt and friends inline; no value changes
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 reports false positives for std::string and std::variant under -O2.
-  target_compile_options(infinigen_options INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
+  infinigen_options_for_cxx(-Wno-restrict -Wno-maybe-uninitialized)
 endif()
 # One rounding per written operation: a fused multiply-add appears only where the code asks for it, so a result does not
 # depend on the inlining decisions of a compiler.
-target_compile_options(infinigen_options INTERFACE -ffp-contract=off)
+infinigen_options_for_cxx(-ffp-contract=off)
 if(INFINIGEN_SANITIZE)
   target_compile_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE})

@@ -41,7 +41,7 @@ TYPED_TEST(GpuMemoryTest, BytesComeBackFromEveryMemory) {
   auto& b = this->backend();
   Random random(80);
   for (const Queue queue : kQueues) {
-    for (Allocator* memory : {&b.compute_memory(), &b.pool_memory(), &b.pinned_memory()}) {
+    for (Allocator* memory : {&b.compute_memory(), &b.pool_memory(), &b.host_memory()}) {
       for (const size_t bytes : {1, 3, 64, 4095, 65536, 1000003}) {
         const Buffer buffer = Allocate(*memory, bytes + 7);
         const std::vector<std::byte> sent = RandomBytes(random, bytes);
@@ -109,7 +109,7 @@ TYPED_TEST(GpuMemoryTest, MovesBetweenMemories) {
   const std::vector<std::byte> sent = RandomBytes(random, kBytes);
   for (const Queue queue : kQueues) {
     const Buffer buffers[] = {Allocate(b.compute_memory(), kBytes), Allocate(b.pool_memory(), kBytes),
-                              Allocate(b.pinned_memory(), kBytes), Allocate(b.compute_memory(), kBytes)};
+                              Allocate(b.host_memory(), kBytes), Allocate(b.compute_memory(), kBytes)};
     b.Upload(queue, sent.data(), kBytes, buffers[0].data());
     for (size_t i = 0; i + 1 < std::size(buffers); ++i) {
       std::vector<ByteMove> moves;
@@ -133,7 +133,7 @@ TYPED_TEST(GpuMemoryTest, QueuesWaitForEachOther) {
   constexpr size_t kNumbers = 4096, kBytes = kNumbers * 4, kRounds = 600, kBusyBytes = 16 << 20;
   const Buffer first = Allocate(b.compute_memory(), kBytes), second = Allocate(b.compute_memory(), kBytes);
   const Buffer history = Allocate(b.pool_memory(), kBytes * kRounds);
-  const Buffer slow_from = Allocate(b.pinned_memory(), kBusyBytes), slow_to = Allocate(b.compute_memory(), kBusyBytes);
+  const Buffer slow_from = Allocate(b.host_memory(), kBusyBytes), slow_to = Allocate(b.compute_memory(), kBusyBytes);
   const std::vector<std::byte> zeros(std::max(kBytes * kRounds, kBusyBytes));
   b.Upload(Queue::kWriteout, zeros.data(), kBytes * kRounds, history.data());
   b.Upload(Queue::kWriteout, zeros.data(), kBusyBytes, slow_from.data());  // pinned from here on

@@ -26,7 +26,7 @@ namespace infinigen {
 #define CUBLAS_CHECK(call)                                                                      \
   do {                                                                                          \
     if (const cublasStatus_t cublas_status = (call); cublas_status != CUBLAS_STATUS_SUCCESS)    \
-      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cublasGetStatusString(cublas_status)); \
+      ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cublasLtGetStatusString(cublas_status)); \
   } while (false)
 
 // After a launch: its configuration was wrong, which is a bug.

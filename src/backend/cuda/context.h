@@ -27,7 +27,20 @@ struct MatMulKey {
   uint32_t x_alignment, weight_alignment, out_alignment;
   auto operator<=>(const MatMulKey&) const = default;
 };
-struct MatMulPlan;  // matmul.cu
+// How it does it.
+struct MatMulPlan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool found = false;
+
+  ~MatMulPlan() {
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(weight));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(x));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(out));
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(operation));
+  }
+};
 
 class CudaContext {
  public:

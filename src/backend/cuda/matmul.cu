@@ -9,20 +9,6 @@
 
 namespace infinigen {
 
-struct MatMulPlan {
-  cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
-  cublasLtMatmulAlgo_t algorithm{};
-  bool found = false;
-
-  ~MatMulPlan() {
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(weight));
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(x));
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(out));
-    CUBLAS_CHECK(cublasLtMatmulDescDestroy(operation));
-  }
-};
-
 namespace {
 
 cudaDataType_t LibraryType(DType type) {
