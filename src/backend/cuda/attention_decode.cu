@@ -298,7 +298,7 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   call.heads = static_cast<int>(shape.heads);
   call.scale = shape.scale * kLog2E;
   call.chunks = DecodeChunks(most);
-  std::byte* scratch = context.Scratch(DecodeScratchBytes(most, tokens, shape.heads, layout.head_dim));
+  std::byte* scratch = context.Scratch(AttentionScratchBytes(most, tokens, shape.heads, layout.head_dim));
   call.sums = reinterpret_cast<float*>(scratch);
   call.tops = reinterpret_cast<float2*>(call.sums + tokens * shape.heads * call.chunks * layout.head_dim);
   blocks = std::min(blocks, call.chunks);
