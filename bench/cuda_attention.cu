@@ -115,10 +115,11 @@ __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, in
 template <class T>
 class Device {
  public:
-  Device(CudaBackend& backend, size_t count) : backend_(backend) {
+  Device(CudaBackend& backend, size_t count) {
     Result<Buffer> buffer = Buffer::Make(backend.compute_memory(), count * sizeof(T));
     CHECK(buffer.ok());
     buffer_ = std::move(*buffer);
+    CUDA_CHECK(cudaDeviceSynchronize());  // it is the backend's queue that it exists on
   }
   Device(CudaBackend& backend, const std::vector<T>& values) : Device(backend, values.size()) {
     CUDA_CHECK(cudaMemcpy(buffer_.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
@@ -126,7 +127,6 @@ class Device {
   T* get() const { return reinterpret_cast<T*>(buffer_.data()); }
 
  private:
-  CudaBackend& backend_;
   Buffer buffer_;
 };
 
