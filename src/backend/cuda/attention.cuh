@@ -33,7 +33,7 @@ constexpr bool CudaAttentionSupports(const EntryLayout& layout) {
 // Scratch of AttendDecode and AttendSelected for `batch` tokens with lists of up to `tokens` rows.
 constexpr int64_t kDecodeChunk = kExtentTokens;
 constexpr int64_t DecodeChunks(int64_t tokens) { return (tokens + kDecodeChunk - 1) / kDecodeChunk; }
-constexpr size_t DecodeScratchBytes(int64_t tokens, int64_t batch, int64_t heads, int64_t head_dim) {
+constexpr size_t AttentionScratchBytes(int64_t tokens, int64_t batch, int64_t heads, int64_t head_dim) {
   return static_cast<size_t>(batch * heads * DecodeChunks(tokens) * (head_dim + 2)) * sizeof(float);
 }
 

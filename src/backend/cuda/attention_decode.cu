@@ -2,14 +2,15 @@
 // (AttendSelected). It is bound by memory: every entry is read once, for all query heads of its KV head.
 //
 // A list is cut into chunks of 256 items, an extent where it holds all rows, and a chunk into equal shares for the
-// warps of a block. A warp walks its share in tiles of 16 (attention_tiles.cuh), with its own pipeline of asynchronous
+// warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of asynchronous
 // copies and no barrier but its own. The shares are merged in order, then, by a second kernel, the chunks: each is a
 // largest score, a sum of weights and a weighted sum of values. Cuts and order follow from places in the list alone. So
 // the list of all rows gives AttendDecode's result bit for bit, and neighbours in a batch change nothing.
 #include <algorithm>
 
 #include "backend/cuda/attention.cuh"
-#include "backend/cuda/attention_tiles.cuh"
+#include "backend/cuda/attention_code_tile.cuh"
+#include "backend/cuda/attention_half_tile.cuh"
 #include "backend/cuda/check.h"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
@@ -298,7 +299,7 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   call.heads = static_cast<int>(shape.heads);
   call.scale = shape.scale * kLog2E;
   call.chunks = DecodeChunks(most);
-  std::byte* scratch = context.Scratch(DecodeScratchBytes(most, tokens, shape.heads, layout.head_dim));
+  std::byte* scratch = context.Scratch(AttentionScratchBytes(most, tokens, shape.heads, layout.head_dim));
   call.sums = reinterpret_cast<float*>(scratch);
   call.tops = reinterpret_cast<float2*>(call.sums + tokens * shape.heads * call.chunks * layout.head_dim);
   blocks = std::min(blocks, call.chunks);

@@ -12,7 +12,7 @@
 // Blocks begin with the last queries, which have the most to do, and the heads that share a KV head are neighbours and
 // find each other's tiles in the L2 cache. Tiles past the last query of a warp are skipped, and masks are applied to
 // tiles on the diagonal only.
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attention_prefill.cuh"
 #include "backend/cuda/check.h"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
@@ -20,158 +20,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int kWarps = 4, kThreads = 32 * kWarps;
-
-struct PrefillCall {
-  ConstTensor queries;  // [count][heads · dim]
-  Tensor out;           // the same shape
-  LayerEntries entries;
-  int64_t slot = 0, first_row = 0, count = 0;
-  int group = 0;
-  float scale = 0;  // of scores, to base 2
-  bool aligned_queries = false, aligned_pairs = false;
-};
-
-// T: the type that is multiplied. kConvert: entries are not of that type.
-template <class T, bool kConvert, int kDim>
-struct Shape {
-  using Number = T;
-  static constexpr bool kConverts = kConvert;
-  static constexpr int kPadded = kDim;
-  static constexpr int kParts = kDim == 256 ? 1 : 2;   // 16 queries each, of a warp
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;  // of a tile
-  static constexpr int kQueries = kWarps * 16 * kParts;
-  static constexpr int kRowBytes = 2 * kDim;
-  static constexpr int kPieces = kDim / 8;  // of a row, 16 bytes each
-  static constexpr int kQueryBytes = kQueries * kRowBytes;
-  static constexpr int kTileBytes = 2 * kKeys * kRowBytes;  // keys, then values
-
-  // Queries, then two tiles; or one tile and the bytes of two quantised ones.
-  static constexpr int RawBytes(const EntryLayout& layout) {
-    return IsQuantised(layout.type) ? kKeys * static_cast<int>(layout.entry_bytes()) : 0;
-  }
-  static constexpr int SharedBytes(const EntryLayout& layout) {
-    return kQueryBytes + (kConvert ? kTileBytes + 2 * RawBytes(layout) : 2 * kTileBytes);
-  }
-};
-
-// Where a piece of a row lies in a matrix of rows in shared memory.
-template <class S>
-__device__ inline int PieceAt(int row, int piece) {
-  return row * S::kRowBytes + ((piece ^ (row & 7)) * 16);
-}
-
-// ---- Operands to shared memory
-
-template <class Number>
-__device__ inline void LoadEight(const Number* from, bool aligned, float (&to)[8]) {
-  alignas(16) Number numbers[8];
-  if (aligned) {
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(numbers) / 16); ++i)
-      reinterpret_cast<uint4*>(numbers)[i] = reinterpret_cast<const uint4*>(from)[i];
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) numbers[i] = from[i];
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) to[i] = AsFloat(numbers[i]);
-}
-
-// Queries [first, first + kQueries) of a head; those past the run are zero.
-template <class S, class Number>
-__device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head, std::byte* to) {
-  const int dim = static_cast<int>(call.entries.layout.head_dim);
-  for (int at = threadIdx.x; at < S::kQueries * S::kPieces; at += kThreads) {
-    const int row = at / S::kPieces, piece = at % S::kPieces;
-    float x[8] = {};
-    if (first + row < call.count && piece * 8 < dim)
-      LoadEight(reinterpret_cast<const Number*>(call.queries.data) + (first + row) * call.queries.stride + head * dim +
-                    piece * 8,
-                call.aligned_queries, x);
-    uint4 pairs;
-    uint32_t* pair = &pairs.x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pair[i] =
-          Pair<typename S::Number>(Within<typename S::Number>(x[2 * i]), Within<typename S::Number>(x[2 * i + 1]));
-    *reinterpret_cast<uint4*>(to + PieceAt<S>(row, piece)) = pairs;
-  }
-}
-template <class S>
-__device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head, std::byte* to) {
-  if (call.queries.type == DType::kF32)
-    LoadQueries<S, float>(call, first, head, to);
-  else if (call.queries.type == DType::kF16)
-    LoadQueries<S, __half>(call, first, head, to);
-  else
-    LoadQueries<S, __nv_bfloat16>(call, first, head, to);
-}
-
-// The entries of tile `tile`: its first row, and how many there are. A tile does not cross extents.
-template <class S>
-struct TileEntries {
-  __device__ TileEntries(const PrefillCall& call, int64_t kv_head, int tile) {
-    const int64_t row = static_cast<int64_t>(tile) * S::kKeys;
-    from = call.entries.Entry(call.slot, kv_head, row);
-    count = static_cast<int>(min(static_cast<int64_t>(S::kKeys), call.first_row + call.count - row));
-  }
-  const std::byte* from;
-  int count;
-};
-
-// Asynchronous: a tile as it is. Rows past the sequence's end and dims past the head's are zero.
-template <class S>
-__device__ void CopyTile(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
-  const int pieces = static_cast<int>(call.entries.layout.head_dim) / 8, key_bytes = pieces * 16;
-  const uint32_t base = SharedAddress(to);
-#pragma unroll 4
-  for (int i = 0; i < S::kKeys * 2 * S::kPieces / kThreads; ++i) {
-    const int at = i * kThreads + static_cast<int>(threadIdx.x);
-    const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
-    const bool present = row < entries.count && piece < pieces;
-    const std::byte* from = entries.from + (present ? (2 * row + part) * key_bytes + piece * 16 : 0);
-    CopyAsync<16>(base + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece), from, present);
-  }
-}
-// Asynchronous: the bytes of a quantised tile.
-template <class S>
-__device__ void CopyRaw(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
-  const int entry_bytes = static_cast<int>(call.entries.layout.entry_bytes()), bytes = entries.count * entry_bytes;
-  if (entry_bytes % 16 == 0) {
-    for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16)
-      CopyAsync<16>(SharedAddress(to) + at, entries.from + at, true);
-  } else {
-    for (int at = threadIdx.x * 8; at < bytes; at += kThreads * 8)
-      CopyAsync<8>(SharedAddress(to) + at, entries.from + at, true);
-  }
-}
-// From the copy of a quantised tile, or an f32 tile in memory, to f16.
-template <class S>
-__device__ void ConvertTile(const PrefillCall& call, const std::byte* entries, int count, std::byte* to) {
-  const EntryLayout& layout = call.entries.layout;
-  const int dim = static_cast<int>(layout.head_dim), key_bytes = static_cast<int>(layout.key_bytes());
-  const int header_bytes = static_cast<int>(StoreHeaderBytes(dim));
-#pragma unroll 4
-  for (int at = threadIdx.x; at < S::kKeys * 2 * S::kPieces; at += kThreads) {
-    const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
-    uint4 numbers = {};
-    if (row < count && piece * 8 < dim) {
-      const std::byte* from = entries + (2 * row + part) * key_bytes;
-      if (layout.type == StoreType::kF32) {
-        numbers = RoundEight(reinterpret_cast<const float*>(from) + piece * 8);
-      } else {
-        const uint32_t header = reinterpret_cast<const uint32_t*>(from)[piece / 8];
-        numbers =
-            DecodeEight(layout.type, from + header_bytes + piece * (layout.type == StoreType::kInt8 ? 8 : 4), header);
-      }
-    }
-    *reinterpret_cast<uint4*>(to + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece)) = numbers;
-  }
-}
-
-// ---- A warp's part: 16 · kParts queries
-
+// One warp's queries, 16 · kParts of them.
 template <class S>
 class WarpAttention {
  public:
@@ -329,7 +178,7 @@ class WarpAttention {
 
 // Grid: (heads, blocks of queries).
 template <class S>
-__global__ void __launch_bounds__(kThreads, 2) AttendQueries(const __grid_constant__ PrefillCall call) {
+__global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid_constant__ PrefillCall call) {
   extern __shared__ uint4 shared[];
   std::byte* const queries = reinterpret_cast<std::byte*>(shared);
   std::byte* const tiles = queries + S::kQueryBytes;
@@ -386,7 +235,7 @@ void Launch(const CudaContext& context, const PrefillCall& call, int64_t heads, 
   CHECK(shared <= context.max_shared_bytes());
   AllowShared<AttendQueries<S>>(context.max_shared_bytes());
   const dim3 grid(static_cast<unsigned>(heads), static_cast<unsigned>((call.count + S::kQueries - 1) / S::kQueries));
-  AttendQueries<S><<<grid, kThreads, shared, stream>>>(call);
+  AttendQueries<S><<<grid, kPrefillThreads, shared, stream>>>(call);
   CUDA_CHECK_LAUNCH();
 }
 
@@ -414,11 +263,11 @@ void CudaBackend::AttendPrefill(Queue queue, const ConstTensor& queries, const T
   DispatchDim(layout.head_dim, [&](auto dim) {
     const cudaStream_t stream = context_->stream(queue);
     if (layout.type == StoreType::kBF16)
-      Launch<Shape<__nv_bfloat16, false, dim()>>(*context_, call, shape.heads, stream);
+      Launch<PrefillShape<__nv_bfloat16, false, dim()>>(*context_, call, shape.heads, stream);
     else if (layout.type == StoreType::kF16)
-      Launch<Shape<__half, false, dim()>>(*context_, call, shape.heads, stream);
+      Launch<PrefillShape<__half, false, dim()>>(*context_, call, shape.heads, stream);
     else
-      Launch<Shape<__half, true, dim()>>(*context_, call, shape.heads, stream);
+      Launch<PrefillShape<__half, true, dim()>>(*context_, call, shape.heads, stream);
   });
 }
 

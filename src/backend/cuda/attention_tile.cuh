@@ -1,0 +1,60 @@
+// Decode's inner part: one warp, 16 entries and up to 8 query heads at a time. Private to attention_decode.cu.
+//
+// Scores are K · Qᵀ and the sum of values is Vᵀ · Pᵀ, entries or dims being the 16 rows of a product and heads its 8
+// columns. So one head costs what eight do, and a lane finds scores, weights and sums of its two heads (2t and 2t + 1)
+// in the same columns everywhere: nothing but the weights' transposition crosses lanes.
+//
+// A tile brings entries to shared memory (Stage), and multiplies them from there (Scores, AddValues). Its lanes are
+// free to take dims in any order, as long as query and key, or value and output, agree.
+//     HalfTile   16-bit numbers, copied as they are, or rounded from f32 on the way
+//     CodeTile   int8 and int4, copied as they are; codes are multiplied as whole numbers of f16, exactly. Scales and
+//                minima of a key enter after the product, those of a value before it, with the weight.
+#pragma once
+
+#include "backend/cuda/attention.cuh"
+
+namespace infinigen {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileHeads = 8;
+
+// The query heads of one token that read one KV head, up to 8 of them, and how their entries lie.
+struct TileShape {
+  ConstTensor queries;
+  int64_t query = 0;  // where the first head begins, in elements
+  int heads = 0;
+  int dim = 0;
+  int key_bytes = 0;
+  int groups = 0;  // of quantised keys
+  StoreType type = StoreType::kBF16;
+  uint32_t piece_inverse = 0;  // 2^16 / pieces of an entry, rounded up
+};
+
+// Calls use(i, first, second) for `count` pairs of numbers of this lane's head (g): dims dim_of(i, 0) and dim_of(i, 1).
+// Numbers past the end of a head and of heads past the last are zero.
+template <class Number, int kCount, class DimOf, class Use>
+__device__ inline void ForQueryPairs(const TileShape& shape, DimOf dim_of, Use use) {
+  const int head = threadIdx.x % 32 / 4;
+  const Number* from = reinterpret_cast<const Number*>(shape.queries.data) + shape.query + head * shape.dim;
+  Number numbers[kCount][2];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int dim = dim_of(i, x);
+      numbers[i][x] = head < shape.heads && dim < shape.dim ? from[dim] : FromFloat<Number>(0.0f);
+    }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) use(i, AsFloat(numbers[i][0]), AsFloat(numbers[i][1]));
+}
+template <int kCount, class DimOf, class Use>
+__device__ inline void ForQueryPairs(const TileShape& shape, DimOf dim_of, Use use) {
+  if (shape.queries.type == DType::kF32)
+    ForQueryPairs<float, kCount>(shape, dim_of, use);
+  else if (shape.queries.type == DType::kF16)
+    ForQueryPairs<__half, kCount>(shape, dim_of, use);
+  else
+    ForQueryPairs<__nv_bfloat16, kCount>(shape, dim_of, use);
+}
+
+}  // namespace infinigen
