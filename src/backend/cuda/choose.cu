@@ -53,8 +53,8 @@ __global__ __launch_bounds__(kKeyThreads) void MakeKeysKernel(TokenBatch batch, 
   const int64_t start = blockIdx.y * kScoreChunk, end = min(start + kScoreChunk, items);
   if (start >= items) return;  // its chunks are not those of the maxima
   LoadMaxima(table, task, items, maxima);
-  for (int64_t i = start + threadIdx.x; i < end; i += kKeyThreads)
-    table.Keys(task)[i] = MakeKey(table, task, i, maxima);
+  const auto make = [&](int i) { return MakeKey(table, task, start + i, maxima); };
+  ForItems<4>(end - start, make, [&](int i, uint32_t key) { table.Keys(task)[start + i] = key; });
 }
 
 // Grid (tasks): passing[task] = rows that pass the threshold.
@@ -132,14 +132,14 @@ __global__ __launch_bounds__(1024) void ChooseRowsKernel(TokenBatch batch, Selec
   const bool forced = task.rule.force_count > 0;
   const uint32_t least = LeastKey(task.rule.alpha);
   uint32_t passing = 0, candidates = 0;
-  for (int64_t i = threadIdx.x; i < task.items; i += blockDim.x) {
-    uint32_t key = keys_made ? keys[i] : MakeKey(table, blockIdx.x, i, maxima);
+  const auto key_at = [&](int i) { return keys_made ? keys[i] : MakeKey(table, blockIdx.x, i, maxima); };
+  ForItems<4>(task.items, key_at, [&](int i, uint32_t key) {
     passing += key >= least ? 1 : 0;
     const bool drops = forced && page == 1 && task.IsExtra(i);  // a forced count is filled up by others
     if (drops) key = 0;
     if (drops || !keys_made) keys[i] = key;
     candidates += key != 0 ? 1 : 0;
-  }
+  });
   const uint2 sums = BlockSum(passing, candidates, radix);
   candidates = sums.y;
 
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(1024) void ChooseRowsKernel(TokenBatch batch, Selec
   const RadixCut cut =
       CutLargest(key_of, age_of, task.items, static_cast<uint32_t>(count), candidates, kKeyBits, radix);
   const auto attends = [&](int64_t row) {
-    const int64_t item = page == 1 ? row : row / page;
+    const int64_t item = page == 1 ? row : static_cast<uint32_t>(row) / static_cast<uint32_t>(page);
     return (item < task.items && cut.Takes(keys[item], age_of(item))) || task.IsExtra(row);
   };
   const uint32_t attended =

@@ -91,6 +91,21 @@ __device__ inline void FindBin(uint32_t need, RadixScratch& s) {
   __syncthreads();
 }
 
+// use(i, load(i)) for all i in [0, items), dealt out to the threads of the block. Several loads are on their way at a
+// time, which the compiler cannot do by itself where use() writes to memory.
+template <int kBatch, class Load, class Use>
+__device__ void ForItems(int64_t items, const Load& load, const Use& use) {
+  const int end = static_cast<int>(items), step = static_cast<int>(blockDim.x);
+  for (int first = static_cast<int>(threadIdx.x); first < end; first += kBatch * step) {
+    uint32_t loaded[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) loaded[b] = first + b * step < end ? load(first + b * step) : 0u;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * step < end) use(first + b * step, loaded[b]);
+  }
+}
+
 // key_of(i), i in [0, items): a key below 2^bits, 0 for what is no candidate. 0 < count ≤ candidates.
 template <class KeyOf>
 __device__ RadixPlace SelectLargest(const KeyOf& key_of, int64_t items, uint32_t count, int bits, RadixScratch& s) {
@@ -99,11 +114,10 @@ __device__ RadixPlace SelectLargest(const KeyOf& key_of, int64_t items, uint32_t
     const int next = shift > kRadixDigit ? shift - kRadixDigit : 0, width = shift - next;
     for (int b = static_cast<int>(threadIdx.x); b < kRadixBins; b += static_cast<int>(blockDim.x)) s.bins[b] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < items; i += blockDim.x) {
-      const uint32_t key = key_of(i);
+    ForItems<8>(items, key_of, [&](int, uint32_t key) {
       if (key != 0 && static_cast<uint32_t>(static_cast<uint64_t>(key) >> shift) == prefix)
         atomicAdd(&s.bins[key >> next & ((1u << width) - 1)], 1u);
-    }
+    });
     __syncthreads();
     FindBin(need, s);
     prefix = prefix << width | s.bin;
@@ -144,18 +158,27 @@ __device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, 
   const int64_t share = (n + blockDim.x - 1) / blockDim.x * 32;  // of a warp
   const int64_t begin = Warp() * share, end = min(begin + share, n);
   uint32_t mine = 0;
+#pragma unroll 8
   for (int64_t row = begin + Lane(); row < end; row += 32) mine += attends(row) ? 1 : 0;
   mine = __reduce_add_sync(kAllLanes, mine);
   const uint32_t total = BlockSum(Lane() == 0 ? mine : 0, 0, radix).x;
   uint32_t at = BlockExclusive(Lane() == 0 ? mine : 0, radix);
   at = __shfl_sync(kAllLanes, at, 0);
   if (total > capacity) __trap();  // a list that was reserved too small: a bug
-  for (int64_t first = begin; first < end; first += 32) {
-    const int64_t row = first + Lane();
-    const bool writes = row < end && attends(row);
-    const uint32_t writers = __ballot_sync(kAllLanes, writes);
-    if (writes) rows[at + __popc(writers & ((1u << Lane()) - 1))] = static_cast<int32_t>(row);
-    at += __popc(writers);
+  constexpr int kBatch = 4;        // as in ForItems
+  for (int64_t first = begin; first < end; first += 32 * kBatch) {
+    bool writes[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t row = first + 32 * b + Lane();
+      writes[b] = row < end && attends(row);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t writers = __ballot_sync(kAllLanes, writes[b]);
+      if (writes[b]) rows[at + __popc(writers & ((1u << Lane()) - 1))] = static_cast<int32_t>(first + 32 * b + Lane());
+      at += __popc(writers);
+    }
   }
   return total;
 }

@@ -88,10 +88,13 @@ __device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64
 }
 
 // Scratch of steps of up to `max_batch` tokens over sequences of up to `max_tokens` rows: Select and all that scores.
+// Shorter sequences need no more: more of their tokens are scored at a time, but never more than kScoreBytes.
 inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads) {
+  const int64_t rows = (max_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens;
   const auto bytes = [&](int64_t chunk) {
-    const ScoreShape shape{kv_heads, heads / kv_heads, max_tokens, chunk};
-    return static_cast<size_t>(std::min(max_batch, shape.tokens())) * shape.token_bytes();
+    const ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk};
+    const size_t all = static_cast<size_t>(max_batch) * shape.token_bytes();
+    return std::max(shape.token_bytes(), std::min(all, static_cast<size_t>(kScoreBytes)));
   };
   return std::max(bytes(kScoreChunk), bytes(kFineChunk));
 }
