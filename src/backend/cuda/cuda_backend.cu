@@ -105,7 +105,7 @@ double CudaBackend::pinning_s() const { return context_->pinned_memory->pinning_
 size_t CudaBackend::ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads,
                                   int64_t head_dim) {
   return kLtWorkspaceBytes +
-         std::max({DecodeScratchBytes(max_tokens, max_batch, heads, head_dim),
+         std::max({AttentionScratchBytes(max_tokens, max_batch, heads, head_dim),
                    ScoreScratchBytes(max_tokens, max_batch, heads, kv_heads), ColumnScratchBytes(kChunkTokens, heads)});
 }
 
