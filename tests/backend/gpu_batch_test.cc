@@ -211,7 +211,7 @@ TYPED_TEST(GpuBatchTest, ScratchGrows) {
   EXPECT_TRUE(large[0] == small[0]);
   EXPECT_TRUE(layer.Decode({0, 1, 2, 3, 4, 5, 6, 7}) == large);
   const auto fresh = TypeParam::Make();
-  fresh->Reserve(9000, 8, shape.heads(), shape.kv_heads, shape.dim);
+  ASSERT_TRUE(fresh->Reserve(9000, 8, shape.heads(), shape.kv_heads, shape.dim).ok());
   Layer other(*fresh, shape, tokens, 92, shape.rows);
   EXPECT_TRUE(other.Decode({0, 1, 2, 3, 4, 5, 6, 7}) == large);
 }
@@ -223,7 +223,7 @@ TYPED_TEST(GpuBatchTest, ReservedStepsTakeNoMemory) {
     const Shape shape{.type = type, .rows = 6000};
     const Batch tokens{{0, 1, 0, 1}, {5999, 5999, 100, 3000}};
     const uint64_t before = b.used_bytes();
-    b.Reserve(shape.rows, tokens.count(), shape.heads(), shape.kv_heads, shape.dim);
+    ASSERT_TRUE(b.Reserve(shape.rows, tokens.count(), shape.heads(), shape.kv_heads, shape.dim).ok());
     EXPECT_LE(b.used_bytes() - before,
               CudaBackend::ReservedBytes(shape.rows, tokens.count(), shape.heads(), shape.kv_heads, shape.dim));
     Layer layer(b, shape, tokens, 93, 512);
