@@ -14,11 +14,15 @@ template <class Factory>
 class GpuMemoryTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(GpuMemoryTest, TestedBackends, BackendName);
 
-constexpr Queue kQueues[] = {Queue::kCompute, Queue::kFetch, Queue::kWriteout};
+constexpr Queue kQueues[] = {Queue::kCompute, Queue::kFetch, Queue::kWriteout, Queue::kWeights};
+constexpr size_t kQueueCount = std::size(kQueues);
 
-Buffer Allocate(Allocator& memory, size_t bytes) {
+// Memory that every queue may use at once.
+Buffer Allocate(CudaBackend& backend, Allocator& memory, size_t bytes) {
   Result<Buffer> buffer = Buffer::Make(memory, bytes);
   CHECK(buffer.ok());
+  backend.AwaitPool();
+  backend.Synchronize(backend.Record(Queue::kCompute));  // which orders allocations
   return std::move(*buffer);
 }
 
@@ -43,7 +47,7 @@ TYPED_TEST(GpuMemoryTest, BytesComeBackFromEveryMemory) {
   for (const Queue queue : kQueues) {
     for (Allocator* memory : {&b.compute_memory(), &b.pool_memory(), &b.host_memory()}) {
       for (const size_t bytes : {1, 3, 64, 4095, 65536, 1000003}) {
-        const Buffer buffer = Allocate(*memory, bytes + 7);
+        const Buffer buffer = Allocate(b, *memory, bytes + 7);
         const std::vector<std::byte> sent = RandomBytes(random, bytes);
         b.Upload(queue, sent.data(), bytes, buffer.data() + 7);  // no alignment is promised
         ASSERT_EQ(Fetch(b, queue, buffer.data() + 7, bytes), sent) << bytes;
@@ -56,7 +60,7 @@ TYPED_TEST(GpuMemoryTest, BytesComeBackFromEveryMemory) {
 TYPED_TEST(GpuMemoryTest, UploadedBytesMayChangeAtOnce) {
   auto& b = this->backend();
   constexpr size_t kPiece = 250007, kPieces = 400;
-  const Buffer buffer = Allocate(b.compute_memory(), kPiece * kPieces);
+  const Buffer buffer = Allocate(b, b.compute_memory(), kPiece * kPieces);
   std::vector<std::byte> piece(kPiece);
   for (size_t i = 0; i < kPieces; ++i) {
     std::fill(piece.begin(), piece.end(), static_cast<std::byte>(i % 251));
@@ -75,7 +79,7 @@ TYPED_TEST(GpuMemoryTest, ManyDownloadsArePending) {
   Random random(81);
   constexpr size_t kBytes = 4 << 20;
   const std::vector<std::byte> sent = RandomBytes(random, kBytes);
-  const Buffer buffer = Allocate(b.compute_memory(), kBytes);
+  const Buffer buffer = Allocate(b, b.compute_memory(), kBytes);
   b.Upload(Queue::kCompute, sent.data(), kBytes, buffer.data());
   const Ticket there = b.Record(Queue::kCompute);
   for (const Queue queue : kQueues) b.Wait(queue, there);
@@ -93,8 +97,8 @@ TYPED_TEST(GpuMemoryTest, ManyDownloadsArePending) {
     p.host.resize(p.bytes);
   }
   for (size_t i = 0; i < pending.size(); ++i)
-    pending[i].ticket =
-        b.Download(kQueues[i % 3], buffer.data() + pending[i].at, pending[i].bytes, pending[i].host.data());
+    pending[i].ticket = b.Download(kQueues[static_cast<size_t>(i) % kQueueCount], buffer.data() + pending[i].at,
+                                   pending[i].bytes, pending[i].host.data());
   std::shuffle(pending.begin(), pending.end(), random.engine());
   for (const Pending& p : pending) {
     b.Synchronize(p.ticket);
@@ -108,8 +112,8 @@ TYPED_TEST(GpuMemoryTest, MovesBetweenMemories) {
   constexpr size_t kBytes = 3000000;
   const std::vector<std::byte> sent = RandomBytes(random, kBytes);
   for (const Queue queue : kQueues) {
-    const Buffer buffers[] = {Allocate(b.compute_memory(), kBytes), Allocate(b.pool_memory(), kBytes),
-                              Allocate(b.host_memory(), kBytes), Allocate(b.compute_memory(), kBytes)};
+    const Buffer buffers[] = {Allocate(b, b.compute_memory(), kBytes), Allocate(b, b.pool_memory(), kBytes),
+                              Allocate(b, b.host_memory(), kBytes), Allocate(b, b.compute_memory(), kBytes)};
     b.Upload(queue, sent.data(), kBytes, buffers[0].data());
     for (size_t i = 0; i + 1 < std::size(buffers); ++i) {
       std::vector<ByteMove> moves;
@@ -126,14 +130,39 @@ TYPED_TEST(GpuMemoryTest, MovesBetweenMemories) {
   }
 }
 
+// Runs of bytes that lie apart: what is between them stays as it was.
+TYPED_TEST(GpuMemoryTest, MovesOfManyPieces) {
+  auto& b = this->backend();
+  Random random(84);
+  constexpr size_t kBytes = 400000;
+  const std::vector<std::byte> sent = RandomBytes(random, kBytes);
+  for (const Queue queue : kQueues) {
+    const Buffer device = Allocate(b, b.compute_memory(), kBytes), pool = Allocate(b, b.pool_memory(), kBytes);
+    std::vector<std::byte> want(kBytes, std::byte{1});
+    b.Upload(queue, sent.data(), kBytes, device.data());
+    b.Upload(queue, want.data(), kBytes, pool.data());
+    const ByteMove moves[] = {{device.data() + 5, pool.data() + 5, 64, 90, 200},
+                              {device.data() + 30000, pool.data() + 30000, 1000, 1, 0},
+                              {device.data() + 40000, pool.data() + 40000, 4096, 50, 6000}};
+    b.Move(queue, moves);
+    for (const ByteMove& move : moves)
+      for (size_t piece = 0; piece < move.pieces; ++piece) {
+        const size_t at = static_cast<size_t>(move.from - device.data()) + piece * move.stride;
+        std::copy_n(sent.begin() + static_cast<int64_t>(at), move.bytes, want.begin() + static_cast<int64_t>(at));
+      }
+    ASSERT_EQ(Fetch(b, queue, pool.data(), kBytes), want);
+  }
+}
+
 // A number goes from queue to queue and is written over as soon as it has been read: whoever does not wait sees the
 // number before or the one after. Now and then a queue is busy beforehand, so that others come early.
 TYPED_TEST(GpuMemoryTest, QueuesWaitForEachOther) {
   auto& b = this->backend();
   constexpr size_t kNumbers = 4096, kBytes = kNumbers * 4, kRounds = 600, kBusyBytes = 16 << 20;
-  const Buffer first = Allocate(b.compute_memory(), kBytes), second = Allocate(b.compute_memory(), kBytes);
-  const Buffer history = Allocate(b.pool_memory(), kBytes * kRounds);
-  const Buffer slow_from = Allocate(b.host_memory(), kBusyBytes), slow_to = Allocate(b.compute_memory(), kBusyBytes);
+  const Buffer first = Allocate(b, b.compute_memory(), kBytes), second = Allocate(b, b.compute_memory(), kBytes);
+  const Buffer history = Allocate(b, b.pool_memory(), kBytes * kRounds);
+  const Buffer slow_from = Allocate(b, b.host_memory(), kBusyBytes),
+               slow_to = Allocate(b, b.compute_memory(), kBusyBytes);
   const std::vector<std::byte> zeros(std::max(kBytes * kRounds, kBusyBytes));
   b.Upload(Queue::kWriteout, zeros.data(), kBytes * kRounds, history.data());
   b.Upload(Queue::kWriteout, zeros.data(), kBusyBytes, slow_from.data());  // pinned from here on
@@ -165,13 +194,13 @@ TYPED_TEST(GpuMemoryTest, QueuesWaitForEachOther) {
 // More tickets than are kept: an old one is done, or waits for a later one.
 TYPED_TEST(GpuMemoryTest, TicketsAreGoodForEver) {
   auto& b = this->backend();
-  const Buffer buffer = Allocate(b.compute_memory(), 1 << 20);
+  const Buffer buffer = Allocate(b, b.compute_memory(), 1 << 20);
   std::vector<std::byte> host(1 << 20, std::byte{7}), got(host.size());
   b.Upload(Queue::kCompute, host.data(), host.size(), buffer.data());
   const Ticket first = b.Record(Queue::kCompute);
   const Ticket download = b.Download(Queue::kCompute, buffer.data(), got.size(), got.data());
   std::vector<Ticket> tickets;
-  for (int i = 0; i < 10000; ++i) tickets.push_back(b.Record(kQueues[i % 3]));
+  for (int i = 0; i < 10000; ++i) tickets.push_back(b.Record(kQueues[static_cast<size_t>(i) % kQueueCount]));
   b.Wait(Queue::kFetch, first);
   b.Wait(Queue::kWriteout, {});
   b.Synchronize({});
@@ -246,7 +275,7 @@ TEST_F(GpuLimitTest, MoreThanTheDeviceIsRefused) {
   ASSERT_FALSE(all.ok());
   EXPECT_EQ(all.error().kind, ErrorKind::kExhausted);
   EXPECT_FALSE(all.error().message.empty());
-  const Buffer little = Allocate(b.compute_memory(), 1 << 20);  // and nothing is broken
+  const Buffer little = Allocate(b, b.compute_memory(), 1 << 20);  // and nothing is broken
   const std::vector<std::byte> sent(1 << 20, std::byte{3});
   b.Upload(Queue::kCompute, sent.data(), sent.size(), little.data());
   EXPECT_EQ(Fetch(b, Queue::kCompute, little.data(), sent.size()), sent);

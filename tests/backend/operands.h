@@ -123,6 +123,7 @@ class TestEntries {
     CHECK(pool.ok() && table.ok());
     pool_ = std::move(*pool);
     table_ = std::move(*table);
+    backend.AwaitPool();
     const std::vector<std::byte> poison(extents * step, std::byte{0xff});
     backend.Upload(Queue::kCompute, poison.data(), poison.size(), pool_.data());
     for (size_t i = 0; i < extents; ++i) places_.push_back(pool_.data() + i * step);

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/memory.h"
@@ -119,6 +120,16 @@ void PinnedAllocator::AwaitPinned(const std::byte* data, size_t bytes) {
   const Block& block = found->second;
   const size_t needed = std::min(static_cast<size_t>(data - found->first) + bytes, block.bytes);
   pinned_.wait(lock, [&] { return block.pinned >= needed; });
+}
+
+size_t PinnedAllocator::Together(const std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  const auto found = blocks_.upper_bound(const_cast<std::byte*>(data));
+  if (found == blocks_.begin()) return SIZE_MAX;
+  const auto& [start, block] = *std::prev(found);
+  const auto at = static_cast<size_t>(data - start);
+  if (at >= block.bytes) return SIZE_MAX;
+  return std::min((at / kPieceBytes + 1) * kPieceBytes, block.bytes) - at;
 }
 
 void PinnedAllocator::AwaitAll() {

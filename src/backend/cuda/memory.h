@@ -47,6 +47,8 @@ class PinnedAllocator final : public Allocator {
   // Waits until [data, data + bytes) of a block is pinned. Bytes of nobody's block are left alone.
   void AwaitPinned(const std::byte* data, size_t bytes);
   void AwaitAll();
+  // Bytes from `data` on that were pinned together: a copy may not reach beyond. Of nobody's block: any number.
+  size_t Together(const std::byte* data);
   // Time spent pinning so far.
   double pinning_s();
 
