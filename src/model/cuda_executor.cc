@@ -12,6 +12,11 @@ Result<GpuInfo> FindGpu() {
   return GpuInfo{.name = device.name, .total_bytes = device.total_bytes, .free_bytes = device.free_bytes};
 }
 
+Result<GpuCeilings> MeasureGpu() {
+  ASSIGN_OR_RETURN(const CudaCeilings measured, MeasureCeilings());
+  return GpuCeilings{measured.device_gb_per_s, measured.to_device_gb_per_s, measured.to_host_gb_per_s};
+}
+
 Status CheckGpuLayout(const EntryLayout& layout) {
   if (layout.head_dim % 8 == 0 && layout.head_dim <= 256) return Ok();
   return Unsupported("heads of {} numbers: on a GPU they are a multiple of 8, and at most 256", layout.head_dim);

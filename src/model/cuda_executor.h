@@ -16,6 +16,14 @@ struct GpuInfo {
 };
 Result<GpuInfo> FindGpu();
 
+// What its memory and the link to it give at most, measured here and now.
+struct GpuCeilings {
+  double device_gb_per_s = 0;
+  double to_device_gb_per_s = 0;
+  double to_host_gb_per_s = 0;
+};
+Result<GpuCeilings> MeasureGpu();
+
 // Entries that the GPU's attention can read; kUnsupported names what it cannot.
 Status CheckGpuLayout(const EntryLayout& layout);
 

@@ -98,6 +98,16 @@ class DecoderExecutor final : public Executor {
       return {.peak_bytes = backend_.peak_bytes(), .pinning_s = backend_.pinning_s()};
     return {};
   }
+  void AwaitPool() override { backend_.AwaitPool(); }
+  std::vector<ZoneTime> TakeZones(bool on) override {
+    std::vector<ZoneTime> zones;
+    if constexpr (requires { backend_.CollectZones(); }) {
+      const auto times = backend_.CollectZones();
+      for (size_t zone = 0; zone < times.size(); ++zone) zones.push_back({B::kZoneNames[zone], times[zone]});
+      backend_.TimeZones(on);
+    }
+    return zones;
+  }
 
  private:
   void AwaitQueues() {

@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "kv/ids.h"
@@ -63,6 +65,12 @@ struct MemoryPlan {
   }
   // Weights on a GPU are not needed in host memory; what was read from a file can be dropped.
   uint64_t host_bytes() const { return total_bytes() - device_bytes(); }
+};
+
+// Time of a kind of work on one queue.
+struct ZoneTime {
+  std::string_view name;
+  double ms = 0;
 };
 
 // A GPU's memory, as it was used.
@@ -130,6 +138,10 @@ class Executor {
   virtual uint64_t pool_bytes() const = 0;
   virtual uint64_t pool_peak_bytes() const = 0;
   virtual DeviceUse device_use() const = 0;
+  // Waits until the memory of everything admitted is ready. Nobody has to; measurements that leave it out do.
+  virtual void AwaitPool() = 0;
+  // Milliseconds by kind of work since the last call, where the backend can tell; times from now on, or not.
+  virtual std::vector<ZoneTime> TakeZones(bool on) = 0;
 };
 
 MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);

@@ -8,6 +8,8 @@ Result<GpuInfo> FindGpu() {
   return Unsupported("this build has no CUDA backend (nvcc was not found when it was made); available: cpu, reference");
 }
 
+Result<GpuCeilings> MeasureGpu() { return FindGpu().error(); }
+
 Status CheckGpuLayout(const EntryLayout&) { return FindGpu().error(); }
 
 MemoryPlan PlanCudaMemory(const ModelConfig&, const ExecutorOptions&, uint64_t) { CHECK(false); }

@@ -322,6 +322,7 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
 
 void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   DecodeCall call;
   call.queries = queries;
   call.out = out;
@@ -334,6 +335,7 @@ void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const To
 void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                                  const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
                                  const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   DecodeCall call;
   call.queries = queries;
   call.out = out;

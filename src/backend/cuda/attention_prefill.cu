@@ -243,6 +243,7 @@ void Launch(const CudaContext& context, const PrefillCall& call, int64_t heads, 
 
 void CudaBackend::AttendPrefill(Queue queue, const ConstTensor& queries, const TokenRun& run,
                                 const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   const EntryLayout& layout = entries.layout;
   CHECK(CudaAttentionSupports(layout));
   CHECK(shape.heads % layout.kv_heads == 0);

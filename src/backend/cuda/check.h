@@ -23,9 +23,9 @@ namespace infinigen {
       ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cudaGetErrorString(cuda_status)); \
   } while (false)
 
-#define CUBLAS_CHECK(call)                                                                      \
-  do {                                                                                          \
-    if (const cublasStatus_t cublas_status = (call); cublas_status != CUBLAS_STATUS_SUCCESS)    \
+#define CUBLAS_CHECK(call)                                                                        \
+  do {                                                                                            \
+    if (const cublasStatus_t cublas_status = (call); cublas_status != CUBLAS_STATUS_SUCCESS)      \
       ::infinigen::CudaFailed(__FILE__, __LINE__, #call, cublasLtGetStatusString(cublas_status)); \
   } while (false)
 

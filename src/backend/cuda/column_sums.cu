@@ -158,6 +158,7 @@ __global__ __launch_bounds__(kThreads) void ColumnSumsKernel(ColumnCall c) {
 
 void CudaBackend::SumColumns(Queue queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                              const LayerCache& cache) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const EntryLayout& layout = cache.entries.layout;
   CHECK(shape.heads % layout.kv_heads == 0 && queries.cols == shape.heads * layout.head_dim);
   CHECK(queries.rows >= run.count && run.first_row + run.count <= cache.retained.capacity);

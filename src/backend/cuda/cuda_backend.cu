@@ -19,6 +19,9 @@ constexpr size_t kEvents = 4096;
 // Small tensors share a block, since the device hands out memory in large pieces.
 constexpr size_t kArenaBytes = size_t{8} << 20;
 
+// To what the device hands out.
+constexpr size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 }  // namespace
 
 Result<CudaDevice> FindCudaDevice() {
@@ -104,9 +107,9 @@ double CudaBackend::pinning_s() const { return context_->pinned_memory->pinning_
 
 size_t CudaBackend::ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads,
                                   int64_t head_dim) {
-  return kLtWorkspaceBytes +
-         std::max({AttentionScratchBytes(max_tokens, max_batch, heads, head_dim),
-                   ScoreScratchBytes(max_tokens, max_batch, heads, kv_heads), ColumnScratchBytes(kChunkTokens, heads)});
+  return kLtWorkspaceBytes + RoundUp(std::max({AttentionScratchBytes(max_tokens, max_batch, heads, head_dim),
+                                               ScoreScratchBytes(max_tokens, max_batch, heads, kv_heads),
+                                               ColumnScratchBytes(kChunkTokens, heads)}));
 }
 
 Status CudaBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
@@ -127,9 +130,9 @@ Result<ConstTensor> CudaBackend::Place(const ConstTensor& weight) {
   CHECK(weight.stride == weight.cols);
   // A bias is added in the type of its product's output.
   const bool vector = weight.rows == 1 && weight.type == DType::kF32 && activation() != DType::kF32;
-  const size_t copy_at = (bytes + 255) / 256 * 256;
+  const size_t copy_at = RoundUp(bytes);
   const size_t copy_bytes = vector ? static_cast<size_t>(weight.cols) * SizeOf(activation()) : 0;
-  const size_t total = (copy_at + copy_bytes + 255) / 256 * 256;
+  const size_t total = RoundUp(copy_at + copy_bytes);
   std::byte* place = nullptr;
   if (total <= kArenaBytes / 4) {
     if (context.arena_left < total) {
@@ -229,11 +232,22 @@ void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
         move.bytes += moves[i].bytes;
     context_->pinned_memory->AwaitPinned(move.from, move.span());
     context_->pinned_memory->AwaitPinned(move.to, move.span());
-    if (move.pieces == 1)
-      CUDA_CHECK(cudaMemcpyAsync(move.to, move.from, move.bytes, cudaMemcpyDefault, stream));
-    else
+    const auto together = [&](size_t at) {
+      return std::min(context_->pinned_memory->Together(move.from + at),
+                      context_->pinned_memory->Together(move.to + at));
+    };
+    if (move.pieces > 1 && move.span() <= together(0)) {
       CUDA_CHECK(cudaMemcpy2DAsync(move.to, move.stride, move.from, move.stride, move.bytes, move.pieces,
                                    cudaMemcpyDefault, stream));
+      continue;
+    }
+    for (size_t piece = 0; piece < move.pieces; ++piece) {
+      for (size_t at = piece * move.stride, end = at + move.bytes; at < end;) {
+        const size_t bytes = std::min(end - at, together(at));
+        CUDA_CHECK(cudaMemcpyAsync(move.to + at, move.from + at, bytes, cudaMemcpyDefault, stream));
+        at += bytes;
+      }
+    }
   }
 }
 

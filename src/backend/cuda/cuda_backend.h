@@ -11,6 +11,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 
@@ -76,6 +77,8 @@ class CudaBackend {
   void Wait(Queue queue, Ticket ticket);
   void Synchronize(Ticket ticket);
 
+  static constexpr std::array<std::string_view, kCudaZones> kZoneNames = {
+      "products", "attention", "selection", "entries", "rowwise", "fetch", "writeout", "weights"};
   // Times operations from now on, or not; what was timed since the last call. The host waits.
   void TimeZones(bool on);
   ZoneTimes CollectZones();

@@ -101,7 +101,7 @@ struct GateOne {
   View<T> up;
   __device__ void operator()(int64_t row, int64_t column) const {
     const float g = AsFloat(gate(row, column));
-    gate(row, column) = FromFloat<T>(g / (1.0f + __expf(-g)) * AsFloat(up(row, column)));
+    gate(row, column) = FromFloat<T>(g / (1.0f + expf(-g)) * AsFloat(up(row, column)));
   }
 };
 

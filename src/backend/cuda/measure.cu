@@ -207,6 +207,7 @@ __global__ __launch_bounds__(kThreads) void AddWeightsKernel(TokenBatch batch, S
 
 void CudaBackend::SelectExact(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                               const AttentionShape& shape, const LayerEntries& entries, const Selection& selection) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   CHECK(call.page == 1);
   const EntryScores scores{*context_, context_->stream(queue), queries, shape, entries};
   SelectBy(
@@ -217,6 +218,7 @@ void CudaBackend::SelectExact(Queue queue, const ConstTensor& queries, const Tok
 void CudaBackend::MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                               const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
                               MassTotals* mass) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   CHECK(selection.kv_heads == entries.layout.kv_heads);
   const EntryScores scores{*context_, context_->stream(queue), queries, shape, entries};
   const ScoreShape all = scores.Shape(entries.extents_per_slot * kExtentTokens);
@@ -236,6 +238,7 @@ void CudaBackend::MeasureMass(Queue queue, const ConstTensor& queries, const Tok
 
 void CudaBackend::SumAttention(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                                const AttentionShape& shape, const LayerCache& cache) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const EntryScores scores{*context_, context_->stream(queue), queries, shape, cache.entries};
   const ScoreShape all = scores.Shape(cache.retained.capacity);
   ForScoredParts(*context_, batch, all, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {

@@ -134,6 +134,7 @@ __global__ __launch_bounds__(kThreads) void ScorePagesKernel(Numbers queries, To
 
 void CudaBackend::AppendBounds(Queue queue, const TokenBatch& batch, const ConstTensor& keys,
                                const LayerPageBounds& bounds) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   CHECK(keys.cols == bounds.layout.kv_heads * bounds.layout.head_dim && keys.rows >= batch.count);
   if (batch.count == 0) return;
   AppendBoundsKernel<<<static_cast<unsigned>(batch.count), kThreads, 0, context_->stream(queue)>>>(batch, Numbers(keys),
@@ -143,6 +144,7 @@ void CudaBackend::AppendBounds(Queue queue, const TokenBatch& batch, const Const
 
 void CudaBackend::SelectPages(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                               const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const PageBoundsLayout& layout = bounds.layout;
   CHECK(call.page == kPageRows && shape.heads % layout.kv_heads == 0 && layout.head_dim <= kMaxHeadDim);
   CHECK(queries.cols == shape.heads * layout.head_dim && queries.rows >= batch.count);

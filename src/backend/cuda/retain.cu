@@ -198,6 +198,7 @@ __global__ __launch_bounds__(kThreads) void MoveSurvivorsKernel(LayerCache from,
 
 void CudaBackend::TakePlaces(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
                              int32_t* places) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const int64_t tasks = batch.count * cache.retained.kv_heads;
   if (tasks == 0) return;
   // A victim is looked for among all rows; a prefill's many tokens take their places at once.
@@ -209,6 +210,7 @@ void CudaBackend::TakePlaces(Queue queue, const TokenBatch& batch, const RetainR
 
 void CudaBackend::MarkSelected(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
                                const Selection& selection) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   if (rule.on_select == SelectMark::kKeep || batch.count == 0) return;
   const int threads = call.max_rows <= 4096 ? kThreads : 1024;
   const dim3 grid(static_cast<unsigned>(batch.count), static_cast<unsigned>(selection.kv_heads));
@@ -218,6 +220,7 @@ void CudaBackend::MarkSelected(Queue queue, const TokenBatch& batch, const Retai
 
 void CudaBackend::Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
                          const LayerCache& to) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   if (rows == 0) return;
   const cudaStream_t stream = context_->stream(queue);
   const auto heads = static_cast<unsigned>(from.retained.kv_heads);

@@ -208,6 +208,7 @@ void DispatchScore(SketchType type, int64_t group, F&& f) {
 
 void CudaBackend::Select(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch,
                          const SelectCall& call, const LayerSketches& sketches, const Selection& selection) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const SketchLayout& layout = sketches.layout;
   CHECK(layout.dims % kSketchDimStep == 0 && layout.dims <= kMaxHeadDim && call.page == 1);
   CHECK(sketch_queries.type == DType::kF32 && sketch_queries.cols % (layout.kv_heads * layout.dims) == 0 &&

@@ -218,6 +218,7 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
 
 void CudaBackend::AppendSketches(Queue queue, const TokenBatch& batch, const ConstTensor& keys,
                                  const SketchBasis& basis, const LayerSketches& sketches) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const SketchLayout& layout = sketches.layout;
   CHECK(layout.dims % kSketchDimStep == 0 && layout.dims == basis.dims && layout.kv_heads == basis.kv_heads);
   CHECK(keys.cols == basis.kv_heads * basis.head_dim && keys.rows >= batch.count);
@@ -227,6 +228,7 @@ void CudaBackend::AppendSketches(Queue queue, const TokenBatch& batch, const Con
 
 void CudaBackend::SketchQueries(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                                 const AttentionShape& shape, const SketchBasis& basis, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   CHECK(shape.heads % basis.kv_heads == 0 && queries.cols == shape.heads * basis.head_dim);
   CHECK(out.type == DType::kF32 && out.cols == shape.heads * basis.dims);
   CHECK(queries.rows >= batch.count && out.rows >= batch.count);
