@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/size.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -15,6 +16,7 @@
 #include "cli/options.h"
 #include "cli/report.h"
 #include "cli/session.h"
+#include "model/cuda_executor.h"
 #include "model/decoder.h"
 
 namespace infinigen {
@@ -43,11 +45,19 @@ struct Measurement {
   PoolUse pool;
   KvStats stats;            // of the steps measured
   uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
-  bool complete = false;    // false: interrupted
+  DeviceUse device;
+  std::vector<ZoneTime> zones;  // of one step, by kind of work, where the backend can tell
+  bool complete = false;        // false: interrupted
 
   double gigabytes_per_s() const {
     const double mean_ms = Mean(timing.step_ms);
     return mean_ms > 0 ? static_cast<double>(step_bytes) / mean_ms / 1e6 : 0;
+  }
+  // Entries over the link to a GPU, where they live on the host.
+  double link_gigabytes_per_s() const {
+    const double ms = timing.decode_s * 1e3;
+    const bool far = options.device == Device::kCuda && !options.pool_on_device;
+    return far && ms > 0 ? static_cast<double>(stats.read_bytes) / ms / 1e6 : 0;
   }
 };
 
@@ -99,6 +109,8 @@ class Bench {
     std::vector<StepItem> items;
     outcome.status = Prefill(depth, steps, outcome.measurement, items);
     if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
+    if (outcome.status.ok() && steps > 0) TimeKinds(outcome.measurement, items);
+    outcome.measurement.device = executor_.device_use();
     outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
     outcome.measurement.complete = !Interrupted();
     for (const StepItem& item : items) executor_.Release(item.slot);
@@ -109,10 +121,14 @@ class Bench {
   Status Prefill(int64_t depth, int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
     std::vector<float> logits(static_cast<size_t>(model_.config.vocab));
     std::vector<int32_t> prompt(static_cast<size_t>(depth));
-    for (int64_t i = 0; i < executor_.options().max_batch && !Interrupted(); ++i) {
-      for (int32_t& id : prompt) id = ids_.Next();
+    for (int64_t i = 0; i < executor_.options().max_batch; ++i) {
       ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
       items.push_back({.slot = slot, .token = 0, .row = depth});
+    }
+    executor_.AwaitPool();  // what it takes is reported apart
+    for (size_t i = 0; i < items.size() && !Interrupted(); ++i) {
+      const SeqSlot slot = items[i].slot;
+      for (int32_t& id : prompt) id = ids_.Next();
       if (synthetic_) {
         executor_.FillSynthetic(slot, depth, static_cast<uint64_t>(i) + 1);
         continue;
@@ -151,6 +167,17 @@ class Bench {
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
   }
 
+  // A few more steps in place of the last one, each operation timed, which would disturb the others.
+  void TimeKinds(Measurement& measurement, std::vector<StepItem>& items) {
+    constexpr int kSteps = 3;
+    std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
+    for (StepItem& item : items) --item.row;
+    if (executor_.TakeZones(true).empty()) return;
+    for (int step = 0; step < kSteps && !Interrupted(); ++step) executor_.Step(items, logits);
+    measurement.zones = executor_.TakeZones(false);
+    for (ZoneTime& zone : measurement.zones) zone.ms /= kSteps;
+  }
+
   const Model& model_;
   Executor& executor_;
   const bool synthetic_;
@@ -158,6 +185,12 @@ class Bench {
 };
 
 // ---- output ----
+
+Json CeilingsJson(const GpuCeilings& ceilings) {
+  return {{"device_gb_per_s", ceilings.device_gb_per_s},
+          {"to_device_gb_per_s", ceilings.to_device_gb_per_s},
+          {"to_host_gb_per_s", ceilings.to_host_gb_per_s}};
+}
 
 Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device,
                  const std::vector<Measurement>& measurements) {
@@ -173,7 +206,10 @@ Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device
                        {"gb_per_s", m.gigabytes_per_s()},
                        {"kv_stats", KvStatsJson(m.pool, m.stats, {flags.kv.stats_per_layer, flags.kv.mass_recall})},
                        {"kv_options", KvJson(m.options)},
-                       {"memory", MemoryJson()}});
+                       {"memory", MemoryJson(m.device)}});
+    if (m.zones.empty()) continue;
+    results.back()["link_gb_per_s"] = m.link_gigabytes_per_s();
+    for (const ZoneTime& zone : m.zones) results.back()["step_ms_by_kind"][std::string(zone.name)] = zone.ms;
   }
   return {{"model", ModelJson(model)},
           {"device", device},
@@ -183,6 +219,25 @@ Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device
           {"gen", flags.gen},
           {"fill", flags.fill},
           {"results", std::move(results)}};
+}
+
+// What a GPU's steps are made of, and what they could be.
+std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeilings& ceilings) {
+  std::string text = fmt::format(
+      "\nceilings measured here: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to the "
+      "host\n\n",
+      ceilings.device_gb_per_s, ceilings.to_device_gb_per_s, ceilings.to_host_gb_per_s);
+  text += "| kv | home | depth | prefill s | pinning s | link GB/s | GPU peak |";
+  for (const ZoneTime& zone : measurements[0].zones) text += fmt::format(" {} ms |", zone.name);
+  text += "\n|---|---|--:|--:|--:|--:|--:|";
+  for (size_t i = 0; i < measurements[0].zones.size(); ++i) text += "--:|";
+  for (const Measurement& m : measurements) {
+    text += fmt::format("\n| {} | {} | {} | {:.2f} | {:.2f} | {:.1f} | {} |", m.options.method.preset,
+                        m.options.pool_on_device ? "device" : "host", m.depth, m.timing.prefill_s, m.device.pinning_s,
+                        m.link_gigabytes_per_s(), FormatSize(m.device.peak_bytes));
+    for (const ZoneTime& zone : m.zones) text += fmt::format(" {:.2f} |", zone.ms);
+  }
+  return text + "\n";
 }
 
 std::string Table(const BenchFlags& flags, const Model& model, const std::vector<Measurement>& measurements) {
@@ -273,9 +328,20 @@ Result<int> RunAll(const BenchFlags& flags) {
     device_json = DeviceJson(*executor);
     RETURN_IF_ERROR(MeasureDepths(flags, *model, *executor, depths, measurements));
   }
+  GpuCeilings ceilings;
+  const bool gpu = device.device == Device::kCuda && !measurements.empty();
+  if (gpu) {
+    ASSIGN_OR_RETURN(ceilings, MeasureGpu());
+  }
   Output output;
-  output.Write(flags.format == "json" ? Dump(ResultsJson(flags, *model, device_json, measurements))
-                                      : Table(flags, *model, measurements));
+  if (flags.format == "json") {
+    Json json = ResultsJson(flags, *model, device_json, measurements);
+    if (gpu) json["ceilings"] = CeilingsJson(ceilings);
+    output.Write(Dump(json));
+  } else {
+    output.Write(Table(flags, *model, measurements));
+    if (gpu && flags.format == "md") output.Write(GpuNotes(measurements, ceilings));
+  }
   RETURN_IF_ERROR(output.status());
   return Interrupted() ? kExitInterrupted : kExitOk;
 }
