@@ -93,13 +93,24 @@ Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool c
     Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows, model.config.max_positions,
                      model.config.name));
   ASSIGN_OR_RETURN(session->executor, Launch(model, kv, plan.options));
-  if (!compare || plan.options.is_full()) return Ok();
+  const bool with_cpu = compare && flags.against == "cpu";
+  if (!compare || (!with_cpu && plan.options.is_full())) return Ok();
   ExecutorOptions full = plan.options;
+  if (with_cpu) {
+    full = {.device = Device::kCpu,
+            .threads = full.threads,
+            .max_tokens = full.max_tokens,
+            .max_batch = full.max_batch,
+            .kv_type = full.kv_type,
+            .method = full.method};
+    ASSIGN_OR_RETURN(session->full, Launch(model, kv, full));
+    return Ok();
+  }
   full.method = {};
   full.pool_limit_bytes = UINT64_MAX;
   if (IsQuantised(full.kv_type)) full.kv_type = StoreTypeOf(model.dtype);  // what codes lose is part of the comparison
   const uint64_t second = PlanMemory(model.config, full, 0).total_bytes();
-  if (plan.parts.total_bytes() + second + kMarginBytes > plan.available_bytes) {
+  if (plan.options.device != Device::kCuda && plan.parts.total_bytes() + second + kMarginBytes > plan.available_bytes) {
     Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(second)));
     return Ok();
   }

@@ -32,6 +32,7 @@ struct EvalFlags {
   int64_t batch = 0;  // 0: not given
   bool dry_run = false;
   bool json = false;
+  std::string against = "full";  // what results are compared with, where they are: full on the same device, or cpu
 };
 // `kv_list`: --kv takes several.
 void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help, bool kv_list = false);
@@ -42,7 +43,7 @@ struct EvalSession {
   KvChoice kv;
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
-  std::unique_ptr<Executor> full;      // the same with --kv full, to compare with; null unless asked for
+  std::unique_ptr<Executor> full;      // what it is compared with: --kv full, or the same on the CPU; null unless asked
   bool warned = false;                 // of a context beyond what the model was trained for; once is enough
 
   const Tokenizer& tokenizer() const { return *model->tokenizer; }
@@ -52,7 +53,7 @@ Result<EvalSession> OpenForEval(const EvalFlags& flags);
 Result<EvalSession> OpenModelForEval(const EvalFlags& flags);
 // What sequences of `rows` rows take under the session's choice. `batch`: how many of them can be of use at once.
 Result<RunPlan> PlanEval(const EvalFlags& flags, int64_t rows, int64_t batch, const EvalSession& session);
-// Plans memory and makes the executor, and a second one with --kv full when the results are to be compared with it.
+// Plans memory and makes the executor, and a second one when its results are to be compared with another's.
 Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session);
 
 // The ids that the tokenizer puts before every text, usually BOS or nothing.

@@ -217,7 +217,22 @@ double PplResult::top1_agree() const {
                     : std::numeric_limits<double>::quiet_NaN();
 }
 
+double PplResult::clear_agree() const {
+  return clear > 0 ? static_cast<double>(same_clear) / static_cast<double>(clear)
+                   : std::numeric_limits<double>::quiet_NaN();
+}
+
 namespace {
+
+// How far the best is ahead of the second.
+float TopGap(std::span<const float> logits) {
+  float best = -std::numeric_limits<float>::infinity(), second = best;
+  for (const float logit : logits) {
+    second = std::max(second, std::min(best, logit));
+    best = std::max(best, logit);
+  }
+  return best - second;
+}
 
 // ln Σ exp(logit).
 double LogSum(std::span<const float> logits) {
@@ -267,7 +282,7 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
                             const std::function<void(const PplResult&)>& on_window) {
   struct Sums {
     double nll = 0, kld = 0;
-    int64_t same_top = 0;
+    int64_t same_top = 0, clear = 0, same_clear = 0;
   };
   const std::vector<PplWindow> windows = CutWindows(text, options);
   const int64_t length = windows.empty() ? 1 : windows[0].count;
@@ -279,7 +294,10 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
     Sums& of = sums[static_cast<size_t>(token / length)];
     of.nll += NegativeLogLikelihood(logits, text.ids[static_cast<size_t>(token)]);
     of.kld += full.empty() ? 0 : KlDivergence(full, logits);
-    of.same_top += full.empty() || Top(full) == Top(logits) ? 1 : 0;
+    const bool same = full.empty() || Top(full) == Top(logits), clear = !full.empty() && TopGap(full) > kClearGap;
+    of.same_top += same ? 1 : 0;
+    of.clear += clear ? 1 : 0;
+    of.same_clear += clear && same ? 1 : 0;
   };
   const auto finished = [&](size_t count) {
     for (; count > 0; --count) {
@@ -287,6 +305,8 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
       result.window_nll.push_back(sums[next].nll);
       result.kld += sums[next].kld;
       result.same_top += sums[next].same_top;
+      result.clear += sums[next].clear;
+      result.same_clear += sums[next].same_clear;
       result.tokens += windows[next].end() - windows[next].scored;
     }
     result.seconds = Seconds(start);

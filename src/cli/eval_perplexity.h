@@ -54,6 +54,8 @@ struct PplResult {
   Timing timing;                   // of the model alone
   double kld = 0;                  // Σ KL(full ‖ method) of the scored predictions; 0 where nothing is compared
   int64_t same_top = 0;            // predictions whose most likely token is that of full
+  int64_t clear = 0;               // predictions where full's best is ahead of its second by more than kClearGap
+  int64_t same_clear = 0;          // of those, the same most likely token
   PoolUse pool;
 
   bool complete() const { return static_cast<int64_t>(window_nll.size()) == windows; }
@@ -61,7 +63,11 @@ struct PplResult {
   double ppl() const;
   double kld_mean() const;    // NaN when nothing was scored
   double top1_agree() const;  // the same
+  double clear_agree() const;
 };
+
+// Between the best two logits: below it, rounding alone may turn them.
+inline constexpr float kClearGap = 0.05f;
 
 // −ln p(target), from one row of logits. The largest logit is subtracted first; the sum is kept in double.
 double NegativeLogLikelihood(std::span<const float> logits, int32_t target);

@@ -58,6 +58,9 @@ Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSess
                {"nll", result.nll()},
                {"kld_mean", compared ? Json(result.kld_mean()) : Json(nullptr)},
                {"top1_agree", compared ? Json(result.top1_agree()) : Json(nullptr)},
+               {"top1_agree_clear", session.full != nullptr ? Json(result.clear_agree()) : Json(nullptr)},
+               {"clear", result.clear},
+               {"against", session.full != nullptr ? Json(flags.common.against) : Json(nullptr)},
                {"tokens_scored", result.tokens},
                {"windows", result.window_nll.size()},
                {"ctx", options.context},
@@ -77,9 +80,11 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
   const KvStats stats = session.executor->Stats();
   std::string against;
   if (session.full != nullptr)
-    against = fmt::format("against full: KL divergence {:.5f}, the same most likely token in {:.2f} %\n{}{}",
-                          result.kld_mean(), 100 * result.top1_agree(), AttendedWords(stats, run),
-                          flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
+    against = fmt::format(
+        "against {}: KL divergence {:.5f}, the same most likely token in {:.2f} % ({:.2f} % where it is "
+        "ahead by {})\n{}{}",
+        flags.common.against, result.kld_mean(), 100 * result.top1_agree(), 100 * result.clear_agree(), kClearGap,
+        AttendedWords(stats, run), flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
   return fmt::format(
       "ppl {:.4f}  nll {:.5f}  bits per byte {:.4f}\n"
       "{} tokens scored ({} bytes) in {} of {} windows of {} tokens, {}, {}, {:.1f} tok/s\n{}",
@@ -134,6 +139,8 @@ int RunEvalPpl(Arguments arguments) {
   flags.Choice("--mode", &values.mode, {"step", "batched"},
                "every token attends as in a decode step; batched shares the matrix products of a window's tokens");
   flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "only the first N tokens (default: all)");
+  flags.Choice("--against", &values.common.against, {"full", "cpu"},
+               "what predictions are compared with: --kv full on the same device, or the same --kv on the CPU");
   AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.file.empty()) return FailUsage("eval ppl", "a text is missing: pass its file with -f");

@@ -6,10 +6,13 @@
 
 namespace infinigen {
 
-Pool::Pool(const PoolOptions& options, Allocator& memory) : options_(options), memory_(memory) {
+Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* near) : options_(options) {
   CHECK(options.layers > 0 && options.max_sequences > 0);
   CHECK(options.max_tokens > 0 && options.max_tokens <= INT32_MAX);
   CHECK(options.layout.kv_heads > 0 && options.layout.head_dim > 0);
+  CHECK(options.near_layers == 0 || near != nullptr);
+  spaces_[0].memory = &memory;
+  spaces_[1].memory = near;
   sequences_.resize(static_cast<size_t>(options.max_sequences));
   quotas_.resize(sequences_.size());
   kept_.resize(sequences_.size());
@@ -31,31 +34,35 @@ Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
   const SeqSlot slot(vacant - sequences_.begin());
 
   const uint64_t row_bytes = options_.layout.row_bytes();
-  size_t whole_extents = 0;
-  uint64_t last_bytes = 0;
+  Demands demands;
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    whole_extents += static_cast<size_t>(QuotaOf(quota, layer) / kExtentTokens);
-    last_bytes += static_cast<uint64_t>(QuotaOf(quota, layer) % kExtentTokens) * row_bytes;
+    Demand& demand = demands[SpaceOf(layer)];
+    demand.extents += static_cast<size_t>(QuotaOf(quota, layer) / kExtentTokens);
+    demand.last_bytes += static_cast<uint64_t>(QuotaOf(quota, layer) % kExtentTokens) * row_bytes;
   }
-  if (Status room = MakeRoom(whole_extents, last_bytes); !room.ok()) {
+  if (Status room = MakeRoom(demands); !room.ok()) {
     if (room.error().kind != ErrorKind::kExhausted) return room.error();
     return Exhausted("a sequence of {} tokens needs {} of KV pool: {}", quota.rows,
                      FormatSize(QuotaBytes(options_, quota)), room.error().message);
   }
-  ASSIGN_OR_RETURN(Buffer last, Buffer::Make(memory_, last_bytes));
-  mapped_bytes_ += last_bytes;
+  std::array<Buffer, 2> last;
+  for (size_t space = 0; space < spaces_.size(); ++space) {
+    if (demands[space].last_bytes == 0) continue;
+    ASSIGN_OR_RETURN(last[space], Buffer::Make(*spaces_[space].memory, demands[space].last_bytes));
+  }
 
   // From here on nothing fails.
-  std::byte* rest = last.data();
+  std::array<std::byte*, 2> rest = {last[0].data(), last[1].data()};
+  for (const Buffer& buffer : last) mapped_bytes_ += buffer.bytes();
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     const int64_t rows = QuotaOf(quota, layer), whole = rows / kExtentTokens;
     for (int64_t extent = 0; extent < whole; ++extent) {
       const size_t place = TableIndex(layer, slot, extent);
-      tables_[place] = TakeExtent(&slab_of_[place]);
+      tables_[place] = TakeExtent(spaces_[SpaceOf(layer)], &slab_of_[place]);
     }
     if (rows % kExtentTokens == 0) continue;
-    tables_[TableIndex(layer, slot, whole)] = rest;
-    rest += static_cast<uint64_t>(rows % kExtentTokens) * row_bytes;
+    tables_[TableIndex(layer, slot, whole)] = rest[SpaceOf(layer)];
+    rest[SpaceOf(layer)] += static_cast<uint64_t>(rows % kExtentTokens) * row_bytes;
   }
   *vacant = {.admitted = true, .tokens = 0, .last = std::move(last)};
   quotas_[slot.index()] = static_cast<int32_t>(quota.rows);
@@ -65,51 +72,60 @@ Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
 }
 
 // Makes so many whole extents free, and leaves room under the limit for last extents of so many bytes.
-Status Pool::MakeRoom(size_t whole_extents, uint64_t last_bytes) {
+Status Pool::MakeRoom(const Demands& demands) {
   const uint64_t extent_bytes = options_.layout.extent_bytes();
-  const auto missing = [&] { return whole_extents > free_.size() ? whole_extents - free_.size() : 0; };
-  const auto fits = [&] {
-    const uint64_t room = options_.limit_bytes - mapped_bytes_;
-    return missing() <= room / extent_bytes && last_bytes <= room - missing() * extent_bytes;
+  const auto missing = [&](size_t space) {
+    const size_t free = spaces_[space].free.size(), wanted = demands[space].extents;
+    return wanted > free ? wanted - free : 0;
   };
-  // Free slabs may hold more extents than are wanted now, in room that last extents need.
-  if (!fits()) DropFreeSlabs();
+  const auto fits = [&] {
+    const uint64_t room = options_.limit_bytes - mapped_bytes_, extents = missing(0) + missing(1);
+    return extents <= room / extent_bytes &&
+           demands[0].last_bytes + demands[1].last_bytes <= room - extents * extent_bytes;
+  };
+  // Free slabs may hold more extents than are wanted now, in room that others need.
+  if (!fits())
+    for (Space& space : spaces_) DropFreeSlabs(space);
   if (!fits())
     return Exhausted("{} of {} are free",
-                     FormatSize(options_.limit_bytes - mapped_bytes_ + free_.size() * extent_bytes),
+                     FormatSize(options_.limit_bytes - mapped_bytes_ +
+                                (spaces_[0].free.size() + spaces_[1].free.size()) * extent_bytes),
                      FormatSize(options_.limit_bytes));
-  return missing() == 0 ? Ok() : MapSlab(missing());
-}
-
-void Pool::DropFreeSlabs() {
-  const auto is_free = [&](size_t slab) { return slabs_[slab].free == slabs_[slab].extents; };
-  std::erase_if(free_, [&](const FreeExtent& extent) { return is_free(extent.slab); });
-  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
-    if (!is_free(slab)) continue;
-    mapped_bytes_ -= slabs_[slab].memory.bytes();
-    slabs_[slab] = {};
-  }
-}
-
-Status Pool::MapSlab(size_t extents) {
-  const size_t extent_bytes = options_.layout.extent_bytes();
-  ASSIGN_OR_RETURN(Buffer memory, Buffer::Make(memory_, extents * extent_bytes));
-  mapped_bytes_ += memory.bytes();
-  CHECK(mapped_bytes_ <= options_.limit_bytes);
-  const auto vacant = std::find_if(slabs_.begin(), slabs_.end(), [](const Slab& s) { return s.extents == 0; });
-  const size_t index = static_cast<size_t>(vacant - slabs_.begin());
-  if (vacant == slabs_.end()) slabs_.emplace_back();
-  for (size_t i = extents; i-- > 0;)
-    free_.push_back({memory.data() + i * extent_bytes, index});  // ascending, from the back
-  slabs_[index] = {.memory = std::move(memory), .extents = extents, .free = extents};
+  for (size_t space = 0; space < spaces_.size(); ++space)
+    if (missing(space) > 0) RETURN_IF_ERROR(MapSlab(spaces_[space], missing(space)));
   return Ok();
 }
 
-std::byte* Pool::TakeExtent(size_t* slab) {
-  CHECK(!free_.empty());
-  const FreeExtent extent = free_.back();
-  free_.pop_back();
-  --slabs_[extent.slab].free;
+void Pool::DropFreeSlabs(Space& space) {
+  const auto is_free = [&](size_t slab) { return space.slabs[slab].free == space.slabs[slab].extents; };
+  std::erase_if(space.free, [&](const FreeExtent& extent) { return is_free(extent.slab); });
+  for (size_t slab = 0; slab < space.slabs.size(); ++slab) {
+    if (!is_free(slab)) continue;
+    mapped_bytes_ -= space.slabs[slab].memory.bytes();
+    space.slabs[slab] = {};
+  }
+}
+
+Status Pool::MapSlab(Space& space, size_t extents) {
+  const size_t extent_bytes = options_.layout.extent_bytes();
+  ASSIGN_OR_RETURN(Buffer memory, Buffer::Make(*space.memory, extents * extent_bytes));
+  mapped_bytes_ += memory.bytes();
+  CHECK(mapped_bytes_ <= options_.limit_bytes);
+  const auto vacant =
+      std::find_if(space.slabs.begin(), space.slabs.end(), [](const Slab& s) { return s.extents == 0; });
+  const size_t index = static_cast<size_t>(vacant - space.slabs.begin());
+  if (vacant == space.slabs.end()) space.slabs.emplace_back();
+  for (size_t i = extents; i-- > 0;)
+    space.free.push_back({memory.data() + i * extent_bytes, index});  // ascending, from the back
+  space.slabs[index] = {.memory = std::move(memory), .extents = extents, .free = extents};
+  return Ok();
+}
+
+std::byte* Pool::TakeExtent(Space& space, size_t* slab) {
+  CHECK(!space.free.empty());
+  const FreeExtent extent = space.free.back();
+  space.free.pop_back();
+  --space.slabs[extent.slab].free;
   *slab = extent.slab;
   return extent.data;
 }
@@ -135,13 +151,14 @@ void Pool::Release(SeqSlot slot) {
     for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
       const size_t place = TableIndex(layer, slot, extent);
       if (extent < whole) {
-        free_.push_back({tables_[place], slab_of_[place]});
-        ++slabs_[slab_of_[place]].free;
+        Space& space = spaces_[SpaceOf(layer)];
+        space.free.push_back({tables_[place], slab_of_[place]});
+        ++space.slabs[slab_of_[place]].free;
       }
       tables_[place] = nullptr;
     }
   }
-  mapped_bytes_ -= sequence.last.bytes();
+  for (const Buffer& last : sequence.last) mapped_bytes_ -= last.bytes();
   sequence = {};
   quotas_[slot.index()] = kept_[slot.index()] = 0;
   ++table_version_;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,6 +30,7 @@ struct PoolOptions {
   int64_t max_tokens = 0;  // per sequence
   uint64_t limit_bytes = 0;
   int64_t evicting_from = INT64_MAX;  // layers from here on have the second quota
+  int64_t near_layers = 0;            // the first so many layers lie in the near memory
 
   bool evicts(int64_t layer) const { return layer >= evicting_from; }
   int64_t evicting_layers() const { return std::max<int64_t>(0, layers - evicting_from); }
@@ -43,8 +45,8 @@ struct RowQuota {
 
 class Pool {
  public:
-  // `memory` outlives the pool.
-  Pool(const PoolOptions& options, Allocator& memory);
+  // `memory` outlives the pool, and so does `near`, where the first layers may be nearer to who computes.
+  Pool(const PoolOptions& options, Allocator& memory, Allocator* near = nullptr);
 
   // A slot with room for the quota, or kExhausted with the numbers.
   Result<SeqSlot> Admit(const RowQuota& quota);
@@ -76,7 +78,7 @@ class Pool {
   struct Sequence {
     bool admitted = false;
     int64_t tokens = 0;
-    Buffer last;  // the extents of each layer's remainder; empty when none has one
+    std::array<Buffer, 2> last;  // by space: the extents of each layer's remainder; empty when none has one
   };
   struct Slab {
     Buffer memory;
@@ -87,27 +89,38 @@ class Pool {
     std::byte* data;
     size_t slab;
   };
+  // One of the two memories.
+  struct Space {
+    Allocator* memory = nullptr;
+    std::vector<Slab> slabs;  // one that was given back has no memory; its place is used again
+    std::vector<FreeExtent> free;
+  };
+  // What a sequence takes of each space.
+  struct Demand {
+    size_t extents = 0;
+    uint64_t last_bytes = 0;
+  };
+  using Demands = std::array<Demand, 2>;
 
   int64_t QuotaOf(const RowQuota& quota, int64_t layer) const {
     return options_.evicts(layer) ? quota.kept : quota.rows;
   }
-  Status MakeRoom(size_t whole_extents, uint64_t last_bytes);
-  void DropFreeSlabs();
-  Status MapSlab(size_t extents);
-  std::byte* TakeExtent(size_t* slab);
+  size_t SpaceOf(int64_t layer) const { return layer < options_.near_layers ? 1 : 0; }
+  Status MakeRoom(const Demands& demands);
+  void DropFreeSlabs(Space& space);
+  Status MapSlab(Space& space, size_t extents);
+  static std::byte* TakeExtent(Space& space, size_t* slab);
   size_t TableIndex(int64_t layer, SeqSlot slot, int64_t extent) const {
     return static_cast<size_t>((layer * options_.max_sequences + slot.value()) * options_.extents_per_slot() + extent);
   }
 
   PoolOptions options_;
-  Allocator& memory_;
+  std::array<Space, 2> spaces_;      // the pool's memory, and the near one
   std::vector<Sequence> sequences_;  // [max_sequences]
   std::vector<int32_t> quotas_;      // [max_sequences] rows of layers that keep everything
   std::vector<int32_t> kept_;        // [max_sequences] rows of layers that evict
   std::vector<std::byte*> tables_;   // [layers][max_sequences][extents_per_slot]
   std::vector<size_t> slab_of_;      // the same shape: where a whole extent came from
-  std::vector<Slab> slabs_;          // one that was given back has no memory; its place is used again
-  std::vector<FreeExtent> free_;
   uint64_t mapped_bytes_ = 0;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
