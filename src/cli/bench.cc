@@ -57,7 +57,7 @@ struct Measurement {
   double link_gigabytes_per_s() const {
     const double ms = timing.decode_s * 1e3;
     const bool far = options.device == Device::kCuda && !options.pool_on_device;
-    return far && ms > 0 ? static_cast<double>(stats.read_bytes) / ms / 1e6 : 0;
+    return far && ms > 0 ? static_cast<double>(stats.fetched_bytes) / ms / 1e6 : 0;
   }
 };
 
@@ -109,7 +109,7 @@ class Bench {
     std::vector<StepItem> items;
     outcome.status = Prefill(depth, steps, outcome.measurement, items);
     if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
-    if (outcome.status.ok() && steps > 0) TimeKinds(outcome.measurement, items);
+    if (outcome.status.ok() && steps > 0 && !executor_.options().method.evicts()) TimeKinds(outcome.measurement, items);
     outcome.measurement.device = executor_.device_use();
     outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
     outcome.measurement.complete = !Interrupted();
@@ -151,7 +151,10 @@ class Bench {
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     const KvStats before = executor_.Stats();
     uint64_t bytes = 0;
+    // What was evicted for a step cannot be evicted for it again: there the last steps are timed as they come.
+    const bool evicts = executor_.options().method.evicts();
     for (int64_t step = 0; step < steps && !Interrupted(); ++step) {
+      if (evicts && step == std::max<int64_t>(0, steps - kTimedSteps)) executor_.TakeZones(true);
       for (StepItem& item : items) item.token = ids_.Next();
       const Clock::time_point start = Clock::now();
       executor_.Step(items, logits);
@@ -162,6 +165,7 @@ class Bench {
       bytes += WeightBytesPerStep(model_);
       for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * before.sketch_row_bytes;
     }
+    if (evicts) TakeZones(measurement, static_cast<int>(std::min<int64_t>(steps, kTimedSteps)));
     measurement.stats = executor_.Stats() - before;
     bytes += measurement.stats.read_bytes;
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
@@ -169,14 +173,18 @@ class Bench {
 
   // A few more steps in place of the last one, each operation timed, which would disturb the others.
   void TimeKinds(Measurement& measurement, std::vector<StepItem>& items) {
-    constexpr int kSteps = 3;
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     for (StepItem& item : items) --item.row;
     if (executor_.TakeZones(true).empty()) return;
-    for (int step = 0; step < kSteps && !Interrupted(); ++step) executor_.Step(items, logits);
-    measurement.zones = executor_.TakeZones(false);
-    for (ZoneTime& zone : measurement.zones) zone.ms /= kSteps;
+    for (int step = 0; step < kTimedSteps && !Interrupted(); ++step) executor_.Step(items, logits);
+    TakeZones(measurement, kTimedSteps);
   }
+  void TakeZones(Measurement& measurement, int steps) {
+    measurement.zones = executor_.TakeZones(false);
+    for (ZoneTime& zone : measurement.zones) zone.ms /= std::max(1, steps);
+  }
+
+  static constexpr int kTimedSteps = 3;
 
   const Model& model_;
   Executor& executor_;
@@ -227,14 +235,15 @@ std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeil
       "\nceilings measured here: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to the "
       "host\n\n",
       ceilings.device_gb_per_s, ceilings.to_device_gb_per_s, ceilings.to_host_gb_per_s);
-  text += "| kv | home | depth | prefill s | pinning s | link GB/s | GPU peak |";
+  text += "| kv | home | depth | prefill s | pinning s | link GB/s | hits | GPU peak |";
   for (const ZoneTime& zone : measurements[0].zones) text += fmt::format(" {} ms |", zone.name);
-  text += "\n|---|---|--:|--:|--:|--:|--:|";
+  text += "\n|---|---|--:|--:|--:|--:|--:|--:|";
   for (size_t i = 0; i < measurements[0].zones.size(); ++i) text += "--:|";
   for (const Measurement& m : measurements) {
-    text += fmt::format("\n| {} | {} | {} | {:.2f} | {:.2f} | {:.1f} | {} |", m.options.method.preset,
+    text += fmt::format("\n| {} | {} | {} | {:.2f} | {:.2f} | {:.1f} | {} | {} |", m.options.method.preset,
                         m.options.pool_on_device ? "device" : "host", m.depth, m.timing.prefill_s, m.device.pinning_s,
-                        m.link_gigabytes_per_s(), FormatSize(m.device.peak_bytes));
+                        m.link_gigabytes_per_s(), m.stats.fetches ? fmt::format("{:.3f}", m.stats.hit_ratio()) : "",
+                        FormatSize(m.device.peak_bytes));
     for (const ZoneTime& zone : m.zones) text += fmt::format(" {:.2f} |", zone.ms);
   }
   return text + "\n";

@@ -133,8 +133,10 @@ void AddSelectionFlags(Flags& flags, KvFlags* kv) {
                 fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow));
   flags.Integer("--kv-dense-layers", &kv->dense_layers, 0, INT32_MAX,
                 "the first N layers attend to everything (default 0 with --kv-from self, else 2; quest 2)");
-  flags.Choice("--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
-               "whose query is compared with the sketches, or pages");
+  flags.Choice(
+      "--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
+      "whose query is compared with the sketches, or pages (default self; where entries come over the link to a "
+      "GPU prev-mid)");
   flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
 }
 
@@ -192,11 +194,8 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 Status CheckAvailable(const KvFlags& flags) {
   if (flags.home.starts_with("disk:"))
     return Unsupported("--kv-home {} is not part of this version; available: host, device", flags.home);
-  if (!flags.hot.empty()) {
-    const Result<uint64_t> hot = ParseSize(flags.hot);
-    if (hot.ok() && *hot > 0) return Unsupported("--kv-hot {}: only a GPU has a hot set", flags.hot);
-  }
-  if (flags.force_hits >= 0) return Unsupported("--kv-force-hits: only a GPU has a hot set");
+  if (flags.force_hits > 0 && !flags.hot.empty() && *ParseSize(flags.hot) > 0)
+    return Invalid("--kv-force-hits stands for a hot set: it goes with --kv-hot 0");
   return Ok();
 }
 
@@ -232,7 +231,8 @@ KvMethod MethodOf(const KvFlags& flags, const Preset& preset) {
   KvMethod method;
   method.preset = preset.name;
   method.select = SelectOf(preset, flags.select);
-  method.from = SourceOf(flags.from);
+  method.from = flags.from.empty() ? GuessSource::kSelf : SourceOf(flags.from);
+  method.forced_hits = std::max(0.0f, flags.force_hits);
   method.rule = {.alpha = flags.alpha < 0 ? preset.alpha : flags.alpha,
                  .cap = flags.cap,
                  .min_rows = given(flags.min_rows, preset.min_rows),
@@ -352,6 +352,9 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   common.projection = ProjectionOf(flags);
   common.skew_file = flags.skew;
   common.on_device = flags.home == "device";
+  common.source_given = !flags.from.empty();
+  if (!flags.hot.empty()) common.hot_bytes = *ParseSize(flags.hot);
+  if (flags.force_hits > 0) common.hot_bytes = 0;
 
   std::vector<KvChoice> choices;
   std::string_view presets = flags.presets;

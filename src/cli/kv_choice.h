@@ -39,7 +39,7 @@ struct KvFlags {
   double cap = kDefaultCap, ratio = kDefaultRatio;
   int64_t sinks = -1, window = -1, min_rows = -1;  // -1: the preset's
   int64_t dense_layers = -1;                       // and by the source of the guess
-  std::string from = "self";
+  std::string from;                                // empty: by the device
   std::string counts = "ragged";
   std::string sketch_type = "int8";
   std::string projection = "auto";
@@ -64,8 +64,10 @@ struct KvChoice {
   KvMethod method;                      // fitted to no model yet
   std::optional<int64_t> dense_layers;  // nullopt: by the preset and the source of the guess
   ProjectionKind projection = ProjectionKind::kPair;
-  std::string skew_file;   // empty: where skews are kept
-  bool on_device = false;  // entries live on the GPU
+  std::string skew_file;              // empty: where skews are kept
+  bool on_device = false;             // entries live on the GPU
+  bool source_given = false;          // of the guess; else it follows from the device
+  std::optional<uint64_t> hot_bytes;  // of a GPU's hot set; nullopt: what is left
 };
 // One for each preset of the list.
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags);

@@ -89,7 +89,16 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
   options.max_batch = std::min(batch.useful, most);
   options.kv_type = kv.type.value_or(StoreTypeOf(model.dtype));
   options.pool_on_device = kv.on_device;
-  ASSIGN_OR_RETURN(options.method, FitMethod(kv, model.config, max_tokens));
+  KvChoice fitting = kv;
+  if (device.device == Device::kCuda && !kv.on_device) {
+    // Entries that come over a link are wanted before they are needed.
+    const bool may_guess = kv.method.select != SelectKind::kAll && kv.dense_layers != 0;
+    if (!kv.source_given && may_guess) fitting.method.from = GuessSource::kPrevMid;
+    options.hot_limit_bytes = kv.hot_bytes.value_or(UINT64_MAX);
+  } else if (kv.hot_bytes.value_or(0) > 0 || kv.method.forced_hits > 0) {
+    return Unsupported("a hot set (--kv-hot, --kv-force-hits) is for entries that live on the host of a GPU");
+  }
+  ASSIGN_OR_RETURN(options.method, FitMethod(fitting, model.config, max_tokens));
   options.method.limit.sequences = most;
   return options;
 }

@@ -6,6 +6,7 @@
 
 #include "base/machine.h"
 #include "base/size.h"
+#include "model/cuda_executor.h"
 
 namespace infinigen {
 namespace {
@@ -65,8 +66,24 @@ struct Fit {
 
 }  // namespace
 
-RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const ExecutorOptions& options,
+namespace {
+
+// Entries stay on the GPU as far as its memory goes, and as they are wanted there.
+int64_t PlanHotSet(const Fit& fit) {
+  const ExecutorOptions& options = fit.options;
+  if (options.device != Device::kCuda || options.hot_limit_bytes == 0) return 0;
+  const MemoryPlan without = fit.Limited(options.max_tokens);
+  const uint64_t taken = without.device_bytes() + kDeviceMarginBytes;
+  const uint64_t left = options.device_memory_bytes > taken ? options.device_memory_bytes - taken : 0;
+  return HotRows(fit.config, options, std::min(left, options.hot_limit_bytes));
+}
+
+}  // namespace
+
+RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const ExecutorOptions& asked,
                 std::optional<uint64_t> kv_limit, uint64_t available_bytes) {
+  ExecutorOptions options = asked;
+  options.method.hot_rows = PlanHotSet({config, weights_bytes, options, kv_limit, available_bytes});
   const Fit fit{config, weights_bytes, options, kv_limit, available_bytes};
   RunPlan plan{.options = options, .parts = fit.Limited(options.max_tokens), .available_bytes = available_bytes};
   plan.device_available_bytes = plan.parts.has_device ? options.device_memory_bytes : 0;

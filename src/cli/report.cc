@@ -94,6 +94,8 @@ Json KvJson(const ExecutorOptions& options) {
                  {"columns", method.prompt_columns ? "prompt" : "fixed"}});
   if (method.select == SelectKind::kQuest) json["page"] = method.page();
   if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
+  if (method.forced_hits > 0) json["forced_hits"] = method.forced_hits;
+  if (method.hot_rows > 0) json["hot_rows"] = method.hot_rows;
   return json;
 }
 
@@ -111,17 +113,18 @@ Json TimingJson(const Timing& timing) {
 Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail) {
   const LayerKvStats selecting = stats.Selecting(), all = stats.All();
   const uint64_t rows = stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes : 0;
-  Json json = {{"selected_ratio", selecting.selected_ratio()},
-               {"extra_ratio", selecting.extra_ratio()},
-               {"attended_ratio", all.attended_ratio()},
-               {"fetched_bytes", stats.read_bytes},
-               {"fetched_bytes_per_step", stats.steps > 0 ? stats.read_bytes / static_cast<uint64_t>(stats.steps) : 0},
-               {"hit_ratio", nullptr},
-               {"evicted", stats.evicted},
-               {"pool_bytes", pool.bytes},
-               {"pool_peak_bytes", pool.peak_bytes},
-               {"sketch_bytes", rows * stats.sketch_row_bytes},
-               {"hot_bytes", 0}};
+  Json json = {
+      {"selected_ratio", selecting.selected_ratio()},
+      {"extra_ratio", selecting.extra_ratio()},
+      {"attended_ratio", all.attended_ratio()},
+      {"fetched_bytes", stats.fetched_bytes},
+      {"fetched_bytes_per_step", stats.steps > 0 ? stats.fetched_bytes / static_cast<uint64_t>(stats.steps) : 0},
+      {"hit_ratio", OrNull(stats.fetches, stats.hit_ratio())},
+      {"evicted", stats.evicted},
+      {"pool_bytes", pool.bytes},
+      {"pool_peak_bytes", pool.peak_bytes},
+      {"sketch_bytes", rows * stats.sketch_row_bytes},
+      {"hot_bytes", stats.hot_bytes}};
   // A step that attends to everything leaves no attention outside.
   const Json whole = OrNull(stats.steps > 0, 1.0);
   if (selecting.mass.count > 0)

@@ -45,6 +45,9 @@ struct KvMethod {
   std::string_view projection = "none";  // how sketches are made, by name; a literal
   bool prompt_columns = false;           // sketch columns chosen by each prompt
   bool measure_mass = false;
+  // Of a pool that is not compute memory:
+  int64_t hot_rows = 0;    // places of each (sequence, layer, KV head) for entries that stay near; 0: none
+  double forced_hits = 0;  // for benchmarks without a hot set: this share is taken to be near already
   const RetainPolicy* retain = nullptr;  // who leaves a full cache; null: nobody, everything is retained
   RetainLimit limit;                     // where somebody has to leave
 

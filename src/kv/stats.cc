@@ -34,6 +34,9 @@ KvStats KvStats::operator-(const KvStats& before) const {
   rest.steps -= before.steps;
   rest.evicted -= before.evicted;
   rest.read_bytes -= before.read_bytes;
+  rest.near.wanted -= before.near.wanted;
+  rest.near.fetched -= before.near.fetched;
+  rest.fetched_bytes -= before.fetched_bytes;
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerKvStats& of = rest.layers[i];
     const LayerKvStats& old = before.layers[i];

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kv/near_view.h"
 #include "kv/selection_view.h"
 
 namespace infinigen {
@@ -34,9 +35,18 @@ struct KvStats {
   std::vector<LayerKvStats> layers;
   int64_t steps = 0;
   uint64_t evicted = 0;           // entries that made room for others, in prefills and steps
-  uint64_t read_bytes = 0;        // of entries that attention read from the pool in decode steps
+  uint64_t read_bytes = 0;        // of entries that attention read in decode steps
+  NearTotals near;                // of layers whose selected entries are fetched
+  bool fetches = false;           // there are such
+  uint64_t hot_bytes = 0;         // of the hot set
+  uint64_t fetched_bytes = 0;     // that came from the pool to where attention reads
   uint64_t entry_row_bytes = 0;   // one token's entries in all layers
   uint64_t sketch_row_bytes = 0;  // one token's sketches in all layers
+
+  // Of the rows that were wanted near, those that were there.
+  double hit_ratio() const {
+    return near.wanted == 0 ? 0.0 : 1.0 - static_cast<double>(near.fetched) / static_cast<double>(near.wanted);
+  }
 
   // selected_ratio and extra_ratio of all layers that select, taken together.
   LayerKvStats Selecting() const;

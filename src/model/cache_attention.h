@@ -10,8 +10,9 @@
 //             pages are scored by the query (or the guess) itself
 //             a layer that evicts: what was selected, or attended, is written into the books
 //
-// Where the pool is remote, whatever walks all rows of a layer does so on a stage (model/entry_stage.h); selected rows
-// are read from where they are.
+// Where the pool is remote, whatever walks all rows of a layer does so on a stage (model/entry_stage.h). Of layers that
+// select, the selected entries are fetched, and with a hot set only those that are not near already; where the guess
+// comes from the layer before, they are on their way while that one still computes (Speculate).
 //
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It holds the method's memory on the
 // compute device: sketches, bases, counters. Called by the decoder only; takes no memory after Start.
@@ -25,6 +26,7 @@
 
 #include "backend/backend.h"
 #include "kv/method.h"
+#include "kv/near_view.h"
 #include "kv/pool.h"
 #include "kv/stats.h"
 #include "model/config.h"
@@ -68,6 +70,10 @@ class CacheAttention {
     Put(std::vector<SelectionTotals>(totals), work_.totals);
     if (method_.measure_mass) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.mass);
     Put(std::vector<SelectRule>(static_cast<size_t>(shape_.pool.max_sequences), method_.rule), work_.rules);
+    if (shape_.fetches) {
+      ASSIGN_OR_RETURN(near_memory_, Buffer::Make(backend_.compute_memory(), shape_.near_bytes()));
+      Put(std::vector<NearTotals>(totals), work_.near_totals);
+    }
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!method_.has_sketch(layer)) continue;
       CHECK(layer.index() < bases.size());
@@ -102,12 +108,21 @@ class CacheAttention {
 
   // A prompt's way through layers that retain everything: on a stage, where the pool is remote. `first` of its rows are
   // there already.
-  Status OpenPrompt(SeqSlot slot, int64_t rows) { return remote() && !stages_steps() ? stage_.Open(slot, rows) : Ok(); }
+  Status OpenPrompt(SeqSlot slot, int64_t rows) {
+    const bool all_evict = method_.evicts() && method_.dense_layers == 0;
+    return remote() && !stages_steps() && !all_evict ? stage_.Open(slot, rows) : Ok();
+  }
   void BeginPromptLayer(LayerId layer, SeqSlot slot, int64_t first) {
-    if (remote() && !method_.evicts(layer)) stage_.BeginLayer(layer, slot, first);
+    if (far(layer) && !method_.evicts(layer)) stage_.BeginLayer(layer, slot, first);
+    Forget(layer, slot);
   }
   void EndPromptLayer(LayerId layer, SeqSlot slot, int64_t first, int64_t rows) {
-    if (remote() && !method_.evicts(layer)) stage_.EndLayer(layer, slot, first, rows);
+    if (far(layer) && !method_.evicts(layer)) stage_.EndLayer(layer, slot, first, rows);
+  }
+  // Rows of the sequence were written by others than steps, or it is new: nothing of it is near.
+  void Forget(LayerId layer, SeqSlot slot) {
+    if constexpr (FetchingBackend<B>)
+      if (method_.hot_rows > 0 && fetches(layer)) backend_.ForgetNear(Queue::kCompute, Places(layer), slot);
   }
   void ClosePrompt(SeqSlot slot) {
     if (remote() && !stages_steps()) stage_.Close(slot);
@@ -141,9 +156,23 @@ class CacheAttention {
     backend_.AttendPrefill(Queue::kCompute, heads.q, run, attention_, near, heads.out);
   }
 
+  // Selected entries of the layer are fetched in a step, not read where they are.
+  bool fetches(LayerId layer) const { return shape_.fetches && method_.selects(layer) && far(layer); }
+  // And that begins before the layer does.
+  bool speculates(LayerId layer) const { return fetches(layer) && method_.guesses_from_layer(); }
+
+  // What the layer will attend to in this step, by guessed queries, from here on under way.
+  void Speculate(LayerId layer, const TokenBatch& tokens, int64_t max_rows, const Tensor& queries) {
+    if (!method_.evicts(layer)) return ChooseAndFetch(layer, tokens, max_rows, queries);
+    const TokenBatch batch = KeptBatch(tokens);
+    backend_.TakePlaces(Queue::kCompute, batch, method_.retain_rule(), Cache(layer), work_.places);
+    ChooseAndFetch(layer, batch, std::min(max_rows, shape_.kept_rows()), queries);
+  }
+
   // Every token a decode step: its entry is added, and it attends. heads.guess are the queries that are compared with
   // the sketches: heads.q itself, or a guess of it. Tokens are of different sequences, or a run of one.
   void Step(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads, bool one_sequence) {
+    if (!one_sequence && fetches(layer)) return StepFetching(layer, batch, max_rows, heads);
     if (method_.evicts(layer)) {
       // Each token of a sequence meets the cache that the one before it left.
       const int64_t together = one_sequence ? 1 : batch.count;
@@ -241,7 +270,13 @@ class CacheAttention {
       }
       of.seen = seen * static_cast<uint64_t>(config_.kv_heads);
       stats.read_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
+      if (fetches(layer))
+        CollectNear(layer, stats);
+      else if (far(layer) || !remote())
+        stats.fetched_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
     }
+    if (method_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
+    stats.fetched_bytes += stats.near.fetched * pool_.options().layout.entry_bytes();
     return stats;
   }
 
@@ -270,9 +305,60 @@ class CacheAttention {
     AttendSelected(batch, heads, cache.entries);
   }
 
+  // A step of a layer whose selected entries are fetched.
+  void StepFetching(LayerId layer, const TokenBatch& tokens, int64_t max_rows, const LayerHeads& heads) {
+    if constexpr (FetchingBackend<B>) {
+      const Queue queue = Queue::kCompute;
+      const bool evicts = method_.evicts(layer), ahead = speculates(layer);
+      const bool known = method_.from == GuessSource::kSelf;
+      const TokenBatch batch = evicts ? KeptBatch(tokens) : tokens;
+      if (evicts) max_rows = std::min(max_rows, shape_.kept_rows());
+      if (evicts && !ahead) backend_.TakePlaces(queue, batch, method_.retain_rule(), Cache(layer), work_.places);
+      AppendEntries(layer, batch, heads.k, heads.v);
+      // A guess is made before the key is known.
+      if (known) AppendSketches(layer, batch, heads.k);
+      if (!ahead) ChooseAndFetch(layer, batch, max_rows, heads.guess);
+      if (!known) AppendSketches(layer, batch, heads.k);
+      backend_.AppendNear(queue, batch, heads.k, heads.v, Places(layer), work_.near);
+      Measure(layer, batch, heads, Entries(layer));
+      backend_.Wait(queue, fetched_);
+      backend_.AttendNear(queue, heads.q, batch, work_.selection, attention_, Places(layer), work_.near, heads.out);
+    }
+  }
+
+  // Chooses, and sends what is not near on its way.
+  void ChooseAndFetch(LayerId layer, const TokenBatch& batch, int64_t max_rows, const Tensor& queries) {
+    if constexpr (FetchingBackend<B>) {
+      const Queue queue = Queue::kCompute;
+      const SelectCall call = Call(layer, max_rows);
+      Choose(layer, batch, call, queries, Cache(layer));
+      if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, work_.selection);
+      NearTotals* totals = work_.near_totals + layer.value() * shape_.pool.max_sequences;
+      backend_.FindNear(queue, batch, work_.selection, Places(layer), method_.forced_hits, work_.near, totals);
+      backend_.Wait(Queue::kFetch, backend_.Record(queue));
+      backend_.FetchNear(Queue::kFetch, batch, work_.selection, Entries(layer), Places(layer), work_.near);
+      fetched_ = backend_.Record(Queue::kFetch);
+    }
+  }
+
+  // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
+  NearEntries Places(LayerId layer) const {
+    const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
+    NearEntries near{.layout = pool_.options().layout, .data = near_memory_.data(), .capacity = capacity};
+    if (method_.hot_rows == 0) return near;
+    near.data += SketchIndex(layer) * static_cast<size_t>(lists) * shape_.near_list_bytes();
+    near.rows = shape_.kept_rows();
+    near.holds =
+        reinterpret_cast<int32_t*>(near.data + static_cast<size_t>(lists * capacity) * near.layout.entry_bytes());
+    near.used = near.holds + lists * capacity;
+    near.place_of = near.used + lists * capacity;
+    return near;
+  }
+
   // ---- a remote pool ----
 
   bool remote() const { return backend_.pool_is_remote(); }
+  bool far(LayerId layer) const { return remote() && layer.value() >= pool_.options().near_layers; }
   // Steps walk all rows.
   bool stages_steps() const { return remote() && method_.select == SelectKind::kAll; }
 
@@ -285,7 +371,7 @@ class CacheAttention {
   }
 
   // Where a prompt's layer is.
-  LayerEntries Near(LayerId layer) const { return remote() ? stage_.Near(layer, Entries(layer)) : Entries(layer); }
+  LayerEntries Near(LayerId layer) const { return far(layer) ? stage_.Near(layer, Entries(layer)) : Entries(layer); }
   // Where a step attends to all rows of a layer; the new entries are there too.
   LayerEntries BringAll(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
     if (fetching_.empty()) return Entries(layer);
@@ -345,6 +431,10 @@ class CacheAttention {
     LayerCache cache = Cache(layer);
     cache.entries = entries;
     Choose(layer, batch, Call(layer, max_rows), heads.guess, cache);
+    Measure(layer, batch, heads, entries);
+  }
+  // What those who ask are told of a selection.
+  void Measure(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
     if (method_.measure_mass)
       backend_.MeasureMass(Queue::kCompute, heads.q, batch, work_.selection, attention_, entries,
                            work_.mass + layer.value());
@@ -384,6 +474,17 @@ class CacheAttention {
     if (method_.measure_mass)
       backend_.Synchronize(
           backend_.Download(Queue::kCompute, work_.mass + layer.value(), sizeof(MassTotals), &of.mass));
+  }
+
+  void CollectNear(LayerId layer, KvStats& stats) {
+    std::vector<NearTotals> totals(static_cast<size_t>(shape_.pool.max_sequences));
+    const NearTotals* place = work_.near_totals + layer.index() * totals.size();
+    backend_.Synchronize(backend_.Download(Queue::kCompute, place, totals.size() * sizeof(NearTotals), totals.data()));
+    stats.fetches = true;
+    for (const NearTotals& slot : totals) {
+      stats.near.wanted += slot.wanted;
+      stats.near.fetched += slot.fetched;
+    }
   }
 
   LayerEntries Entries(LayerId layer) const {
@@ -464,6 +565,8 @@ class CacheAttention {
   std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
   const AttentionShape attention_;
   SelectionObserver observer_;
+  Buffer near_memory_;    // [near_layers] of data, holds, used, place_of
+  Ticket fetched_;        // what the layer that comes attends to
   Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
   uint64_t tables_seen_ = 0;
 };

@@ -41,18 +41,36 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
 
 }  // namespace
 
+int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint64_t bytes) {
+  const ExecutorOptions settled = Settled(config, options);
+  const PoolOptions pool = PoolFor(config, settled);
+  WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch,
+                                                       settled.activation, !options.pool_on_device);
+  const int64_t layers = config.layers - settled.method.dense_layers;
+  if (!shape.fetches || layers <= 0) return 0;
+  const auto lists = static_cast<uint64_t>(layers * options.max_batch * config.kv_heads);
+  const uint64_t table = static_cast<uint64_t>(shape.kept_rows()) * sizeof(int32_t);
+  if (bytes / lists <= table) return 0;
+  const uint64_t rows = (bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
+  const int64_t held = static_cast<int64_t>(std::min(rows, static_cast<uint64_t>(shape.kept_rows())));
+  return held < shape.selected_rows() ? 0 : held;
+}
+
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
   const ExecutorOptions settled = Settled(config, options);
   const PoolOptions pool = PoolFor(config, settled);
-  const WorkspaceShape shape =
-      Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch, settled.activation);
+  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch,
+                                                             settled.activation, !options.pool_on_device);
   plan.has_device = true;
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
                                                      config.kv_heads, config.head_dim);
   AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
+  plan.near_pool_bytes =
+      plan.pool_bytes / static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(pool.near_layers);
+  (settled.method.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
   using Stage = EntryStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
   // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompt that is read.

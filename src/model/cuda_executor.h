@@ -27,6 +27,10 @@ Result<GpuCeilings> MeasureGpu();
 // Entries that the GPU's attention can read; kUnsupported names what it cannot.
 Status CheckGpuLayout(const EntryLayout& layout);
 
+// Places of each (sequence, layer, KV head) that a hot set of at most `bytes` has; 0 when they would not hold a
+// selection.
+int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint64_t bytes);
+
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);
 Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, const Weights& weights,
                                                    const ExecutorOptions& options, SketchSource sketches);

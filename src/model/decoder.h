@@ -204,6 +204,7 @@ class Decoder {
         cache_.AppendSketches(layer, batch.Range(0, held), work_.k.Rows(0, held));
       }
     }
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
     cache_.FillBooks(slot, rows);
   }
 
@@ -214,8 +215,9 @@ class Decoder {
   }
 
   static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
-                                int64_t max_batch, DType activation) {
-    return {config, pool, method, max_batch, B::kChunkTokens, activation};
+                                int64_t max_batch, DType activation, bool remote) {
+    const bool fetches = FetchingBackend<B> && remote && method.select != SelectKind::kAll;
+    return {config, pool, method, max_batch, B::kChunkTokens, activation, fetches};
   }
 
  private:
@@ -228,7 +230,7 @@ class Decoder {
         stream_(backend),
         sketches_(std::move(sketches)),
         max_batch_(max_batch),
-        shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation())),
+        shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation(), backend.pool_is_remote())),
         cache_(backend, shape_, work_, pool) {}
 
   // ---- one layer ----
@@ -251,7 +253,9 @@ class Decoder {
     const Queue queue = Queue::kCompute;
     const int64_t m = call.batch.count;
     const Tensor& x = call.x;
-    const bool guesses = call.steps && method_.selects(layer) && method_.from != GuessSource::kSelf;
+    // Where entries come from afar the guess was made a layer ago, for their sake.
+    const bool ahead = call.steps && !call.one_sequence && cache_.speculates(layer);
+    const bool guesses = call.steps && !ahead && method_.selects(layer) && method_.from != GuessSource::kSelf;
     const bool leaves_guess = call.steps && call.guess && layer.value() + 1 < config_.layers;
 
     const Tensor q = work_.q.Rows(0, m), k = work_.k.Rows(0, m), v = work_.v.Rows(0, m), mixed = work_.mixed.Rows(0, m);
@@ -280,8 +284,19 @@ class Decoder {
       else
         backend_.Copy(queue, x, call.guess);
     }
+    if (leaves_guess && !call.one_sequence && cache_.speculates(LayerId(layer.value() + 1)))
+      Speculate(LayerId(layer.value() + 1), call);
     RunMlp(w, x);
     if (call.ends_layer) stream_.Done(layer);
+  }
+
+  // Which entries the next layer will want, by what this one left for a guess; they are on their way from here on.
+  void Speculate(LayerId next, const LayerCall& call) {
+    const Tensor guess_q = work_.guess_q.Rows(0, call.batch.count);
+    MatMul(call.guess, {To(stream_.Use(next, weights_.layers[next.index()]).q, guess_q)});
+    if (config_.positions == PositionKind::kRope)
+      backend_.Rope(Queue::kCompute, work_.rope.Rows(0, call.batch.count), guess_q);
+    cache_.Speculate(next, call.batch, call.max_rows, guess_q);
   }
 
   void PrefillLayer(LayerId layer, const LayerCall& call, const LayerHeads& heads) {

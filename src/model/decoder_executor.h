@@ -14,13 +14,20 @@
 
 namespace infinigen {
 
+// Where selected entries are fetched, layers that attend to everything keep theirs on the device.
+inline int64_t NearLayers(const ExecutorOptions& options) {
+  const bool far = options.device == Device::kCuda && !options.pool_on_device;
+  return far && options.method.select != SelectKind::kAll ? options.method.dense_layers : 0;
+}
+
 inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
   return {.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
           .layers = config.layers,
           .max_sequences = options.max_batch,
           .max_tokens = options.max_tokens,
           .limit_bytes = options.pool_limit_bytes,
-          .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX};
+          .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
+          .near_layers = NearLayers(options)};
 }
 
 // The limit of the method, in terms of this run.
@@ -42,7 +49,7 @@ class DecoderExecutor final : public Executor {
         options_(Settled(config, options)),
         name_(std::move(name)),
         backend_(args...),
-        pool_(PoolFor(config, options_), backend_.pool_memory()),
+        pool_(PoolFor(config, options_), backend_.pool_memory(), &backend_.compute_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
@@ -128,7 +135,8 @@ template <Backend B>
 MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& asked, uint64_t weights_bytes) {
   const ExecutorOptions options = Settled(config, asked);
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch, options.activation);
+  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch, options.activation,
+                                                   options.device == Device::kCuda && !options.pool_on_device);
   // A limit that holds no row is counted as if it held one, and then is exceeded.
   const uint64_t sequence_bytes =
       Pool::QuotaBytes(pool, {options.max_tokens, std::max<int64_t>(1, options.method.Quota(options.max_tokens))});

@@ -35,6 +35,7 @@ struct ExecutorOptions {
   DType activation = DType::kF32;  // elsewhere always this
   bool pool_on_device = false;
   uint64_t device_memory_bytes = UINT64_MAX;  // at most
+  uint64_t hot_limit_bytes = 0;               // of entries that stay on the device; planned into method.hot_rows
   double weights_on_device = 1.0;             // share of the layers; the others' weights come over the link
 
   // Everything is kept, and attended to, as it is.
@@ -53,6 +54,7 @@ struct MemoryPlan {
   uint64_t stage_bytes = 0;         // layers of a remote pool on the device
   uint64_t hot_bytes = 0;           // entries kept on the device
   uint64_t host_weights_bytes = 0;  // of weights_bytes, those that stay on the host of a GPU
+  uint64_t near_pool_bytes = 0;     // of pool_bytes, layers that are on the device though the pool is not
   bool has_device = false;          // the parts lie in two memories
   bool pool_on_device = false;
 
@@ -61,7 +63,7 @@ struct MemoryPlan {
   }
   uint64_t device_bytes() const {
     if (!has_device) return 0;
-    return total_bytes() - host_weights_bytes - (pool_on_device ? 0 : pool_bytes);
+    return total_bytes() - host_weights_bytes - (pool_on_device ? 0 : pool_bytes - near_pool_bytes);
   }
   // Weights on a GPU are not needed in host memory; what was read from a file can be dropped.
   uint64_t host_bytes() const { return total_bytes() - device_bytes(); }

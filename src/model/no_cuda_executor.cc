@@ -12,6 +12,8 @@ Result<GpuCeilings> MeasureGpu() { return FindGpu().error(); }
 
 Status CheckGpuLayout(const EntryLayout&) { return FindGpu().error(); }
 
+int64_t HotRows(const ModelConfig&, const ExecutorOptions&, uint64_t) { return 0; }
+
 MemoryPlan PlanCudaMemory(const ModelConfig&, const ExecutorOptions&, uint64_t) { CHECK(false); }
 
 Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig&, const Weights&, const ExecutorOptions&,

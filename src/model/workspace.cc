@@ -47,6 +47,16 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
                  .counts = carver.Array<int32_t>(tokens * config.kv_heads),
                  .capacity = shape.pool.max_tokens,
                  .kv_heads = config.kv_heads};
+  if (shape.fetches) {
+    const int64_t lists = tokens * config.kv_heads;
+    w.near = {.places = carver.Array<int32_t>(lists * shape.pool.max_tokens),
+              .misses = carver.Array<int32_t>(lists * shape.pool.max_tokens),
+              .miss_counts = carver.Array<int32_t>(lists),
+              .own = carver.Array<int32_t>(lists),
+              .capacity = shape.pool.max_tokens,
+              .kv_heads = config.kv_heads};
+    w.near_totals = carver.Array<NearTotals>(config.layers * sequences);
+  }
   w.rules = carver.Array<SelectRule>(sequences);
   w.totals = carver.Array<SelectionTotals>(config.layers * sequences);
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);

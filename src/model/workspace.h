@@ -8,6 +8,7 @@
 
 #include "kv/cache_view.h"
 #include "kv/method.h"
+#include "kv/near_view.h"
 #include "kv/pool.h"
 #include "model/config.h"
 #include "tensor/view.h"
@@ -22,6 +23,7 @@ struct WorkspaceShape {
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
+  bool fetches = false;  // selected entries come from a remote pool
 
   // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
   DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
@@ -53,6 +55,28 @@ struct WorkspaceShape {
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
+  // Rows that a step attends to at most, in layers that select.
+  int64_t selected_rows() const {
+    const SelectRule& rule = method.rule;
+    const int64_t n = kept_rows(), page = method.page();
+    if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
+    const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
+    return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
+  }
+  // Places of each (sequence, KV head) for entries that were fetched: of one layer, or of a hot set in every layer.
+  int64_t near_rows() const { return method.hot_rows > 0 ? method.hot_rows : selected_rows(); }
+  int64_t near_layers() const {
+    return !fetches ? 0 : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : 1;
+  }
+  // Of one layer, sequence and KV head, tables included.
+  size_t near_list_bytes() const {
+    const size_t tables =
+        method.hot_rows > 0 ? static_cast<size_t>(2 * near_rows() + kept_rows()) * sizeof(int32_t) : 0;
+    return static_cast<size_t>(near_rows()) * pool.layout.entry_bytes() + tables;
+  }
+  size_t near_bytes() const {
+    return static_cast<size_t>(near_layers() * pool.max_sequences * config.kv_heads) * near_list_bytes();
+  }
   // Rows of the longest sequence in layers with sketches.
   int64_t sketch_rows() const { return kept_rows(); }
 };
@@ -90,6 +114,8 @@ struct Workspace {
   Tensor last_q;                      // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
   Tensor sketch_q;                    // [S][heads·dims] f32
   Selection selection;                // of S tokens
+  NearList near;                      // of the selection, where it is fetched
+  NearTotals* near_totals = nullptr;  // [layers][max_sequences], likewise
   SelectRule* rules = nullptr;        // [max_sequences]
   SelectionTotals* totals = nullptr;  // [layers][max_sequences]
   MassTotals* mass = nullptr;         // [layers]

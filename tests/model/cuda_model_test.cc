@@ -1,0 +1,163 @@
+// Whole models on a GPU: against the CPU, against themselves with everything selected, and for a long time.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "model/cuda_executor.h"
+#include "model/random_model.h"
+
+namespace infinigen {
+namespace {
+
+class CudaModel : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Result<GpuInfo> gpu = FindGpu(); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+  }
+
+  std::unique_ptr<Executor> Make(const KvMethod& method, bool on_device = false, int64_t batch = 1,
+                                 StoreType type = StoreType::kF32) const {
+    Result<std::unique_ptr<Executor>> executor = MakeExecutor(model.config, model.weights,
+                                                              {.device = Device::kCuda,
+                                                               .max_tokens = 1024,
+                                                               .max_batch = batch,
+                                                               .kv_type = type,
+                                                               .method = method,
+                                                               .pool_on_device = on_device},
+                                                              {.bases = model.bases});
+    CHECK(executor.ok());
+    return std::move(*executor);
+  }
+
+  RandomModelWithBases model{Llama(), 8, 21};
+};
+
+// Products are f32 on both sides; attention rounds queries, keys and weights to f16 (2^-11), a few times per layer.
+constexpr double kHalfRounding = 6e-3;
+
+TEST_F(CudaModel, AgreesWithTheCpu) {
+  const std::vector<int32_t> ids = model.Ids(330, 1);
+  KvMethod h2o;
+  h2o.retain = &kRetainH2o;
+  h2o.limit.share = 0.5;
+  for (const KvMethod& method : {KvMethod(), h2o}) {
+    const std::vector<float> want = Decode(*model.Make(method), ids, 300);
+    for (const bool on_device : {false, true})
+      EXPECT_LT(Difference(Decode(*Make(method, on_device), ids, 300), want), kHalfRounding) << on_device;
+  }
+  RandomModelWithBases opt{Opt(), 8, 22};
+  std::swap(model.config, opt.config);
+  std::swap(model.weights, opt.weights);
+  EXPECT_LT(Difference(Decode(*Make({}), ids, 300), Decode(*model.Make({}), ids, 300)), kHalfRounding);
+}
+
+KvMethod Everything(GuessSource from) {
+  KvMethod method = Sparse(from);
+  method.rule.alpha = kInfinity;
+  method.rule.cap = 1.0;
+  return method;
+}
+
+// Fetched in list order, through a hot set or not, read where they are: the bits of the full cache.
+TEST_F(CudaModel, SelectingEverythingIsTheFullCache) {
+  const std::vector<int32_t> ids = model.Ids(340, 2);
+  const std::vector<float> want = Decode(*Make({}), ids, 290);
+  EXPECT_EQ(Decode(*Make({}, /*on_device=*/true), ids, 290), want);
+  for (const GuessSource from : {GuessSource::kSelf, GuessSource::kPrevMid, GuessSource::kPrevLayer}) {
+    EXPECT_EQ(Decode(*Make(Everything(from)), ids, 290), want);
+    EXPECT_EQ(Decode(*Make(Everything(from), /*on_device=*/true), ids, 290), want);
+    KvMethod hot = Everything(from);
+    hot.hot_rows = 1024;
+    EXPECT_EQ(Decode(*Make(hot), ids, 290), want);
+  }
+}
+
+// A hot set changes what crosses the link and nothing else: also one that is just large enough, and under eviction.
+TEST_F(CudaModel, HotSetsChangeNoLogit) {
+  const std::vector<int32_t> ids = model.Ids(420, 3);
+  for (const bool evicts : {false, true}) {
+    KvMethod method = Sparse(GuessSource::kPrevMid);
+    if (evicts) {
+      method.retain = &kRetainCounter;
+      method.limit.share = 0.6;
+    }
+    const std::unique_ptr<Executor> cold = Make(method);
+    const std::vector<float> want = Decode(*cold, ids, 300);
+    EXPECT_EQ(cold->Stats().hit_ratio(), 0);
+    double last = 0;
+    for (const int64_t rows : {220, 300, 600}) {
+      method.hot_rows = rows;
+      const std::unique_ptr<Executor> hot = Make(method);
+      EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
+      EXPECT_GE(hot->Stats().hit_ratio(), last);
+      last = hot->Stats().hit_ratio();
+    }
+    EXPECT_GT(last, 0.3);
+  }
+}
+
+// Three sequences of different lengths in one batch, and each alone.
+TEST_F(CudaModel, SequencesOfDifferentLengths) {
+  const size_t vocab = static_cast<size_t>(model.config.vocab);
+  const std::vector<int32_t> ids = model.Ids(500, 4);
+  const std::unique_ptr<Executor> executor = Make({}, false, 3);
+  std::vector<StepItem> items;
+  for (const int64_t length : {31, 257, 480}) {
+    StepItem item{.slot = executor->Admit(500).value(), .token = ids[static_cast<size_t>(length)], .row = length};
+    CHECK(executor->BeginPrefill(item.slot, 0, std::span(ids).first(static_cast<size_t>(length))).ok());
+    while (!executor->RunPrefillUnit(item.slot)) {
+    }
+    executor->EndPrefill(item.slot);
+    items.push_back(item);
+  }
+  std::vector<float> logits(3 * vocab);
+  executor->Step(items, logits);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const size_t length = static_cast<size_t>(items[i].row);
+    const std::vector<float> alone = Decode(*Make({}), std::span(ids).first(length + 1), length);
+    EXPECT_LT(Difference({logits.begin() + static_cast<std::ptrdiff_t>(i * vocab),
+                          logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * vocab)},
+                         alone),
+              1e-5);
+  }
+}
+
+int64_t ResidentKilobytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmRSS:", 0) == 0) return std::stoll(line.substr(6));
+  return 0;
+}
+
+TEST_F(CudaModel, TwoThousandStepsLeakNothing) {
+  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kPrevMid)}) {
+    const std::unique_ptr<Executor> executor = Make(method);
+    const SeqSlot slot = executor->Admit(1024).value();
+    std::vector<float> logits(static_cast<size_t>(model.config.vocab));
+    int64_t resident = 0;
+    uint64_t free_bytes = 0;
+    for (int64_t step = 0; step < 2000; ++step) {
+      const StepItem item{.slot = slot, .token = 1, .row = step % 1000};
+      executor->Step({&item, 1}, logits);
+      if (step == 1000) {
+        resident = ResidentKilobytes();
+        free_bytes = FindGpu()->free_bytes;
+      }
+    }
+    EXPECT_LE(ResidentKilobytes() - resident, 512);
+    EXPECT_EQ(FindGpu()->free_bytes, free_bytes);
+    executor->Release(slot);
+  }
+}
+
+TEST_F(CudaModel, MemoryThatIsNotThereIsRefused) {
+  const Result<std::unique_ptr<Executor>> small = MakeExecutor(
+      model.config, model.weights,
+      {.device = Device::kCuda, .max_tokens = 1024, .max_batch = 1, .device_memory_bytes = uint64_t{1} << 20});
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.error().kind, ErrorKind::kExhausted);
+  EXPECT_NE(small.error().message.find("GPU memory"), std::string::npos) << small.error().message;
+}
+
+}  // namespace
+}  // namespace infinigen
