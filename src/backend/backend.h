@@ -27,6 +27,7 @@
 
 #include "base/result.h"
 #include "kv/cache_view.h"
+#include "kv/near_view.h"
 #include "kv/page_bounds_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
@@ -216,5 +217,29 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // second cache, entries, sketches and books, in the order of their positions.
   { b.Settle(queue, retain, cache, n, slot, cache) } -> std::same_as<void>;
 };
+
+// Backends that bring selected entries near instead of reading them over the link (kv/near_view.h). A layer's step is
+// Select, FindNear, then FetchNear beside other work, AppendNear, AttendNear. Tokens of one call are of different
+// sequences; the list of a token holds no more rows than there are places.
+template <class B>
+concept FetchingBackend =
+    Backend<B> && requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries,
+                           Selection selection, AttentionShape shape, NearEntries near, NearList list,
+                           NearTotals* totals, SeqSlot slot, double forced_hits) {
+      // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
+      // by other operations than AppendNear.
+      { b.ForgetNear(queue, near, slot) } -> std::same_as<void>;
+      // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
+      // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
+      // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
+      // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once.
+      { b.FindNear(queue, batch, selection, near, forced_hits, list, totals) } -> std::same_as<void>;
+      // The entries of the missing rows, from the pool to their places.
+      { b.FetchNear(queue, batch, selection, entries, near, list) } -> std::same_as<void>;
+      // Append, to the tokens' own places. The pool's entries are Append's.
+      { b.AppendNear(queue, batch, c, c, near, list) } -> std::same_as<void>;
+      // AttendSelected from places: the same result, bit for bit.
+      { b.AttendNear(queue, c, batch, selection, shape, near, list, t) } -> std::same_as<void>;
+    };
 
 }  // namespace infinigen

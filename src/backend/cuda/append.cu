@@ -1,5 +1,5 @@
 // New keys and values become entries: one warp per (token, KV head, key or value). Entries may lie in pinned host
-// memory; a decode step writes a few rows, which needs no copy engine.
+// memory; a decode step writes a few rows, which needs no copy engine. Or they are copies near by, with other places.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -66,21 +66,48 @@ __device__ void StoreNumbers(StoreType type, const In* numbers, int64_t dim, std
   }
 }
 
+// Where new entries go.
+struct Targets {
+  TokenBatch batch;
+  LayerEntries entries;
+  NearEntries near;  // with data: there, and not to entries
+  const int32_t* own = nullptr;
+
+  const EntryLayout& layout() const { return near.data != nullptr ? near.layout : entries.layout; }
+  __device__ std::byte* Entry(int64_t token, int64_t head) const {
+    const int64_t slot = batch.slots[token];
+    return near.data != nullptr ? near.Entry(slot, head, own[token * near.layout.kv_heads + head])
+                                : entries.Entry(slot, head, batch.Place(token, head));
+  }
+};
+
 template <class In>
-__global__ void AppendRows(TokenBatch batch, const In* keys, int64_t key_stride, const In* values, int64_t value_stride,
-                           LayerEntries entries) {
+__global__ void AppendRows(const __grid_constant__ Targets to, EntryLayout layout, const In* keys, int64_t key_stride,
+                           const In* values, int64_t value_stride) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;  // (token, head, side)
-  const EntryLayout& layout = entries.layout;
   const int64_t side = item % 2, head = item / 2 % layout.kv_heads, token = item / 2 / layout.kv_heads;
-  if (token >= batch.count) return;
+  if (token >= to.batch.count) return;
   const In* numbers = (side == 0 ? keys + token * key_stride : values + token * value_stride) + head * layout.head_dim;
-  std::byte* row = entries.Entry(batch.slots[token], head, batch.Place(token, head)) +
-                   static_cast<size_t>(side) * layout.key_bytes();
+  std::byte* row = to.Entry(token, head) + static_cast<size_t>(side) * layout.key_bytes();
   if (IsQuantised(layout.type))
     StoreCodes(layout.type, numbers, layout.head_dim, row, lane);
   else
     StoreNumbers(layout.type, numbers, layout.head_dim, row, lane);
+}
+
+void AppendTo(const Targets& to, const ConstTensor& keys, const ConstTensor& values, cudaStream_t stream) {
+  const EntryLayout& layout = to.layout();
+  CHECK(keys.type == values.type && keys.cols == layout.kv_heads * layout.head_dim);
+  const int64_t items = to.batch.count * layout.kv_heads * 2;
+  if (items == 0) return;
+  DispatchDevice(keys.type, [&](auto in) {
+    using In = decltype(in);
+    AppendRows<In><<<static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
+        to, layout, reinterpret_cast<const In*>(keys.data), keys.stride, reinterpret_cast<const In*>(values.data),
+        values.stride);
+  });
+  CUDA_CHECK_LAUNCH();
 }
 
 }  // namespace
@@ -88,16 +115,14 @@ __global__ void AppendRows(TokenBatch batch, const In* keys, int64_t key_stride,
 void CudaBackend::Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                          const LayerEntries& entries) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kEntries, context_->stream(queue));
-  CHECK(keys.type == values.type && keys.cols == entries.layout.kv_heads * entries.layout.head_dim);
-  const int64_t items = batch.count * entries.layout.kv_heads * 2;
-  if (items == 0) return;
-  DispatchDevice(keys.type, [&](auto in) {
-    using In = decltype(in);
-    AppendRows<In><<<static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * 32, 0, context_->stream(queue)>>>(
-        batch, reinterpret_cast<const In*>(keys.data), keys.stride, reinterpret_cast<const In*>(values.data),
-        values.stride, entries);
-  });
-  CUDA_CHECK_LAUNCH();
+  AppendTo({.batch = batch, .entries = entries, .near = {}}, keys, values, context_->stream(queue));
+}
+
+void CudaBackend::AppendNear(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                             const NearEntries& near, const NearList& list) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kEntries, context_->stream(queue));
+  CHECK(list.kv_heads == near.layout.kv_heads);
+  AppendTo({.batch = batch, .entries = {}, .near = near, .own = list.own}, keys, values, context_->stream(queue));
 }
 
 }  // namespace infinigen

@@ -1,5 +1,6 @@
 // Attention of single tokens to a list of rows: all of a sequence (AttendDecode) or those that were chosen
-// (AttendSelected). It is bound by memory: every entry is read once, for all query heads of its KV head.
+// (AttendSelected, or AttendNear by the places of their copies). It is bound by memory: every entry is read once, for
+// all query heads of its KV head.
 //
 // A list is cut into chunks of 256 items, an extent where it holds all rows, and a chunk into equal shares for the
 // warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of asynchronous
@@ -25,8 +26,9 @@ struct DecodeCall {
   const int32_t* rows = nullptr;
   Selection selection;  // without rows: all
   LayerEntries entries;
-  int group = 0;  // query heads of a KV head
-  int parts = 0;  // of a group, 8 heads each
+  NearEntries near;  // with data: rows are places in it, and entries are but a layout
+  int group = 0;     // query heads of a KV head
+  int parts = 0;     // of a group, 8 heads each
   int heads = 0;
   float scale = 0;  // of scores, to base 2
   uint32_t piece_inverse = 0;
@@ -65,8 +67,9 @@ __device__ void FindEntries(const DecodeCall& call, const Share& share, int capa
   const int32_t* list =
       call.selection.rows == nullptr ? nullptr : call.selection.Rows(share.token, share.kv_head) + share.first;
   for (int i = threadIdx.x % 32; i < capacity; i += 32) {
-    const int item = i < share.count ? i : 0;
-    found[i] = call.entries.Entry(slot, share.kv_head, list == nullptr ? share.first + item : list[item]);
+    const int item = i < share.count ? i : 0, row = list == nullptr ? share.first + item : list[item];
+    found[i] = call.near.data != nullptr ? call.near.Entry(slot, share.kv_head, row)
+                                         : call.entries.Entry(slot, share.kv_head, row);
   }
 }
 
@@ -318,6 +321,15 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   });
 }
 
+// There is room for lists that are far longer than most: few blocks, which take several chunks where there are more,
+// rather than many that find nothing to do.
+void AttendLists(CudaContext& context, const DecodeCall& call, const AttentionShape& shape, int64_t tokens,
+                 cudaStream_t stream) {
+  const int64_t lists = std::max<int64_t>(1, tokens * call.entries.layout.kv_heads);
+  const int64_t blocks = (8 * context.sms() + lists - 1) / lists;
+  Attend(context, call, shape, tokens, call.selection.capacity, blocks, stream);
+}
+
 }  // namespace
 
 void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
@@ -342,11 +354,23 @@ void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const 
   call.slots = batch.slots;
   call.selection = selection;
   call.entries = entries;
-  // There is room for lists that are far longer than most: few blocks, which take several chunks where there are more,
-  // rather than many that find nothing to do.
-  const int64_t lists = std::max<int64_t>(1, batch.count * entries.layout.kv_heads);
-  const int64_t blocks = (8 * context_->sms() + lists - 1) / lists;
-  Attend(*context_, call, shape, batch.count, selection.capacity, blocks, context_->stream(queue));
+  AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
+}
+
+void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
+                             const Selection& selection, const AttentionShape& shape, const NearEntries& near,
+                             const NearList& list, const Tensor& out) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
+  CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
+  DecodeCall call;
+  call.queries = queries;
+  call.out = out;
+  call.slots = batch.slots;
+  call.selection = selection;
+  call.selection.rows = list.places;
+  call.entries.layout = near.layout;
+  call.near = near;
+  AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
 }
 
 }  // namespace infinigen

@@ -132,6 +132,16 @@ class CudaBackend {
   void Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
               const LayerCache& to);
 
+  void ForgetNear(Queue queue, const NearEntries& near, SeqSlot slot);
+  void FindNear(Queue queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near,
+                double forced_hits, const NearList& list, NearTotals* totals);
+  void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                 const NearEntries& near, const NearList& list);
+  void AppendNear(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                  const NearEntries& near, const NearList& list);
+  void AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                  const AttentionShape& shape, const NearEntries& near, const NearList& list, const Tensor& out);
+
  private:
   void Deliver(uint64_t up_to);
 
@@ -139,6 +149,6 @@ class CudaBackend {
   std::unique_ptr<CudaContext> context_;
 };
 
-static_assert(Backend<CudaBackend>);
+static_assert(FetchingBackend<CudaBackend>);
 
 }  // namespace infinigen

@@ -29,8 +29,6 @@ std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t he
   return weights;
 }
 
-namespace {
-
 void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
                 const LayerEntries& entries, float* out) {
   const EntryLayout& layout = entries.layout;
@@ -42,6 +40,8 @@ void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const 
     for (size_t i = 0; i < value.size(); ++i) out[i] += weights[j] * value[i];
   }
 }
+
+namespace {
 
 std::vector<int32_t> AllRows(int64_t length) {
   std::vector<int32_t> rows(static_cast<size_t>(length));

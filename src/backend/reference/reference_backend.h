@@ -53,8 +53,18 @@ class ReferenceBackend : public HostBackend {
   void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
   void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot, const LayerCache& to);
+
+  void ForgetNear(Queue, const NearEntries& near, SeqSlot slot);
+  void FindNear(Queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near, double forced_hits,
+                const NearList& list, NearTotals* totals);
+  void FetchNear(Queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                 const NearEntries& near, const NearList& list);
+  void AppendNear(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                  const NearEntries& near, const NearList& list);
+  void AttendNear(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                  const AttentionShape& shape, const NearEntries& near, const NearList& list, const Tensor& out);
 };
 
-static_assert(Backend<ReferenceBackend>);
+static_assert(FetchingBackend<ReferenceBackend>);
 
 }  // namespace infinigen

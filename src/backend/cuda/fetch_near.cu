@@ -1,0 +1,138 @@
+// Missing entries come over the link: a kernel that reads pinned host memory, which copy engines cannot do for so many
+// small pieces.
+//
+// The link is full with 8 blocks of 512 threads that have 8 loads of 16 bytes on their way each, and more blocks only
+// take multiprocessors from what runs beside (bench/cuda_memory.cu: products are 17 % slower beside 8, 35 % beside 16).
+// They also leave half of a multiprocessor's registers to others.
+// How many entries there are, only the device knows: every block sums up the lists' counts for itself, and warps take
+// runs of entries in turn. So at any time all of them work close together, list by list and in ascending order.
+#include <algorithm>
+
+#include "backend/cuda/attention.cuh"
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/select.cuh"
+
+namespace infinigen {
+namespace {
+
+constexpr int kBlocks = 8, kThreads = 512;
+constexpr int kAhead = 8;                // loads on their way, per lane
+constexpr int kRunPieces = 32 * kAhead;  // of a warp
+
+struct FetchCall {
+  TokenBatch batch;
+  Selection selection;
+  LayerEntries entries;
+  NearEntries near;
+  NearList list;
+  int lists = 0;         // tokens · kv_heads
+  int pieces = 0;        // of an entry
+  int run = 0;           // entries that a warp moves at a time, a lane knows one of them
+  uint32_t inverse = 0;  // 2^16 / pieces, rounded up: for quotients of less than kRunPieces
+};
+
+// One entry's way; none past the end.
+struct Route {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+};
+
+// begins[i]: entries of all lists before list i, in shared memory; begins[lists] is their number.
+__device__ void SumCounts(const FetchCall& call, uint32_t* begins, RadixScratch& radix) {
+  const int share = (call.lists + kThreads - 1) / kThreads;
+  const int first = static_cast<int>(threadIdx.x) * share, last = min(first + share, call.lists);
+  uint32_t sum = 0;
+  for (int i = first; i < last; ++i) sum += static_cast<uint32_t>(call.list.miss_counts[i]);
+  uint32_t before = BlockExclusive(sum, radix);
+  for (int i = first; i < last; ++i) {
+    begins[i] = before;
+    before += static_cast<uint32_t>(call.list.miss_counts[i]);
+  }
+  if (first < call.lists && last == call.lists) begins[call.lists] = before;
+  __syncthreads();
+}
+
+// Entry number `entry` of all.
+__device__ Route FindRoute(const FetchCall& call, const uint32_t* begins, uint32_t entry) {
+  if (entry >= begins[call.lists]) return {};
+  int low = 0, high = call.lists;  // begins[low] ≤ entry < begins[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (begins[middle] <= entry ? low : high) = middle;
+  }
+  const int heads = static_cast<int>(call.list.kv_heads), token = low / heads, head = low % heads;
+  const int64_t slot = call.batch.slots[token];
+  const int item = call.list.Misses(token, head)[entry - begins[low]];
+  return {call.entries.Entry(slot, head, call.selection.Rows(token, head)[item]),
+          call.near.Entry(slot, head, call.list.Places(token, head)[item])};
+}
+
+// The pointer that lane `lane` has.
+template <class T>
+__device__ T* OfLane(T* pointer, int lane) {
+  return reinterpret_cast<T*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), lane));
+}
+
+// Entries are multiples of a piece, 8 or 16 bytes. A warp's run is one row of pieces, entry after entry; the routes of
+// its next run are found while this one's pieces are on their way.
+template <class Piece>
+__global__ void __launch_bounds__(kThreads, 2) FetchEntries(const __grid_constant__ FetchCall call) {
+  extern __shared__ uint32_t begins[];
+  __shared__ RadixScratch radix;
+  SumCounts(call, begins, radix);
+  const uint32_t total = begins[call.lists], run = static_cast<uint32_t>(call.run);
+  const uint32_t warp = blockIdx.x * (kThreads / 32) + Warp(), warps = gridDim.x * (kThreads / 32);
+  const auto route_at = [&](uint32_t first) {
+    return static_cast<uint32_t>(Lane()) < run ? FindRoute(call, begins, first + Lane()) : Route{};
+  };
+  Route route = route_at(warp * run);
+  for (uint32_t first = warp * run; first < total; first += warps * run) {
+    // Of this lane's pieces: which entry of the run they are of, and where in it. Past the run's end there is none.
+    const auto entry_of = [&](int a) { return (a * 32 + Lane()) * call.inverse >> 16; };
+    const auto piece_of = [&](int a) { return a * 32 + Lane() - static_cast<int>(entry_of(a)) * call.pieces; };
+    Piece pieces[kAhead] = {};
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const Piece* from = reinterpret_cast<const Piece*>(OfLane(route.from, static_cast<int>(entry_of(a)) % 32));
+      if (entry_of(a) < run && from != nullptr) pieces[a] = __ldcs(from + piece_of(a));
+    }
+    const Route next = route_at(first + warps * run);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      Piece* to = reinterpret_cast<Piece*>(OfLane(route.to, static_cast<int>(entry_of(a)) % 32));
+      if (entry_of(a) < run && to != nullptr) to[piece_of(a)] = pieces[a];
+    }
+    route = next;
+  }
+}
+
+template <class Piece>
+void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
+  call.pieces = static_cast<int>(call.near.layout.entry_bytes() / sizeof(Piece));
+  CHECK(call.pieces > 0 && call.pieces <= kRunPieces);
+  call.run = std::min(32, kRunPieces / call.pieces);
+  call.inverse = static_cast<uint32_t>((65536 + call.pieces - 1) / call.pieces);
+  const size_t bytes = static_cast<size_t>(call.lists + 1) * sizeof(uint32_t);
+  AllowShared(context, FetchEntries<Piece>, bytes);
+  FetchEntries<Piece><<<kBlocks, kThreads, bytes, stream>>>(call);
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace
+
+void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection,
+                            const LayerEntries& entries, const NearEntries& near, const NearList& list) {
+  const cudaStream_t stream = context_->stream(queue);
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kFetch, stream);
+  CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
+  CHECK(CudaAttentionSupports(near.layout) && near.layout.entry_bytes() == entries.layout.entry_bytes());
+  if (batch.count == 0) return;
+  const FetchCall call{batch, selection, entries, near, list, static_cast<int>(batch.count * selection.kv_heads)};
+  if (near.layout.entry_bytes() % sizeof(uint4) == 0)
+    Launch<uint4>(*context_, call, stream);
+  else
+    Launch<uint2>(*context_, call, stream);
+}
+
+}  // namespace infinigen
