@@ -153,7 +153,7 @@ void Flags::Choice(const std::string& names, std::string* value, std::vector<std
     *value = text;
     return std::string();
   };
-  help += fmt::format(" (default {})", *value);
+  if (!value->empty()) help += fmt::format(" (default {})", *value);
   Add(names, set, list, std::move(help));
 }
 

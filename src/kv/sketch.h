@@ -15,8 +15,6 @@
 
 namespace infinigen {
 
-inline constexpr int32_t kLargestQueryValue = 16319;
-
 // Numbers that are not finite count as zero.
 void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers);
 // The stored numbers of a row.

@@ -26,6 +26,8 @@ inline constexpr int64_t kSketchBlock = 64;
 inline constexpr int64_t kSketchUnitBytes = 4;
 // dims is a multiple of this, so that every type fills whole units.
 inline constexpr int64_t kSketchDimStep = 8;
+// Of queries that are compared with integer sketches (kv/sketch.h).
+inline constexpr int32_t kLargestQueryValue = 16319;
 
 struct SketchLayout {
   SketchType type = SketchType::kInt8;
