@@ -59,6 +59,7 @@ class NearLayer {
     totals_.Put(std::vector<NearTotals>(static_cast<size_t>(shape.slots)));
     for (int64_t slot = 0; slot < shape.slots; ++slot) {
       std::vector<NearToken> all;
+      all.reserve(static_cast<size_t>(shape.rows));
       for (int32_t row = 0; row < shape.rows; ++row)
         all.push_back(
             {static_cast<int32_t>(slot), row, std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), row), {}});
