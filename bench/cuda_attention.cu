@@ -7,10 +7,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -19,6 +17,7 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
+#include "cuda_bench.cuh"
 #include "kv/store_view.h"
 
 namespace infinigen {
@@ -112,24 +111,6 @@ __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, in
   }
 }
 
-template <class T>
-class Device {
- public:
-  Device(CudaBackend& backend, size_t count) {
-    Result<Buffer> buffer = Buffer::Make(backend.compute_memory(), count * sizeof(T));
-    CHECK(buffer.ok());
-    buffer_ = std::move(*buffer);
-    CUDA_CHECK(cudaDeviceSynchronize());  // it is the backend's queue that it exists on
-  }
-  Device(CudaBackend& backend, const std::vector<T>& values) : Device(backend, values.size()) {
-    CUDA_CHECK(cudaMemcpy(buffer_.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  T* get() const { return reinterpret_cast<T*>(buffer_.data()); }
-
- private:
-  Buffer buffer_;
-};
-
 // `slots` sequences of `rows` rows in one layer, extents in random order.
 class Cache {
  public:
@@ -168,21 +149,6 @@ class Cache {
 };
 
 // ---- Runs
-
-// Seconds of one call, of many in a row: the best of several rounds.
-double Time(CudaBackend& backend, const std::function<void()>& call, double about_s) {
-  const int calls = std::max(3, static_cast<int>(0.02 / about_s));
-  double best = 1e30;
-  for (int round = 0; round < 4; ++round) {
-    backend.Synchronize(backend.Record(Queue::kCompute));
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < calls; ++i) call();
-    backend.Synchronize(backend.Record(Queue::kCompute));
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    if (round > 0) best = std::min(best, took.count() / calls);  // the first one warms up
-  }
-  return best;
-}
 
 double CopyBytesPerS(CudaBackend& backend) {
   const size_t bytes = size_t{2} << 30;

@@ -63,7 +63,7 @@ struct FetchShare {
   int64_t share = kWhole;
 
   static constexpr FetchShare Beside(double hits) {
-    return {static_cast<int64_t>((1.0 - hits) * static_cast<double>(kWhole) + 0.5)};
+    return {kWhole - static_cast<int64_t>(hits * static_cast<double>(kWhole))};
   }
   // How many of the first `items`.
   constexpr int64_t Of(int64_t items) const { return items * share / kWhole; }

@@ -52,6 +52,8 @@ struct CpuVnniFactory : AnyCpuFactory {
 
 using TestedBackends = ::testing::Types<ReferenceFactory, CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>,
                                         CpuFactory<HWY_EMU128>, CpuVnniFactory>;
+// Those that fetch (backend.h). The CPU reads entries where they are.
+using FetchingBackends = ::testing::Types<ReferenceFactory>;
 
 struct BackendName {
   template <class Factory>

@@ -37,6 +37,7 @@ using CudaFactory = AnyCudaFactory<true>;
 using CudaHostPoolFactory = AnyCudaFactory<false>;
 
 using TestedBackends = ::testing::Types<CudaFactory, CudaHostPoolFactory>;
+using FetchingBackends = TestedBackends;
 
 struct BackendName {
   template <class Factory>

@@ -44,7 +44,13 @@ Result<CudaDevice> FindCudaDevice() {
 
 CudaContext::CudaContext(uint64_t memory_limit_bytes) {
   CUDA_CHECK(cudaSetDevice(0));
-  for (cudaStream_t& stream : streams_) CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  // What is fetched is waited for, and takes few blocks: they go before those of a product that wait for room.
+  int lowest = 0, highest = 0;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const bool first = i == static_cast<size_t>(Queue::kFetch);
+    CUDA_CHECK(cudaStreamCreateWithPriority(&streams_[i], cudaStreamNonBlocking, first ? highest : lowest));
+  }
   CUDA_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
   CUDA_CHECK(cudaDeviceGetAttribute(&max_shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   cudaMemPool_t pool = nullptr;

@@ -3,12 +3,12 @@
 //
 // The link is full with 8 blocks of 512 threads that have 8 loads of 16 bytes on their way each, and more blocks only
 // take multiprocessors from what runs beside (bench/cuda_memory.cu: products are 17 % slower beside 8, 35 % beside 16).
-// They also leave half of a multiprocessor's registers to others.
+// Half of a multiprocessor's registers stay for others.
+//
 // How many entries there are, only the device knows: every block sums up the lists' counts for itself, and warps take
 // runs of entries in turn. So at any time all of them work close together, list by list and in ascending order.
 #include <algorithm>
 
-#include "backend/cuda/attention.cuh"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2) FetchEntries(const __grid_constan
 template <class Piece>
 void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
   call.pieces = static_cast<int>(call.near.layout.entry_bytes() / sizeof(Piece));
-  CHECK(call.pieces > 0 && call.pieces <= kRunPieces);
+  CHECK(call.near.layout.entry_bytes() % sizeof(Piece) == 0 && call.pieces > 0 && call.pieces <= kRunPieces);
   call.run = std::min(32, kRunPieces / call.pieces);
   call.inverse = static_cast<uint32_t>((65536 + call.pieces - 1) / call.pieces);
   const size_t bytes = static_cast<size_t>(call.lists + 1) * sizeof(uint32_t);
@@ -126,7 +126,7 @@ void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selectio
   const cudaStream_t stream = context_->stream(queue);
   const ZoneClock::Scope timed(context_->zones, CudaZone::kFetch, stream);
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
-  CHECK(CudaAttentionSupports(near.layout) && near.layout.entry_bytes() == entries.layout.entry_bytes());
+  CHECK(near.layout.entry_bytes() == entries.layout.entry_bytes());
   if (batch.count == 0) return;
   const FetchCall call{batch, selection, entries, near, list, static_cast<int>(batch.count * selection.kv_heads)};
   if (near.layout.entry_bytes() % sizeof(uint4) == 0)

@@ -1,0 +1,298 @@
+// Entries that come near: places, what is fetched and what not, and attention from there. Everything is exact: places
+// are compared with a plain model, entries by their bytes, outputs bit for bit.
+#include <memory>
+#include <set>
+
+#include "backend/backends.h"
+#include "backend/near_layer.h"
+
+namespace infinigen {
+namespace {
+
+template <class Factory>
+class NearTest : public OpTest<Factory> {
+ protected:
+  using Layer = NearLayer<typename Factory::B>;
+};
+TYPED_TEST_SUITE(NearTest, FetchingBackends, BackendName);
+
+// `count` rows of [0, last], with `own`; many of them from the list before.
+std::vector<int32_t> RandomList(Random& random, int32_t last, int32_t own, int64_t count,
+                                const std::vector<int32_t>& before) {
+  std::set<int32_t> rows = {own};
+  count = std::min<int64_t>(count, last + 1);
+  for (const int32_t row : before)
+    if (std::ssize(rows) < count && random.Int(0, 3) > 0) rows.insert(row);
+  while (std::ssize(rows) < count) rows.insert(static_cast<int32_t>(random.Int(0, last)));
+  return {rows.begin(), rows.end()};
+}
+
+// Every listed row's place holds that row, and no two share one.
+template <class Layer>
+void ExpectNear(const Layer& layer, const std::vector<NearToken>& tokens, const std::vector<NearOutcome>& outcomes) {
+  const Bytes data = layer.Data();
+  size_t at = 0;
+  for (const NearToken& token : tokens)
+    for (int64_t head = 0; head < layer.shape().kv_heads; ++head, ++at) {
+      const auto& list = token.lists[static_cast<size_t>(head)];
+      const auto& places = outcomes[at].places;
+      ASSERT_EQ(std::set<int32_t>(places.begin(), places.end()).size(), list.size());
+      for (size_t i = 0; i < list.size(); ++i)
+        ASSERT_TRUE(layer.At(data, token.slot, head, places[i]) == layer.Home(token.slot, head, list[i]))
+            << "row " << list[i] << " at place " << places[i] << " of slot " << token.slot << ", head " << head;
+    }
+}
+
+TYPED_TEST(NearTest, WithoutAHotSetPlacesAreTheLists) {
+  for (const StoreType type : kStoreTypes) {
+    for (const int64_t dim : {8, 64, 80, 128}) {
+      SCOPED_TRACE(::testing::Message() << Name(type) << " dim " << dim);
+      const NearShape shape{
+          .type = type, .kv_heads = 3, .dim = dim, .slots = 3, .rows = 300, .places = 120, .hot = false};
+      typename TestFixture::Layer layer(this->backend(), shape, 1);
+      Random& random = layer.random();
+      std::vector<NearToken> tokens;
+      uint64_t wanted = 0;
+      for (const int32_t slot : {2, 0}) {
+        NearToken token{slot, 280, {}, {}};
+        for (const int64_t count : {int64_t{1}, random.Int(2, 60), int64_t{120}}) {
+          token.own.push_back(slot == 0 ? 280 : static_cast<int32_t>(random.Int(0, 280)));
+          token.lists.push_back(RandomList(random, 280, token.own.back(), count, {}));
+          wanted += static_cast<uint64_t>(token.lists.back().size() - 1);
+        }
+        tokens.push_back(token);
+      }
+      const std::vector<NearOutcome> outcomes = layer.Step(tokens);
+      ExpectNear(layer, tokens, outcomes);
+      for (size_t i = 0; i < outcomes.size(); ++i) {
+        const auto& list = tokens[i / 3].lists[i % 3];
+        std::vector<int32_t> places(list.size()), misses;
+        std::iota(places.begin(), places.end(), 0);
+        for (const int32_t item : places)
+          if (list[static_cast<size_t>(item)] != tokens[i / 3].own[i % 3]) misses.push_back(item);
+        EXPECT_EQ(outcomes[i].places, places);
+        EXPECT_EQ(outcomes[i].misses, misses);
+        EXPECT_EQ(list[static_cast<size_t>(outcomes[i].own)], tokens[i / 3].own[i % 3]);
+      }
+      const std::vector<NearTotals> totals = layer.Totals();
+      EXPECT_EQ(totals[0].wanted + totals[2].wanted, wanted);
+      EXPECT_EQ(totals[0].fetched + totals[2].fetched, wanted);
+      EXPECT_EQ(totals[1].wanted, 0u);
+    }
+  }
+}
+
+TYPED_TEST(NearTest, ForcedHitsAreAShareSpreadEvenly) {
+  const NearShape shape{.kv_heads = 2, .dim = 8, .slots = 1, .rows = 2000, .places = 1500, .hot = false};
+  typename TestFixture::Layer layer(this->backend(), shape, 2);
+  for (const double hits : {0.0, 0.25, 0.6, 0.8, 0.97}) {
+    NearToken token{0, 1999, {1999, 1000}, {}};
+    for (const int64_t count : {409, 1500})
+      token.lists.push_back(RandomList(layer.random(), 1999, token.own[token.lists.size()], count, {}));
+    const std::vector<NearOutcome> outcomes = layer.Step({token}, hits);
+    for (size_t head = 0; head < 2; ++head) {
+      const auto& [places, misses, own] = outcomes[head];
+      EXPECT_NEAR(static_cast<double>(misses.size()), (1 - hits) * static_cast<double>(places.size()), 2.0) << hits;
+      EXPECT_TRUE(std::is_sorted(misses.begin(), misses.end()));
+      EXPECT_EQ(std::count(misses.begin(), misses.end(), own), 0);
+      for (size_t i = 1; i < misses.size(); ++i)  // twice the mean distance where the own row is between
+        EXPECT_LE(misses[i] - misses[i - 1], 2 * (1 / (1 - hits) + 1)) << hits;
+      for (size_t i = 0; i < places.size(); ++i) EXPECT_EQ(places[i], static_cast<int32_t>(i));
+    }
+  }
+}
+
+// A head of one place too few: what was used longest ago leaves, of equals the lower place.
+TYPED_TEST(NearTest, TheOldestLeave) {
+  const NearShape shape{.kv_heads = 1, .slots = 1, .rows = 60, .places = 4};
+  typename TestFixture::Layer layer(this->backend(), shape, 3);
+  const auto step = [&](int32_t position, std::vector<int32_t> list) {
+    const std::vector<NearToken> tokens = {{0, position, {position}, {std::move(list)}}};
+    std::vector<NearOutcome> outcomes = layer.Step(tokens);
+    ExpectNear(layer, tokens, outcomes);
+    return outcomes[0];
+  };
+  using Ints = std::vector<int32_t>;
+  NearOutcome outcome = step(10, {3, 5, 10});
+  EXPECT_EQ(outcome.places, (Ints{0, 1, 2}));
+  EXPECT_EQ(outcome.misses, (Ints{0, 1}));
+  outcome = step(11, {3, 11});  // 11 goes to the place that was never used
+  EXPECT_EQ(outcome.places, (Ints{0, 3}));
+  EXPECT_EQ(outcome.misses, Ints{});
+  outcome = step(12, {3, 7, 12});  // 5 and 10 leave; the own row comes last
+  EXPECT_EQ(outcome.places, (Ints{0, 1, 2}));
+  EXPECT_EQ(outcome.misses, Ints{1});
+  outcome = step(13, {5, 10, 11, 13});  // all but 11
+  EXPECT_EQ(outcome.places, (Ints{0, 1, 3, 2}));
+  EXPECT_EQ(outcome.misses, (Ints{0, 1}));
+  EXPECT_EQ(outcome.own, 2);
+}
+
+TYPED_TEST(NearTest, HitsAreNotFetchedAgainUntilForgotten) {
+  for (const StoreType type : {StoreType::kBF16, StoreType::kInt8}) {
+    const NearShape shape{.type = type, .kv_heads = 1, .slots = 2, .rows = 60, .places = 8};
+    typename TestFixture::Layer layer(this->backend(), shape, 4);
+    std::vector<NearToken> tokens = {{1, 10, {10}, {{2, 4, 10}}}, {0, 20, {20}, {{2, 20}}}};
+    const std::vector<NearOutcome> first = layer.Step(tokens);
+    const Bytes two = layer.Home(1, 0, 2), other_two = layer.Home(0, 0, 2);
+    layer.Write({{1, 0, {2}, {}}, {1, 0, {6}, {}}, {0, 0, {2}, {}}});
+    ASSERT_FALSE(layer.Home(1, 0, 2) == two);
+    tokens = {{0, 21, {21}, {{2, 21}}}, {1, 11, {11}, {{2, 4, 6, 11}}}};
+    const std::vector<NearOutcome> second = layer.Step(tokens);
+    EXPECT_EQ(second[1].misses, std::vector<int32_t>{2});
+    EXPECT_EQ(second[1].places[0], first[0].places[0]);
+    Bytes data = layer.Data();
+    EXPECT_TRUE(layer.At(data, 1, 0, second[1].places[0]) == two);
+    EXPECT_TRUE(layer.At(data, 1, 0, second[1].places[2]) == layer.Home(1, 0, 6));
+
+    layer.Forget(1);
+    tokens = {{0, 22, {22}, {{2, 22}}}, {1, 12, {12}, {{2, 4, 6, 12}}}};
+    const std::vector<NearOutcome> third = layer.Step(tokens);
+    EXPECT_EQ(third[0].misses, std::vector<int32_t>{});
+    EXPECT_EQ(third[1].misses, (std::vector<int32_t>{0, 1, 2}));
+    data = layer.Data();
+    EXPECT_TRUE(layer.At(data, 0, 0, third[0].places[0]) == other_two);
+    EXPECT_TRUE(layer.At(data, 1, 0, third[1].places[0]) == layer.Home(1, 0, 2));
+    const std::vector<NearTotals> totals = layer.Totals();
+    EXPECT_EQ(totals[0].wanted, 3u);
+    EXPECT_EQ(totals[0].fetched, 1u);
+    EXPECT_EQ(totals[1].wanted, 8u);
+    EXPECT_EQ(totals[1].fetched, 6u);
+  }
+}
+
+// Random steps of random companies, the pool changing under way, against the model. `evicts`: the own row is any row,
+// from the first step on.
+template <class Layer>
+void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
+  const NearShape& shape = layer.shape();
+  Random& random = layer.random();
+  std::vector<HotModel> models(static_cast<size_t>(shape.slots * shape.kv_heads), HotModel(shape.places));
+  std::vector<std::vector<int32_t>> before(models.size());
+  std::vector<int32_t> position(static_cast<size_t>(shape.slots));
+  for (int32_t& x : position) x = static_cast<int32_t>(shape.rows - 1 - steps - (evicts ? 0 : random.Int(0, 3)));
+  for (int64_t s = 0; s < steps; ++s) {
+    std::vector<int32_t> slots(static_cast<size_t>(shape.slots));
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), random.engine());
+    slots.resize(static_cast<size_t>(random.Int(1, shape.slots)));
+    std::vector<NearToken> tokens, changed;
+    for (const int32_t slot : slots) {
+      const int32_t now = position[static_cast<size_t>(slot)]++;
+      const int32_t last = evicts ? static_cast<int32_t>(shape.rows) - 1 : now;
+      NearToken token{slot, now, {}, {}};
+      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+        auto& list = before[static_cast<size_t>(slot * shape.kv_heads + head)];
+        token.own.push_back(evicts ? static_cast<int32_t>(random.Int(0, last)) : now);
+        list = RandomList(random, last, token.own.back(), random.Int(0, 5) == 0 ? most : random.Int(1, most), list);
+        token.lists.push_back(list);
+      }
+      tokens.push_back(token);
+      changed.push_back(
+          {slot,
+           0,
+           std::vector<int32_t>(static_cast<size_t>(shape.kv_heads),
+                                token.lists[0][static_cast<size_t>(random.Int(0, 1000)) % token.lists[0].size()]),
+           {}});
+    }
+    layer.Write(changed);
+    // As they are when they are fetched: the own entries are written later.
+    std::vector<NearOutcome> want;
+    const auto for_lists = [&](auto&& f) {
+      for (const NearToken& token : tokens)
+        for (int64_t head = 0; head < shape.kv_heads; ++head)
+          f(token, head, models[static_cast<size_t>(token.slot * shape.kv_heads + head)]);
+    };
+    for_lists([&](const NearToken& token, int64_t head, HotModel& model) {
+      const auto& list = token.lists[static_cast<size_t>(head)];
+      want.push_back(model.Find(list, token.own[static_cast<size_t>(head)], token.position));
+      for (const int32_t item : want.back().misses)
+        model.At(want.back().places[static_cast<size_t>(item)]) =
+            layer.Home(token.slot, head, list[static_cast<size_t>(item)]);
+    });
+    const std::vector<NearOutcome> got = layer.Step(tokens);
+    const Bytes data = layer.Data();
+    size_t at = 0;
+    for_lists([&](const NearToken& token, int64_t head, HotModel& model) {
+      model.At(want[at].own) = layer.Home(token.slot, head, token.own[static_cast<size_t>(head)]);
+      ASSERT_EQ(got[at].places, want[at].places) << "step " << s;
+      ASSERT_EQ(got[at].misses, want[at].misses) << "step " << s;
+      ASSERT_EQ(got[at].own, want[at].own) << "step " << s;
+      for (const int32_t place : want[at].places)
+        ASSERT_TRUE(layer.At(data, token.slot, head, place) == model.At(place)) << "step " << s << " place " << place;
+      ++at;
+    });
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TYPED_TEST(NearTest, TheHotSetIsThePlainModels) {
+  for (const int64_t places : {9, 24, 70}) {
+    SCOPED_TRACE(places);
+    typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .places = places}, 5);
+    Replay(layer, 300, places == 70 ? 40 : places, false);
+  }
+}
+
+// In layers that evict, a new entry may take over a row that the hot set knows.
+TYPED_TEST(NearTest, RowsThatAreTakenOver) {
+  typename TestFixture::Layer layer(this->backend(), {.type = StoreType::kInt4, .slots = 2, .rows = 310, .places = 40},
+                                    6);
+  Replay(layer, 300, 25, true);
+}
+
+// More places than threads, and lists of more than a warp's share; all of it full from the first step on.
+TYPED_TEST(NearTest, LargeHotSets) {
+  typename TestFixture::Layer layer(this->backend(),
+                                    {.kv_heads = 1, .dim = 8, .slots = 1, .rows = 7000, .places = 5000}, 7);
+  Replay(layer, 12, 4900, false);
+  typename TestFixture::Layer middle(this->backend(),
+                                     {.kv_heads = 2, .dim = 8, .slots = 2, .rows = 2500, .places = 1636}, 8);
+  Replay(middle, 20, 800, false);
+}
+
+// From places as from the pool, in any order of places, alone and together.
+TYPED_TEST(NearTest, AttentionIsThatOfThePool) {
+  for (const StoreType type : kStoreTypes) {
+    for (const auto& [group, dim] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 128}, {4, 64}, {8, 80}, {12, 16}, {3, 256}}) {
+      for (const bool hot : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << Name(type) << " group " << group << " dim " << dim << " hot " << hot);
+        const NearShape shape{.type = type,
+                              .kv_heads = 2,
+                              .group = group,
+                              .dim = dim,
+                              .slots = 3,
+                              .rows = 700,
+                              .places = 600,
+                              .hot = hot};
+        typename TestFixture::Layer layer(this->backend(), shape, 9);
+        Random& random = layer.random();
+        const int64_t counts[] = {1, 600, 257, 64, 17, 300};
+        for (int32_t step = 0; step < (hot ? 3 : 1); ++step) {
+          std::vector<NearToken> tokens;
+          for (const int32_t slot : {1, 2, 0}) {
+            NearToken token{slot, 650 + step, {650 + step, 650 + step}, {}};
+            for (int64_t head = 0; head < 2; ++head)
+              token.lists.push_back(
+                  RandomList(random, 650 + step, 650 + step, counts[(slot * 2 + head + step) % 6], {}));
+            tokens.push_back(token);
+          }
+          layer.Step(tokens);
+        }
+        const DType activation = TypeParam::kActivations[std::size(TypeParam::kActivations) - 1];
+        const HostTensor queries = HostTensor::Normal(random, activation, 3, 2 * group * dim);
+        const Bytes together = layer.Attend(queries, 0, 3, true);
+        EXPECT_TRUE(together == layer.Attend(queries, 0, 3, false));
+        for (int64_t i = 0; i < 3; ++i) {
+          const Bytes alone = layer.Attend(queries, i, 1, true);
+          const auto begin = together.begin() + i * std::ssize(alone);
+          EXPECT_TRUE(std::equal(alone.begin(), alone.end(), begin)) << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace infinigen
