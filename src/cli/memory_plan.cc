@@ -91,10 +91,10 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
   const MemoryPlan& parts = plan.parts;
   const bool near = parts.has_device && parts.pool_on_device;
   const uint64_t fixed = near ? parts.device_bytes() - parts.pool_bytes + kDeviceMarginBytes
-                              : parts.host_bytes() - parts.pool_bytes + kMarginBytes;
+                              : parts.host_bytes() + parts.near_pool_bytes - parts.pool_bytes + kMarginBytes;
   const uint64_t room = near ? options.device_memory_bytes : available_bytes;
   // A share is a share of every sequence, and the sum of those is the limit.
-  const uint64_t free_bytes = room > fixed ? room - fixed : 0;
+  const uint64_t free_bytes = (room > fixed ? room - fixed : 0) + parts.near_pool_bytes;
   plan.options.pool_limit_bytes = kv_limit.value_or(options.method.evicts() ? parts.pool_bytes : free_bytes);
 
   const std::string advice = plan.largest_context > 0 ? fmt::format("the largest context that fits at batch {} is {}",

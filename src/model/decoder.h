@@ -78,6 +78,11 @@ class Decoder {
     return decoder;
   }
 
+  // The slot was given to a new sequence.
+  void BeginSequence(SeqSlot slot) {
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
+  }
+
   // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
   // admitted for as many rows.
   Result<PrefillJob> BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) {
@@ -204,7 +209,7 @@ class Decoder {
         cache_.AppendSketches(layer, batch.Range(0, held), work_.k.Rows(0, held));
       }
     }
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
+    BeginSequence(slot);
     cache_.FillBooks(slot, rows);
   }
 

@@ -66,7 +66,11 @@ class DecoderExecutor final : public Executor {
 
   Result<SeqSlot> Admit(int64_t final_tokens) override {
     const int64_t kept = options_.method.Quota(final_tokens);
-    if (kept > 0) return pool_.Admit({final_tokens, kept});
+    if (kept > 0) {
+      ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, kept}));
+      decoder_->BeginSequence(slot);
+      return slot;
+    }
     return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
                      FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
   }

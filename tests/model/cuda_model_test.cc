@@ -89,6 +89,8 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
       method.hot_rows = rows;
       const std::unique_ptr<Executor> hot = Make(method);
       EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
+      // Without a prompt, in a slot that others have had.
+      EXPECT_EQ(Decode(*hot, std::span(ids).first(60), 0), Decode(*cold, std::span(ids).first(60), 0));
       EXPECT_GE(hot->Stats().hit_ratio(), last);
       last = hot->Stats().hit_ratio();
     }
