@@ -140,6 +140,8 @@ class CacheAttention {
     for (int64_t layer = 0; layer < std::min(config_.layers, stage_.kStages); ++layer) FetchLayer(LayerId(layer));
   }
   void EndStep() { fetching_ = {}; }
+  // Steps enqueue the same operations whatever the rows, and nobody on the host looks on.
+  bool replayable() const { return !stages_steps() && !method_.measure_mass && !observer_; }
 
   void AppendEntries(LayerId layer, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     backend_.Append(Queue::kCompute, batch, k, v, Entries(layer));

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -154,7 +155,8 @@ class Decoder {
     CHECK(job.next_layer == config_.layers && logits.size() == static_cast<size_t>(count * config_.vocab));
     for (int64_t done = 0; done < count;) {
       const int64_t part = std::min(count - done, work_.logits.rows);
-      DownloadLogits(job.residual.Rows(first + done, part), logits.subspan(static_cast<size_t>(done * config_.vocab)));
+      Download(ComputeLogits(job.residual.Rows(first + done, part)),
+               logits.subspan(static_cast<size_t>(done * config_.vocab)));
       done += part;
     }
   }
@@ -176,11 +178,10 @@ class Decoder {
     call.x = work_.step_residual.Rows(0, count);
     if (work_.step_guess) call.guess = work_.step_guess.Rows(0, count);
     cache_.BeginStep(step_rows_);
-    Embed(call.batch, call.x);
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) RunLayer(layer, call);
+    RunStep(call);
     cache_.EndStep();
     CountSteps(1, count);
-    DownloadLogits(call.x, logits);
+    Download(work_.logits.Rows(0, count), logits);
   }
 
   // Called with the queries and keys of every prefill unit, after rotation; empty: nobody.
@@ -237,6 +238,37 @@ class Decoder {
         max_batch_(max_batch),
         shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation(), backend.pool_is_remote())),
         cache_(backend, shape_, work_, pool) {}
+
+  // ---- one step ----
+
+  struct LayerCall;
+
+  // Everything from the tokens' ids to their logits: on backends that can, recorded once per shape and launched again.
+  void RunStep(LayerCall& call) {
+    if constexpr (requires { backend_.LaunchGraph(uint64_t{}); }) {
+      if (!Replayable()) return RunLayers(call);
+      // Lengths are on the device; what is launched is for those up to the next power of two.
+      const int64_t most = pool_.options().max_tokens;
+      const auto rows = static_cast<uint64_t>(std::max(call.max_rows, kExtentTokens));
+      call.max_rows = std::min(most, static_cast<int64_t>(std::bit_ceil(rows)));
+      const uint64_t key = static_cast<uint64_t>(call.max_rows) << 20 | static_cast<uint64_t>(call.batch.count);
+      if (backend_.LaunchGraph(key)) return;
+      const bool recording = backend_.BeginGraph(key);
+      RunLayers(call);
+      if (recording) backend_.EndGraph();
+    } else {
+      RunLayers(call);
+    }
+  }
+  void RunLayers(const LayerCall& call) {
+    Embed(call.batch, call.x);
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) RunLayer(layer, call);
+    ComputeLogits(call.x);
+  }
+  // Nothing that a step enqueues depends on what the host alone knows.
+  bool Replayable() const {
+    return !stream_.streams_any() && cache_.replayable() && method_.from != GuessSource::kPrevStep;
+  }
 
   // ---- one layer ----
 
@@ -438,8 +470,8 @@ class Decoder {
       backend_.AddPositions(queue, batch, weights_.positions, config_.position_offset, x);
   }
 
-  // Precondition: x.rows ≤ work_.logits.rows. The one point where the host waits.
-  void DownloadLogits(const Tensor& x, std::span<float> logits) {
+  // Precondition: x.rows ≤ work_.logits.rows, where they go.
+  Tensor ComputeLogits(const Tensor& x) {
     const int64_t m = x.rows;
     Tensor h = config_.final_norm ? Norm(weights_.final_norm, x, work_.normed.Rows(0, m)) : x;
     if (config_.has_projections()) {
@@ -449,8 +481,12 @@ class Decoder {
     }
     const Tensor out = work_.logits.Rows(0, m);
     MatMul(h, {To(weights_.lm_head, out)});
-    const size_t bytes = static_cast<size_t>(m * config_.vocab) * sizeof(float);
-    backend_.Synchronize(backend_.Download(Queue::kCompute, out.data, bytes, logits.data()));
+    return out;
+  }
+  // The one point where the host waits.
+  void Download(const Tensor& computed, std::span<float> logits) {
+    const size_t bytes = static_cast<size_t>(computed.rows * config_.vocab) * sizeof(float);
+    backend_.Synchronize(backend_.Download(Queue::kCompute, computed.data, bytes, logits.data()));
   }
 
   // ---- small parts ----

@@ -74,6 +74,7 @@ class WeightStream {
     return Ok();
   }
 
+  bool streams_any() const { return !streamed_.empty(); }
   bool streams(LayerId layer) const { return !streamed_.empty() && blocks_[layer.index()].bytes() > 0; }
 
   // The layer with its matrices where compute can read them, from here on until Done.

@@ -53,6 +53,8 @@ class CudaContext {
   // the first steps only; Reserve takes what later ones need.
   std::byte* Scratch(size_t bytes);
 
+  void DropGraphs();
+
   int sms() const { return sms_; }
   // Shared memory that a block may ask for.
   int max_shared_bytes() const { return max_shared_bytes_; }
@@ -75,6 +77,10 @@ class CudaContext {
 
   Buffer scratch;
   ZoneClock zones;
+
+  // Graphs of steps. A key without one was seen once.
+  std::map<uint64_t, cudaGraphExec_t> graphs;
+  uint64_t recording = 0;  // the key of the graph that is being recorded
 
   // Weights; where small ones share a block, it is the last.
   std::vector<Buffer> placed;

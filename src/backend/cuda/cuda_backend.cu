@@ -16,6 +16,8 @@ constexpr size_t kUploadPieceBytes = kUploadRingBytes / 4;
 constexpr size_t kDownloadPieceBytes = size_t{32} << 20;
 // More than any step or prefill unit has in flight.
 constexpr size_t kEvents = 4096;
+// Batch sizes times lengths, each doubled; more at once are not worth their memory.
+constexpr size_t kMostGraphs = 64;
 // Small tensors share a block, since the device hands out memory in large pieces.
 constexpr size_t kArenaBytes = size_t{8} << 20;
 
@@ -72,6 +74,7 @@ CudaContext::CudaContext(uint64_t memory_limit_bytes) {
 
 CudaContext::~CudaContext() {
   for (const cudaStream_t stream : streams_) CUDA_CHECK(cudaStreamSynchronize(stream));
+  DropGraphs();
   plans.clear();
   lt_workspace = {};
   converted = {};
@@ -258,6 +261,38 @@ void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
 }
 
 void CudaBackend::AwaitPool() { context_->pinned_memory->AwaitAll(); }
+
+bool CudaBackend::LaunchGraph(uint64_t key) {
+  if (context_->zones.on()) return false;  // operations are timed one by one
+  const auto found = context_->graphs.find(key);
+  if (found == context_->graphs.end() || found->second == nullptr) return false;
+  CUDA_CHECK(cudaGraphLaunch(found->second, context_->stream(Queue::kCompute)));
+  return true;
+}
+
+bool CudaBackend::BeginGraph(uint64_t key) {
+  if (context_->zones.on()) return false;
+  if (context_->graphs.size() >= kMostGraphs) context_->DropGraphs();
+  if (context_->graphs.try_emplace(key, nullptr).second) return false;
+  context_->recording = key;
+  CUDA_CHECK(cudaStreamBeginCapture(context_->stream(Queue::kCompute), cudaStreamCaptureModeThreadLocal));
+  return true;
+}
+
+void CudaBackend::EndGraph() {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t& ready = context_->graphs[context_->recording];
+  CUDA_CHECK(cudaStreamEndCapture(context_->stream(Queue::kCompute), &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&ready, graph, 0));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  CUDA_CHECK(cudaGraphLaunch(ready, context_->stream(Queue::kCompute)));
+}
+
+void CudaContext::DropGraphs() {
+  for (const auto& [key, graph] : graphs)
+    if (graph != nullptr) CUDA_CHECK(cudaGraphExecDestroy(graph));
+  graphs.clear();
+}
 
 void CudaBackend::TimeZones(bool on) { context_->zones.Switch(on); }
 ZoneTimes CudaBackend::CollectZones() { return context_->zones.Collect(); }

@@ -83,6 +83,13 @@ class CudaBackend {
   void TimeZones(bool on);
   ZoneTimes CollectZones();
 
+  // A graph of operations that are the same in every step but for what lies in device memory: launched again if `key`
+  // is known, which names the shapes. Else the operations follow: the first time as they are, so that what libraries
+  // prepare is prepared; the second time they are recorded between BeginGraph, which says so, and EndGraph.
+  bool LaunchGraph(uint64_t key);
+  bool BeginGraph(uint64_t key);
+  void EndGraph();
+
   // Device memory in use, now and at most; time spent pinning host memory.
   uint64_t used_bytes() const;
   uint64_t peak_bytes() const;
