@@ -54,6 +54,12 @@ struct ByteMove {
   size_t span() const { return (pieces - 1) * stride + bytes; }
 };
 
+// Work that is left out to measure the rest.
+struct SkippedWork {
+  bool fetch = false;
+  bool compute = false;
+};
+
 // Names a point in a queue: everything enqueued before it. Zero means "long done".
 struct Ticket {
   uint64_t value = 0;

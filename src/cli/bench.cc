@@ -36,6 +36,7 @@ struct BenchFlags {
   std::string format = "md";
   bool dry_run = false;
   bool json = false;
+  bool no_fetch = false, no_compute = false;
 };
 
 struct Measurement {
@@ -46,12 +47,18 @@ struct Measurement {
   KvStats stats;            // of the steps measured
   uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
   DeviceUse device;
-  std::vector<ZoneTime> zones;  // of one step, by kind of work, where the backend can tell
-  bool complete = false;        // false: interrupted
+  std::vector<ZoneTime> zones;                // of one step, by kind of work, where the backend can tell
+  double no_fetch_ms = 0, no_compute_ms = 0;  // a step without fetching, and without computing; 0: not measured
+  bool complete = false;                      // false: interrupted
 
   double gigabytes_per_s() const {
     const double mean_ms = Mean(timing.step_ms);
     return mean_ms > 0 ? static_cast<double>(step_bytes) / mean_ms / 1e6 : 0;
+  }
+  // Which share of the shorter of the two, fetching and computing, the other one hides.
+  double hidden_share() const {
+    const double shorter = std::min(no_fetch_ms, no_compute_ms);
+    return shorter > 0 ? std::clamp((no_fetch_ms + no_compute_ms - Mean(timing.step_ms)) / shorter, 0.0, 1.0) : 0;
   }
   // Entries over the link to a GPU, where they live on the host.
   double link_gigabytes_per_s() const {
@@ -91,8 +98,8 @@ uint64_t WeightBytesPerStep(const Model& model) {
 class Bench {
  public:
   // `synthetic`: entries are made up instead of computed by a prefill.
-  Bench(const Model& model, Executor& executor, bool synthetic)
-      : model_(model), executor_(executor), synthetic_(synthetic), ids_(model.config.vocab) {}
+  Bench(const Model& model, Executor& executor, bool synthetic, bool skipping)
+      : model_(model), executor_(executor), synthetic_(synthetic), skipping_(skipping), ids_(model.config.vocab) {}
 
   // Touches every weight once, so that the first measurement does not pay for reading the files.
   Status WarmUp() { return Measure(1, 1).status; }
@@ -178,6 +185,20 @@ class Bench {
     if (executor_.TakeZones(true).empty()) return;
     for (int step = 0; step < kTimedSteps && !Interrupted(); ++step) executor_.Step(items, logits);
     TakeZones(measurement, kTimedSteps);
+    if (!measurement.stats.fetches || skipping_) return;
+    measurement.no_fetch_ms = StepWithout(/*fetch=*/true, /*compute=*/false, items, logits);
+    measurement.no_compute_ms = StepWithout(/*fetch=*/false, /*compute=*/true, items, logits);
+    executor_.Skip(false, false);
+  }
+  double StepWithout(bool fetch, bool compute, std::vector<StepItem>& items, std::vector<float>& logits) {
+    constexpr int kWarm = 3, kSteps = 8;  // the first ones prepare
+    executor_.Skip(fetch, compute);
+    Clock::time_point start;
+    for (int step = 0; step < kWarm + kSteps; ++step) {
+      if (step == kWarm) start = Clock::now();
+      executor_.Step(items, logits);
+    }
+    return Seconds(start) * 1e3 / kSteps;
   }
   void TakeZones(Measurement& measurement, int steps) {
     measurement.zones = executor_.TakeZones(false);
@@ -188,7 +209,7 @@ class Bench {
 
   const Model& model_;
   Executor& executor_;
-  const bool synthetic_;
+  const bool synthetic_, skipping_;
   RandomIds ids_;
 };
 
@@ -218,6 +239,10 @@ Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device
     if (m.zones.empty()) continue;
     results.back()["link_gb_per_s"] = m.link_gigabytes_per_s();
     for (const ZoneTime& zone : m.zones) results.back()["step_ms_by_kind"][std::string(zone.name)] = zone.ms;
+    if (m.no_fetch_ms > 0)
+      results.back().update({{"no_fetch_step_ms", m.no_fetch_ms},
+                             {"no_compute_step_ms", m.no_compute_ms},
+                             {"hidden_share", m.hidden_share()}});
   }
   return {{"model", ModelJson(model)},
           {"device", device},
@@ -246,7 +271,15 @@ std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeil
                         FormatSize(m.device.peak_bytes));
     for (const ZoneTime& zone : m.zones) text += fmt::format(" {:.2f} |", zone.ms);
   }
-  return text + "\n";
+  text += "\n";
+  for (const Measurement& m : measurements)
+    if (m.no_fetch_ms > 0)
+      text += fmt::format(
+          "\n{} at {}: a step takes {:.2f} ms, {:.2f} without fetching, {:.2f} without computing (selection stays): "
+          "{:.0f} % of the shorter is hidden\n",
+          m.options.method.preset, m.depth, Mean(m.timing.step_ms), m.no_fetch_ms, m.no_compute_ms,
+          100 * m.hidden_share());
+  return text;
 }
 
 std::string Table(const BenchFlags& flags, const Model& model, const std::vector<Measurement>& measurements) {
@@ -287,7 +320,10 @@ std::string Table(const BenchFlags& flags, const Model& model, const std::vector
 
 Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& executor,
                      const std::vector<int64_t>& depths, std::vector<Measurement>& measurements) {
-  Bench bench(model, executor, flags.fill == "synthetic");
+  const bool skips = flags.no_fetch || flags.no_compute;
+  if (skips && !executor.Skip(flags.no_fetch, flags.no_compute))
+    return Unsupported("--no-fetch, --no-compute: only a GPU does both at once; pass --device cuda");
+  Bench bench(model, executor, flags.fill == "synthetic", skips);
   RETURN_IF_ERROR(bench.WarmUp());
   for (const int64_t depth : depths) {
     Bench::Outcome outcome = bench.Measure(depth, flags.gen);
@@ -381,6 +417,8 @@ int RunBench(Arguments arguments) {
                "tokens that each sequence has before decode is measured, one result for each; replaces --prompt");
   flags.Choice("--fill", &values.fill, {"prefill", "synthetic"},
                "compute the entries of that depth, or make random ones up, which is quick");
+  flags.Switch("--no-fetch", &values.no_fetch, "steps on a GPU fetch no entries: what computing alone takes");
+  flags.Switch("--no-compute", &values.no_compute, "steps on a GPU only select and fetch: what that alone takes");
   flags.Group("Output");
   flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
   flags.Switch("--json", &values.json, "the same as --format json");

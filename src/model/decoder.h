@@ -251,7 +251,8 @@ class Decoder {
       const int64_t most = pool_.options().max_tokens;
       const auto rows = static_cast<uint64_t>(std::max(call.max_rows, kExtentTokens));
       call.max_rows = std::min(most, static_cast<int64_t>(std::bit_ceil(rows)));
-      const uint64_t key = static_cast<uint64_t>(call.max_rows) << 20 | static_cast<uint64_t>(call.batch.count);
+      const uint64_t key = static_cast<uint64_t>(call.max_rows) << 22 | uint64_t{backend_.skipped().fetch} << 21 |
+                           uint64_t{backend_.skipped().compute} << 20 | static_cast<uint64_t>(call.batch.count);
       if (backend_.LaunchGraph(key)) return;
       const bool recording = backend_.BeginGraph(key);
       RunLayers(call);

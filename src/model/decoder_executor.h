@@ -110,6 +110,10 @@ class DecoderExecutor final : public Executor {
     return {};
   }
   void AwaitPool() override { backend_.AwaitPool(); }
+  bool Skip(bool fetch, bool compute) override {
+    if constexpr (requires { backend_.Skip({}); }) backend_.Skip({.fetch = fetch, .compute = compute});
+    return requires { backend_.Skip({}); };
+  }
   std::vector<ZoneTime> TakeZones(bool on) override {
     std::vector<ZoneTime> zones;
     if constexpr (requires { backend_.CollectZones(); }) {

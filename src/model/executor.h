@@ -142,6 +142,8 @@ class Executor {
   virtual DeviceUse device_use() const = 0;
   // Waits until the memory of everything admitted is ready. Nobody has to; measurements that leave it out do.
   virtual void AwaitPool() = 0;
+  // For measurements: steps leave out fetching, or most computing, where the backend can; false where it cannot.
+  virtual bool Skip(bool fetch, bool compute) = 0;
   // Milliseconds by kind of work since the last call, where the backend can tell; times from now on, or not.
   virtual std::vector<ZoneTime> TakeZones(bool on) = 0;
 };

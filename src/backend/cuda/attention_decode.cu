@@ -334,6 +334,7 @@ void AttendLists(CudaContext& context, const DecodeCall& call, const AttentionSh
 
 void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+  if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   DecodeCall call;
   call.queries = queries;
@@ -347,6 +348,7 @@ void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const To
 void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                                  const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
                                  const Tensor& out) {
+  if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   DecodeCall call;
   call.queries = queries;
@@ -360,6 +362,7 @@ void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const 
 void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
                              const Selection& selection, const AttentionShape& shape, const NearEntries& near,
                              const NearList& list, const Tensor& out) {
+  if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
   DecodeCall call;

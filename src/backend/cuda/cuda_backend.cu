@@ -227,6 +227,7 @@ void CudaBackend::Deliver(uint64_t up_to) {
 }
 
 void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
+  if (skipped_.fetch && queue == Queue::kFetch) return;
   const cudaStream_t stream = context_->stream(queue);
   const CudaZone zone = queue == Queue::kFetch      ? CudaZone::kFetch
                         : queue == Queue::kWriteout ? CudaZone::kWriteout

@@ -90,6 +90,11 @@ class CudaBackend {
   bool BeginGraph(uint64_t key);
   void EndGraph();
 
+  // For measurements: entries are not fetched, or products, attention and norms are left out, so that results mean
+  // nothing; what is left takes the time that it would take alone.
+  void Skip(SkippedWork skipped) { skipped_ = skipped; }
+  SkippedWork skipped() const { return skipped_; }
+
   // Device memory in use, now and at most; time spent pinning host memory.
   uint64_t used_bytes() const;
   uint64_t peak_bytes() const;
@@ -153,6 +158,7 @@ class CudaBackend {
   void Deliver(uint64_t up_to);
 
   CudaOptions options_;
+  SkippedWork skipped_;
   std::unique_ptr<CudaContext> context_;
 };
 

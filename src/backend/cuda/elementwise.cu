@@ -142,6 +142,7 @@ void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTen
 }
 
 void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
+  if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.rows == x.rows && x.cols % table.cols == 0);
   DispatchDevice(x.type, [&](auto of) {
@@ -161,6 +162,7 @@ void CudaBackend::Copy(Queue queue, const ConstTensor& x, const Tensor& out) {
 }
 
 void CudaBackend::SiluMul(Queue queue, const Tensor& gate, const Tensor& up) {
+  if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
   DispatchDevice(gate.type, [&](auto of) {

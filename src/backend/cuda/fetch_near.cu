@@ -123,6 +123,7 @@ void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
 
 void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection,
                             const LayerEntries& entries, const NearEntries& near, const NearList& list) {
+  if (skipped_.fetch) return;
   const cudaStream_t stream = context_->stream(queue);
   const ZoneClock::Scope timed(context_->zones, CudaZone::kFetch, stream);
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);

@@ -118,6 +118,7 @@ std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key)
 }  // namespace
 
 void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections) {
+  if (skipped_.compute) return;
   CudaContext& context = *context_;
   const cudaStream_t stream = context.stream(queue);
   const ZoneClock::Scope timed(context.zones, CudaZone::kProducts, stream);
