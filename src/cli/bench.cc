@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "cli/clock.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -20,7 +20,6 @@
 namespace infinigen {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
 struct BenchFlags {
@@ -50,8 +49,6 @@ struct Measurement {
     return mean_ms > 0 ? static_cast<double>(step_bytes) / mean_ms / 1e6 : 0;
   }
 };
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 // Ids in a fixed order that visits the vocabulary evenly; the same for every run.
 class RandomIds {
