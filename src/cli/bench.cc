@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
+#include "cli/clock.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -22,7 +22,6 @@
 namespace infinigen {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
 struct BenchFlags {
@@ -67,8 +66,6 @@ struct Measurement {
     return far && ms > 0 ? static_cast<double>(stats.fetched_bytes) / ms / 1e6 : 0;
   }
 };
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 // Ids in a fixed order that visits the vocabulary evenly; the same for every run.
 class RandomIds {

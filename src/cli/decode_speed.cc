@@ -1,16 +1,12 @@
 #include "cli/decode_speed.h"
 
-#include <chrono>
 #include <vector>
 
+#include "cli/clock.h"
 #include "cli/interrupt.h"
 
 namespace infinigen {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 // False: interrupted.
 Result<bool> Prefill(Executor& executor, SeqSlot slot, std::span<const int32_t> tokens, Timing& timing,

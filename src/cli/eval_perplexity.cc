@@ -1,24 +1,20 @@
 #include "cli/eval_perplexity.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <optional>
 
+#include "cli/clock.h"
 #include "cli/interrupt.h"
 #include "model/decoder.h"
 
 namespace infinigen {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Logits on the host at once: a slice of positions, however large the vocabulary.
 constexpr int64_t kSliceBytes = int64_t{16} << 20;
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 // The runners take every token side by side, so that each prediction can be compared when it is there. Only the
 // method's time is counted.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "cli/clock.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "engine/engine.h"
@@ -17,8 +18,6 @@
 
 namespace infinigen {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Tokens of one sequence to text that may be shown.
 class TextStream {

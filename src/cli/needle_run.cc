@@ -1,21 +1,15 @@
 #include "cli/needle_run.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "cli/clock.h"
 #include "cli/interrupt.h"
 #include "model/decoder.h"
 #include "text/stream_decoder.h"
 #include "text/unicode.h"
 
 namespace infinigen {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
-
-}  // namespace
+namespace {}  // namespace
 
 struct NeedleRunner::Live {
   Live(const NeedleCase& from, size_t at, const Tokenizer& tokenizer)

@@ -10,6 +10,7 @@
 
 #include "base/machine.h"
 #include "base/size.h"
+#include "cli/needle_text.h"
 
 namespace infinigen {
 namespace {
@@ -17,8 +18,6 @@ namespace {
 constexpr size_t kLinesAtEnds = 3;      // of the beginning
 constexpr size_t kLinesAround = 2;      // before and after the planted sentence
 constexpr size_t kContextBytes = 2000;  // of text that is looked at for those lines
-
-bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 // Columns: characters, not bytes. Wide ones are counted as one.
 size_t Columns(std::string_view text) {

@@ -8,7 +8,6 @@
 namespace infinigen {
 namespace {
 
-bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 bool IsCapital(char c) { return c >= 'A' && c <= 'Z'; }
 
 constexpr std::array<std::string_view, 5> kClosing = {"\"", "'", ")", "\u201d", "\u2019"};

@@ -14,6 +14,8 @@ namespace infinigen {
 // Filler that is certainly enough: no tokenizer in use has more bytes a token in running text.
 inline constexpr size_t kFillerBytesPerToken = 8;
 
+inline bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
 struct FillerSentence {
   std::string before;  // what separates it from the sentence before: " ", "\n" or "\n\n"; of the first one unused
   std::string text;

@@ -13,12 +13,11 @@
 
 #include "base/machine.h"
 #include "base/size.h"
+#include "cli/clock.h"
 #include "cli/memory_plan.h"
 
 namespace infinigen {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 bool IsRegularFile(const std::string& path) {
   struct stat info {};

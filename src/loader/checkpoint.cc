@@ -14,7 +14,7 @@ namespace {
 // An entry takes some 100 bytes; the largest public index has a few thousand.
 constexpr size_t kMaxIndexBytes = size_t{16} << 20;
 // Over all shards together, so that many small hostile files cannot add up.
-constexpr size_t kMaxTensors = 65536;
+constexpr size_t kMaxShardTensors = 65536;
 
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
@@ -87,7 +87,8 @@ Result<std::vector<SafetensorsFile>> OpenShards(const std::string& directory, co
     if (!Exists(path)) return IoError("{}: this shard, named by {}, is missing", path, index_path);
     ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
     tensors += file.tensors().size();
-    if (tensors > kMaxTensors) return Unsupported("{}: more than {} tensors in its shards", index_path, kMaxTensors);
+    if (tensors > kMaxShardTensors)
+      return Unsupported("{}: more than {} tensors in its shards", index_path, kMaxShardTensors);
     files.push_back(std::move(file));
   }
   for (const ShardIndex::Entry& entry : index.entries) {

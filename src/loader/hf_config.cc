@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;  // real files have about 1 KiB
-constexpr int kMaxDepth = 16;
+constexpr int kMaxConfigDepth = 16;
 
 // Far above any model, and small enough that layers · hidden · heads · head_dim, the largest product anywhere, stays
 // below 2^60.
@@ -33,12 +33,12 @@ Result<json> ParseTree(std::string_view text, const std::string& path) {
     return Invalid("{}: invalid JSON: zero byte at byte {}", path, text.find('\0'));
   bool too_deep = false;
   const json::parser_callback_t bound_depth = [&](int depth, json::parse_event_t, json&) {
-    too_deep = too_deep || depth > kMaxDepth;
-    return depth <= kMaxDepth;
+    too_deep = too_deep || depth > kMaxConfigDepth;
+    return depth <= kMaxConfigDepth;
   };
   try {
     json tree = json::parse(text.begin(), text.end(), bound_depth);
-    if (too_deep) return Invalid("{}: JSON nested deeper than {}", path, kMaxDepth);
+    if (too_deep) return Invalid("{}: JSON nested deeper than {}", path, kMaxConfigDepth);
     if (!tree.is_object()) return Invalid("{}: expected a JSON object, found {}", path, tree.type_name());
     return tree;
   } catch (const json::parse_error& reason) {

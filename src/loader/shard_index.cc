@@ -11,7 +11,7 @@ namespace {
 // Bounds on what a hostile index can make us hold and open; large public models have some 200 shards.
 constexpr size_t kMaxShards = 1024;
 constexpr size_t kMaxEntries = 65536;
-constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxIndexNameBytes = 256;
 
 // A shard lies beside its index: nothing in an index may lead out of the model's directory.
 bool IsPlainShardName(std::string_view name) {
@@ -106,9 +106,9 @@ class IndexHandler final : public JsonHandler {
   }
 
   bool StartEntry(const std::string& name) {
-    if (name.size() > kMaxNameBytes)
+    if (name.size() > kMaxIndexNameBytes)
       return Fail(Invalid("{}: weight_map: tensor name {} is {} bytes long, at most {} are accepted", path(),
-                          Quoted(name), name.size(), kMaxNameBytes));
+                          Quoted(name), name.size(), kMaxIndexNameBytes));
     if (index_.entries.size() == kMaxEntries)
       return Fail(Unsupported("{}: weight_map: more than {} tensors", path(), kMaxEntries));
     index_.entries.push_back({name, 0});

@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr uint32_t kNoRank = UINT32_MAX;
-constexpr std::string_view kMetaspace = "▁";
 // Below this many symbols scanning all pairs for the lowest beats a heap.
 constexpr size_t kShortWord = 24;
 

@@ -15,6 +15,9 @@
 
 namespace infinigen {
 
+// What stands for the space in SentencePiece's vocabularies.
+inline constexpr std::string_view kMetaspace = "▁";
+
 // Hash table (left id, right id) -> (rank, merged id). Ids are below 2^20, so a slot is twelve bytes.
 class MergeTable {
  public:

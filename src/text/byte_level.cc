@@ -28,15 +28,15 @@ struct Tables {
   }
 };
 
-constexpr Tables kTables;
+constexpr Tables kByteTables;
 
 }  // namespace
 
-char32_t ByteLevelChar(uint8_t byte) { return kTables.char_of_byte[byte]; }
+char32_t ByteLevelChar(uint8_t byte) { return kByteTables.char_of_byte[byte]; }
 
 std::optional<uint8_t> ByteOfByteLevelChar(char32_t code_point) {
-  if (code_point >= kTables.byte_of_char.size() || kTables.byte_of_char[code_point] < 0) return std::nullopt;
-  return static_cast<uint8_t>(kTables.byte_of_char[code_point]);
+  if (code_point >= kByteTables.byte_of_char.size() || kByteTables.byte_of_char[code_point] < 0) return std::nullopt;
+  return static_cast<uint8_t>(kByteTables.byte_of_char[code_point]);
 }
 
 void AppendByteLevel(std::string_view bytes, std::string& out) {

@@ -25,6 +25,10 @@ struct Context {
 };
 
 using Arguments = std::vector<std::optional<Value>>;  // one for each parameter; empty where none was given
+// An argument of none counts as not given.
+inline bool Given(const Arguments& arguments, size_t index) {
+  return arguments[index].has_value() && !arguments[index]->Is<None>();
+}
 
 enum class Receiver { kAny, kText, kDict };
 

@@ -10,10 +10,6 @@
 namespace infinigen::jinja {
 namespace {
 
-bool Given(const Arguments& arguments, size_t index) {
-  return arguments[index].has_value() && !arguments[index]->Is<None>();
-}
-
 // Filters of text take any value and work on what it prints.
 template <std::string (*kTransform)(std::string_view)>
 Result<Value> TransformText(Context& context, const Value& self, const Arguments&) {

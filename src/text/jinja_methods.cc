@@ -6,10 +6,6 @@
 namespace infinigen::jinja {
 namespace {
 
-bool Given(const Arguments& arguments, size_t index) {
-  return arguments[index].has_value() && !arguments[index]->Is<None>();
-}
-
 // The string argument at `index`, which must be given.
 Result<std::string_view> TextArgument(Context& context, std::string_view method, const Arguments& arguments,
                                       size_t index) {

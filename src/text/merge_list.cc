@@ -10,7 +10,7 @@ namespace {
 // Cutting a token everywhere costs the square of its length; the longest in use has 256 bytes.
 constexpr size_t kMaxSplitBytes = 512;
 
-struct Split {
+struct MergeSplit {
   TokenId left = 0;
   TokenId right = 0;
   TokenId merged = 0;
@@ -63,7 +63,7 @@ Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::
     const std::optional<TokenId> id = vocabulary.Find(text);
     return id && part[static_cast<size_t>(*id)] ? id : std::nullopt;
   };
-  std::vector<Split> splits;
+  std::vector<MergeSplit> splits;
   for (const RankedToken& token : tokens) {
     const std::string_view text = vocabulary.Text(token.id);
     if (text.size() > kMaxSplitBytes)
@@ -77,11 +77,13 @@ Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::
     if (splits.size() > MergeTable::kMaxMerges) return TooManyMerges();
     if (order == SplitOrder::kLowerIds)
       std::sort(splits.begin() + static_cast<ptrdiff_t>(first), splits.end(),
-                [](const Split& a, const Split& b) { return a.left != b.left ? a.left < b.left : a.right < b.right; });
+                [](const MergeSplit& a, const MergeSplit& b) {
+                  return a.left != b.left ? a.left < b.left : a.right < b.right;
+                });
   }
   MergeTable table(splits.size());
   for (size_t i = 0; i < splits.size(); ++i) {
-    const Split& split = splits[i];
+    const MergeSplit& split = splits[i];
     table.Insert(split.left, split.right, order == SplitOrder::kSharedRank ? split.rank : static_cast<uint32_t>(i),
                  split.merged);
   }

@@ -15,11 +15,11 @@ namespace {
 // Characters newer than the tables of Hugging Face's library (Unicode 9) that have a combining class or a decomposition
 // today. There they are left alone, and nothing moves across them: the text is normalized in the parts between them.
 // U+11A7 is here because utf8proc takes it for a Hangul final and swallows it; it is none.
-struct Range {
+struct CharRange {
   char32_t first;
   char32_t last;
 };
-constexpr Range kLeftAlone[] = {
+constexpr CharRange kLeftAlone[] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},
     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x11A7, 0x11A7},   {0x1715, 0x1715},   {0x1ABF, 0x1ACE},
     {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xA82C, 0xA82C},   {0xAB69, 0xAB69},
@@ -32,8 +32,8 @@ constexpr Range kLeftAlone[] = {
     {0x1E4EC, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
 
 bool LeftAlone(char32_t c) {
-  const Range* range = std::upper_bound(std::begin(kLeftAlone), std::end(kLeftAlone), c,
-                                        [](char32_t value, const Range& r) { return value < r.first; });
+  const CharRange* range = std::upper_bound(std::begin(kLeftAlone), std::end(kLeftAlone), c,
+                                            [](char32_t value, const CharRange& r) { return value < r.first; });
   return range != std::begin(kLeftAlone) && c <= std::prev(range)->last;
 }
 

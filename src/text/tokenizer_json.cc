@@ -16,7 +16,6 @@ using nlohmann::json;
 // Limits of everything but vocabulary and merges. A template may list a few hundred special tokens.
 constexpr size_t kMaxComponentNodes = 50'000;
 constexpr size_t kMaxComponentText = 4 << 20;
-constexpr size_t kMaxAddedTokens = 1 << 16;
 
 // Where the parser stands. Depth 1 is the file's object, depth 2 a section.
 enum class Section { kNone, kModel, kAddedTokens, kComponent };

@@ -25,8 +25,6 @@ std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
 }
 
 Status AddToken(AddedToken token, TokenizerSpec& spec) {
-  // Real files have at most a few thousand.
-  constexpr size_t kMaxAddedTokens = 1 << 16;
   if (token.content.empty()) return Ok{};
   if (spec.model_tokens < 0) spec.model_tokens = spec.vocabulary.count();
   const std::optional<TokenId> known = spec.vocabulary.Find(token.content);

@@ -76,12 +76,11 @@ struct TokenizerSpec {
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// What stands for the space in SentencePiece's vocabularies.
-inline constexpr const char* kMetaspace = "▁";
-
 // How SentencePiece's vocabularies are decoded: spaces and bytes come back, and one leading space goes where encoding
 // had put one before the text.
 std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space);
+
+inline constexpr size_t kMaxAddedTokens = 1 << 16;  // real files have at most a few thousand
 
 // Adds a token as Hugging Face's library does: it takes the id of the vocabulary's token of that text, else the number
 // of the model's tokens, or the id after the largest added one. One that is already there is left alone, but becomes

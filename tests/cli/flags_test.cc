@@ -13,7 +13,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // One command line with every kind of flag; what it says on stderr is kept.
-struct Line {
+struct FlagLine {
   std::string text = "unset", choice = "a";
   std::vector<std::string> list;
   int64_t number = 5;
@@ -50,7 +50,7 @@ class Environment {
 };
 
 TEST(Flags, DefaultsStay) {
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({}), std::nullopt);
   EXPECT_EQ(line.text, "unset");
   EXPECT_EQ(line.number, 5);
@@ -58,7 +58,7 @@ TEST(Flags, DefaultsStay) {
 }
 
 TEST(Flags, ValuesInEverySpelling) {
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({"-n", "-1", "--text-flag=a=b", "--real", "1e-1", "--on", "--choice", "b"}), std::nullopt);
   EXPECT_EQ(line.number, -1);
   EXPECT_EQ(line.text, "a=b");
@@ -69,7 +69,7 @@ TEST(Flags, ValuesInEverySpelling) {
 
 TEST(Flags, AnyTextIsAValue) {
   for (const char* text : {"", "{}", "[a,b]", "-x", "--on", "a\nb", " ", "\xff"}) {
-    Line line;
+    FlagLine line;
     EXPECT_EQ(line.Parse({"-x", text}), std::nullopt) << line.said;
     EXPECT_EQ(line.text, text);
     EXPECT_FALSE(line.on);
@@ -77,13 +77,13 @@ TEST(Flags, AnyTextIsAValue) {
 }
 
 TEST(Flags, ListsTakeOneValueEachTime) {
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({"--list", "a,b", "--list", "[c]", "--on"}), std::nullopt) << line.said;
   EXPECT_THAT(line.list, ElementsAre("a,b", "[c]"));
 }
 
 TEST(Flags, TheLastOneWins) {
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({"-n", "1", "-n", "2"}), std::nullopt);
   EXPECT_EQ(line.number, 2);
 }
@@ -105,7 +105,7 @@ TEST(Flags, UsageErrorsAreOneLineAndTwo) {
       {{"--file", "f", "-x", "t"}, "--text-flag and --file exclude each other"},
   };
   for (const auto& [arguments, expected] : cases) {
-    Line line;
+    FlagLine line;
     EXPECT_EQ(line.Parse(arguments), 2) << arguments[0];
     EXPECT_THAT(line.said, HasSubstr(expected));
     EXPECT_EQ(std::count(line.said.begin(), line.said.end(), '\n'), 1) << line.said;
@@ -114,17 +114,17 @@ TEST(Flags, UsageErrorsAreOneLineAndTwo) {
 
 TEST(Flags, EnvironmentTwins) {
   const Environment number("INFINIGEN_NUMBER", "7"), text("INFINIGEN_TEXT_FLAG", "from env"), on("INFINIGEN_ON", "1");
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({}), std::nullopt);
   EXPECT_EQ(line.number, 7);
   EXPECT_EQ(line.text, "from env");
   EXPECT_TRUE(line.on);
 
-  Line flag_wins;
+  FlagLine flag_wins;
   EXPECT_EQ(flag_wins.Parse({"-n", "3"}), std::nullopt);
   EXPECT_EQ(flag_wins.number, 3);
 
-  Line other_source;  // a flag silences the environment of what it excludes
+  FlagLine other_source;  // a flag silences the environment of what it excludes
   EXPECT_EQ(other_source.Parse({"--file", "f"}), std::nullopt) << other_source.said;
   EXPECT_EQ(other_source.file, "f");
   EXPECT_EQ(other_source.text, "unset");
@@ -132,16 +132,16 @@ TEST(Flags, EnvironmentTwins) {
 
 TEST(Flags, WrongEnvironmentIsNamed) {
   const Environment number("INFINIGEN_NUMBER", "seven");
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({}), 2);
   EXPECT_THAT(line.said, HasSubstr("INFINIGEN_NUMBER: 'seven' is not a whole number"));
-  Line unused;
+  FlagLine unused;
   EXPECT_EQ(unused.Parse({"-n", "1"}), std::nullopt) << "not read when the flag is given";
 }
 
 TEST(Flags, EmptyEnvironmentIsNone) {
   const Environment number("INFINIGEN_NUMBER", "");
-  Line line;
+  FlagLine line;
   EXPECT_EQ(line.Parse({}), std::nullopt);
   EXPECT_EQ(line.number, 5);
 }

@@ -47,7 +47,7 @@ std::string Refusal(const Arguments& arguments, bool list = false) {
   return choices.ok() ? std::string() : choices.error().message;
 }
 
-ModelConfig Model(int64_t layers, int64_t head_dim) {
+ModelConfig ModelOf(int64_t layers, int64_t head_dim) {
   ModelConfig config;
   config.layers = layers;
   config.head_dim = head_dim;
@@ -187,9 +187,9 @@ TEST(KvChoice, QuestIsAsPublished) {
   EXPECT_EQ(published.sinks, 0);
   EXPECT_EQ(published.window, 0);
   EXPECT_EQ(published.min_rows, 48) << "three pages";
-  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), Model(12, 64), 8192)->dense_layers, 2);
-  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), Model(12, 64), 8192)->page(), 16);
-  EXPECT_EQ(FitMethod(Choice({}), Model(12, 64), 8192)->page(), 1);
+  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), ModelOf(12, 64), 8192)->dense_layers, 2);
+  EXPECT_EQ(FitMethod(Choice({"--kv", "quest"}), ModelOf(12, 64), 8192)->page(), 16);
+  EXPECT_EQ(FitMethod(Choice({}), ModelOf(12, 64), 8192)->page(), 1);
   const KvChoice given = Choice({"--kv", "quest", "--kv-alpha", "5", "--kv-sinks", "4", "--kv-window", "576",
                                  "--kv-min", "256", "--kv-dense-layers", "0", "--kv-cap", "5%"});
   EXPECT_EQ(given.method.rule.alpha, 5.0f);
@@ -316,24 +316,24 @@ TEST(KvChoice, EvictionThatMakesNoSenseIsRefused) {
 // ---- fitted to a model ----
 
 TEST(FitMethod, SketchAndDenseLayers) {
-  EXPECT_EQ(FitMethod(Choice({}), Model(12, 64), 8192)->sketch_dims, 24);
-  EXPECT_EQ(FitMethod(Choice({}), Model(12, 128), 8192)->sketch_dims, 40);
-  EXPECT_EQ(FitMethod(Choice({"--kv-ratio", "1"}), Model(12, 64), 8192)->sketch_dims, 64);
-  EXPECT_EQ(FitMethod(Choice({}), Model(12, 64), 8192)->dense_layers, 0);
+  EXPECT_EQ(FitMethod(Choice({}), ModelOf(12, 64), 8192)->sketch_dims, 24);
+  EXPECT_EQ(FitMethod(Choice({}), ModelOf(12, 128), 8192)->sketch_dims, 40);
+  EXPECT_EQ(FitMethod(Choice({"--kv-ratio", "1"}), ModelOf(12, 64), 8192)->sketch_dims, 64);
+  EXPECT_EQ(FitMethod(Choice({}), ModelOf(12, 64), 8192)->dense_layers, 0);
   for (const char* source : {"prev-layer", "prev-mid", "prev-step"})
-    EXPECT_EQ(FitMethod(Choice({"--kv-from", source}), Model(12, 64), 8192)->dense_layers, 2) << source;
-  EXPECT_EQ(FitMethod(Choice({"--kv-dense-layers", "5"}), Model(12, 64), 8192)->dense_layers, 5);
+    EXPECT_EQ(FitMethod(Choice({"--kv-from", source}), ModelOf(12, 64), 8192)->dense_layers, 2) << source;
+  EXPECT_EQ(FitMethod(Choice({"--kv-dense-layers", "5"}), ModelOf(12, 64), 8192)->dense_layers, 5);
 }
 
 TEST(FitMethod, WhoEvictsSelectsHoweverShortTheContext) {
-  EXPECT_EQ(FitMethod(Choice({}), Model(4, 64), 300)->select, SelectKind::kAll);
-  EXPECT_EQ(FitMethod(Choice({"--kv-limit", "80%"}), Model(4, 64), 300)->select, SelectKind::kSketch);
-  EXPECT_FALSE(FitMethod(Choice({"--kv", "h2o", "--kv-dense-layers", "4"}), Model(4, 64), 300).ok());
+  EXPECT_EQ(FitMethod(Choice({}), ModelOf(4, 64), 300)->select, SelectKind::kAll);
+  EXPECT_EQ(FitMethod(Choice({"--kv-limit", "80%"}), ModelOf(4, 64), 300)->select, SelectKind::kSketch);
+  EXPECT_FALSE(FitMethod(Choice({"--kv", "h2o", "--kv-dense-layers", "4"}), ModelOf(4, 64), 300).ok());
 }
 
 TEST(FitMethod, AForcedCountHoldsSinksAndWindow) {
   const auto rule = [](const char* count) {
-    return FitMethod(Choice({"--kv-force-count", count}), Model(4, 64), 8192)->rule;
+    return FitMethod(Choice({"--kv-force-count", count}), ModelOf(4, 64), 8192)->rule;
   };
   EXPECT_EQ(rule("819").window, kDefaultWindow);
   EXPECT_EQ(rule("100").sinks, kDefaultSinks);
@@ -349,7 +349,7 @@ TEST(KvChoice, APromptChoosesAmongColumnsOfTheRotation) {
 
 TEST(FitMethod, WhereNothingCanBeLeftOutNothingIsSelected) {
   const auto select = [](const Arguments& arguments, int64_t max_tokens) {
-    return FitMethod(Choice(arguments), Model(4, 64), max_tokens)->select;
+    return FitMethod(Choice(arguments), ModelOf(4, 64), max_tokens)->select;
   };
   EXPECT_EQ(select({}, 581), SelectKind::kAll) << "4 sinks, 576 in the window, the current token";
   EXPECT_EQ(select({}, 582), SelectKind::kSketch);

@@ -14,7 +14,7 @@ using test::TempDir;
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string Refusal(const std::string& bytes) {
+std::string HeaderRefusal(const std::string& bytes) {
   const TempDir dir;
   dir.Write("m.safetensors", bytes);
   const Result<SafetensorsFile> file = SafetensorsFile::Open(dir.File("m.safetensors"));
@@ -57,38 +57,43 @@ TEST(Safetensors, ListsOtherTypesWithoutAComputeType) {
 }
 
 TEST(Safetensors, AcceptsEmptyTensorsAndPadding) {
-  EXPECT_EQ(Refusal(Safetensors("{\"a\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]}}   ", "")), "");
-  EXPECT_EQ(Refusal(Safetensors("{}", "")), "");
+  EXPECT_EQ(HeaderRefusal(Safetensors("{\"a\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]}}   ", "")),
+            "");
+  EXPECT_EQ(HeaderRefusal(Safetensors("{}", "")), "");
 }
 
 TEST(Safetensors, RefusesBadHeaderSizes) {
-  EXPECT_THAT(Refusal(""), HasSubstr("0 bytes long, too short"));
-  EXPECT_THAT(Refusal("1234567"), HasSubstr("7 bytes long, too short"));
-  EXPECT_THAT(Refusal(std::string("\x10\0\0\0\0\0\0\0{}", 10)), HasSubstr("header of 16 bytes, but only 2 follow"));
-  EXPECT_THAT(Refusal(std::string(16, '\xff')), HasSubstr("header of 18446744073709551615 bytes, at most 100000000"));
-  EXPECT_THAT(Refusal(Safetensors("", "")), HasSubstr("does not begin with '{'"));
-  EXPECT_THAT(Refusal(Safetensors(" {}", "")), HasSubstr("does not begin with '{'"));
+  EXPECT_THAT(HeaderRefusal(""), HasSubstr("0 bytes long, too short"));
+  EXPECT_THAT(HeaderRefusal("1234567"), HasSubstr("7 bytes long, too short"));
+  EXPECT_THAT(HeaderRefusal(std::string("\x10\0\0\0\0\0\0\0{}", 10)),
+              HasSubstr("header of 16 bytes, but only 2 follow"));
+  EXPECT_THAT(HeaderRefusal(std::string(16, '\xff')),
+              HasSubstr("header of 18446744073709551615 bytes, at most 100000000"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("", "")), HasSubstr("does not begin with '{'"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(" {}", "")), HasSubstr("does not begin with '{'"));
 }
 
 TEST(Safetensors, RefusesBadJson) {
-  EXPECT_THAT(Refusal(Safetensors("{\"a\":", "")), HasSubstr("invalid JSON"));
-  EXPECT_THAT(Refusal(Safetensors("{} {}", "")), HasSubstr("invalid JSON"));
-  EXPECT_THAT(Refusal(Safetensors(std::string("{}\0{}", 5), "")), HasSubstr("zero byte at byte 10"));
-  EXPECT_THAT(Refusal(Safetensors("{\"a\xff\":1}", "")), HasSubstr("invalid JSON"));
-  EXPECT_THAT(Refusal(Safetensors("{\"a\":[]}", "")), HasSubstr("tensor 'a': unexpected an array"));
-  EXPECT_THAT(Refusal(Safetensors("{\"a\":" + std::string(40, '['), "")), HasSubstr("nested deeper than"));
-  EXPECT_THAT(Refusal(Safetensors("{\"\\n\\u001b[31m\":3}", "")), HasSubstr("tensor '\\x0a\\x1b[31m'"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"a\":", "")), HasSubstr("invalid JSON"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{} {}", "")), HasSubstr("invalid JSON"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(std::string("{}\0{}", 5), "")), HasSubstr("zero byte at byte 10"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"a\xff\":1}", "")), HasSubstr("invalid JSON"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"a\":[]}", "")), HasSubstr("tensor 'a': unexpected an array"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"a\":" + std::string(40, '['), "")), HasSubstr("nested deeper than"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"\\n\\u001b[31m\":3}", "")), HasSubstr("tensor '\\x0a\\x1b[31m'"));
 }
 
 TEST(Safetensors, RefusesBadMetadata) {
-  EXPECT_THAT(Refusal(Safetensors(R"({"__metadata__":{"a":1}})", "")), HasSubstr("__metadata__: unexpected a number"));
-  EXPECT_THAT(Refusal(Safetensors(R"({"__metadata__":"x"})", "")), HasSubstr("__metadata__: unexpected a string"));
-  EXPECT_THAT(Refusal(Safetensors(R"({"__metadata__":{},"__metadata__":{}})", "")), HasSubstr("occurs twice"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(R"({"__metadata__":{"a":1}})", "")),
+              HasSubstr("__metadata__: unexpected a number"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(R"({"__metadata__":"x"})", "")),
+              HasSubstr("__metadata__: unexpected a string"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(R"({"__metadata__":{},"__metadata__":{}})", "")), HasSubstr("occurs twice"));
 }
 
 // One tensor 't' with the given fields over 24 bytes of data.
 std::string RefusalOf(const std::string& fields) {
-  return Refusal(Safetensors("{\"t\":{" + fields + "}}", std::string(24, 'x')));
+  return HeaderRefusal(Safetensors("{\"t\":{" + fields + "}}", std::string(24, 'x')));
 }
 
 TEST(Safetensors, RefusesBadFields) {
@@ -130,25 +135,26 @@ TEST(Safetensors, RefusesShapesThatDoNotFitTheirBytes) {
 TEST(Safetensors, RefusesOverlapHolesAndRemainders) {
   const std::string first = R"("a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   const auto second = [&](int begin, int end) {
-    return Refusal(Safetensors(fmt::format(R"({{{},"b":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}}})", first,
-                                           end - begin, begin, end),
-                               "12345678"));
+    return HeaderRefusal(Safetensors(fmt::format(R"({{{},"b":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}}})",
+                                                 first, end - begin, begin, end),
+                                     "12345678"));
   };
   EXPECT_EQ(second(4, 8), "");
   EXPECT_THAT(second(3, 8), AllOf(HasSubstr("tensor 'b'"), HasSubstr("overlap")));
   EXPECT_THAT(second(0, 8), HasSubstr("overlap"));
   EXPECT_THAT(second(5, 8), AllOf(HasSubstr("tensor 'b'"), HasSubstr("1 bytes before it belong to no tensor")));
   EXPECT_THAT(second(4, 7), HasSubstr("1 bytes behind the last tensor"));
-  EXPECT_THAT(Refusal(Safetensors("{" + first + "," + first + "}", "1234")), HasSubstr("tensor 'a' occurs twice"));
+  EXPECT_THAT(HeaderRefusal(Safetensors("{" + first + "," + first + "}", "1234")),
+              HasSubstr("tensor 'a' occurs twice"));
 }
 
 TEST(Safetensors, BoundsNamesAndCounts) {
-  EXPECT_THAT(Refusal(Safetensors("{\"" + std::string(300, 'n') + "\":{}}", "")),
+  EXPECT_THAT(HeaderRefusal(Safetensors("{\"" + std::string(300, 'n') + "\":{}}", "")),
               HasSubstr("300 bytes long, at most 256"));
   std::string header = "{";
   for (int i = 0; i <= 65536; ++i)
     header += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", i == 0 ? "" : ",", i);
-  EXPECT_THAT(Refusal(Safetensors(header + "}", "")), HasSubstr("more than 65536 tensors"));
+  EXPECT_THAT(HeaderRefusal(Safetensors(header + "}", "")), HasSubstr("more than 65536 tensors"));
 }
 
 }  // namespace

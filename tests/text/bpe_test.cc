@@ -5,6 +5,7 @@
 #include <random>
 
 #include "text/merge_list.h"
+#include "text_testing.h"
 
 namespace infinigen {
 namespace {
@@ -98,7 +99,6 @@ TEST(Bpe, UnknownCharactersFollowTheOptions) {
     bpe.EncodeWord(word, scratch, ids);
     return ids;
   };
-  using Ids = std::vector<TokenId>;
   BpeOptions options;
   EXPECT_EQ(encode(options, "axya"), (Ids{1, 1}));
   options.unk_token = "<unk>";

@@ -19,6 +19,7 @@
 namespace infinigen {
 
 namespace fs = std::filesystem;
+using Ids = std::vector<TokenId>;
 
 inline fs::path DataDir() { return fs::path(INFINIGEN_TEST_DATA) / "text" / "data"; }
 

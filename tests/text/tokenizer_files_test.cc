@@ -14,7 +14,6 @@ namespace infinigen {
 namespace {
 
 using nlohmann::json;
-using Ids = std::vector<TokenId>;
 
 // A whole tokenizer.json, small enough to read.
 json SmallTokenizer() {

@@ -253,7 +253,6 @@ TEST(RealTokenizers, OptAddsItsBosWhereItsConfigurationSaysSo) {
   fs::copy_file(*corpus / "opt" / "gpt2-vocab.json", directory.path() / "vocab.json");
   fs::copy_file(*corpus / "opt" / "gpt2-merges.txt", directory.path() / "merges.txt");
   directory.Write("config.json", R"({"model_type": "opt", "bos_token_id": 2})");
-  using Ids = std::vector<TokenId>;
   EXPECT_EQ(*LoadOrFail(directory.path())->Encode("Hello world"), (Ids{31414, 232}));
   directory.Write("tokenizer_config.json",
                   R"({"tokenizer_class": "GPT2Tokenizer", "add_bos_token": true, "bos_token": "</s>",
