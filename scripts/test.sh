@@ -71,19 +71,21 @@ fi
 
 check "include directions" python3 tools/check_layers.py
 check "formatting" bash -c "git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror"
+# Tests that need a GPU count where there is one.
+gpu=(-LE gpu)
+if nvidia-smi -L >/dev/null 2>&1; then gpu=(); fi
 if check "build release" build release; then
-  run_ctest release
+  run_ctest release "${gpu[@]}"
+  [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $lint; then
   check "lint" scripts/lint.sh
 fi
 if ! $quick; then
   if check "build asan" build asan; then
-    # Without what runs the shipped model: minutes under a sanitizer, and the same code on the tiny models.
+    # The unit tests, and every parser briefly under libFuzzer. Without what runs the shipped model: minutes under a
+    # sanitizer, and the same code on the tiny models.
     run_ctest asan -LE slow -E 'embedded_cpu|Shipped|AgreesWithTransformers'
-  fi
-  if check "build fuzz" build fuzz; then
-    run_ctest fuzz -L fuzz
   fi
 fi
 

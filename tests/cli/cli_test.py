@@ -337,7 +337,7 @@ class Contract(Case):
 
     def test_refused_by_name(self):
         good = ("generate", "-m", model(LLAMA), "--prompt-ids", "1")
-        for flag, value, text in (("--device", "cuda", "no CUDA backend"), ("--kv-evict", "lru", "--kv-limit"),
+        for flag, value, text in (("--device", "cuda", "--device cuda: "), ("--kv-evict", "lru", "--kv-limit"),
                                   ("--kv-home", "device", "device"),
                                   ("--kv-home", "disk:/tmp", "disk")):
             self.assert_error(Run(*good, flag, value), 1, text)

@@ -158,7 +158,10 @@ TEST(IntegerList, Forms) {
 }
 
 TEST(DeviceOptions, CudaIsRefusedByName) {
-  EXPECT_THAT(ResolveDevice({.device = "cuda"}).error().message, HasSubstr("this build has no CUDA backend"));
+  // Where there is neither a GPU nor a build for one; a machine that has both resolves it.
+  if (const Result<DeviceChoice> gpu = ResolveDevice({.device = "cuda"}); !gpu.ok()) {
+    EXPECT_THAT(gpu.error().message, HasSubstr("--device cuda: "));
+  }
   EXPECT_EQ(ResolveDevice({.device = "cpu", .threads = 3})->threads, 3);
   EXPECT_GE(ResolveDevice({})->threads, 1);
 }
