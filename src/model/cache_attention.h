@@ -348,7 +348,7 @@ class CacheAttention {
     const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
     NearEntries near{.layout = pool_.options().layout, .data = near_memory_.data(), .capacity = capacity};
     if (method_.hot_rows == 0) return near;
-    near.data += SketchIndex(layer) * static_cast<size_t>(lists) * shape_.near_list_bytes();
+    near.data += SketchIndex(layer) * shape_.near_layer_bytes();
     near.rows = shape_.kept_rows();
     near.holds =
         reinterpret_cast<int32_t*>(near.data + static_cast<size_t>(lists * capacity) * near.layout.entry_bytes());

@@ -74,9 +74,11 @@ struct WorkspaceShape {
         method.hot_rows > 0 ? static_cast<size_t>(2 * near_rows() + kept_rows()) * sizeof(int32_t) : 0;
     return static_cast<size_t>(near_rows()) * pool.layout.entry_bytes() + tables;
   }
-  size_t near_bytes() const {
-    return static_cast<size_t>(near_layers() * pool.max_sequences * config.kv_heads) * near_list_bytes();
+  // Of one layer; the next one's entries are as well aligned as its own.
+  size_t near_layer_bytes() const {
+    return (static_cast<size_t>(pool.max_sequences * config.kv_heads) * near_list_bytes() + 255) / 256 * 256;
   }
+  size_t near_bytes() const { return static_cast<size_t>(near_layers()) * near_layer_bytes(); }
   // Rows of the longest sequence in layers with sketches.
   int64_t sketch_rows() const { return kept_rows(); }
 };

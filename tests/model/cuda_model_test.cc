@@ -77,17 +77,18 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
   const std::vector<int32_t> ids = model.Ids(420, 3);
   for (const bool evicts : {false, true}) {
     KvMethod method = Sparse(GuessSource::kPrevMid);
+    const StoreType type = evicts ? StoreType::kF32 : StoreType::kBF16;
     if (evicts) {
       method.retain = &kRetainCounter;
       method.limit.share = 0.6;
     }
-    const std::unique_ptr<Executor> cold = Make(method);
+    const std::unique_ptr<Executor> cold = Make(method, false, 1, type);
     const std::vector<float> want = Decode(*cold, ids, 300);
     EXPECT_EQ(cold->Stats().hit_ratio(), 0);
     double last = 0;
-    for (const int64_t rows : {220, 300, 600}) {
+    for (const int64_t rows : {221, 300, 600}) {
       method.hot_rows = rows;
-      const std::unique_ptr<Executor> hot = Make(method);
+      const std::unique_ptr<Executor> hot = Make(method, false, 1, type);
       EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
       // Without a prompt, in a slot that others have had.
       EXPECT_EQ(Decode(*hot, std::span(ids).first(60), 0), Decode(*cold, std::span(ids).first(60), 0));
