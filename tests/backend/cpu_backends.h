@@ -50,15 +50,23 @@ struct CpuVnniFactory : AnyCpuFactory {
   }
 };
 
-using TestedBackends = ::testing::Types<ReferenceFactory, CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>,
-                                        CpuFactory<HWY_EMU128>, CpuVnniFactory>;
+#ifdef INFINIGEN_SANITIZED
+// The reference is here the oracle only, and the portable target not compiled (src/backend/cpu/CMakeLists.txt).
+using CpuBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory>;
+using TestedBackends = CpuBackends;
+#else
+using CpuBackends =
+    ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory, CpuFactory<HWY_EMU128>>;
+using TestedBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory,
+                                        CpuFactory<HWY_EMU128>, ReferenceFactory>;
+#endif
 // Those that fetch (backend.h). The CPU reads entries where they are.
 using FetchingBackends = ::testing::Types<ReferenceFactory>;
 
 struct BackendName {
   template <class Factory>
   static std::string GetName(int i) {
-    static const char* const kNames[] = {"Reference", "CpuAvx512", "CpuAvx2", "CpuPortable", "CpuVnni"};
+    static const char* const kNames[] = {"CpuAvx512", "CpuAvx2", "CpuVnni", "CpuPortable", "Reference"};
     return kNames[i];
   }
 };

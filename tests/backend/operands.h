@@ -18,13 +18,18 @@ namespace infinigen {
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  float Normal(float scale = 1.0f) { return scale * normal_(engine_); }
+  // Box and Muller's, one of the pair. The library's distribution takes a logarithm in long double for every number,
+  // which was a fifth of the op tests' time in builds that do not fold it.
+  float Normal(float scale = 1.0f) {
+    const uint64_t bits = engine_();
+    const float radius = std::sqrt(-2.0f * std::log(static_cast<float>((bits >> 40) + 1) * 0x1p-24f));
+    return scale * radius * std::cos(static_cast<float>(bits & 0xffffff) * (0x1p-24f * 6.2831853f));
+  }
   int64_t Int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(engine_); }
   std::mt19937_64& engine() { return engine_; }
 
  private:
   std::mt19937_64 engine_;
-  std::normal_distribution<float> normal_;
 };
 
 // A host matrix in its stored type.

@@ -9,6 +9,7 @@
 
 #include "loader/model_files.h"
 #include "model/weights.h"
+#include "sanitized.h"
 
 namespace infinigen {
 namespace {
@@ -73,11 +74,14 @@ TEST(HostileFiles, EveryTruncationIsRefused) {
   }
 }
 
-// Flips every bit of `name` in turn, calling `check` after each.
+// Every how many-th bit is flipped: a step prime to 8 meets each bit of a byte.
+constexpr size_t kBitStep = kSanitized ? 5 : 1;
+
+// Flips the bits of `name` in turn, calling `check` after each.
 void FlipEachBit(const Model& model, const std::string& name, const std::string& good,
                  const std::function<void(size_t)>& check) {
   std::string bytes = good;
-  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+  for (size_t bit = 0; bit < bytes.size() * 8; bit += kBitStep) {
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
     model.dir.Write(name, bytes);
     check(bit / 8);
@@ -90,7 +94,7 @@ TEST(HostileFiles, EveryFlippedBitEndsInAResult) {
   const Model model;
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, model.weights.data(), 8);
-  int refused = 0;
+  size_t refused = 0;
   FlipEachBit(model, "model.safetensors", model.weights, [&](size_t byte) {
     const bool loads = Loads(model.dir.path());
     refused += loads ? 0 : 1;
@@ -98,7 +102,7 @@ TEST(HostileFiles, EveryFlippedBitEndsInAResult) {
       EXPECT_TRUE(loads) << "only a weight changed, at byte " << byte;
     }
   });
-  EXPECT_GT(refused, static_cast<int>(header_bytes) * 4) << "most flips in the header are noticed";
+  EXPECT_GT(refused * kBitStep, header_bytes * 4) << "most flips in the header are noticed";
   FlipEachBit(model, "config.json", model.config, [&](size_t) { Loads(model.dir.path()); });
 }
 
@@ -133,12 +137,6 @@ uint64_t PeakBytes() {
   return 0;
 }
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kMemoryCanBeMeasured = false;
-#else
-constexpr bool kMemoryCanBeMeasured = true;
-#endif
-
 // Writes `file` as the weights, loads, and compares the growth of the peak with the file's size + 64 MiB.
 void ExpectRefusedWithinBounds(const std::string& name, const std::string& file, const std::string& reason) {
   const Model model;
@@ -154,13 +152,13 @@ void ExpectRefusedWithinBounds(const std::string& name, const std::string& file,
   const uint64_t after = PeakBytes();
   ASSERT_FALSE(weights.ok());
   EXPECT_THAT(weights.error().message, HasSubstr(reason));
-  if (kMemoryCanBeMeasured) {
+  if (!kSanitized) {  // whose own memory would be counted
     EXPECT_LT(after - before, file.size() + (uint64_t{64} << 20)) << reason;
   }
 }
 
 TEST(HostileFiles, LargeHeadersStayWithinBounds) {
-  constexpr size_t kBytes = 90'000'000;
+  constexpr size_t kBytes = kSanitized ? 20'000'000 : 90'000'000;
   std::string header = "{";
   header.reserve(kBytes + 1000);
   for (int i = 0; header.size() < kBytes; ++i)

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "model/random_model.h"
+#include "sanitized.h"
 
 namespace infinigen {
 namespace {
@@ -41,15 +42,16 @@ TEST_P(Selecting, EqualsAnIndependentForwardPass) {
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
     if (quest && type != SketchType::kBF16) continue;  // has no sketches
     method.sketch_type = type;
-    for (const Device device : {Device::kReference, Device::kCpu}) {
-      int equal = 0;
-      for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
-        const std::vector<int32_t> ids = model.Ids(156, seed);
-        const std::vector<float> ours = Decode(*model.Make(method, device), ids, 150);
-        equal += Difference(ours, Independent(model, method, ids, 150)) < kRounding;
-      }
-      EXPECT_GE(equal, 3) << Name(type) << (device == Device::kCpu ? " cpu" : " reference");
+    constexpr uint32_t kSeeds = kSanitized ? 1 : 4;
+    uint32_t reference = 0, cpu = 0;
+    for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+      const std::vector<int32_t> ids = model.Ids(156, seed);
+      const std::vector<float> want = Independent(model, method, ids, 150);
+      reference += Difference(Decode(*model.Make(method, Device::kReference), ids, 150), want) < kRounding;
+      cpu += Difference(Decode(*model.Make(method), ids, 150), want) < kRounding;
     }
+    EXPECT_GE(reference, kSeeds - 1) << Name(type);
+    EXPECT_GE(cpu, kSeeds - 1) << Name(type);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "sanitized.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 #include "text_testing.h"
@@ -257,9 +258,7 @@ void WriteHostile(const fs::path& path, const HostileFile& file) {
 }
 
 TEST(HostileFiles, StayWithinTheirSizeAnd64MiB) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's own memory would be counted";
-#endif
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own memory would be counted";
   constexpr size_t kMiB = 1 << 20;
   const std::vector<HostileFile> files = {
       {"tokenizer.json", "[", "0,", 48 * kMiB},
@@ -307,9 +306,7 @@ TEST(HostileFiles, StayWithinTheirSizeAnd64MiB) {
 
 // The largest tables a file may ask for: as many tokens and merges as are accepted.
 TEST(HostileFiles, LargestTablesStayWithinTheirSizeAnd64MiB) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's own memory would be counted";
-#endif
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own memory would be counted";
   TempDir directory;
   {
     std::ofstream out(directory.path() / "tokenizer.json", std::ios::binary);
