@@ -187,7 +187,7 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
   SelectionTotals totals;
   std::vector<int32_t> rows(static_cast<size_t>(kKvHeads * (count + 64))), counts(kKvHeads);
   const Selection selection{rows.data(), counts.data(), count + 64, kKvHeads};
-  backend.Reserve(depth, 1, kHeads, kKvHeads, kHeadDim);
+  CHECK(backend.Reserve(depth, 1, kHeads, kKvHeads, kHeadDim).ok());
 
   std::vector<double> read, full, stored[std::size(kQuantised)];
   Result3 kinds[std::size(kKinds)];

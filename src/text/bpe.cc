@@ -61,14 +61,14 @@ BpeModel::BpeModel(const TokenVocabulary& vocabulary, MergeTable merges, BpeOpti
 
 // Then a word may be cut before each ▁ that follows another character: no merge could ever join the two sides.
 bool BpeModel::MergesNeverCrossIntoMetaspace() const {
-  if (!vocabulary_.Find(kMetaspace)) return false;
+  if (!vocabulary_.Find(kMetaspaceMark)) return false;
   bool never = true;
   merges_.ForEachMerged([&](TokenId id) {
     const std::string_view text = vocabulary_.Text(id);
-    size_t position = text.find(kMetaspace);
+    size_t position = text.find(kMetaspaceMark);
     while (position != std::string_view::npos) {
-      if (position > 0 && !text.substr(0, position).ends_with(kMetaspace)) never = false;
-      position = text.find(kMetaspace, position + kMetaspace.size());
+      if (position > 0 && !text.substr(0, position).ends_with(kMetaspaceMark)) never = false;
+      position = text.find(kMetaspaceMark, position + kMetaspaceMark.size());
     }
   });
   return never;
@@ -77,9 +77,9 @@ bool BpeModel::MergesNeverCrossIntoMetaspace() const {
 void BpeModel::EncodeWord(std::string_view word, BpeScratch& scratch, std::vector<TokenId>& out) const {
   if (!cut_at_metaspace_) return AppendCutWord(word, scratch, out);
   size_t begin = 0;
-  for (size_t cut = word.find(kMetaspace); cut != std::string_view::npos;
-       cut = word.find(kMetaspace, cut + kMetaspace.size())) {
-    if (cut == begin || word.substr(0, cut).ends_with(kMetaspace)) continue;
+  for (size_t cut = word.find(kMetaspaceMark); cut != std::string_view::npos;
+       cut = word.find(kMetaspaceMark, cut + kMetaspaceMark.size())) {
+    if (cut == begin || word.substr(0, cut).ends_with(kMetaspaceMark)) continue;
     AppendCutWord(word.substr(begin, cut - begin), scratch, out);
     begin = cut;
   }

@@ -16,7 +16,7 @@
 namespace infinigen {
 
 // What stands for the space in SentencePiece's vocabularies.
-inline constexpr std::string_view kMetaspace = "▁";
+inline constexpr std::string_view kMetaspaceMark = "▁";
 
 // Hash table (left id, right id) -> (rank, merged id). Ids are below 2^20, so a slot is twelve bytes.
 class MergeTable {

@@ -11,7 +11,7 @@ void ApplyLlama(const ClassRules& rules, TokenizerSpec& spec) {
 
   PreTokenizerStep metaspace;
   metaspace.kind = PreTokenizerStep::Kind::kMetaspace;
-  metaspace.replacement = kMetaspace;
+  metaspace.replacement = kMetaspaceMark;
   metaspace.split = false;
   metaspace.prepend_scheme = !rules.add_prefix_space ? PrependScheme::kNever
                              : rules.legacy          ? PrependScheme::kAlways

@@ -206,12 +206,12 @@ void SetOwnRules(const Settings& settings, TokenizerSpec& spec) {
   }
   if (settings.add_dummy_prefix) {
     step.kind = NormalizerStep::Kind::kPrepend;
-    step.content = kMetaspace;
+    step.content = kMetaspaceMark;
     spec.normalizers.push_back(step);
   }
   step.kind = NormalizerStep::Kind::kReplace;
   step.pattern = " ";
-  step.content = kMetaspace;
+  step.content = kMetaspaceMark;
   spec.normalizers.push_back(step);
 
   spec.decoders = MetaspaceDecoders(/*prefix_space=*/settings.add_dummy_prefix);

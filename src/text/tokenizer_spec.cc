@@ -10,7 +10,7 @@ std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
   using Kind = DecoderStep::Kind;
   std::vector<DecoderStep> steps(3);
   steps[0].kind = Kind::kReplace;
-  steps[0].pattern = kMetaspace;
+  steps[0].pattern = kMetaspaceMark;
   steps[0].content = " ";
   steps[1].kind = Kind::kByteFallback;
   steps[2].kind = Kind::kFuse;

@@ -115,7 +115,7 @@ TEST(AllocationTest, ReservedStepsTakeNoMemory) {
                                                   {3, StoreType::kInt4}};
   for (const auto& [threads, type] : kCases) {
     CpuBackend backend(threads);
-    backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim);
+    ASSERT_TRUE(backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim).ok());
     Steps steps(backend, type);
     const int64_t before = allocations;
     // The first steps ever, then longer ones, up to the end.

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "backend/arithmetic.h"
 #include "backend/cpu/cpu_backend.h"
@@ -65,9 +66,11 @@ using FetchingBackends = ::testing::Types<ReferenceFactory>;
 
 struct BackendName {
   template <class Factory>
-  static std::string GetName(int i) {
-    static const char* const kNames[] = {"CpuAvx512", "CpuAvx2", "CpuVnni", "CpuPortable", "Reference"};
-    return kNames[i];
+  static std::string GetName(int) {
+    if constexpr (std::is_same_v<Factory, ReferenceFactory>) return "Reference";
+    if constexpr (std::is_same_v<Factory, CpuVnniFactory>) return "CpuVnni";
+    if constexpr (std::is_same_v<Factory, CpuFactory<HWY_AVX3>>) return "CpuAvx512";
+    return std::is_same_v<Factory, CpuFactory<HWY_AVX2>> ? "CpuAvx2" : "CpuPortable";
   }
 };
 
