@@ -85,7 +85,7 @@ KvStats SomeStats() {
   for (LayerKvStats& layer : stats.layers) layer.seen = 1000;
   stats.evicted = 11;
   stats.steps = 7;
-  stats.read_bytes = 70'001;
+  stats.fetched_bytes = 70'001;
   stats.entry_row_bytes = 64;
   stats.sketch_row_bytes = 5;
   return stats;

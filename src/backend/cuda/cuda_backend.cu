@@ -4,6 +4,7 @@
 
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/context.h"
+#include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
 
@@ -33,6 +34,7 @@ Result<CudaDevice> FindCudaDevice() {
     return Unsupported("no CUDA device: {}",
                        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
   }
+  if (!CublasLtProblem().empty()) return Unsupported("no CUDA libraries: {}", CublasLtProblem());
   cudaDeviceProp properties{};
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   if (properties.major < 8)
