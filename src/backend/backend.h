@@ -42,8 +42,8 @@ enum class Queue : uint8_t {
   kWeights,   // weights on their way to the compute device
 };
 
-// Bytes on their way between memories of the backend, by the copy engines where there are any: `pieces` runs of `bytes`,
-// at both ends `stride` apart.
+// Bytes on their way between memories of the backend, by the copy engines where there are any: `pieces` runs of
+// `bytes`, at both ends `stride` apart.
 struct ByteMove {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -94,7 +94,9 @@ struct TokenBatch {
   int64_t kv_heads = 0;                // of places
 
   constexpr int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
-  constexpr int32_t Place(int64_t i, int64_t head) const { return places == nullptr ? rows[i] : places[i * kv_heads + head]; }
+  constexpr int32_t Place(int64_t i, int64_t head) const {
+    return places == nullptr ? rows[i] : places[i * kv_heads + head];
+  }
   TokenBatch Range(int64_t first, int64_t n) const {
     return {.count = n,
             .ids = ids == nullptr ? nullptr : ids + first,
@@ -149,7 +151,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 
   // The host waits until all pool memory that was taken can be used by every operation.
   { b.AwaitPool() } -> std::same_as<void>;
-  // Between memories of the backend, in bulk; pool memory may still be on its way. Sources and targets stay as they are until the moves are done.
+  // Between memories of the backend, in bulk; pool memory may still be on its way. Sources and targets stay as they are
+  // until the moves are done.
   { b.Move(queue, moves) } -> std::same_as<void>;
 
   // Order.
@@ -228,24 +231,24 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 // Select, FindNear, then FetchNear beside other work, AppendNear, AttendNear. Tokens of one call are of different
 // sequences; the list of a token holds no more rows than there are places.
 template <class B>
-concept FetchingBackend =
-    Backend<B> && requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries,
-                           Selection selection, AttentionShape shape, NearEntries near, NearList list,
-                           NearTotals* totals, SeqSlot slot, double forced_hits) {
-      // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
-      // by other operations than AppendNear.
-      { b.ForgetNear(queue, near, slot) } -> std::same_as<void>;
-      // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
-      // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
-      // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
-      // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once.
-      { b.FindNear(queue, batch, selection, near, forced_hits, list, totals) } -> std::same_as<void>;
-      // The entries of the missing rows, from the pool to their places.
-      { b.FetchNear(queue, batch, selection, entries, near, list) } -> std::same_as<void>;
-      // Append, to the tokens' own places. The pool's entries are Append's.
-      { b.AppendNear(queue, batch, c, c, near, list) } -> std::same_as<void>;
-      // AttendSelected from places: the same result, bit for bit.
-      { b.AttendNear(queue, c, batch, selection, shape, near, list, t) } -> std::same_as<void>;
-    };
+concept FetchingBackend = Backend<B> &&
+    requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
+             AttentionShape shape, NearEntries near, NearList list, NearTotals* totals, SeqSlot slot,
+             double forced_hits) {
+  // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
+  // by other operations than AppendNear.
+  { b.ForgetNear(queue, near, slot) } -> std::same_as<void>;
+  // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
+  // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
+  // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
+  // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once.
+  { b.FindNear(queue, batch, selection, near, forced_hits, list, totals) } -> std::same_as<void>;
+  // The entries of the missing rows, from the pool to their places.
+  { b.FetchNear(queue, batch, selection, entries, near, list) } -> std::same_as<void>;
+  // Append, to the tokens' own places. The pool's entries are Append's.
+  { b.AppendNear(queue, batch, c, c, near, list) } -> std::same_as<void>;
+  // AttendSelected from places: the same result, bit for bit.
+  { b.AttendNear(queue, c, batch, selection, shape, near, list, t) } -> std::same_as<void>;
+};
 
 }  // namespace infinigen

@@ -79,12 +79,14 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
   const ExecutorOptions& run = session.executor->options();
   const KvStats stats = session.executor->Stats();
   std::string against;
-  if (session.full != nullptr)
-    against = fmt::format(
-        "against {}: KL divergence {:.5f}, the same most likely token in {:.2f} % ({:.2f} % where it is "
-        "ahead by {})\n{}{}",
-        flags.common.against, result.kld_mean(), 100 * result.top1_agree(), 100 * result.clear_agree(), kClearGap,
-        AttendedWords(stats, run), flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
+  if (session.full != nullptr) {
+    const std::string clear = flags.common.against == "full" ? ""
+                                                             : fmt::format(" ({:.2f} % where it is ahead by {})",
+                                                                           100 * result.clear_agree(), kClearGap);
+    against = fmt::format("against {}: KL divergence {:.5f}, the same most likely token in {:.2f} %{}\n{}{}",
+                          flags.common.against, result.kld_mean(), 100 * result.top1_agree(), clear,
+                          AttendedWords(stats, run), flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
+  }
   return fmt::format(
       "ppl {:.4f}  nll {:.5f}  bits per byte {:.4f}\n"
       "{} tokens scored ({} bytes) in {} of {} windows of {} tokens, {}, {}, {:.1f} tok/s\n{}",
