@@ -90,7 +90,12 @@ class CudaContext {
   // Tickets: event number v lies in events[v % size], and is recorded again a ring later. Whoever waits for an older
   // one waits a little longer than needed.
   std::vector<cudaEvent_t> events;
+  std::vector<Queue> queue_of;  // the same shape: where it was recorded
   uint64_t tickets = 0;
+  // What a graph records is its own: an event that a graph recorded cannot be waited for outside.
+  std::vector<cudaEvent_t> graph_events;
+  uint64_t graph_tickets = 0;
+  bool in_graph = false;
 
   // Bytes from and to pageable host memory pass through pinned ones.
   struct Pending {
@@ -103,6 +108,7 @@ class CudaContext {
   size_t upload_at = 0;
   struct InFlight {
     uint64_t ticket;
+    Queue queue;
     size_t begin, end;  // of the ring
   };
   std::deque<InFlight> uploads;  // the oldest first

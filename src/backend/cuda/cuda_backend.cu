@@ -17,6 +17,7 @@ constexpr size_t kUploadPieceBytes = kUploadRingBytes / 4;
 constexpr size_t kDownloadPieceBytes = size_t{32} << 20;
 // More than any step or prefill unit has in flight.
 constexpr size_t kEvents = 4096;
+constexpr uint64_t kGraphTicket = uint64_t{1} << 63;
 // Batch sizes times lengths, each doubled; more at once are not worth their memory.
 constexpr size_t kMostGraphs = 64;
 // Small tensors share a block, since the device hands out memory in large pieces.
@@ -64,6 +65,7 @@ CudaContext::CudaContext(uint64_t memory_limit_bytes) {
   device_memory = std::make_unique<DeviceAllocator>(stream(Queue::kCompute), memory_limit_bytes);
   pinned_memory = std::make_unique<PinnedAllocator>();
   events.resize(kEvents);
+  queue_of.resize(kEvents);
   for (cudaEvent_t& event : events) CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   CUBLAS_CHECK(cublasLtCreate(&lt));
   void* ring = nullptr;
@@ -84,6 +86,7 @@ CudaContext::~CudaContext() {
   placed.clear();
   CUBLAS_CHECK(cublasLtDestroy(lt));
   for (const cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+  for (const cudaEvent_t event : graph_events) CUDA_CHECK(cudaEventDestroy(event));
   CUDA_CHECK(cudaFreeHost(upload_ring));
   CUDA_CHECK(cudaFreeHost(download_bounce));
   CUDA_CHECK(cudaStreamSynchronize(stream(Queue::kCompute)));
@@ -95,6 +98,7 @@ CudaContext::~CudaContext() {
 
 std::byte* CudaContext::Scratch(size_t bytes) {
   if (bytes > scratch.bytes()) {
+    DropGraphs();  // they know the old one
     scratch = {};
     Result<Buffer> grown = Buffer::Make(*device_memory, bytes);
     CHECK(grown.ok());  // what a run needs was reserved
@@ -129,6 +133,7 @@ Status CudaBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads
     ASSIGN_OR_RETURN(context_->lt_workspace, Buffer::Make(compute_memory(), kLtWorkspaceBytes));
   }
   if (bytes > context_->scratch.bytes()) {
+    context_->DropGraphs();
     context_->scratch = {};
     ASSIGN_OR_RETURN(context_->scratch, Buffer::Make(compute_memory(), bytes));
   }
@@ -180,8 +185,9 @@ void CudaBackend::Upload(Queue queue, const void* host, size_t bytes, void* devi
     // The oldest come first in the order of the ring, so those in the way are at the front.
     const auto drop_front_while = [&](auto&& in_the_way) {
       while (!context.uploads.empty() && in_the_way(context.uploads.front())) {
-        Synchronize({context.uploads.front().ticket});
-        context.uploads.pop_front();
+        const uint64_t ticket = context.uploads.front().ticket;
+        Synchronize({ticket});  // which drops it, unless the ticket is a ring old
+        if (!context.uploads.empty() && context.uploads.front().ticket == ticket) context.uploads.pop_front();
       }
     };
     if (context.upload_at + piece > kUploadRingBytes) {
@@ -192,7 +198,7 @@ void CudaBackend::Upload(Queue queue, const void* host, size_t bytes, void* devi
     drop_front_while([&](const auto& upload) { return upload.begin < end && begin < upload.end; });
     std::memcpy(context.upload_ring + begin, from, piece);
     CUDA_CHECK(cudaMemcpyAsync(to, context.upload_ring + begin, piece, cudaMemcpyDefault, context.stream(queue)));
-    context.uploads.push_back({Record(queue).value, begin, end});
+    context.uploads.push_back({Record(queue).value, queue, begin, end});
     context.upload_at = (end + 63) / 64 * 64;
     from += piece, to += piece, bytes -= piece;
   }
@@ -278,6 +284,8 @@ bool CudaBackend::BeginGraph(uint64_t key) {
   if (context_->graphs.size() >= kMostGraphs) context_->DropGraphs();
   if (context_->graphs.try_emplace(key, nullptr).second) return false;
   context_->recording = key;
+  context_->in_graph = true;
+  context_->graph_tickets = 0;
   CUDA_CHECK(cudaStreamBeginCapture(context_->stream(Queue::kCompute), cudaStreamCaptureModeThreadLocal));
   return true;
 }
@@ -286,6 +294,7 @@ void CudaBackend::EndGraph() {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t& ready = context_->graphs[context_->recording];
   CUDA_CHECK(cudaStreamEndCapture(context_->stream(Queue::kCompute), &graph));
+  context_->in_graph = false;
   CUDA_CHECK(cudaGraphInstantiate(&ready, graph, 0));
   CUDA_CHECK(cudaGraphDestroy(graph));
   CUDA_CHECK(cudaGraphLaunch(ready, context_->stream(Queue::kCompute)));
@@ -301,19 +310,38 @@ void CudaBackend::TimeZones(bool on) { context_->zones.Switch(on); }
 ZoneTimes CudaBackend::CollectZones() { return context_->zones.Collect(); }
 
 Ticket CudaBackend::Record(Queue queue) {
+  if (context_->in_graph) return RecordInGraph(queue);
   const uint64_t ticket = ++context_->tickets;
+  context_->queue_of[ticket % kEvents] = queue;
   CUDA_CHECK(cudaEventRecord(context_->events[ticket % kEvents], context_->stream(queue)));
   return {ticket};
 }
 
+Ticket CudaBackend::RecordInGraph(Queue queue) {
+  const uint64_t index = context_->graph_tickets++;
+  if (index == context_->graph_events.size())
+    CUDA_CHECK(cudaEventCreateWithFlags(&context_->graph_events.emplace_back(), cudaEventDisableTiming));
+  CUDA_CHECK(cudaEventRecord(context_->graph_events[index], context_->stream(queue)));
+  return {kGraphTicket | index};
+}
+
 void CudaBackend::Wait(Queue queue, Ticket ticket) {
   if (ticket.value == 0) return;
-  CUDA_CHECK(cudaStreamWaitEvent(context_->stream(queue), context_->events[ticket.value % kEvents]));
+  const bool of_graph = (ticket.value & kGraphTicket) != 0;
+  if (of_graph && !context_->in_graph) return;  // of an earlier step: the queue that runs graphs has passed it
+  const cudaEvent_t event =
+      of_graph ? context_->graph_events[ticket.value & ~kGraphTicket] : context_->events[ticket.value % kEvents];
+  CUDA_CHECK(cudaStreamWaitEvent(context_->stream(queue), event));
 }
 
 void CudaBackend::Synchronize(Ticket ticket) {
   if (ticket.value == 0) return;
-  CUDA_CHECK(cudaEventSynchronize(context_->events[ticket.value % kEvents]));
+  CudaContext& context = *context_;
+  CUDA_CHECK(cudaEventSynchronize(context.events[ticket.value % kEvents]));
+  const Queue queue = context.queue_of[ticket.value % kEvents];
+  while (!context.uploads.empty() && context.uploads.front().queue == queue &&
+         context.uploads.front().ticket <= ticket.value)
+    context.uploads.pop_front();
   Deliver(ticket.value);
 }
 

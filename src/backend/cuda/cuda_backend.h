@@ -156,6 +156,7 @@ class CudaBackend {
 
  private:
   void Deliver(uint64_t up_to);
+  Ticket RecordInGraph(Queue queue);
 
   CudaOptions options_;
   SkippedWork skipped_;

@@ -132,6 +132,7 @@ void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projectio
       const int64_t stride = (x.cols + 7) / 8 * 8;
       const size_t bytes = static_cast<size_t>(x.rows * stride) * SizeOf(p.weight.type);
       if (bytes > context.converted.bytes()) {
+        context.DropGraphs();  // they know the old one
         context.converted = {};
         Result<Buffer> grown = Buffer::Make(compute_memory(), bytes);
         CHECK(grown.ok());
