@@ -116,7 +116,8 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
         FormatSize(parts.weights_bytes - parts.host_weights_bytes),
         near ? fmt::format("pool {} ({} tokens x {}) + ", FormatSize(parts.pool_bytes), options.max_tokens,
                            options.max_batch)
-             : "",
+        : parts.near_pool_bytes > 0 ? fmt::format("entries of dense layers {} + ", FormatSize(parts.near_pool_bytes))
+                                    : "",
         FormatSize(parts.sketch_bytes), FormatSize(parts.stage_bytes), FormatSize(parts.hot_bytes),
         FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kDeviceMarginBytes),
         FormatSize(options.device_memory_bytes), advice);
@@ -164,6 +165,8 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   line("hot set", parts.hot_bytes, "");
   line("pool", parts.pool_bytes,
        !gpu ? per_token : fmt::format("{}, {}", per_token, parts.pool_on_device ? "on the GPU" : "on the host"));
+  if (parts.near_pool_bytes > 0)
+    line("", parts.near_pool_bytes, "of the pool on the GPU: layers that are attended to whole");
   if (gpu) line("stages", parts.stage_bytes, "");
   line("workspace", parts.workspace_bytes, "");
   line("prefill", parts.prefill_bytes, "");

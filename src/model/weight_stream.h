@@ -71,6 +71,8 @@ class WeightStream {
       if (streamed_.empty()) break;
       ASSIGN_OR_RETURN(place.memory, Buffer::Make(backend_.compute_memory(), largest));
     }
+    // From here on both places are full, and Done keeps them so.
+    for (size_t i = 0; i < std::min(places_.size(), streamed_.size()); ++i) Bring(streamed_[i], i);
     return Ok();
   }
 

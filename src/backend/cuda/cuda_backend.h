@@ -1,4 +1,4 @@
-// The GPU backend: every operation of backend.h as CUDA kernels on three streams, matrix products by cuBLASLt. One
+// The GPU backend: every operation of backend.h as CUDA kernels on four streams, matrix products by cuBLASLt. One
 // thread calls it (the engine's).
 //
 // The pool's entries lie in pinned host memory or on the device; kernels reach both by the same pointers. Weights are

@@ -1,7 +1,7 @@
 // The two memories of a GPU: its own, under a limit, and pinned host memory, which kernels and copy engines reach over
 // the link.
 //
-// Pinning takes most of a second per GiB, so it happens in the background, piece by piece in the order of addresses;
+// Pinning takes a fifth of a second per GiB, so it happens in the background, piece by piece in the order of addresses;
 // whoever needs a piece waits for it (AwaitPinned). Called from the engine's thread.
 #pragma once
 
