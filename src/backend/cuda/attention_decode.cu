@@ -336,13 +336,21 @@ void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const To
                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
-  DecodeCall call;
-  call.queries = queries;
-  call.out = out;
-  call.slots = batch.slots;
-  call.rows = batch.rows;
-  call.entries = entries;
-  Attend(*context_, call, shape, batch.count, max_rows, INT32_MAX, context_->stream(queue));
+  // A whole prompt that attends as steps goes in parts that what was reserved for steps holds.
+  const size_t token_bytes = AttentionScratchBytes(max_rows, 1, shape.heads, entries.layout.head_dim);
+  const auto together = std::max<int64_t>(8, static_cast<int64_t>(context_->scratch.bytes() / token_bytes));
+  for (int64_t first = 0; first < batch.count; first += together) {
+    const int64_t count = std::min(together, batch.count - first);
+    DecodeCall call;
+    call.queries = queries;
+    call.queries.data = queries.row(first);
+    call.queries.rows = count;
+    call.out = out.Rows(first, count);
+    call.slots = batch.slots + first;
+    call.rows = batch.rows + first;
+    call.entries = entries;
+    Attend(*context_, call, shape, count, max_rows, INT32_MAX, context_->stream(queue));
+  }
 }
 
 void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 
@@ -100,7 +102,13 @@ void PinnedAllocator::PinInBackground() {
     lock.unlock();
     const auto start = std::chrono::steady_clock::now();
     ::madvise(piece, bytes, MADV_POPULATE_WRITE);  // in bulk, which is quicker than page by page; a hint
-    CUDA_CHECK(cudaHostRegister(piece, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    if (const cudaError_t status = cudaHostRegister(piece, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        status != cudaSuccess) {
+      // Whoever waits cannot go on, and nothing was promised yet: the end, with the reason.
+      std::fprintf(stderr, "infinigen: cannot pin %s of host memory: %s; a smaller --kv-limit or context needs less\n",
+                   FormatSize(bytes).c_str(), cudaGetErrorString(status));
+      std::_Exit(1);
+    }
     const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     lock.lock();
     pinning_s_ += took;
