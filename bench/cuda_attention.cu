@@ -290,11 +290,13 @@ void Prefill(CudaBackend& backend, const Model& model, StoreType type, int64_t c
 }
 
 int Main() {
-  if (const Result<CudaDevice> device = FindCudaDevice(); !device.ok()) {
+  if (const Result<GpuInfo> device = FindCudaDevice(); !device.ok()) {
     std::fprintf(stderr, "%s\n", device.error().message.c_str());
     return 1;
   }
-  CudaBackend backend({.activation = DType::kBF16, .pool_on_device = true});
+  const std::unique_ptr<CudaBackend> opened =
+      CudaBackend::Open({.activation = DType::kBF16, .pool_on_device = true}).value();
+  CudaBackend& backend = *opened;
   const double copy = CopyBytesPerS(backend);
   std::printf("copy on the device: %.0f GB/s, read and written; shares are of it, those of prefill of 790 TFLOP/s\n",
               copy * 1e-9);

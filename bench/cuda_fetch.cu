@@ -245,11 +245,13 @@ void Beside(CudaBackend& backend, const Setting& s, int64_t n, int64_t k) {
 }
 
 int Main() {
-  if (const Result<CudaDevice> device = FindCudaDevice(); !device.ok()) {
+  if (const Result<GpuInfo> device = FindCudaDevice(); !device.ok()) {
     std::fprintf(stderr, "%s\n", device.error().message.c_str());
     return 1;
   }
-  CudaBackend backend({.activation = DType::kBF16, .pool_on_device = false});
+  const std::unique_ptr<CudaBackend> opened =
+      CudaBackend::Open({.activation = DType::kBF16, .pool_on_device = false}).value();
+  CudaBackend& backend = *opened;
   const Setting opt{"OPT-13B 20 x 409 of 2,048", 40, 40, 20, 2048, 409};
   const Setting llama{"Llama-3.1-8B 8 x 1,638 of 32,768", 32, 8, 8, 32768, 1638};
   const Setting longest{"Llama-3.1-8B 1 x 6,553 of 131,072", 32, 8, 1, 131072, 6553};

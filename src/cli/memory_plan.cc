@@ -28,7 +28,8 @@ struct Fit {
     trial.max_tokens = tokens;
     trial.max_batch = batch;
     MemoryPlan parts = PlanMemory(config, trial, weights_bytes);
-    if (!parts.has_device) parts.workspace_bytes += static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
+    (parts.has_device ? parts.sampling_bytes : parts.workspace_bytes) +=
+        static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
     return parts;
   }
   // A pool with a limit is no larger than it: sequences then wait for each other.
@@ -46,7 +47,7 @@ struct Fit {
   bool HostHolds(int64_t tokens) const { return Limited(tokens).host_bytes() + kMarginBytes <= available_bytes; }
   bool DeviceHolds(int64_t tokens) const {
     const MemoryPlan parts = Limited(tokens);
-    return !parts.has_device || parts.device_bytes() + kDeviceMarginBytes <= options.device_memory_bytes;
+    return !parts.has_device || parts.device_bytes() + kGpuMarginBytes <= options.device_memory_bytes;
   }
   bool MemoryHolds(int64_t tokens) const { return HostHolds(tokens) && DeviceHolds(tokens); }
 
@@ -73,7 +74,7 @@ int64_t PlanHotSet(const Fit& fit) {
   const ExecutorOptions& options = fit.options;
   if (options.device != Device::kCuda || options.hot_limit_bytes == 0) return 0;
   const MemoryPlan without = fit.Limited(options.max_tokens);
-  const uint64_t taken = without.device_bytes() + kDeviceMarginBytes;
+  const uint64_t taken = without.device_bytes() + kGpuMarginBytes;
   const uint64_t left = options.device_memory_bytes > taken ? options.device_memory_bytes - taken : 0;
   return HotRows(fit.config, options, std::min(left, options.hot_limit_bytes));
 }
@@ -90,7 +91,7 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
   plan.largest_context = fit.LargestContext();
   const MemoryPlan& parts = plan.parts;
   const bool near = parts.has_device && parts.pool_on_device;
-  const uint64_t fixed = near ? parts.device_bytes() - parts.pool_bytes + kDeviceMarginBytes
+  const uint64_t fixed = near ? parts.device_bytes() - parts.pool_bytes + kGpuMarginBytes
                               : parts.host_bytes() + parts.near_pool_bytes - parts.pool_bytes + kMarginBytes;
   const uint64_t room = near ? options.device_memory_bytes : available_bytes;
   // A share is a share of every sequence, and the sum of those is the limit.
@@ -119,13 +120,15 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
         : parts.near_pool_bytes > 0 ? fmt::format("entries of dense layers {} + ", FormatSize(parts.near_pool_bytes))
                                     : "",
         FormatSize(parts.sketch_bytes), FormatSize(parts.stage_bytes), FormatSize(parts.hot_bytes),
-        FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kDeviceMarginBytes),
+        FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kGpuMarginBytes),
         FormatSize(options.device_memory_bytes), advice);
   else if (!fit.HostHolds(options.max_tokens) && parts.has_device)
     plan.refusal = fmt::format(
-        "not enough host memory: pool {} ({} tokens x {}) + weights {} + margin {} exceed the {} available; {}",
+        "not enough host memory: pool {} ({} tokens x {}) + weights {} + logits {} + margin {} exceed the {} "
+        "available; {}",
         FormatSize(near ? 0 : parts.pool_bytes), options.max_tokens, options.max_batch,
-        FormatSize(parts.host_weights_bytes), FormatSize(kMarginBytes), FormatSize(available_bytes), advice);
+        FormatSize(parts.host_weights_bytes), FormatSize(parts.sampling_bytes), FormatSize(kMarginBytes),
+        FormatSize(available_bytes), advice);
   else if (!fit.HostHolds(options.max_tokens))
     plan.refusal = fmt::format(
         "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "
@@ -168,13 +171,14 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   if (parts.near_pool_bytes > 0)
     line("", parts.near_pool_bytes, "of the pool on the GPU: layers that are attended to whole");
   if (gpu) line("stages", parts.stage_bytes, "");
+  if (gpu) line("logits", parts.sampling_bytes, "on the host");
   line("workspace", parts.workspace_bytes, "");
   line("prefill", parts.prefill_bytes, "");
   line("total", parts.total_bytes(), "");
   if (gpu) {
     line("on GPU", parts.device_bytes(),
          fmt::format("of {} that may be used, {} of them for driver and libraries",
-                     FormatSize(options.device_memory_bytes), FormatSize(kDeviceMarginBytes)));
+                     FormatSize(options.device_memory_bytes), FormatSize(kGpuMarginBytes)));
     line("on host", parts.host_bytes(), "");
   }
   line("available", plan.available_bytes,

@@ -23,9 +23,6 @@ struct RunPlan {
 // Bytes that stay free beside everything planned: allocator overhead, logits, text, the operating system's own needs.
 inline constexpr uint64_t kMarginBytes = uint64_t{256} << 20;
 
-// On a GPU: what the driver and the libraries take for themselves.
-inline constexpr uint64_t kDeviceMarginBytes = uint64_t{768} << 20;
-
 // `options` without a pool limit.
 RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const ExecutorOptions& options,
                 std::optional<uint64_t> kv_limit, uint64_t available_bytes);

@@ -1,5 +1,6 @@
 #include "model/cuda_executor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "backend/cuda/cuda_backend.h"
@@ -7,15 +8,8 @@
 
 namespace infinigen {
 
-Result<GpuInfo> FindGpu() {
-  ASSIGN_OR_RETURN(const CudaDevice device, FindCudaDevice());
-  return GpuInfo{.name = device.name, .total_bytes = device.total_bytes, .free_bytes = device.free_bytes};
-}
-
-Result<GpuCeilings> MeasureGpu() {
-  ASSIGN_OR_RETURN(const CudaCeilings measured, MeasureCeilings());
-  return GpuCeilings{measured.device_gb_per_s, measured.to_device_gb_per_s, measured.to_host_gb_per_s};
-}
+Result<GpuInfo> FindGpu() { return FindCudaDevice(); }
+Result<GpuCeilings> MeasureGpu() { return MeasureCeilings(); }
 
 Status CheckGpuLayout(const EntryLayout& layout) {
   if (layout.head_dim % 8 == 0 && layout.head_dim <= 256) return Ok();
@@ -83,12 +77,15 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
 
 Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, const Weights& weights,
                                                    const ExecutorOptions& options, SketchSource sketches) {
-  ASSIGN_OR_RETURN(const CudaDevice device, FindCudaDevice());
+  ASSIGN_OR_RETURN(const GpuInfo device, FindCudaDevice());
   RETURN_IF_ERROR(CheckGpuLayout(PoolFor(config, options).layout));
-  return MakeDecoderExecutor<CudaBackend>(config, weights, options, std::move(sketches), device.name,
-                                          CudaOptions{.activation = options.activation,
-                                                      .pool_on_device = options.pool_on_device,
-                                                      .memory_limit_bytes = options.device_memory_bytes});
+  // What driver and libraries take for themselves is part of what may be used.
+  const uint64_t limit = options.device_memory_bytes;
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> backend,
+                   CudaBackend::Open({.activation = options.activation,
+                                      .pool_on_device = options.pool_on_device,
+                                      .memory_limit_bytes = limit - std::min(limit, kGpuMarginBytes)}));
+  return MakeDecoderExecutor(config, weights, options, std::move(sketches), device.name, std::move(backend));
 }
 
 }  // namespace infinigen

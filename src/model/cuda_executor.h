@@ -2,26 +2,17 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
+#include "backend/gpu.h"
 #include "base/result.h"
 #include "model/executor.h"
 
 namespace infinigen {
 
-struct GpuInfo {
-  std::string name;
-  uint64_t total_bytes = 0;
-  uint64_t free_bytes = 0;
-};
-Result<GpuInfo> FindGpu();
+// What the driver and the libraries take of a GPU's memory for themselves: in no plan, and part of any limit.
+inline constexpr uint64_t kGpuMarginBytes = uint64_t{768} << 20;
 
-// What its memory and the link to it give at most, measured here and now.
-struct GpuCeilings {
-  double device_gb_per_s = 0;
-  double to_device_gb_per_s = 0;
-  double to_host_gb_per_s = 0;
-};
+Result<GpuInfo> FindGpu();
 Result<GpuCeilings> MeasureGpu();
 
 // Entries that the GPU's attention can read; kUnsupported names what it cannot.

@@ -256,10 +256,9 @@ class Decoder {
       if (backend_.LaunchGraph(key)) return;
       const bool recording = backend_.BeginGraph(key);
       RunLayers(call);
-      if (recording) backend_.EndGraph();
-    } else {
-      RunLayers(call);
+      if (!recording || backend_.EndGraph()) return;
     }
+    RunLayers(call);
   }
   void RunLayers(const LayerCall& call) {
     Embed(call.batch, call.x);

@@ -43,12 +43,13 @@ inline ExecutorOptions Settled(const ModelConfig& config, ExecutorOptions option
 template <Backend B>
 class DecoderExecutor final : public Executor {
  public:
-  template <class... BackendArgs>
-  DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name, BackendArgs... args)
+  DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name,
+                  std::unique_ptr<B> backend)
       : config_(config),
         options_(Settled(config, options)),
         name_(std::move(name)),
-        backend_(args...),
+        owned_backend_(std::move(backend)),
+        backend_(*owned_backend_),
         pool_(PoolFor(config, options_), backend_.pool_memory(), &backend_.compute_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
@@ -133,7 +134,8 @@ class DecoderExecutor final : public Executor {
   const ModelConfig& config_;
   ExecutorOptions options_;
   std::string name_;
-  B backend_;
+  std::unique_ptr<B> owned_backend_;
+  B& backend_;
   Pool pool_;  // its memory is the backend's: declared after it
   std::unique_ptr<Decoder<B>> decoder_;
   std::vector<std::optional<PrefillJob>> jobs_;  // [max_batch]; set while a sequence prefills
@@ -157,11 +159,11 @@ MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& asked, uint
           .pool_bytes_per_token = sequence_bytes / static_cast<uint64_t>(options.max_tokens)};
 }
 
-template <Backend B, class... BackendArgs>
+template <Backend B>
 Result<std::unique_ptr<Executor>> MakeDecoderExecutor(const ModelConfig& config, const Weights& weights,
                                                       const ExecutorOptions& options, SketchSource sketches,
-                                                      std::string name, BackendArgs... args) {
-  auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), args...);
+                                                      std::string name, std::unique_ptr<B> backend) {
+  auto executor = std::make_unique<DecoderExecutor<B>>(config, options, std::move(name), std::move(backend));
   RETURN_IF_ERROR(executor->Start(weights, std::move(sketches)));
   return Result<std::unique_ptr<Executor>>(std::move(executor));
 }

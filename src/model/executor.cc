@@ -27,9 +27,11 @@ Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const 
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
   switch (options.device) {
     case Device::kCpu:
-      return MakeDecoderExecutor<CpuBackend>(config, weights, options, std::move(sketches), CpuName(), options.threads);
+      return MakeDecoderExecutor(config, weights, options, std::move(sketches), CpuName(),
+                                 std::make_unique<CpuBackend>(options.threads));
     case Device::kReference:
-      return MakeDecoderExecutor<ReferenceBackend>(config, weights, options, std::move(sketches), CpuName());
+      return MakeDecoderExecutor(config, weights, options, std::move(sketches), CpuName(),
+                                 std::make_unique<ReferenceBackend>());
     case Device::kCuda:
       return MakeCudaExecutor(config, weights, options, std::move(sketches));
   }

@@ -29,7 +29,7 @@ struct AnyCudaFactory : TensorCoreArithmetic {
   static constexpr char kMissing[] = "no GPU";
   static std::unique_ptr<B> Make() {
     if (!FindCudaDevice().ok()) return nullptr;
-    return std::make_unique<B>(CudaOptions{.activation = DType::kF32, .pool_on_device = kPoolOnDevice});
+    return B::Open({.activation = DType::kF32, .pool_on_device = kPoolOnDevice}).value();
   }
   static void TearDown() {}
 };

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "backend/backends.h"
+#include "backend/near_layer.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
 #include "kv/sketch.h"
@@ -85,11 +86,15 @@ TEST(GpuProductTest, LargeProducts) {
                         Case{20, 14336, 4096, DType::kBF16, DType::kBF16, DType::kF32},
                         Case{2048, 4096, 6144, DType::kBF16, DType::kBF16, DType::kBF16},
                         Case{1000, 5120, 5120, DType::kF16, DType::kF16, DType::kF32},
-                        Case{7, 4096, 128256, DType::kF32, DType::kBF16, DType::kF32}}) {
+                        Case{7, 4096, 128256, DType::kF32, DType::kBF16, DType::kF32},
+                        // converted some rows at a time
+                        Case{2500, 8192, 520, DType::kF32, DType::kBF16, DType::kF32},
+                        Case{2048, 6000, 264, DType::kBF16, DType::kF32, DType::kBF16}}) {
     SCOPED_TRACE(::testing::Message() << c.m << " x " << c.k << " x " << c.n);
     HostTensor x = HostTensor::Normal(random, c.x, c.m, c.k), weight = Repeated(random, c.weight, c.n, c.k);
     HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, c.n), out(c.out, c.m, c.n);
-    CudaBackend b({.activation = c.x, .pool_on_device = true});
+    const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.activation = c.x, .pool_on_device = true}).value();
+    CudaBackend& b = *opened;
     const Result<ConstTensor> placed = b.Place(weight.view()), placed_bias = b.Place(bias.view());
     ASSERT_TRUE(placed.ok() && placed_bias.ok());
     DeviceTensor dx(b, x), dout(b, out);
@@ -113,6 +118,23 @@ TEST(GpuProductTest, LargeProducts) {
       ASSERT_NEAR(got.At(r, n), want, bound) << r << "," << n;
     }
   }
+}
+
+// More lists than are fetched by one launch.
+TYPED_TEST(GpuLargeTest, ManyListsAreFetched) {
+  const NearShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .places = 3, .hot = false};
+  NearLayer<typename TypeParam::B> layer(this->backend(), shape, 103);
+  std::vector<NearToken> tokens;
+  for (int32_t slot = 0; slot < shape.slots; ++slot)
+    tokens.push_back({slot, 3, std::vector<int32_t>(64, 3), std::vector<std::vector<int32_t>>(64, {slot % 2, 2, 3})});
+  const std::vector<NearOutcome> outcomes = layer.Step(tokens);
+  const Bytes data = layer.Data();
+  for (const NearToken& token : tokens)
+    for (int64_t head = 0; head < shape.kv_heads; ++head)
+      for (int32_t place = 0; place < 3; ++place)
+        ASSERT_TRUE(layer.At(data, token.slot, head, place) ==
+                    layer.Home(token.slot, head, token.lists[0][static_cast<size_t>(place)]))
+            << "slot " << token.slot << ", head " << head << ", place " << place;
 }
 
 // A prompt of thousands of tokens: its tokens get what decoding them gives, by another kernel. A head's outputs have

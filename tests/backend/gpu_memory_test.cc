@@ -235,7 +235,7 @@ class GpuLimitTest : public ::testing::Test {
 };
 
 TEST_F(GpuLimitTest, TheDeviceIsDescribed) {
-  const Result<CudaDevice> device = FindCudaDevice();
+  const Result<GpuInfo> device = FindCudaDevice();
   ASSERT_TRUE(device.ok());
   EXPECT_FALSE(device->name.empty());
   EXPECT_GT(device->free_bytes, 0u);
@@ -244,7 +244,9 @@ TEST_F(GpuLimitTest, TheDeviceIsDescribed) {
 
 TEST_F(GpuLimitTest, MoreThanTheLimitIsRefused) {
   constexpr uint64_t kLimit = 512 << 20, kBlock = 64 << 20;
-  CudaBackend b({.pool_on_device = true, .memory_limit_bytes = kLimit});
+  const std::unique_ptr<CudaBackend> opened =
+      CudaBackend::Open({.pool_on_device = true, .memory_limit_bytes = kLimit}).value();
+  CudaBackend& b = *opened;
   const uint64_t before = b.used_bytes();
   for (Allocator* memory : {&b.compute_memory(), &b.pool_memory()}) {
     const Result<Buffer> all = Buffer::Make(*memory, kLimit + 1);
@@ -270,7 +272,8 @@ TEST_F(GpuLimitTest, MoreThanTheLimitIsRefused) {
 
 // No device has it, whatever the limit.
 TEST_F(GpuLimitTest, MoreThanTheDeviceIsRefused) {
-  CudaBackend b({.pool_on_device = false});
+  const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.pool_on_device = false}).value();
+  CudaBackend& b = *opened;
   const Result<Buffer> all = Buffer::Make(b.compute_memory(), size_t{1} << 50);
   ASSERT_FALSE(all.ok());
   EXPECT_EQ(all.error().kind, ErrorKind::kExhausted);

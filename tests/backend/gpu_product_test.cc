@@ -47,7 +47,9 @@ TEST(GpuProductTest, PlacedWeightsAndBiases) {
   if (!FindCudaDevice().ok()) GTEST_SKIP() << "no GPU";
   Random random(110);
   for (const DType activation : CudaFactory::kActivations) {
-    CudaBackend b({.activation = activation, .pool_on_device = true});
+    const std::unique_ptr<CudaBackend> opened =
+        CudaBackend::Open({.activation = activation, .pool_on_device = true}).value();
+    CudaBackend& b = *opened;
     for (const DType weight : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const Shape& shape : {Shape{1, 64, 96}, Shape{5, 768, 40}, Shape{33, 128, 130}, Shape{130, 72, 64}}) {
         for (const bool bias : {false, true}) {

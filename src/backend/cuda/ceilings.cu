@@ -41,7 +41,7 @@ double Best(cudaStream_t stream, const Work& work) {
 
 }  // namespace
 
-Result<CudaCeilings> MeasureCeilings() {
+Result<GpuCeilings> MeasureCeilings() {
   cudaStream_t stream = nullptr;
   void *device = nullptr, *host = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -52,7 +52,7 @@ Result<CudaCeilings> MeasureCeilings() {
     return Exhausted("no memory to measure ceilings with");
   }
   CUDA_CHECK(cudaMemsetAsync(device, 1, kBytes, stream));
-  CudaCeilings ceilings;
+  GpuCeilings ceilings;
   ceilings.device_gb_per_s = Best(stream, [&] {
     ReadAll<<<4096, 512, 0, stream>>>(static_cast<const uint4*>(device), kBytes / sizeof(uint4),
                                       static_cast<uint32_t*>(device));

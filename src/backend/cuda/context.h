@@ -6,14 +6,16 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "backend/backend.h"
 #include "backend/cuda/check.h"
+#include "backend/cuda/graphs.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/tickets.h"
+#include "backend/cuda/transfers.h"
 #include "backend/cuda/zones.h"
 
 namespace infinigen {
@@ -44,7 +46,8 @@ struct MatMulPlan {
 
 class CudaContext {
  public:
-  explicit CudaContext(uint64_t memory_limit_bytes);
+  // kExhausted when the driver has no memory for it.
+  static Result<std::unique_ptr<CudaContext>> Open(uint64_t memory_limit_bytes);
   ~CudaContext();
 
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
@@ -53,14 +56,17 @@ class CudaContext {
   // the first steps only; Reserve takes what later ones need.
   std::byte* Scratch(size_t bytes);
 
-  void DropGraphs();
+  // out = x · weightᵀ + bias, with x in the type of the weight and the bias in that of the output. matmul.cu
+  void Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias);
 
   int sms() const { return sms_; }
   // Shared memory that a block may ask for.
   int max_shared_bytes() const { return max_shared_bytes_; }
 
  private:
-  friend class CudaBackend;
+  CudaContext() : transfers(tickets) {}
+  Status Start(uint64_t memory_limit_bytes);
+
   std::array<cudaStream_t, 4> streams_{};  // by Queue
   int sms_ = 0;
   int max_shared_bytes_ = 0;
@@ -77,44 +83,14 @@ class CudaContext {
 
   Buffer scratch;
   ZoneClock zones;
-
-  // Graphs of steps. A key without one was seen once.
-  std::map<uint64_t, cudaGraphExec_t> graphs;
-  uint64_t recording = 0;  // the key of the graph that is being recorded
+  StepGraphs graphs;
+  Tickets tickets;
+  Transfers transfers;
 
   // Weights; where small ones share a block, it is the last.
   std::vector<Buffer> placed;
   size_t arena_left = 0;
   std::map<const std::byte*, const std::byte*> converted_biases;  // f32 → the same in the activations' type
-
-  // Tickets: event number v lies in events[v % size], and is recorded again a ring later. Whoever waits for an older
-  // one waits a little longer than needed.
-  std::vector<cudaEvent_t> events;
-  std::vector<Queue> queue_of;  // the same shape: where it was recorded
-  uint64_t tickets = 0;
-  // What a graph records is its own: an event that a graph recorded cannot be waited for outside.
-  std::vector<cudaEvent_t> graph_events;
-  uint64_t graph_tickets = 0;
-  bool in_graph = false;
-
-  // Bytes from and to pageable host memory pass through pinned ones.
-  struct Pending {
-    uint64_t ticket;
-    const std::byte* bounce;
-    void* host;
-    size_t bytes;
-  };
-  std::byte* upload_ring = nullptr;
-  size_t upload_at = 0;
-  struct InFlight {
-    uint64_t ticket;
-    Queue queue;
-    size_t begin, end;  // of the ring
-  };
-  std::deque<InFlight> uploads;  // the oldest first
-  std::byte* download_bounce = nullptr;
-  size_t download_at = 0;
-  std::deque<Pending> downloads;
 };
 
 }  // namespace infinigen

@@ -10,30 +10,20 @@
 
 #include <array>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "backend/backend.h"
+#include "backend/gpu.h"
 
 namespace infinigen {
 
 class CudaContext;
 
-struct CudaDevice {
-  std::string name;
-  uint64_t total_bytes = 0;
-  uint64_t free_bytes = 0;
-};
 // The first GPU; kUnsupported when there is none that can be used, with the reason.
-Result<CudaDevice> FindCudaDevice();
+Result<GpuInfo> FindCudaDevice();
 
-// Of its memory, and of the link to the host's. Takes a second.
-struct CudaCeilings {
-  double device_gb_per_s = 0;  // read
-  double to_device_gb_per_s = 0;
-  double to_host_gb_per_s = 0;
-};
-Result<CudaCeilings> MeasureCeilings();
+// Takes a second.
+Result<GpuCeilings> MeasureCeilings();
 
 // What an operation does, for those who ask where time goes.
 enum class CudaZone : uint8_t { kProducts, kAttention, kSelection, kEntries, kRowwise, kFetch, kWriteout, kWeights };
@@ -52,8 +42,8 @@ class CudaBackend {
   // wait a few milliseconds.
   static constexpr int64_t kChunkTokens = 2048;
 
-  // Precondition: FindCudaDevice() found one.
-  explicit CudaBackend(const CudaOptions& options);
+  // Precondition: FindCudaDevice() found one. kExhausted when it has no memory for a program more.
+  static Result<std::unique_ptr<CudaBackend>> Open(const CudaOptions& options);
   ~CudaBackend();
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
@@ -85,10 +75,11 @@ class CudaBackend {
 
   // A graph of operations that are the same in every step but for what lies in device memory: launched again if `key`
   // is known, which names the shapes. Else the operations follow: the first time as they are, so that what libraries
-  // prepare is prepared; the second time they are recorded between BeginGraph, which says so, and EndGraph.
+  // prepare is prepared; the second time they are recorded between BeginGraph, which says so, and EndGraph, which runs
+  // them. If EndGraph says no, there was no memory for a graph: nothing has run, and they have to follow once more.
   bool LaunchGraph(uint64_t key);
   bool BeginGraph(uint64_t key);
-  void EndGraph();
+  bool EndGraph();
 
   // For measurements: entries are not fetched, or products, attention and norms are left out, so that results mean
   // nothing; what is left takes the time that it would take alone.
@@ -155,8 +146,8 @@ class CudaBackend {
                   const AttentionShape& shape, const NearEntries& near, const NearList& list, const Tensor& out);
 
  private:
-  void Deliver(uint64_t up_to);
-  Ticket RecordInGraph(Queue queue);
+  CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);
+  static size_t ScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
   CudaOptions options_;
   SkippedWork skipped_;

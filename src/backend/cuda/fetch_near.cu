@@ -19,6 +19,7 @@ namespace {
 constexpr int kBlocks = 8, kThreads = 512;
 constexpr int kAhead = 8;                // loads on their way, per lane
 constexpr int kRunPieces = 32 * kAhead;  // of a warp
+constexpr int kMostLists = 16384;        // of one launch: their sums lie in shared memory
 
 struct FetchCall {
   TokenBatch batch;
@@ -26,7 +27,8 @@ struct FetchCall {
   LayerEntries entries;
   NearEntries near;
   NearList list;
-  int lists = 0;         // tokens · kv_heads
+  int first_list = 0;  // of tokens · kv_heads
+  int lists = 0;
   int pieces = 0;        // of an entry
   int run = 0;           // entries that a warp moves at a time, a lane knows one of them
   uint32_t inverse = 0;  // 2^16 / pieces, rounded up: for quotients of less than kRunPieces
@@ -42,12 +44,13 @@ struct Route {
 __device__ void SumCounts(const FetchCall& call, uint32_t* begins, RadixScratch& radix) {
   const int share = (call.lists + kThreads - 1) / kThreads;
   const int first = static_cast<int>(threadIdx.x) * share, last = min(first + share, call.lists);
+  const int32_t* counts = call.list.miss_counts + call.first_list;
   uint32_t sum = 0;
-  for (int i = first; i < last; ++i) sum += static_cast<uint32_t>(call.list.miss_counts[i]);
+  for (int i = first; i < last; ++i) sum += static_cast<uint32_t>(counts[i]);
   uint32_t before = BlockExclusive(sum, radix);
   for (int i = first; i < last; ++i) {
     begins[i] = before;
-    before += static_cast<uint32_t>(call.list.miss_counts[i]);
+    before += static_cast<uint32_t>(counts[i]);
   }
   if (first < call.lists && last == call.lists) begins[call.lists] = before;
   __syncthreads();
@@ -61,7 +64,8 @@ __device__ Route FindRoute(const FetchCall& call, const uint32_t* begins, uint32
     const int middle = (low + high) / 2;
     (begins[middle] <= entry ? low : high) = middle;
   }
-  const int heads = static_cast<int>(call.list.kv_heads), token = low / heads, head = low % heads;
+  const int heads = static_cast<int>(call.list.kv_heads), list = call.first_list + low;
+  const int token = list / heads, head = list % heads;
   const int64_t slot = call.batch.slots[token];
   const int item = call.list.Misses(token, head)[entry - begins[low]];
   return {call.entries.Entry(slot, head, call.selection.Rows(token, head)[item]),
@@ -113,10 +117,14 @@ void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
   CHECK(call.near.layout.entry_bytes() % sizeof(Piece) == 0 && call.pieces > 0 && call.pieces <= kRunPieces);
   call.run = std::min(32, kRunPieces / call.pieces);
   call.inverse = static_cast<uint32_t>((65536 + call.pieces - 1) / call.pieces);
-  const size_t bytes = static_cast<size_t>(call.lists + 1) * sizeof(uint32_t);
-  AllowShared(context, FetchEntries<Piece>, bytes);
-  FetchEntries<Piece><<<kBlocks, kThreads, bytes, stream>>>(call);
-  CUDA_CHECK_LAUNCH();
+  const int all = static_cast<int>(call.batch.count * call.list.kv_heads);
+  for (call.first_list = 0; call.first_list < all; call.first_list += kMostLists) {
+    call.lists = std::min(all - call.first_list, kMostLists);
+    const size_t bytes = static_cast<size_t>(call.lists + 1) * sizeof(uint32_t);
+    AllowShared(context, FetchEntries<Piece>, bytes);
+    FetchEntries<Piece><<<kBlocks, kThreads, bytes, stream>>>(call);
+    CUDA_CHECK_LAUNCH();
+  }
 }
 
 }  // namespace
@@ -129,7 +137,7 @@ void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selectio
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
   CHECK(near.layout.entry_bytes() == entries.layout.entry_bytes());
   if (batch.count == 0) return;
-  const FetchCall call{batch, selection, entries, near, list, static_cast<int>(batch.count * selection.kv_heads)};
+  const FetchCall call{.batch = batch, .selection = selection, .entries = entries, .near = near, .list = list};
   if (near.layout.entry_bytes() % sizeof(uint4) == 0)
     Launch<uint4>(*context_, call, stream);
   else

@@ -117,65 +117,65 @@ std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key)
 
 }  // namespace
 
+// Both sides in one type. `bias` is of the type of the output.
+void CudaContext::Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias) {
+  const MatMulKey key{.m = x.rows,
+                      .n = p.out.cols,
+                      .k = x.cols,
+                      .x_stride = x.stride,
+                      .weight_stride = p.weight.stride,
+                      .out_stride = p.out.stride,
+                      .in = p.weight.type,
+                      .out = p.out.type,
+                      .epilogue = p.epilogue,
+                      .bias = bias != nullptr,
+                      .x_alignment = Alignment(x.data, x.stride, x.type),
+                      .weight_alignment = Alignment(p.weight.data, p.weight.stride, p.weight.type),
+                      .out_alignment = Alignment(p.out.data, p.out.stride, p.out.type)};
+  std::unique_ptr<MatMulPlan>& plan = plans[key];
+  if (plan == nullptr) plan = MakePlan(*this, key);
+  if (!plan->found) return MultiplyPlainly(stream, x, p);
+  if (bias != nullptr) Set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  const float one = 1.0f, beta = p.epilogue == Epilogue::kAdd ? 1.0f : 0.0f;
+  CUBLAS_CHECK(cublasLtMatmul(lt, plan->operation, &one, p.weight.data, plan->weight, x.data, plan->x, &beta,
+                              p.out.data, plan->out, p.out.data, plan->out, &plan->algorithm, lt_workspace.data(),
+                              lt_workspace.bytes(), stream));
+}
+
 void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections) {
   if (skipped_.compute) return;
   CudaContext& context = *context_;
   const cudaStream_t stream = context.stream(queue);
   const ZoneClock::Scope timed(context.zones, CudaZone::kProducts, stream);
-  if (context.lt_workspace.bytes() == 0) CHECK(Reserve(1, 1, 1, 1, 64).ok());
-  ConstTensor in_weight_type = x;  // the last conversion
+  if (context.converted.bytes() == 0) CHECK(Reserve(1, 1, 1, 1, 64).ok());
   for (const Projection& p : projections) {
     CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
-    if (p.weight.type == x.type) {
-      in_weight_type = x;
-    } else if (p.weight.type != in_weight_type.type) {
-      const int64_t stride = (x.cols + 7) / 8 * 8;
-      const size_t bytes = static_cast<size_t>(x.rows * stride) * SizeOf(p.weight.type);
-      if (bytes > context.converted.bytes()) {
-        context.DropGraphs();  // they know the old one
-        context.converted = {};
-        Result<Buffer> grown = Buffer::Make(compute_memory(), bytes);
-        CHECK(grown.ok());
-        context.converted = std::move(*grown);
-      }
-      const Tensor to{context.converted.data(), p.weight.type, x.rows, x.cols, stride};
-      Convert(stream, x, to);
-      in_weight_type = to;
-    }
-    const ConstTensor& in = in_weight_type;
     const std::byte* bias = p.bias.data;
     if (p.bias && p.out.type != DType::kF32) {
       const auto placed = context.converted_biases.find(p.bias.data);
-      if (placed == context.converted_biases.end()) {
-        MultiplyPlainly(stream, in, p);
-        continue;
-      }
-      bias = placed->second;
+      bias = placed == context.converted_biases.end() ? nullptr : placed->second;
     }
-    const MatMulKey key{.m = x.rows,
-                        .n = p.out.cols,
-                        .k = x.cols,
-                        .x_stride = in.stride,
-                        .weight_stride = p.weight.stride,
-                        .out_stride = p.out.stride,
-                        .in = p.weight.type,
-                        .out = p.out.type,
-                        .epilogue = p.epilogue,
-                        .bias = static_cast<bool>(p.bias),
-                        .x_alignment = Alignment(in.data, in.stride, in.type),
-                        .weight_alignment = Alignment(p.weight.data, p.weight.stride, p.weight.type),
-                        .out_alignment = Alignment(p.out.data, p.out.stride, p.out.type)};
-    std::unique_ptr<MatMulPlan>& plan = context.plans[key];
-    if (plan == nullptr) plan = MakePlan(context, key);
-    if (!plan->found) {
-      MultiplyPlainly(stream, in, p);
+    const bool plain = p.bias && bias == nullptr;  // a bias that was not placed as a weight
+    const auto multiply = [&](const ConstTensor& rows, const Projection& of) {
+      plain ? MultiplyPlainly(stream, rows, of) : context.Multiply(stream, rows, of, bias);
+    };
+    if (p.weight.type == x.type) {
+      multiply(x, p);
       continue;
     }
-    if (p.bias) Set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    const float one = 1.0f, beta = p.epilogue == Epilogue::kAdd ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(context.lt, plan->operation, &one, p.weight.data, plan->weight, in.data, plan->x, &beta,
-                                p.out.data, plan->out, p.out.data, plan->out, &plan->algorithm,
-                                context.lt_workspace.data(), context.lt_workspace.bytes(), stream));
+    // As many rows at a time as there is room for in the weights' type.
+    const int64_t stride = (x.cols + 7) / 8 * 8;
+    const size_t row_bytes = static_cast<size_t>(stride) * SizeOf(p.weight.type);
+    const auto together = static_cast<int64_t>(context.converted.bytes() / row_bytes);
+    CHECK(together > 0);  // rows of four million numbers
+    for (int64_t first = 0; first < x.rows; first += together) {
+      const int64_t count = std::min(together, x.rows - first);
+      const Tensor converted{context.converted.data(), p.weight.type, count, x.cols, stride};
+      Convert(stream, x.Rows(first, count), converted);
+      Projection of = p;
+      of.out = p.out.Rows(first, count);
+      multiply(converted, of);
+    }
   }
 }
 
