@@ -12,6 +12,7 @@
 #include "cli/launch.h"
 #include "cli/ppl_task.h"
 #include "cli/prompts.h"
+#include "cli/selection_overlap.h"
 #include "text/stream_decoder.h"
 
 namespace infinigen {
@@ -49,17 +50,18 @@ double TokensPerSecond(const PplResult& result) {
 }
 
 Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSession& session, const PplResult& result,
-                int64_t bytes) {
+                double overlap, int64_t bytes) {
   Json json = EvalJsonHead(session);
   const ExecutorOptions& run = session.executor->options();
   const bool compared = session.full != nullptr || run.is_full();
-  // NaN, when not even one window was finished, becomes null.
+  // NaN, where nothing was finished or compared, becomes null.
   json.update({{"ppl", result.ppl()},
                {"nll", result.nll()},
                {"kld_mean", compared ? Json(result.kld_mean()) : Json(nullptr)},
                {"top1_agree", compared ? Json(result.top1_agree()) : Json(nullptr)},
                {"top1_agree_clear", session.full != nullptr ? Json(result.clear_agree()) : Json(nullptr)},
                {"clear", result.clear},
+               {"selection_overlap", overlap},
                {"against", session.full != nullptr ? Json(flags.common.against) : Json(nullptr)},
                {"tokens_scored", result.tokens},
                {"windows", result.window_nll.size()},
@@ -75,7 +77,7 @@ Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSess
 }
 
 std::string ResultText(const PplFlags& flags, const PplOptions& options, const EvalSession& session,
-                       const PplResult& result, int64_t bytes) {
+                       const PplResult& result, double overlap, int64_t bytes) {
   const ExecutorOptions& run = session.executor->options();
   const KvStats stats = session.executor->Stats();
   std::string against;
@@ -83,8 +85,10 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
     const std::string clear = flags.common.against == "full" ? ""
                                                              : fmt::format(" ({:.2f} % where it is ahead by {})",
                                                                            100 * result.clear_agree(), kClearGap);
-    against = fmt::format("against {}: KL divergence {:.5f}, the same most likely token in {:.2f} %{}\n{}{}",
-                          flags.common.against, result.kld_mean(), 100 * result.top1_agree(), clear,
+    const std::string selected =
+        std::isnan(overlap) ? "" : fmt::format("{:.2f} % of the selected rows are the same\n", 100 * overlap);
+    against = fmt::format("against {}: KL divergence {:.5f}, the same most likely token in {:.2f} %{}\n{}{}{}",
+                          flags.common.against, result.kld_mean(), 100 * result.top1_agree(), clear, selected,
                           AttendedWords(stats, run), flags.common.kv.stats_per_layer ? LayerTable(stats) : "");
   }
   return fmt::format(
@@ -109,6 +113,12 @@ Result<int> EvalPpl(const PplFlags& flags) {
   }
   RETURN_IF_ERROR(StartExecutor(flags.common, task.rows, useful, /*compare=*/true, &session));
 
+  // Of both, the lists: what a layer chose depends on what came before it, so not all are the same.
+  SelectionOverlap overlap;
+  if (flags.common.against == "cpu" && !session.kv.method.evicts()) {
+    session.executor->ObserveSelection(overlap.Kept());
+    session.full->ObserveSelection(overlap.Compared());
+  }
   StatusLine status;
   const auto show = [&](const PplResult& sofar) {
     status.Draw(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(), sofar.windows,
@@ -119,8 +129,8 @@ Result<int> EvalPpl(const PplFlags& flags) {
   status.Erase();
   const int64_t bytes = ScoredBytes(session.tokenizer(), task.text, task.windows, result.window_nll.size());
   Output output;
-  output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, bytes))
-                                 : ResultText(flags, options, session, result, bytes));
+  output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, overlap.share(), bytes))
+                                 : ResultText(flags, options, session, result, overlap.share(), bytes));
   RETURN_IF_ERROR(output.status());
   if (result.complete()) return kExitOk;
   if (!flags.common.json)

@@ -77,6 +77,16 @@ std::string CheckSize(const std::string& text) {
   return size.ok() ? std::string() : size.error().message;
 }
 
+// 2x: so many times a selection.
+bool ParseTimes(const std::string& text, double* times) {
+  return text.ends_with('x') && ParseNumber(std::string_view(text).substr(0, text.size() - 1), times) && *times >= 1;
+}
+std::string CheckHot(const std::string& text) {
+  double times = 0;
+  if (!text.ends_with('x')) return CheckSize(text);
+  return ParseTimes(text, &times) ? "" : fmt::format("'{}' is not 1x or more", text);
+}
+
 std::string CheckLimit(const std::string& text) {
   if (!IsPercent(text)) return CheckSize(text);
   double percent = 0;
@@ -180,7 +190,8 @@ void AddStorageFlags(Flags& flags, KvFlags* kv) {
                help + " (default none; counter where --kv-limit is a share)");
   flags.Custom("--kv-home", Checked(&kv->home, CheckHome), "host|device",
                "where entries live: in host memory, or on the GPU (default host)");
-  flags.Custom("--kv-hot", Checked(&kv->hot, CheckSize), "SIZE", "entries kept on the GPU; needs --device cuda");
+  flags.Custom("--kv-hot", Checked(&kv->hot, CheckHot), "SIZE|Nx",
+               "entries kept on the GPU: bytes, or room for N selections (default: what is left); needs --device cuda");
 }
 
 void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
@@ -194,7 +205,7 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 Status CheckAvailable(const KvFlags& flags) {
   if (flags.home.starts_with("disk:"))
     return Unsupported("--kv-home {} is not part of this version; available: host, device", flags.home);
-  if (flags.force_hits > 0 && !flags.hot.empty() && *ParseSize(flags.hot) > 0)
+  if (flags.force_hits > 0 && !flags.hot.empty() && (flags.hot.ends_with('x') || *ParseSize(flags.hot) > 0))
     return Invalid("--kv-force-hits stands for a hot set: it goes with --kv-hot 0");
   return Ok();
 }
@@ -353,7 +364,7 @@ Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags) {
   common.skew_file = flags.skew;
   common.on_device = flags.home == "device";
   common.source_given = !flags.from.empty();
-  if (!flags.hot.empty()) common.hot_bytes = *ParseSize(flags.hot);
+  if (!flags.hot.empty() && !ParseTimes(flags.hot, &common.hot_selections)) common.hot_bytes = *ParseSize(flags.hot);
   if (flags.force_hits > 0) common.hot_bytes = 0;
 
   std::vector<KvChoice> choices;

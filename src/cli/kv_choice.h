@@ -68,6 +68,7 @@ struct KvChoice {
   bool on_device = false;             // entries live on the GPU
   bool source_given = false;          // of the guess; else it follows from the device
   std::optional<uint64_t> hot_bytes;  // of a GPU's hot set; nullopt: what is left
+  double hot_selections = 0;          // of it at most: room for so many selections; 0: no such limit
 };
 // One for each preset of the list.
 Result<std::vector<KvChoice>> ResolveKvList(const KvFlags& flags);

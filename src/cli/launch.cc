@@ -95,7 +95,8 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
     const bool may_guess = kv.method.select != SelectKind::kAll && kv.dense_layers != 0;
     if (!kv.source_given && may_guess) fitting.method.from = GuessSource::kPrevMid;
     options.hot_limit_bytes = kv.hot_bytes.value_or(UINT64_MAX);
-  } else if (kv.hot_bytes.value_or(0) > 0 || kv.method.forced_hits > 0) {
+    options.hot_selections = kv.hot_selections;
+  } else if (kv.hot_bytes.value_or(0) > 0 || kv.hot_selections > 0 || kv.method.forced_hits > 0) {
     return Unsupported("a hot set (--kv-hot, --kv-force-hits) is for entries that live on the host of a GPU");
   }
   ASSIGN_OR_RETURN(options.method, FitMethod(fitting, model.config, max_tokens));

@@ -36,6 +36,7 @@ struct ExecutorOptions {
   bool pool_on_device = false;
   uint64_t device_memory_bytes = UINT64_MAX;  // at most
   uint64_t hot_limit_bytes = 0;               // of entries that stay on the device; planned into method.hot_rows
+  double hot_selections = 0;                  // the same, as room for so many selections; 0: no such limit
   double weights_on_device = 1.0;             // share of the layers; the others' weights come over the link
 
   // Everything is kept, and attended to, as it is.

@@ -232,6 +232,8 @@ TEST(KvChoice, UnknownWordsAreUsage) {
       {{"--kv-limit", "many"}, "many"},
       {{"--kv-limit", "0%"}, "'0%' is not a share"},
       {{"--kv-hot", "warm"}, "warm"},
+      {{"--kv-hot", "0.5x"}, "'0.5x' is not 1x or more"},
+      {{"--kv-hot", "x"}, "'x' is not 1x or more"},
       {{"--kv-force-count", "0"}, "too small"},
       {{"--kv-force-hits", "1.5"}, "too large"},
   };
@@ -249,6 +251,8 @@ TEST(KvChoice, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"--kv-home", "disk:/tmp"}), HasSubstr("--kv-home disk:/tmp"));
   // What only a GPU has is refused where the device is known (cli/launch.cc).
   EXPECT_EQ(Refusal({"--kv-hot", "1GiB"}), "");
+  EXPECT_EQ(Refusal({"--kv-hot", "2x"}), "");
+  EXPECT_THAT(Refusal({"--kv-hot", "2x", "--kv-force-hits", "0.8"}), HasSubstr("--kv-hot 0"));
   EXPECT_EQ(Refusal({"--kv-force-hits", "0.8"}), "");
   EXPECT_EQ(Refusal({"--kv-home", "device"}), "");
   EXPECT_THAT(Refusal({"--kv-hot", "1GiB", "--kv-force-hits", "0.8"}), HasSubstr("--kv-hot 0"));

@@ -1,0 +1,43 @@
+// How far two devices select the same rows for the same tokens: the lists of one executor are kept until the other one
+// comes to the same token.
+//
+//   SelectionOverlap overlap;
+//   first.ObserveSelection(overlap.Kept());
+//   second.ObserveSelection(overlap.Compared());
+//   ... the same tokens through `first`, then through `second`, window after window
+//   overlap.share();
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "model/executor.h"
+
+namespace infinigen {
+
+class SelectionOverlap {
+ public:
+  // A list for every so many-eth token is enough, and a sixteenth of the memory.
+  explicit SelectionOverlap(int64_t every = 16) : every_(every) {}
+
+  // Valid as long as this is. Both sides see rows in the order of their positions, so nothing may have been evicted.
+  SelectionObserver Kept();
+  SelectionObserver Compared();
+
+  // Rows that both chose against those of the longer list, over all lists; a token's own row, which is in every list,
+  // does not count. NaN when nothing was compared.
+  double share() const;
+  uint64_t lists() const { return lists_; }
+
+ private:
+  using Key = std::tuple<LayerId, SeqSlot, KvHead, int32_t>;  // the last: the token's own row, which ends its list
+
+  int64_t every_;
+  std::map<Key, std::vector<int32_t>> kept_;
+  uint64_t same_ = 0, longer_ = 0, lists_ = 0;
+};
+
+}  // namespace infinigen
