@@ -27,11 +27,12 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "base/split_mix.h"
 #include "kv/pool.h"
 #include "model/cache_attention.h"
 #include "model/config.h"
 #include "model/executor.h"
+#include "model/host_numbers.h"
+#include "model/placed_weights.h"
 #include "model/sketch_source.h"
 #include "model/weight_stream.h"
 #include "model/weights.h"
@@ -58,13 +59,6 @@ struct PrefillJob {
   size_t units = 0;
 };
 
-// Mean 0, variance 1, near enough to normal: four uniform numbers out of one draw.
-inline float AboutNormal(SplitMix& random) {
-  const uint64_t bits = random.Next();
-  const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-  return (static_cast<float>(sum) * (1.0f / 65536) - 2.0f) * 1.7320508f;
-}
-
 template <Backend B>
 class Decoder {
  public:
@@ -73,7 +67,9 @@ class Decoder {
                                                Pool& pool, const KvMethod& method, SketchSource sketches,
                                                int64_t max_batch, double weights_on_device = 1.0) {
     std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, std::move(sketches), max_batch));
-    RETURN_IF_ERROR(decoder->PlaceWeights(weights, weights_on_device));
+    ASSIGN_OR_RETURN(
+        decoder->weights_,
+        WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, config.tied_embeddings, weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -201,7 +197,7 @@ class Decoder {
       const TokenBatch batch = UploadBatch(count);
       for (const Tensor* side : {&work_.k, &work_.v}) {
         for (float& number : numbers) number = AboutNormal(random);
-        FromHost(numbers, *side);
+        FromHost(backend_, numbers, *side);
       }
       for (LayerId layer : IdRange<LayerId>(config_.layers)) {
         const int64_t held = std::min(count, pool_.quotas(layer)[slot.index()] - first);
@@ -388,7 +384,7 @@ class Decoder {
 
   // Queries and keys of a prefill unit, for whoever observes.
   void ShowPrefill(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
-    const std::vector<float> queries = ToHost(heads.q), keys = ToHost(heads.k);
+    const std::vector<float> queries = ToHost(backend_, heads.q), keys = ToHost(backend_, heads.k);
     const auto view = [](const std::vector<float>& host, const Tensor& of) {
       return ConstTensor{reinterpret_cast<const std::byte*>(host.data()), DType::kF32, of.rows, of.cols};
     };
@@ -397,7 +393,7 @@ class Decoder {
 
   // Where the prompt chooses sketch columns: first only the sums by which it does, and its keys.
   void WatchColumns(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
-    const std::vector<float> queries = ToHost(heads.q), keys = ToHost(heads.k);
+    const std::vector<float> queries = ToHost(backend_, heads.q), keys = ToHost(backend_, heads.k);
     if (!call.job->columns) call.job->columns.emplace(sketches_.rotation(layer), config_.kv_heads, config_.head_dim);
     call.job->columns->Add(queries, config_.heads / config_.kv_heads);
     call.job->columns->Add(keys, 1);
@@ -412,32 +408,13 @@ class Decoder {
       const int64_t count = std::min(work_.k.rows, total - first);
       for (int64_t i = 0; i < count; ++i) SetToken(i, 0, job.slot, job.first_row + first + i);
       const TokenBatch batch = UploadBatch(count);
-      FromHost(std::span(job.keys).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width)),
+      FromHost(backend_,
+               std::span(job.keys).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width)),
                work_.k.Rows(0, count));
       cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
     }
     job.columns.reset();
     job.keys.clear();
-  }
-
-  // Activations as f32 in host memory, and back.
-  std::vector<float> ToHost(const Tensor& x) {
-    std::vector<std::byte> stored(static_cast<size_t>(x.rows * x.cols) * SizeOf(x.type));
-    backend_.Synchronize(backend_.Download(Queue::kCompute, x.data, stored.size(), stored.data()));
-    std::vector<float> host(static_cast<size_t>(x.rows * x.cols));
-    Dispatch(x.type, [&](auto tag) {
-      const auto* numbers = reinterpret_cast<const decltype(tag)*>(stored.data());
-      for (size_t i = 0; i < host.size(); ++i) host[i] = ToFloat(numbers[i]);
-    });
-    return host;
-  }
-  void FromHost(std::span<const float> host, const Tensor& x) {
-    CHECK(host.size() == static_cast<size_t>(x.rows * x.cols));
-    if (x.type == DType::kF32) return backend_.Upload(Queue::kCompute, host.data(), host.size_bytes(), x.data);
-    std::vector<uint16_t> stored(host.size());
-    for (size_t i = 0; i < host.size(); ++i)
-      stored[i] = x.type == DType::kBF16 ? ToBF16(host[i]).bits : ToF16(host[i]).bits;
-    backend_.Upload(Queue::kCompute, stored.data(), stored.size() * sizeof(uint16_t), x.data);
   }
 
   void CountSteps(int64_t steps, int64_t tokens) {
@@ -528,44 +505,6 @@ class Decoder {
   }
 
   // ---- set-up ----
-
-  Status Place(ConstTensor& tensor) {
-    if (!tensor) return Ok();
-    ASSIGN_OR_RETURN(tensor, backend_.Place(tensor));
-    return Ok();
-  }
-  Status Place(Linear& linear) {
-    RETURN_IF_ERROR(Place(linear.weight));
-    return Place(linear.bias);
-  }
-  Status Place(NormWeights& norm) {
-    RETURN_IF_ERROR(Place(norm.weight));
-    return Place(norm.bias);
-  }
-
-  Status PlaceWeights(const Weights& host, double on_device) {
-    weights_.embedding = host.embedding;
-    weights_.positions = host.positions;
-    weights_.project_in = host.project_in;
-    weights_.project_out = host.project_out;
-    weights_.layers = host.layers;
-    weights_.final_norm = host.final_norm;
-    weights_.lm_head = host.lm_head;
-    for (ConstTensor* tensor : {&weights_.embedding, &weights_.positions}) RETURN_IF_ERROR(Place(*tensor));
-    RETURN_IF_ERROR(stream_.Start(weights_.layers, on_device));
-    for (LayerWeights& layer : weights_.layers) {
-      for (NormWeights* norm : {&layer.attention_norm, &layer.mlp_norm}) RETURN_IF_ERROR(Place(*norm));
-      for (Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-        RETURN_IF_ERROR(Place(*linear));
-    }
-    RETURN_IF_ERROR(Place(weights_.final_norm));
-    for (Linear* linear : {&weights_.project_in, &weights_.project_out}) RETURN_IF_ERROR(Place(*linear));
-    if (config_.tied_embeddings) {
-      weights_.lm_head = {.weight = weights_.embedding, .bias = {}};
-      return Ok();
-    }
-    return Place(weights_.lm_head);
-  }
 
   Status AllocateWorkspace() {
     ASSIGN_OR_RETURN(workspace_memory_, Buffer::Make(backend_.compute_memory(), Workspace::Bytes(shape_)));
