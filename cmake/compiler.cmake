@@ -26,6 +26,9 @@ infinigen_options_for_cxx(-ffp-contract=off)
 if(INFINIGEN_SANITIZE)
   target_compile_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(infinigen_options INTERFACE -fsanitize=${INFINIGEN_SANITIZE})
+  if(INFINIGEN_SANITIZE MATCHES "address")
+    target_compile_definitions(infinigen_options INTERFACE INFINIGEN_ASAN)  # read by tensor/buffer.cc
+  endif()
   if(INFINIGEN_SANITIZE MATCHES "address.*undefined")
     # The address sanitizer stops at the access that these three announce; they were a third of the compile time.
     target_compile_options(infinigen_options INTERFACE -fno-sanitize=null,object-size,pointer-overflow)

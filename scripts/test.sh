@@ -53,7 +53,7 @@ run_ctest() {
     failed=$((failed + 1)) && failures+=("ctest $preset")
   else
     passed=$((passed + total - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && sed -n '/The following tests FAILED/,$p' "$log" && grep -B2 -A40 'Failed' "$log" | head -n 200
+    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && sed -n '/The following tests FAILED/,$p' "$log" && grep -E -B2 -A40 '\*\*\*(Failed|Timeout|Exception)' "$log" | head -n 200
     echo "$([ "$bad" -eq 0 ] && echo 'ok      ' || echo 'FAILED  ') ctest $preset: $((total - bad - skip)) passed, $bad failed, $skip skipped"
   fi
   rm -f "$log"

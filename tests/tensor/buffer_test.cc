@@ -44,5 +44,17 @@ TEST(Buffer, UnreasonableSizeIsAnErrorNotACrash) {
   EXPECT_EQ(buffer.error().kind, ErrorKind::kExhausted);
 }
 
+#ifdef INFINIGEN_ASAN
+TEST(BufferDeathTest, TheAddressSanitizerKnowsTheEnd) {
+  HostAllocator allocator;
+  for (const size_t bytes : {1000, 4096}) {
+    const Buffer buffer = Buffer::Make(allocator, bytes).value();
+    const volatile std::byte* data = buffer.data();
+    EXPECT_EQ(data[bytes - 1], std::byte{0});
+    EXPECT_DEATH({ [[maybe_unused]] const std::byte behind = data[bytes]; }, "use-after-poison") << bytes;
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace infinigen
