@@ -19,7 +19,7 @@ from cli_test import Case, Run
 MODEL = ""
 TEXT = "The old man closed the door and looked at the sea. It was a cold morning, and nobody had come. " * 40
 COMMON = {"model": ("name", "arch", "params", "dtype"), "device": ("name", "backend", "threads"),
-          "timing": ("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s", "decode_step_ms_mean", "decode_step_ms_p99"),
+          "timing": ("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s", "decode_step_ms_mean", "decode_step_ms_p99", "decode_step_ms_median"),
           "memory": ("host_peak_bytes", "device_peak_bytes")}
 
 
