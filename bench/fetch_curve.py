@@ -21,7 +21,6 @@ def step_ms(binary, batch, depths, flags):
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{run.stderr}")
-    # The median: first steps record their graph.
     return {r["depth"]: (r["timing"]["decode_step_ms_median"], r) for r in json.loads(run.stdout)["results"]}
 
 
@@ -45,7 +44,8 @@ def main():
             continue
         resident = step_ms(arguments.binary, batch, depths, ["--kv", "full", "--kv-home", "device"])
         fetched = {hits: step_ms(arguments.binary, batch, depths,
-                                 ["--kv", "infinigen", "--kv-alpha", "inf", "--kv-cap", "0.05", "--kv-hot", "0", "--kv-force-hits", str(hits)])
+                                 ["--kv", "infinigen", "--kv-alpha", "inf", "--kv-cap", "0.05", "--kv-window", "0", "--kv-sinks", "0", "--kv-min", "0",
+                                  "--kv-hot", "0", "--kv-force-hits", str(hits)])
                    for hits in arguments.hits}
         for depth in depths:
             full, cells = resident[depth][0], []

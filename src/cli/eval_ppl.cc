@@ -26,6 +26,7 @@ struct PplFlags {
   int64_t context = 0;  // 0: not given
   std::string mode = "batched";
   int64_t limit_tokens = 0;  // 0: all
+  bool overlap = false;
 };
 
 // Bytes that the scored tokens of the first `count` windows spell. A character that begins before them counts whole.
@@ -101,6 +102,8 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
 Result<int> EvalPpl(const PplFlags& flags) {
   ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
   RETURN_IF_ERROR(CheckScorable(session.kv.method));
+  if (flags.overlap && (flags.common.against != "cpu" || session.kv.method.evicts()))
+    return Invalid("--selection-overlap goes with --against cpu, and with methods that keep every entry");
   PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
   ASSIGN_OR_RETURN(source.bytes, ReadText(flags.file));
   PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
@@ -114,8 +117,9 @@ Result<int> EvalPpl(const PplFlags& flags) {
   RETURN_IF_ERROR(StartExecutor(flags.common, task.rows, useful, /*compare=*/true, &session));
 
   // Of both, the lists: what a layer chose depends on what came before it, so not all are the same.
-  SelectionOverlap overlap;
-  if (flags.common.against == "cpu" && !session.kv.method.evicts()) {
+  const SelectRule& rule = session.executor->options().method.rule;
+  SelectionOverlap overlap(rule.sinks, rule.window);
+  if (flags.overlap) {
     session.executor->ObserveSelection(overlap.Kept());
     session.full->ObserveSelection(overlap.Compared());
   }
@@ -153,6 +157,8 @@ int RunEvalPpl(Arguments arguments) {
   flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "only the first N tokens (default: all)");
   flags.Choice("--against", &values.common.against, {"full", "cpu"},
                "what predictions are compared with: --kv full on the same device, or the same --kv on the CPU");
+  flags.Switch("--selection-overlap", &values.overlap,
+               "with --against cpu: also how far both select the same entries (every 16th token)");
   AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.file.empty()) return FailUsage("eval ppl", "a text is missing: pass its file with -f");

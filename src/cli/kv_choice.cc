@@ -203,6 +203,8 @@ void AddMeasurementFlags(Flags& flags, KvFlags* kv) {
 }
 
 Status CheckAvailable(const KvFlags& flags) {
+  if (flags.force_hits >= 1)
+    return Invalid("--kv-force-hits {}: some entries are always fetched, it is below 1", flags.force_hits);
   if (flags.home.starts_with("disk:"))
     return Unsupported("--kv-home {} is not part of this version; available: host, device", flags.home);
   if (flags.force_hits > 0 && !flags.hot.empty() && (flags.hot.ends_with('x') || *ParseSize(flags.hot) > 0))

@@ -92,7 +92,7 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
   KvChoice fitting = kv;
   if (device.device == Device::kCuda && !kv.on_device) {
     // Entries that come over a link are wanted long before they are needed (docs/decisions/0008).
-    const bool may_guess = kv.method.select != SelectKind::kAll && kv.dense_layers != 0;
+    const bool may_guess = kv.method.may_guess() && kv.dense_layers != 0;
     if (!kv.source_given && may_guess) fitting.method.from = GuessSource::kPrevLayer;
     options.hot_limit_bytes = kv.hot_bytes.value_or(UINT64_MAX);
     options.hot_selections = kv.hot_selections;

@@ -36,6 +36,7 @@ struct Fit {
   MemoryPlan Limited(int64_t tokens) const {
     MemoryPlan parts = Parts(tokens, options.max_batch);
     if (kv_limit) parts.pool_bytes = std::min(parts.pool_bytes, *kv_limit);
+    parts.near_pool_bytes = std::min(parts.near_pool_bytes, parts.pool_bytes);
     return parts;
   }
   uint64_t OneSequence(int64_t tokens) const { return Parts(tokens, 1).pool_bytes; }
@@ -65,10 +66,6 @@ struct Fit {
   }
 };
 
-}  // namespace
-
-namespace {
-
 // Entries stay on the GPU as far as its memory goes, and as they are wanted there.
 int64_t PlanHotSet(const Fit& fit) {
   const ExecutorOptions& options = fit.options;
@@ -88,7 +85,10 @@ RunPlan PlanRun(const ModelConfig& config, uint64_t weights_bytes, const Executo
   const Fit fit{config, weights_bytes, options, kv_limit, available_bytes};
   RunPlan plan{.options = options, .parts = fit.Limited(options.max_tokens), .available_bytes = available_bytes};
   plan.device_available_bytes = plan.parts.has_device ? options.device_memory_bytes : 0;
-  plan.largest_context = fit.LargestContext();
+  // A hot set is made of what is left: a longer context shrinks it.
+  ExecutorOptions cold = options;
+  cold.method.hot_rows = 0;
+  plan.largest_context = Fit{config, weights_bytes, cold, kv_limit, available_bytes}.LargestContext();
   const MemoryPlan& parts = plan.parts;
   const bool near = parts.has_device && parts.pool_on_device;
   const uint64_t fixed = near ? parts.device_bytes() - parts.pool_bytes + kGpuMarginBytes

@@ -6,9 +6,17 @@
 
 namespace infinigen {
 
+// Of a list that ends with the token's own row, what is there for its score.
+std::vector<int32_t> SelectionOverlap::Choice(std::span<const int32_t> rows) const {
+  std::vector<int32_t> chosen;
+  for (const int32_t row : rows.first(rows.size() - 1))
+    if (row >= sinks_ && row < rows.back() - window_) chosen.push_back(row);
+  return chosen;
+}
+
 SelectionObserver SelectionOverlap::Kept() {
   return [this](LayerId layer, SeqSlot slot, KvHead head, std::span<const int32_t> rows) {
-    if (rows.back() % every_ == 0) kept_[{layer, slot, head, rows.back()}] = {rows.begin(), rows.end() - 1};
+    if (rows.back() % every_ == 0) kept_[{layer, slot, head, rows.back()}] = Choice(rows);
   };
 }
 
@@ -16,19 +24,18 @@ SelectionObserver SelectionOverlap::Compared() {
   return [this](LayerId layer, SeqSlot slot, KvHead head, std::span<const int32_t> rows) {
     const auto found = kept_.find({layer, slot, head, rows.back()});
     if (found == kept_.end()) return;
-    const std::vector<int32_t>& other = found->second;
+    const std::vector<int32_t>&other = found->second, mine = Choice(rows);
     std::vector<int32_t> both;
-    std::set_intersection(other.begin(), other.end(), rows.begin(), rows.end() - 1, std::back_inserter(both));
+    std::set_intersection(other.begin(), other.end(), mine.begin(), mine.end(), std::back_inserter(both));
     same_ += both.size();
-    longer_ += std::max(other.size(), rows.size() - 1);
-    ++lists_;
+    longer_ += std::max(other.size(), mine.size());
     kept_.erase(found);
   };
 }
 
 double SelectionOverlap::share() const {
-  if (lists_ == 0) return std::numeric_limits<double>::quiet_NaN();
-  return longer_ == 0 ? 1.0 : static_cast<double>(same_) / static_cast<double>(longer_);
+  if (longer_ == 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(same_) / static_cast<double>(longer_);
 }
 
 }  // namespace infinigen

@@ -20,24 +20,25 @@ namespace infinigen {
 
 class SelectionOverlap {
  public:
-  // A list for every so many-eth token is enough, and a sixteenth of the memory.
-  explicit SelectionOverlap(int64_t every = 16) : every_(every) {}
+  // Of lists that always have the first `sinks` rows and the last `window` ones, which do not count. A list for every
+  // so many-eth token is enough, and a sixteenth of the memory.
+  SelectionOverlap(int64_t sinks, int64_t window, int64_t every = 16) : sinks_(sinks), window_(window), every_(every) {}
 
   // Valid as long as this is. Both sides see rows in the order of their positions, so nothing may have been evicted.
   SelectionObserver Kept();
   SelectionObserver Compared();
 
-  // Rows that both chose against those of the longer list, over all lists; a token's own row, which is in every list,
-  // does not count. NaN when nothing was compared.
+  // Rows that both chose against those of the longer list, over all lists. NaN when nobody had a choice.
   double share() const;
-  uint64_t lists() const { return lists_; }
 
  private:
   using Key = std::tuple<LayerId, SeqSlot, KvHead, int32_t>;  // the last: the token's own row, which ends its list
 
-  int64_t every_;
+  std::vector<int32_t> Choice(std::span<const int32_t> rows) const;
+
+  int64_t sinks_, window_, every_;
   std::map<Key, std::vector<int32_t>> kept_;
-  uint64_t same_ = 0, longer_ = 0, lists_ = 0;
+  uint64_t same_ = 0, longer_ = 0;
 };
 
 }  // namespace infinigen

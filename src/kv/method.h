@@ -62,6 +62,8 @@ struct KvMethod {
   // Rows that are chosen together.
   int64_t page() const { return select == SelectKind::kQuest ? kPageRows : 1; }
   // Whether a step of layer i reads something that layer i-1 left behind.
+  // What reads all keys anyway gains nothing by it.
+  bool may_guess() const { return select == SelectKind::kSketch || select == SelectKind::kQuest; }
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };
 

@@ -64,10 +64,15 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
                                                      config.kv_heads, config.head_dim);
+  // Vectors are there twice, the second time in the type of activations; small tensors lie in blocks of some MiB.
+  constexpr uint64_t kBlocksBytes = uint64_t{16} << 20;
+  plan.workspace_bytes += kBlocksBytes + static_cast<uint64_t>(config.layers * (10 * config.hidden + 2 * config.ffn)) *
+                                             SizeOf(options.activation);
   AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
-  plan.near_pool_bytes =
-      plan.pool_bytes / static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(pool.near_layers);
+  // Those layers never evict.
+  plan.near_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.near_layers * options.max_tokens) *
+                         static_cast<uint64_t>(pool.layout.row_bytes());
   (settled.method.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
   using Stage = EntryStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);

@@ -254,6 +254,7 @@ TEST(KvChoice, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_EQ(Refusal({"--kv-hot", "2x"}), "");
   EXPECT_THAT(Refusal({"--kv-hot", "2x", "--kv-force-hits", "0.8"}), HasSubstr("--kv-hot 0"));
   EXPECT_EQ(Refusal({"--kv-force-hits", "0.8"}), "");
+  EXPECT_THAT(Refusal({"--kv-force-hits", "1"}), HasSubstr("below 1"));
   EXPECT_EQ(Refusal({"--kv-home", "device"}), "");
   EXPECT_THAT(Refusal({"--kv-hot", "1GiB", "--kv-force-hits", "0.8"}), HasSubstr("--kv-hot 0"));
 }

@@ -24,8 +24,11 @@ class StepGraphs {
   // True when what follows is recorded: not the first time a key is seen.
   bool Begin(uint64_t key, cudaStream_t stream) {
     if (refused_) return false;
-    if (graphs_.size() >= kMost) Drop();
-    if (graphs_.try_emplace(key, nullptr).second) return false;
+    if (!graphs_.contains(key)) {
+      if (graphs_.size() >= kMost) Drop();
+      graphs_[key] = nullptr;
+      return false;
+    }
     recording_ = key;
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     return true;
@@ -36,7 +39,8 @@ class StepGraphs {
     cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
     cudaGraphExec_t ready = nullptr;
-    cudaError_t status = cudaGraphInstantiate(&ready, graph, 0);
+    // As in streams: what is fetched goes before the blocks of a product.
+    cudaError_t status = cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
     CUDA_CHECK(cudaGraphDestroy(graph));
     if (status == cudaSuccess) status = cudaGraphLaunch(ready, stream);
     if (status == cudaErrorMemoryAllocation) {
