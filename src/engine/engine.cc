@@ -92,6 +92,12 @@ void Engine::Cancel(RequestId id) {
     if (live->id == id) live->cancel = true;
 }
 
+std::optional<SeqSlot> Engine::SlotOf(RequestId id) const {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->id == id && !live->finished() && live->state != RequestState::kQueued) return live->slot;
+  return std::nullopt;
+}
+
 void Engine::CancelAll() {
   for (const std::unique_ptr<Live>& live : requests_) live->cancel = true;
 }
@@ -224,13 +230,17 @@ void Engine::RunDecodeStep() {
 
 // Samples the next token of a decoding request and decides whether it goes on.
 void Engine::Accept(Live& live, std::span<float> logits) {
-  const std::optional<int32_t> token = live.sampler.Sample(logits, live.history);
+  const std::span<const int32_t> history = live.history;
+  const std::optional<int32_t> token =
+      live.sampler.Sample(logits, history, history.subspan(live.request.prompt.size()));
   if (!token) return Finish(live, FinishReason::kError, "the model gave no finite logit");
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
   if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
     return Finish(live, FinishReason::kEos);
   live.history.push_back(*token);
   live.result.tokens.push_back(*token);
+  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr)
+    live.request.on_logprobs(live.id, *live.sampler.logprobs());
   if (live.request.on_token && !live.request.on_token(live.id, *token)) return Finish(live, FinishReason::kStopped);
   const bool enough = static_cast<int64_t>(live.result.tokens.size()) >= live.request.max_new_tokens;
   const bool full = static_cast<int64_t>(live.history.size()) > live.final_tokens;

@@ -51,6 +51,9 @@ class Engine {
   // Gives up the rows that a keep_rows request left behind, if any.
   void DropKept();
 
+  // Where a request's entries are; nullopt while it has none.
+  std::optional<SeqSlot> SlotOf(RequestId id) const;
+
   const EngineStats& stats() const { return stats_; }
   Executor& executor() { return executor_; }
 

@@ -15,6 +15,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/strong_index.h"
@@ -44,7 +45,21 @@ struct SamplingOptions {
   float min_p = 0.05f;          // drop what is less likely than this share of the most likely; 0: none
   float repeat_penalty = 1.0f;  // > 1: tokens among the last `repeat_window` become less likely
   int32_t repeat_window = 64;
+  float presence_penalty = 0;                         // subtracted once from every token that was generated
+  float frequency_penalty = 0;                        // and for every time it was
+  std::vector<std::pair<int32_t, float>> logit_bias;  // (token, added to its logit), tokens of the vocabulary
+  int32_t top_logprobs = -1;  // >= 0: on_logprobs is told each token's, and those of so many alternatives
   uint64_t seed = 0;
+};
+
+// Natural logarithms of probabilities as the model gave them: before bias, penalties and temperature.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+struct TokenLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // most likely first
 };
 
 struct RequestResult {
@@ -73,6 +88,7 @@ struct Request {
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
   std::function<bool(RequestId, int32_t token)> on_token;
+  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // just before on_token, where they are asked for
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;
 };
