@@ -189,6 +189,8 @@ Json Completion::Stats() const {
 }
 
 void Completion::FinishAll() {
+  context_.log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
+                                usage_.completion_tokens));
   if (request_.stream) {
     if (request_.include_usage) {
       Json chunk = UsageChunk(head_, usage_);
@@ -205,8 +207,6 @@ void Completion::FinishAll() {
     exchange_->Reply(context_.dress({.status = 200, .body = Compact(answer)}));
   }
   over_ = true;
-  context_.log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
-                                usage_.completion_tokens));
 }
 
 void Completion::FailAll(const ApiError& error) {
