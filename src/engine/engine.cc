@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "engine/sampler.h"
@@ -11,6 +12,34 @@ namespace infinigen {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+Status CheckKv(const RequestKv& kv, const KvMethod& method) {
+  if (kv.full) {
+    if (method.evicts()) return Unsupported("kv {} gives entries up, so no request can attend to all", method.preset);
+    if (method.select == SelectKind::kAll || method.LargestCap() >= 1) return Ok();
+    return Unsupported("a request asks for all entries, there is room for {:.4g}% of them", 100 * method.LargestCap());
+  }
+  if (!kv.alpha && !kv.cap) return Ok();
+  if (method.select == SelectKind::kAll)
+    return Unsupported("kv {} attends to everything, a request's alpha and cap have no meaning", method.preset);
+  if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, it must not be negative", *kv.alpha);
+  if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, it must be above 0 and at most 1", *kv.cap);
+  if (kv.cap.value_or(0) > method.LargestCap())
+    return Unsupported("a request asks for a cap of {}, there is room for {}", *kv.cap, method.LargestCap());
+  return Ok();
+}
+
+SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
+  if (kv.full) {
+    rule.alpha = std::numeric_limits<float>::infinity();
+    rule.cap = 1.0;
+    rule.force_count = 0;
+    return rule;
+  }
+  rule.alpha = kv.alpha.value_or(rule.alpha);
+  rule.cap = kv.cap.value_or(rule.cap);
+  return rule;
+}
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -76,6 +105,7 @@ Result<RequestId> Engine::Submit(Request request) {
     if (request.prompt[i] < 0 || request.prompt[i] >= config.vocab)
       return Invalid("prompt token {} has the id {}, the vocabulary has {}", i, request.prompt[i], config.vocab);
   CHECK(request.max_new_tokens >= 0);
+  RETURN_IF_ERROR(CheckKv(request.kv, executor_.options().method));
 
   const RequestId id(next_id_++);
   auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
@@ -124,6 +154,8 @@ void Engine::Admit() {
     }
     if (!slot.ok()) return;  // first come, first served: nobody overtakes
     live->slot = *slot;
+    const KvMethod& method = executor_.options().method;
+    if (method.select != SelectKind::kAll) executor_.SetRule(live->slot, RuleOf(live->request.kv, method.rule));
     live->Become(RequestState::kAdmitted);
     live->admitted = Clock::now();
     live->result.queue_s = Seconds(live->admitted - live->submitted);

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,13 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
+// What a request asks of selection, in an engine that selects.
+struct RequestKv {
+  bool full = false;           // attend to everything; the others are ignored
+  std::optional<float> alpha;  // not given, here and below: as the engine was started
+  std::optional<double> cap;
+};
+
 struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, with kError
@@ -66,6 +74,7 @@ struct Request {
   std::vector<int32_t> prompt;
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
+  RequestKv kv;
   bool ignore_eos = false;
   // A conversation: when it is done its rows stay in the engine, and the next such request starts after those that its
   // prompt shares with them. The engine keeps one, and gives it up when another request needs the room.

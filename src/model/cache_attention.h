@@ -91,6 +91,11 @@ class CacheAttention {
     Put(matrices.key_offset, const_cast<float*>(basis.KeyOffset(at, 0)));
   }
 
+  void SetRule(SeqSlot slot, const SelectRule& rule) {
+    CHECK(method_.select != SelectKind::kAll && rule.cap <= method_.LargestCap());
+    backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
+  }
+
   // Brings tables and quotas to the compute device where they changed. Once per step or unit, before anything else.
   void UploadTables() {
     if (tables_seen_ == pool_.table_version()) return;

@@ -79,6 +79,7 @@ class Decoder {
   void BeginSequence(SeqSlot slot) {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
   }
+  void SetRule(SeqSlot slot, const SelectRule& rule) { cache_.SetRule(slot, rule); }
 
   // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
   // admitted for as many rows.

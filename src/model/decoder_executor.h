@@ -70,11 +70,13 @@ class DecoderExecutor final : public Executor {
     if (kept > 0) {
       ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, kept}));
       decoder_->BeginSequence(slot);
+      if (options_.method.select != SelectKind::kAll) SetRule(slot, options_.method.rule);
       return slot;
     }
     return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
                      FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
   }
+  void SetRule(SeqSlot slot, const SelectRule& rule) override { decoder_->SetRule(slot, rule); }
   void Release(SeqSlot slot) override {
     EndPrefill(slot);
     AwaitQueues();  // nobody reads or writes what others will have

@@ -114,6 +114,9 @@ class Executor {
 
   // A place for a sequence that will have at most `final_tokens` rows; kExhausted when there is none now.
   virtual Result<SeqSlot> Admit(int64_t final_tokens) = 0;
+  // The sequence selects by this rule from now on, not by the method's. Precondition: the method selects, and has room
+  // for the rule's cap (KvMethod::LargestCap).
+  virtual void SetRule(SeqSlot /*slot*/, const SelectRule& /*rule*/) {}
   // Gives everything of the sequence back; also ends a prefill that is under way.
   virtual void Release(SeqSlot slot) = 0;
 

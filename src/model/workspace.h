@@ -57,7 +57,8 @@ struct WorkspaceShape {
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select.
   int64_t selected_rows() const {
-    const SelectRule& rule = method.rule;
+    SelectRule rule = method.rule;
+    rule.cap = method.LargestCap();
     const int64_t n = kept_rows(), page = method.page();
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
