@@ -1,8 +1,8 @@
 // A request: a prompt on its way to text. One state machine, driven by the engine's loop; the command line is a client
 // of it like a server.
 //
-//        ┌────────────────────── preempted ◄─┐
-//        ▼                                   │
+//        ┌────────────── preempted ◄─────────┐
+//        ▼           ┌─────────────┼─────────────┤
 //     queued ──► admitted ──► prefilling ──► decoding ──► done
 //        │           │             │             │
 //        └───────────┴─────────────┴─────────────┴──────► cancelled

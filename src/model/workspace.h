@@ -51,6 +51,14 @@ struct WorkspaceShape {
   size_t sketch_bytes() const {
     return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
   }
+  // Of 256 rows of one KV head, and of a sequence in all layers.
+  size_t head_extent_sketch_bytes() const {
+    return method.select == SelectKind::kQuest ? bounds_layout().head_bytes(kExtentTokens)
+                                               : sketch_layout().head_bytes(kExtentTokens);
+  }
+  size_t extent_sketch_bytes() const {
+    return static_cast<size_t>((sketch_layers() + bounds_layers()) * config.kv_heads) * head_extent_sketch_bytes();
+  }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
