@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -72,10 +73,17 @@ struct WorkspaceShape {
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
   }
-  // Places of each (sequence, KV head) for entries that were fetched: of one layer, or of a hot set in every layer.
+  // Where the guess is what the layer before began with, a layer's entries are on their way while that one still waits
+  // for its own: two layers have a selection at once.
+  bool fetches_early() const { return fetches && method.from == GuessSource::kPrevLayer; }
+  int64_t selections() const { return fetches_early() ? 2 : 1; }
+  // Places of each (sequence, KV head) for entries that were fetched: of the layers that need them at once, or of a hot
+  // set in every layer.
   int64_t near_rows() const { return method.hot_rows > 0 ? method.hot_rows : selected_rows(); }
   int64_t near_layers() const {
-    return !fetches ? 0 : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : 1;
+    return !fetches              ? 0
+           : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers)
+                                 : selections();
   }
   // Of one layer, sequence and KV head, tables included.
   size_t near_list_bytes() const {
@@ -120,17 +128,17 @@ struct Workspace {
   SelectionTotals* uncounted = nullptr;  // [1] of selections that are no step
 
   // Only for methods that need them.
-  Tensor step_guess;                  // [max_batch][hidden], what the layer before left for the next one's guess
-  Tensor guess_q;                     // [T][heads·head_dim], the guessed query
-  Tensor last_q;                      // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
-  Tensor sketch_q;                    // [S][heads·dims] f32
-  Selection selection;                // of S tokens
-  NearList near;                      // of the selection, where it is fetched
-  NearTotals* near_totals = nullptr;  // [layers][max_sequences], likewise
-  SelectRule* rules = nullptr;        // [max_sequences]
-  SelectionTotals* totals = nullptr;  // [layers][max_sequences]
-  MassTotals* mass = nullptr;         // [layers]
-  float* basis = nullptr;             // [sketch_layers][1 or max_sequences] of query, key, key_offset
+  Tensor step_guess;                   // [max_batch][hidden], what the layer before left for the next one's guess
+  Tensor guess_q;                      // [T][heads·head_dim], the guessed query
+  Tensor last_q;                       // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
+  Tensor sketch_q;                     // [S][heads·dims] f32
+  std::array<Selection, 2> selection;  // of S tokens; the second only where a shape has two selections
+  std::array<NearList, 2> near;        // of the selections, where they are fetched
+  NearTotals* near_totals = nullptr;   // [layers][max_sequences], likewise
+  SelectRule* rules = nullptr;         // [max_sequences]
+  SelectionTotals* totals = nullptr;   // [layers][max_sequences]
+  MassTotals* mass = nullptr;          // [layers]
+  float* basis = nullptr;              // [sketch_layers][1 or max_sequences] of query, key, key_offset
 
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.

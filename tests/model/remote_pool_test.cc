@@ -1,7 +1,10 @@
 // A pool that is not compute memory, and weights that are streamed: the same bits as without, however late the moves
-// happen. The backend under test runs operations at once but moves bytes as late as its tickets allow, so that a
-// missing Wait is seen.
+// happen. The backend under test runs operations at once but moves bytes and fetches entries as late as its tickets
+// allow, so that a missing Wait is seen, and memory that is used again too soon.
 #include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
 
 #include "backend/reference/reference_backend.h"
 #include "model/decoder_executor.h"
@@ -15,8 +18,13 @@ class LateBackend : public ReferenceBackend {
   static constexpr bool pool_is_remote() { return true; }
 
   void Move(Queue queue, std::span<const ByteMove> moves) {
-    std::vector<ByteMove>& pending = Of(queue).pending;
-    pending.insert(pending.end(), moves.begin(), moves.end());
+    for (const ByteMove& move : moves)
+      Of(queue).pending.push_back([this, queue, move] { ReferenceBackend::Move(queue, {&move, 1}); });
+  }
+  void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                 const NearEntries& near, const NearList& list) {
+    Of(queue).pending.push_back(
+        [=, this] { ReferenceBackend::FetchNear(queue, batch, selection, entries, near, list); });
   }
   Ticket Record(Queue queue) {
     tickets_.push_back({queue, Of(queue).done + Of(queue).pending.size()});
@@ -27,23 +35,21 @@ class LateBackend : public ReferenceBackend {
 
  private:
   struct State {
-    std::vector<ByteMove> pending;
+    std::deque<std::function<void()>> pending;
     size_t done = 0;
   };
   struct Point {
     Queue queue;
-    size_t moves;
+    size_t done;
   };
   State& Of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   void RunUpTo(Ticket ticket) {
     if (ticket.value == 0) return;
-    const Point& point = tickets_[ticket.value - 1];
-    State& state = Of(point.queue);
-    if (point.moves <= state.done) return;
-    const size_t count = point.moves - state.done;
-    HostBackend::Move(point.queue, std::span(state.pending).first(count));
-    state.pending.erase(state.pending.begin(), state.pending.begin() + static_cast<std::ptrdiff_t>(count));
-    state.done = point.moves;
+    const Point point = tickets_[ticket.value - 1];
+    for (State& state = Of(point.queue); state.done < point.done; ++state.done) {
+      state.pending.front()();
+      state.pending.pop_front();
+    }
   }
 
   std::array<State, 4> queues_;
@@ -77,8 +83,11 @@ std::vector<Case> Cases() {
           {"streaming_behind_a_dense_layer", dense_first},
           {"infinigen", Sparse(GuessSource::kSelf)},
           {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
+          {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
           {"quest", Sparse(GuessSource::kSelf, SelectKind::kQuest)},
-          {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)}};
+          {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, SelectKind::kQuest)},
+          {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
+          {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
 }
 
 class RemotePool : public testing::TestWithParam<Case> {
@@ -92,8 +101,8 @@ class RemotePool : public testing::TestWithParam<Case> {
             .weights_on_device = GetParam().weights_on_device};
   }
   std::unique_ptr<Executor> Far(int64_t batch = 1) const {
-    Result<std::unique_ptr<Executor>> made =
-        MakeDecoderExecutor<LateBackend>(model.config, model.weights, Options(batch), {.bases = model.bases}, "late");
+    Result<std::unique_ptr<Executor>> made = MakeDecoderExecutor(
+        model.config, model.weights, Options(batch), {.bases = model.bases}, "late", std::make_unique<LateBackend>());
     CHECK(made.ok());
     return std::move(*made);
   }
