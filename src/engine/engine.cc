@@ -122,6 +122,12 @@ void Engine::RunPrefill() {
 
 // The prompt, as far as it is not there; after a preemption then what was generated, as the steps it was.
 Status Engine::BeginPrefill(Live& live) {
+  if (prefixes_ && live.state == RequestState::kAdmitted) TakeOverPrefix(live);
+  if (!std::exchange(live.counted, true)) {
+    live.result.kept_tokens = live.rows;
+    stats_.prompt_tokens += live.prompt_tokens();
+    stats_.reused_tokens += live.rows;
+  }
   const bool steps = live.rows >= live.prompt_tokens();
   live.prefill_end = steps ? live.rows_before_step() : live.prompt_tokens();
   const std::span<const int32_t> tokens =

@@ -49,7 +49,7 @@ struct EngineStats {
   std::vector<float> step_ms;  // of the latest kStepSamples steps, in no particular order
 
   // Sums so far.
-  int64_t prompt_tokens = 0;    // of requests that were admitted, each once
+  int64_t prompt_tokens = 0;    // of requests whose prefill has begun, each once
   int64_t reused_tokens = 0;    // of them, those that were not computed
   int64_t replayed_tokens = 0;  // computed again after a preemption
   int64_t preemptions = 0;
@@ -97,6 +97,7 @@ class Engine {
   Result<SeqSlot> AdmitOne(Live& live, bool alone);
   Result<SeqSlot> AdmitGrowing(Live& live, bool alone);
   PrefixCache::Path FindPrefix(Live& live);
+  void TakeOverPrefix(Live& live);
   bool TakeOverKept(Live& live);
   void GrowAll();
   void Grow(Live& live);

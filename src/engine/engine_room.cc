@@ -61,9 +61,6 @@ void Engine::Admit() {
     if (live->preempted) continue;
     live->admitted = EngineClock::now();
     live->result.queue_s = Seconds(live->admitted - live->submitted);
-    live->result.kept_tokens = live->rows;
-    stats_.prompt_tokens += live->prompt_tokens();
-    stats_.reused_tokens += live->rows;
   }
 }
 
@@ -103,6 +100,18 @@ PrefixCache::Path Engine::FindPrefix(Live& live) {
   const bool steps_too = method.select == SelectKind::kAll || method.from != GuessSource::kPrevStep;
   const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
   return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
+}
+
+// A prompt waits for those before it, and they may have made what it begins with meanwhile.
+void Engine::TakeOverPrefix(Live& live) {
+  PrefixCache::Path found = FindPrefix(live);
+  if (std::ranges::mismatch(live.path, found).in1 == live.path.end()) {
+    for (size_t extent = live.path.size(); extent < found.size(); ++extent)
+      executor_.Adopt(live.slot, static_cast<int64_t>(extent), PrefixCache::Extents(found)[extent]);
+    std::swap(live.path, found);
+    live.rows = std::ssize(live.path) * kExtentTokens;
+  }
+  prefixes_->Release(found);
 }
 
 // Alone, the request may have all of the pool; if what comes with cached rows stands in its way, it does without.

@@ -42,6 +42,7 @@ struct Engine::Live {
   std::vector<PrefixCache::Kind> kinds;  // of the path that a preemption took
 
   bool preempted = false;  // ever
+  bool counted = false;    // its prompt, in the statistics
   EngineClock::time_point submitted = EngineClock::now();
   EngineClock::time_point admitted;
   EngineClock::time_point first_token;

@@ -238,14 +238,15 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
 
 void Pool::Adopt(SeqSlot slot, int64_t extent, SharedId id) {
   Sequence& sequence = sequences_[slot.index()];
-  CHECK(sequence.admitted && !is_shared(slot, extent) && (extent + 1) * kExtentTokens <= sequence.tokens);
+  CHECK(sequence.admitted && !is_shared(slot, extent) && (extent + 1) * kExtentTokens <= quotas_[slot.index()]);
+  const uint64_t before = OwnBytes(slot);
   for (int64_t layer = options_.layers; layer-- > 0;) {
     const size_t place = TableIndex(layer, slot, extent);
     GiveBack(layer, tables_[place], slab_of_[place]);
   }
   Use(slot, extent, id);
   ++sequence.shared;
-  CountUsed(0, QuotaBytes(options_, {kExtentTokens, kExtentTokens}));
+  CountUsed(OwnBytes(slot), before);
   ++table_version_;
 }
 

@@ -66,7 +66,7 @@ class Pool {
 
   // The sequence's extent, which is full, becomes shared; kExhausted when there is no memory for what comes with it.
   Result<SharedId> Share(SeqSlot slot, int64_t extent);
-  // The sequence takes a shared extent that is the same in place of its own.
+  // The sequence takes a shared extent in place of its own, which is the same or not written yet.
   void Adopt(SeqSlot slot, int64_t extent, SharedId id);
   // [side_bytes] of host memory, the sharer's to fill.
   std::byte* side(SharedId id) const { return shared_[id.index()].side.data(); }

@@ -103,6 +103,7 @@ class DecoderExecutor final : public Executor {
   void Adopt(SeqSlot slot, int64_t extent, SharedId id) override {
     AwaitQueues();  // nobody reads or writes what others will have
     pool_.Adopt(slot, extent, id);
+    decoder_->LoadSketches(slot, extent, pool_.side(id));
   }
   void DropShared(SharedId id) override {
     AwaitQueues();

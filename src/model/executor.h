@@ -132,7 +132,7 @@ class Executor {
   // Rows [256 · extent, 256 · (extent + 1)) of the sequence, which are complete, are never written again, and can begin
   // other sequences until they are dropped. kExhausted when there is no memory for their sketches.
   virtual Result<SharedId> Share(SeqSlot /*slot*/, int64_t /*extent*/) { CHECK(false); }
-  // The sequence uses shared rows, which are the same, in place of its own.
+  // The sequence uses shared rows in place of its own, which are the same or not there yet.
   virtual void Adopt(SeqSlot /*slot*/, int64_t /*extent*/, SharedId /*id*/) { CHECK(false); }
   // Precondition: no sequence has them.
   virtual void DropShared(SharedId /*id*/) { CHECK(false); }

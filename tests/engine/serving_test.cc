@@ -383,8 +383,9 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
   EXPECT_EQ(Run(engine, prompts[0], 2).tokens, Alone({}, prompts[0], 2));
 }
 
-TEST_F(Prefixes, AsManyAtOnceTakeTheSamePrefixAndKeepItOnce) {
+TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
   for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
+    client.results.clear();
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 4});
     Engine engine(*executor, kReuse);
     const std::vector<int32_t> base = Model().Ids(520, 110);
@@ -393,15 +394,31 @@ TEST_F(Prefixes, AsManyAtOnceTakeTheSamePrefixAndKeepItOnce) {
       prompts.push_back(Join(base, Model().Ids(10 + i, 111 + i)));
       ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 30)).ok());
     }
-    // All were admitted before the first had anything to give; each found the others' extents when it had made them.
     while (engine.stats().decode_steps < 25) engine.RunOnce();
-    ASSERT_EQ(engine.stats().running, 4);
+    ASSERT_EQ(engine.stats().running, 4) << "all were admitted before the first had anything to give";
     EXPECT_LT(executor->pool_bytes(), (512 + 4 * 60) * RowBytes());
     while (engine.RunOnce()) {
     }
-    for (uint32_t i = 0; i < 4; ++i)
-      EXPECT_EQ(client.results.at(static_cast<int32_t>(i)).tokens, Alone(method, prompts[i], 30)) << i;
+    for (int32_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(client.results.at(i).kept_tokens, i == 0 ? 0 : 512);
+      EXPECT_EQ(client.results.at(i).tokens, Alone(method, prompts[static_cast<size_t>(i)], 30)) << i;
+    }
+  }
+}
+
+TEST_F(Prefixes, TheSameAnswersAreKeptOnce) {
+  for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
     client.results.clear();
+    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2});
+    Engine engine(*executor, kReuse);
+    const std::vector<int32_t> prompt = Model().Ids(100, 117);
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(engine.Submit(client.Make(prompt, 450)).ok());
+    uint64_t most = 0;
+    while (engine.RunOnce()) most = std::max(most, executor->pool_bytes());
+    EXPECT_LT(most, (512 + 2 * 256) * RowBytes());
+    EXPECT_EQ(client.results.at(0).tokens, Alone(method, prompt, 450));
+    EXPECT_EQ(client.results.at(1).tokens, client.results.at(0).tokens);
+    EXPECT_EQ(executor->pool_bytes(), 512 * RowBytes());
   }
 }
 
