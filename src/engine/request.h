@@ -1,18 +1,20 @@
 // A request: a prompt on its way to text. One state machine, driven by the engine's loop; the command line is a client
 // of it like a server.
 //
-//        ┌────────────────────── preempted ◄─┐
-//        ▼                                   │
-//     queued ──► admitted ──► prefilling ──► decoding ──► done
+//        ┌─────────── preempted ◄────┬─────────────┐
+//        ▼                ▲          │             │
+//     queued ──► admitted ┴─► prefilling ──► decoding ──► done
 //        │           │             │             │
 //        └───────────┴─────────────┴─────────────┴──────► cancelled
 //
-// admitted: has a slot and a quota of rows in the pool, so nothing its neighbours do can stop it for want of memory.
-// done, cancelled: final; slot and rows are back in the pool, or kept for the conversation's next request.
+// admitted: has a slot and room in the pool: for all it may say, or in an engine that grows, for its prompt and the
+// next tokens. preempted: gave both up for somebody older, and waits again. done, cancelled: final; slot and rows are
+// back in the pool, or kept for the conversation's next request.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,11 +64,18 @@ struct TokenLogprobs {
   std::vector<TokenLogprob> top;  // most likely first
 };
 
+// What a request asks of selection, in an engine that selects.
+struct RequestKv {
+  bool full = false;           // attend to everything; the others are ignored
+  std::optional<float> alpha;  // not given, here and below: as the engine was started
+  std::optional<double> cap;
+};
+
 struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, with kError
   std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
-  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already
+  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already: from before, or another's
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits
   double decode_s = 0;
@@ -81,9 +90,11 @@ struct Request {
   std::vector<int32_t> prompt;
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
+  RequestKv kv;
   bool ignore_eos = false;
   // A conversation: when it is done its rows stay in the engine, and the next such request starts after those that its
-  // prompt shares with them. The engine keeps one, and gives it up when another request needs the room.
+  // prompt shares with them. The engine keeps one, and gives it up when another request needs the room. Ignored by an
+  // engine that grows: it has prefixes.
   bool keep_rows = false;
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.

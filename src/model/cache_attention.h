@@ -19,6 +19,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -91,6 +92,28 @@ class CacheAttention {
     Put(matrices.key_offset, const_cast<float*>(basis.KeyOffset(at, 0)));
   }
 
+  void SetRule(SeqSlot slot, const SelectRule& rule) {
+    CHECK(method_.select != SelectKind::kAll && rule.cap <= method_.LargestCap());
+    backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
+  }
+
+  // The sketches, or bounds, of an extent's rows: host [sketch_layers][kv_heads][head_extent_sketch_bytes]. The host
+  // waits.
+  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) {
+    const size_t bytes = shape_.head_extent_sketch_bytes();
+    Ticket copied;
+    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+      copied = backend_.Download(Queue::kCompute, place, bytes, host + i * bytes);
+    });
+    backend_.Synchronize(copied);
+  }
+  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) {
+    const size_t bytes = shape_.head_extent_sketch_bytes();
+    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+      backend_.Upload(Queue::kCompute, host + i * bytes, bytes, place);
+    });
+  }
+
   // Brings tables and quotas to the compute device where they changed. Once per step or unit, before anything else.
   void UploadTables() {
     if (tables_seen_ == pool_.table_version()) return;
@@ -160,7 +183,8 @@ class CacheAttention {
 
   // Selected entries of the layer are fetched in a step, not read where they are.
   bool fetches(LayerId layer) const { return shape_.fetches && method_.selects(layer) && far(layer); }
-  // And that begins before the layer does.
+  // And that begins before the layer does: while the layer before has its own on their way, or after its attention.
+  bool speculates_early(LayerId layer) const { return fetches(layer) && shape_.fetches_early(); }
   bool speculates(LayerId layer) const { return fetches(layer) && method_.guesses_from_layer(); }
 
   // What the layer will attend to in this step, by guessed queries, from here on under way.
@@ -172,9 +196,13 @@ class CacheAttention {
   }
 
   // Every token a decode step: its entry is added, and it attends. heads.guess are the queries that are compared with
-  // the sketches: heads.q itself, or a guess of it. Tokens are of different sequences, or a run of one.
-  void Step(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads, bool one_sequence) {
-    if (!one_sequence && fetches(layer)) return StepFetching(layer, batch, max_rows, heads);
+  // the sketches: heads.q itself, or a guess of it. Tokens are of different sequences, or a run of one. `meanwhile()`
+  // is called before the layer attends; where it waits for what is fetched, before it does.
+  template <class F>
+  void Step(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads, bool one_sequence,
+            F&& meanwhile) {
+    if (!one_sequence && fetches(layer)) return StepFetching(layer, batch, max_rows, heads, meanwhile);
+    meanwhile();
     if (method_.evicts(layer)) {
       // Each token of a sequence meets the cache that the one before it left.
       const int64_t together = one_sequence ? 1 : batch.count;
@@ -197,7 +225,7 @@ class CacheAttention {
       const int64_t count = std::min(shape_.select_tokens(), batch.count - first);
       const TokenBatch part = batch.Range(first, count);
       SelectRows(layer, part, max_rows, heads.Rows(first, count), entries);
-      AttendSelected(part, heads.Rows(first, count), entries);
+      AttendSelected(layer, part, heads.Rows(first, count), entries);
     }
   }
 
@@ -303,12 +331,13 @@ class CacheAttention {
     if (known) AppendSketches(layer, batch, heads.k);
     SelectRows(layer, batch, max_rows, heads, cache.entries);
     if (!known) AppendSketches(layer, batch, heads.k);
-    backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), work_.selection);
-    AttendSelected(batch, heads, cache.entries);
+    backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), Chosen(layer));
+    AttendSelected(layer, batch, heads, cache.entries);
   }
 
   // A step of a layer whose selected entries are fetched.
-  void StepFetching(LayerId layer, const TokenBatch& tokens, int64_t max_rows, const LayerHeads& heads) {
+  template <class F>
+  void StepFetching(LayerId layer, const TokenBatch& tokens, int64_t max_rows, const LayerHeads& heads, F&& meanwhile) {
     if constexpr (FetchingBackend<B>) {
       const Queue queue = Queue::kCompute;
       const bool evicts = method_.evicts(layer), ahead = speculates(layer);
@@ -321,10 +350,11 @@ class CacheAttention {
       if (known) AppendSketches(layer, batch, heads.k);
       if (!ahead) ChooseAndFetch(layer, batch, max_rows, heads.guess);
       if (!known) AppendSketches(layer, batch, heads.k);
-      backend_.AppendNear(queue, batch, heads.k, heads.v, Places(layer), work_.near);
+      backend_.AppendNear(queue, batch, heads.k, heads.v, Places(layer), List(layer));
       Measure(layer, batch, heads, Entries(layer));
-      backend_.Wait(queue, fetched_);
-      backend_.AttendNear(queue, heads.q, batch, work_.selection, attention_, Places(layer), work_.near, heads.out);
+      meanwhile();
+      backend_.Wait(queue, fetched_[Turn(layer)]);
+      backend_.AttendNear(queue, heads.q, batch, Chosen(layer), attention_, Places(layer), List(layer), heads.out);
     }
   }
 
@@ -334,20 +364,27 @@ class CacheAttention {
       const Queue queue = Queue::kCompute;
       const SelectCall call = Call(layer, max_rows);
       Choose(layer, batch, call, queries, Cache(layer));
-      if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, work_.selection);
+      if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, Chosen(layer));
       NearTotals* totals = work_.near_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.FindNear(queue, batch, work_.selection, Places(layer), method_.forced_hits, work_.near, totals);
+      backend_.FindNear(queue, batch, Chosen(layer), Places(layer), method_.forced_hits, List(layer), totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
-      backend_.FetchNear(Queue::kFetch, batch, work_.selection, Entries(layer), Places(layer), work_.near);
-      fetched_ = backend_.Record(Queue::kFetch);
+      backend_.FetchNear(Queue::kFetch, batch, Chosen(layer), Entries(layer), Places(layer), List(layer));
+      fetched_[Turn(layer)] = backend_.Record(Queue::kFetch);
     }
   }
+
+  size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
+  const Selection& Chosen(LayerId layer) const { return work_.selection[Turn(layer)]; }
+  const NearList& List(LayerId layer) const { return work_.near[Turn(layer)]; }
 
   // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
   NearEntries Places(LayerId layer) const {
     const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
     NearEntries near{.layout = pool_.options().layout, .data = near_memory_.data(), .capacity = capacity};
-    if (method_.hot_rows == 0) return near;
+    if (method_.hot_rows == 0) {
+      near.data += Turn(layer) * shape_.near_layer_bytes();
+      return near;
+    }
     near.data += SketchIndex(layer) * shape_.near_layer_bytes();
     near.rows = shape_.kept_rows();
     near.holds =
@@ -402,7 +439,7 @@ class CacheAttention {
       call.retained = {};
       Choose(layer, part, call, heads.q.Rows(first, count), stage.cache);
       call.retained = stage.cache.retained;
-      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, work_.selection);
+      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, Chosen(layer));
     }
   }
 
@@ -420,12 +457,12 @@ class CacheAttention {
               const LayerCache& cache) {
     const Queue queue = Queue::kCompute;
     if (method_.select == SelectKind::kOracle)
-      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, work_.selection);
+      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, Chosen(layer));
     if (method_.select == SelectKind::kQuest)
-      return backend_.SelectPages(queue, queries, batch, call, attention_, Bounds(layer), work_.selection);
+      return backend_.SelectPages(queue, queries, batch, call, attention_, Bounds(layer), Chosen(layer));
     const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
     backend_.SketchQueries(queue, queries, batch, attention_, Basis(layer), sketch_q);
-    backend_.Select(queue, sketch_q, batch, call, cache.sketches, work_.selection);
+    backend_.Select(queue, sketch_q, batch, call, cache.sketches, Chosen(layer));
   }
 
   void SelectRows(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads,
@@ -438,12 +475,12 @@ class CacheAttention {
   // What those who ask are told of a selection.
   void Measure(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, work_.selection, attention_, entries,
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, Chosen(layer), attention_, entries,
                            work_.mass + layer.value());
     if (observer_) Tell(layer, batch);
   }
-  void AttendSelected(const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
-    backend_.AttendSelected(Queue::kCompute, heads.q, batch, work_.selection, attention_, entries, heads.out);
+  void AttendSelected(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
+    backend_.AttendSelected(Queue::kCompute, heads.q, batch, Chosen(layer), attention_, entries, heads.out);
   }
 
   // The host waits, for every list.
@@ -454,12 +491,12 @@ class CacheAttention {
       return host;
     };
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
-    const std::vector<int32_t> counts = fetch(work_.selection.counts, batch.count * config_.kv_heads);
+    const std::vector<int32_t> counts = fetch(Chosen(layer).counts, batch.count * config_.kv_heads);
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t token = static_cast<int64_t>(i) / config_.kv_heads,
                     head = static_cast<int64_t>(i) % config_.kv_heads;
       observer_(layer, SeqSlot(slots[static_cast<size_t>(token)]), KvHead(head),
-                fetch(work_.selection.Rows(token, head), counts[i]));
+                fetch(Chosen(layer).Rows(token, head), counts[i]));
     }
   }
 
@@ -530,6 +567,19 @@ class CacheAttention {
             .slot_stride = slot_bytes};
   }
 
+  // Visits each list's place of an extent's sketches, or bounds.
+  template <class Visit>
+  void ForSketchesOf(SeqSlot slot, int64_t extent, Visit visit) {
+    size_t i = 0;
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
+      if (!method_.has_sketch(layer) && !method_.has_bounds(layer)) continue;
+      for (int64_t head = 0; head < config_.kv_heads; ++head)
+        visit(
+            Sketches(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * shape_.head_extent_sketch_bytes(),
+            i++);
+    }
+  }
+
   LayerPageBounds Bounds(LayerId layer) const {
     const LayerSketches place = Sketches(layer);
     return {.layout = shape_.bounds_layout(),
@@ -567,9 +617,9 @@ class CacheAttention {
   std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
   const AttentionShape attention_;
   SelectionObserver observer_;
-  Buffer near_memory_;    // [near_layers] of data, holds, used, place_of
-  Ticket fetched_;        // what the layer that comes attends to
-  Buffer sketch_memory_;  // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
+  Buffer near_memory_;             // [near_layers] of data, holds, used, place_of
+  std::array<Ticket, 2> fetched_;  // what the layers that come attend to, in turn
+  Buffer sketch_memory_;           // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
   uint64_t tables_seen_ = 0;
 };
 

@@ -79,6 +79,10 @@ class Decoder {
   void BeginSequence(SeqSlot slot) {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
   }
+  void SetRule(SeqSlot slot, const SelectRule& rule) { cache_.SetRule(slot, rule); }
+  // What a sequence has of 256 rows beside their entries, to and from host memory.
+  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) { cache_.SaveSketches(slot, extent, host); }
+  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) { cache_.LoadSketches(slot, extent, host); }
 
   // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
   // admitted for as many rows.
@@ -289,7 +293,10 @@ class Decoder {
     // Where entries come from afar the guess was made a layer ago, for their sake.
     const bool ahead = call.steps && !call.one_sequence && cache_.speculates(layer);
     const bool guesses = call.steps && !ahead && method_.selects(layer) && method_.from != GuessSource::kSelf;
-    const bool leaves_guess = call.steps && call.guess && layer.value() + 1 < config_.layers;
+    const LayerId next(layer.value() + 1);
+    const bool leaves_guess = call.steps && call.guess && next.value() < config_.layers;
+    const bool next_ahead = leaves_guess && !call.one_sequence && cache_.speculates(next);
+    const bool next_early = next_ahead && cache_.speculates_early(next);
 
     const Tensor q = work_.q.Rows(0, m), k = work_.k.Rows(0, m), v = work_.v.Rows(0, m), mixed = work_.mixed.Rows(0, m);
     const Tensor guess_q = guesses ? work_.guess_q.Rows(0, m) : q;
@@ -306,7 +313,9 @@ class Decoder {
     }
     const LayerHeads heads{.q = q, .guess = guess_q, .k = k, .v = v, .out = mixed};
     if (call.steps)
-      cache_.Step(layer, call.batch, call.max_rows, heads, call.one_sequence);
+      cache_.Step(layer, call.batch, call.max_rows, heads, call.one_sequence, [&] {
+        if (next_early) Speculate(next, call);
+      });
     else
       PrefillLayer(layer, call, heads);
     MatMul(mixed, {To(w.o, x, Epilogue::kAdd)});
@@ -317,8 +326,7 @@ class Decoder {
       else
         backend_.Copy(queue, x, call.guess);
     }
-    if (leaves_guess && !call.one_sequence && cache_.speculates(LayerId(layer.value() + 1)))
-      Speculate(LayerId(layer.value() + 1), call);
+    if (next_ahead && !next_early) Speculate(next, call);
     RunMlp(w, x);
     if (call.ends_layer) stream_.Done(layer);
   }

@@ -43,20 +43,21 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   const int64_t tokens = shape.select_tokens();
   if (method.select == SelectKind::kSketch)
     w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
-  w.selection = {.rows = carver.Array<int32_t>(tokens * config.kv_heads * shape.pool.max_tokens),
-                 .counts = carver.Array<int32_t>(tokens * config.kv_heads),
-                 .capacity = shape.pool.max_tokens,
+  const int64_t lists = tokens * config.kv_heads, capacity = shape.pool.max_tokens;
+  for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
+    w.selection[i] = {.rows = carver.Array<int32_t>(lists * capacity),
+                      .counts = carver.Array<int32_t>(lists),
+                      .capacity = capacity,
+                      .kv_heads = config.kv_heads};
+    if (!shape.fetches) continue;
+    w.near[i] = {.places = carver.Array<int32_t>(lists * capacity),
+                 .misses = carver.Array<int32_t>(lists * capacity),
+                 .miss_counts = carver.Array<int32_t>(lists),
+                 .own = carver.Array<int32_t>(lists),
+                 .capacity = capacity,
                  .kv_heads = config.kv_heads};
-  if (shape.fetches) {
-    const int64_t lists = tokens * config.kv_heads;
-    w.near = {.places = carver.Array<int32_t>(lists * shape.pool.max_tokens),
-              .misses = carver.Array<int32_t>(lists * shape.pool.max_tokens),
-              .miss_counts = carver.Array<int32_t>(lists),
-              .own = carver.Array<int32_t>(lists),
-              .capacity = shape.pool.max_tokens,
-              .kv_heads = config.kv_heads};
-    w.near_totals = carver.Array<NearTotals>(config.layers * sequences);
   }
+  if (shape.fetches) w.near_totals = carver.Array<NearTotals>(config.layers * sequences);
   w.rules = carver.Array<SelectRule>(sequences);
   w.totals = carver.Array<SelectionTotals>(config.layers * sequences);
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -51,22 +52,38 @@ struct WorkspaceShape {
   size_t sketch_bytes() const {
     return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
   }
+  // Of 256 rows of one KV head, and of a sequence in all layers.
+  size_t head_extent_sketch_bytes() const {
+    return method.select == SelectKind::kQuest ? bounds_layout().head_bytes(kExtentTokens)
+                                               : sketch_layout().head_bytes(kExtentTokens);
+  }
+  size_t extent_sketch_bytes() const {
+    return static_cast<size_t>((sketch_layers() + bounds_layers()) * config.kv_heads) * head_extent_sketch_bytes();
+  }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select.
   int64_t selected_rows() const {
-    const SelectRule& rule = method.rule;
+    SelectRule rule = method.rule;
+    rule.cap = method.LargestCap();
     const int64_t n = kept_rows(), page = method.page();
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
   }
-  // Places of each (sequence, KV head) for entries that were fetched: of one layer, or of a hot set in every layer.
+  // Where the guess is what the layer before began with, a layer's entries are on their way while that one still waits
+  // for its own: two layers have a selection at once.
+  bool fetches_early() const { return fetches && method.from == GuessSource::kPrevLayer; }
+  int64_t selections() const { return fetches_early() ? 2 : 1; }
+  // Places of each (sequence, KV head) for entries that were fetched: of the layers that need them at once, or of a hot
+  // set in every layer.
   int64_t near_rows() const { return method.hot_rows > 0 ? method.hot_rows : selected_rows(); }
   int64_t near_layers() const {
-    return !fetches ? 0 : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : 1;
+    return !fetches              ? 0
+           : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers)
+                                 : selections();
   }
   // Of one layer, sequence and KV head, tables included.
   size_t near_list_bytes() const {
@@ -111,17 +128,17 @@ struct Workspace {
   SelectionTotals* uncounted = nullptr;  // [1] of selections that are no step
 
   // Only for methods that need them.
-  Tensor step_guess;                  // [max_batch][hidden], what the layer before left for the next one's guess
-  Tensor guess_q;                     // [T][heads·head_dim], the guessed query
-  Tensor last_q;                      // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
-  Tensor sketch_q;                    // [S][heads·dims] f32
-  Selection selection;                // of S tokens
-  NearList near;                      // of the selection, where it is fetched
-  NearTotals* near_totals = nullptr;  // [layers][max_sequences], likewise
-  SelectRule* rules = nullptr;        // [max_sequences]
-  SelectionTotals* totals = nullptr;  // [layers][max_sequences]
-  MassTotals* mass = nullptr;         // [layers]
-  float* basis = nullptr;             // [sketch_layers][1 or max_sequences] of query, key, key_offset
+  Tensor step_guess;                   // [max_batch][hidden], what the layer before left for the next one's guess
+  Tensor guess_q;                      // [T][heads·head_dim], the guessed query
+  Tensor last_q;                       // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
+  Tensor sketch_q;                     // [S][heads·dims] f32
+  std::array<Selection, 2> selection;  // of S tokens; the second only where a shape has two selections
+  std::array<NearList, 2> near;        // of the selections, where they are fetched
+  NearTotals* near_totals = nullptr;   // [layers][max_sequences], likewise
+  SelectRule* rules = nullptr;         // [max_sequences]
+  SelectionTotals* totals = nullptr;   // [layers][max_sequences]
+  MassTotals* mass = nullptr;          // [layers]
+  float* basis = nullptr;              // [sketch_layers][1 or max_sequences] of query, key, key_offset
 
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.

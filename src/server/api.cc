@@ -27,6 +27,8 @@ using Clock = std::chrono::steady_clock;
 
 // OpenAI's default of /v1/completions; a chat goes on until the model ends it or the context is full.
 constexpr int64_t kDefaultTextTokens = 16;
+// Through a layer, in one turn: short prompts get going together, and nobody's next token waits for more.
+constexpr int64_t kTurnPrefillTokens = 256;
 // How often the engine's numbers are taken for /metrics.
 constexpr std::chrono::milliseconds kBetweenSnapshots{250};
 // Nothing from elsewhere, nothing inline: the page cannot be made to run what it did not bring.
@@ -95,7 +97,7 @@ struct Api::Serving {
   Serving(ServedModel model_, Metrics& metrics_)
       : model(std::move(model_)),
         metrics(metrics_),
-        engine(*model.executor),
+        engine(*model.executor, {.grows = true, .reuses_prefixes = true, .turn_prefill_tokens = kTurnPrefillTokens}),
         watch(engine, metrics_),
         thread(engine, [this] { AfterTurn(); }) {}
 
@@ -104,7 +106,13 @@ struct Api::Serving {
     const Clock::time_point now = Clock::now();
     if (now - last_snapshot < kBetweenSnapshots && metrics.running() > 0) return;
     last_snapshot = now;
-    metrics.Update({model.executor->Stats(), model.executor->pool_bytes(), PoolLimit(*model.executor)});
+    const EngineStats& stats = engine.stats();
+    metrics.Update({.kv = model.executor->Stats(),
+                    .pool_bytes = stats.pool_bytes,
+                    .cached_bytes = stats.cached_bytes,
+                    .pool_limit_bytes = PoolLimit(*model.executor),
+                    .preemptions = stats.preemptions,
+                    .replayed_tokens = stats.replayed_tokens});
   }
   int64_t context() const { return model.executor->options().max_tokens; }
   int64_t vocab() const { return model.executor->config().vocab; }
@@ -382,15 +390,14 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
   return all;
 }
 
-// What the server was started with is all that it can do.
+// What selection can do is the engine's to say; whether there is one, the server's.
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
-  if (!wish.any()) return std::nullopt;
-  const KvMethod& method = options.method;
-  const bool is_full = method.preset == "full";
-  const bool same = (!wish.full || *wish.full == is_full) && (!wish.alpha || *wish.alpha == method.rule.alpha) &&
-                    (!wish.cap || *wish.cap == method.rule.cap);
-  if (same) return std::nullopt;
-  return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", method.preset),
+  const std::string_view preset = options.method.preset;
+  const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
+  const bool refused =
+      (asks_for_selection && preset != "infinigen") || (wish.full == true && preset != "infinigen" && preset != "full");
+  if (!refused) return std::nullopt;
+  return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),
                   .code = "unsupported_parameter",
                   .parameter = "kv"};
 }
@@ -453,7 +460,7 @@ void Api::Complete(Call& call, ApiKind kind) {
       .metrics = metrics_,
       .watch = serving->watch,
       .tokenizer = model.tokenizer,
-      .preset = std::string(model.executor->options().method.preset),
+      .preset = request->kv.full == true ? "full" : std::string(model.executor->options().method.preset),
       .dress = [this, exchange, id = call.id](HttpReply r) { return Dress(exchange->request(), id, std::move(r)); },
       .log = log};
   const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),

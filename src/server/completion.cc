@@ -22,6 +22,12 @@ ApiError EngineError(const Error& error) {
   return {.status = 400, .message = error.message};
 }
 
+// A context so short that nothing is left out attends to everything whatever is asked for.
+RequestKv Kv(const KvWish& wish, const KvMethod& method) {
+  if (method.select == SelectKind::kAll) return {};
+  return {.full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap};
+}
+
 }  // namespace
 
 Completion::Completion(CompletionContext context, std::shared_ptr<HttpExchange> exchange, AnswerHead head,
@@ -51,6 +57,7 @@ Request Completion::MakeRequest(size_t index) {
   Request request{.prompt = prompts_[choice.prompt],
                   .max_new_tokens = request_.max_tokens,
                   .sampling = request_.sampling,
+                  .kv = Kv(request_.kv, engine_->executor().options().method),
                   .ignore_eos = request_.ignore_eos};
   // Choices differ, and each is what it would be alone.
   request.sampling.seed += static_cast<uint64_t>(index) % static_cast<uint64_t>(request_.n);

@@ -153,7 +153,7 @@ void KvWatch::Turn() {
                       {"hit_ratio", recent.fetches ? Json(recent.hit_ratio()) : Json(nullptr)},
                       {"bytes_per_s", per_second(recent.read_bytes)},
                       {"fetched_bytes_per_s", recent.fetches ? Json(per_second(recent.fetched_bytes)) : Json(nullptr)},
-                      {"pool_bytes", executor.pool_bytes()},
+                      {"pool_bytes", engine_.stats().pool_bytes},
                       {"pool_limit_bytes", pool_limit_bytes_},
                       {"kv", sequence.preset},
                       {"running", metrics_.running()},

@@ -106,6 +106,11 @@ std::string Metrics::Render(const HttpCounters& http) const {
   const double limit = real(engine_.pool_limit_bytes);
   Value("kv_cache_usage_perc", "gauge", "Used share of the KV pool, 1 is full.",
         limit > 0 ? real(engine_.pool_bytes) / limit : 0, &text);
+  Value("kv_prefix_cache_bytes", "gauge", "Entries of prefixes that leave when somebody needs the room.",
+        real(engine_.cached_bytes), &text);
+  Value("num_preemptions_total", "counter", "Sequences that gave their entries up for an older one.",
+        real(engine_.preemptions), &text);
+  Value("replayed_tokens_total", "counter", "Tokens computed again after that.", real(engine_.replayed_tokens), &text);
   Value("prompt_tokens_total", "counter", "Prompt tokens of requests that were admitted.", real(prompt_tokens_), &text);
   Value("prompt_tokens_cached_total", "counter", "Of them, those that were not computed again.", real(cached_tokens_),
         &text);

@@ -75,8 +75,11 @@ TEST_F(CudaModel, SelectingEverythingIsTheFullCache) {
 // A hot set changes what crosses the link and nothing else: also one that is just large enough, and under eviction.
 TEST_F(CudaModel, HotSetsChangeNoLogit) {
   const std::vector<int32_t> ids = model.Ids(420, 3);
-  for (const bool evicts : {false, true}) {
-    KvMethod method = Sparse(GuessSource::kPrevMid);
+  for (const auto& [evicts, from] : {std::pair{false, GuessSource::kPrevMid},
+                                     {false, GuessSource::kPrevLayer},
+                                     {true, GuessSource::kPrevMid},
+                                     {true, GuessSource::kPrevLayer}}) {
+    KvMethod method = Sparse(from);
     const StoreType type = evicts ? StoreType::kF32 : StoreType::kBF16;
     if (evicts) {
       method.retain = &kRetainCounter;
@@ -133,7 +136,7 @@ int64_t ResidentKilobytes() {
 }
 
 TEST_F(CudaModel, TwoThousandStepsLeakNothing) {
-  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kPrevMid)}) {
+  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kPrevMid), Sparse(GuessSource::kPrevLayer)}) {
     const std::unique_ptr<Executor> executor = Make(method);
     const SeqSlot slot = executor->Admit(1024).value();
     std::vector<float> logits(static_cast<size_t>(model.config.vocab));

@@ -1,7 +1,10 @@
 // A pool that is not compute memory, and weights that are streamed: the same bits as without, however late the moves
-// happen. The backend under test runs operations at once but moves bytes as late as its tickets allow, so that a
-// missing Wait is seen.
+// happen. The backend under test runs operations at once but moves bytes and fetches entries as late as its tickets
+// allow, so that a missing Wait is seen, and memory that is used again too soon.
 #include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
 
 #include "backend/reference/reference_backend.h"
 #include "model/decoder_executor.h"
@@ -15,8 +18,13 @@ class LateBackend : public ReferenceBackend {
   static constexpr bool pool_is_remote() { return true; }
 
   void Move(Queue queue, std::span<const ByteMove> moves) {
-    std::vector<ByteMove>& pending = Of(queue).pending;
-    pending.insert(pending.end(), moves.begin(), moves.end());
+    for (const ByteMove& move : moves)
+      Of(queue).pending.push_back([this, queue, move] { ReferenceBackend::Move(queue, {&move, 1}); });
+  }
+  void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                 const NearEntries& near, const NearList& list) {
+    Of(queue).pending.push_back(
+        [=, this] { ReferenceBackend::FetchNear(queue, batch, selection, entries, near, list); });
   }
   Ticket Record(Queue queue) {
     tickets_.push_back({queue, Of(queue).done + Of(queue).pending.size()});
@@ -27,23 +35,21 @@ class LateBackend : public ReferenceBackend {
 
  private:
   struct State {
-    std::vector<ByteMove> pending;
+    std::deque<std::function<void()>> pending;
     size_t done = 0;
   };
   struct Point {
     Queue queue;
-    size_t moves;
+    size_t done;
   };
   State& Of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   void RunUpTo(Ticket ticket) {
     if (ticket.value == 0) return;
-    const Point& point = tickets_[ticket.value - 1];
-    State& state = Of(point.queue);
-    if (point.moves <= state.done) return;
-    const size_t count = point.moves - state.done;
-    HostBackend::Move(point.queue, std::span(state.pending).first(count));
-    state.pending.erase(state.pending.begin(), state.pending.begin() + static_cast<std::ptrdiff_t>(count));
-    state.done = point.moves;
+    const Point point = tickets_[ticket.value - 1];
+    for (State& state = Of(point.queue); state.done < point.done; ++state.done) {
+      state.pending.front()();
+      state.pending.pop_front();
+    }
   }
 
   std::array<State, 4> queues_;
@@ -77,8 +83,11 @@ std::vector<Case> Cases() {
           {"streaming_behind_a_dense_layer", dense_first},
           {"infinigen", Sparse(GuessSource::kSelf)},
           {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
+          {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
           {"quest", Sparse(GuessSource::kSelf, SelectKind::kQuest)},
-          {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)}};
+          {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, SelectKind::kQuest)},
+          {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
+          {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
 }
 
 class RemotePool : public testing::TestWithParam<Case> {
@@ -92,8 +101,8 @@ class RemotePool : public testing::TestWithParam<Case> {
             .weights_on_device = GetParam().weights_on_device};
   }
   std::unique_ptr<Executor> Far(int64_t batch = 1) const {
-    Result<std::unique_ptr<Executor>> made =
-        MakeDecoderExecutor<LateBackend>(model.config, model.weights, Options(batch), {.bases = model.bases}, "late");
+    Result<std::unique_ptr<Executor>> made = MakeDecoderExecutor(
+        model.config, model.weights, Options(batch), {.bases = model.bases}, "late", std::make_unique<LateBackend>());
     CHECK(made.ok());
     return std::move(*made);
   }
@@ -179,6 +188,55 @@ TEST_P(RemotePool, PromptAfterPrompt) {
     return logits;
   };
   EXPECT_EQ(run(*Far()), run(*Near()));
+}
+
+// One sequence grows, and shares its beginning with another while what it wrote may still be on its way home; then it
+// leaves, and the other one goes on. Both say what they say alone.
+TEST_P(RemotePool, GrowingAndSharing) {
+  if (GetParam().method.evicts()) return;
+  const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 510;
+  const std::vector<int32_t> a_ids = model.Ids(prompt + 12, 21);
+  std::vector<int32_t> b_ids = model.Ids(300 + 12, 22);
+  std::copy_n(a_ids.begin(), 256, b_ids.begin());
+  const std::unique_ptr<Executor> executor = Far(2);
+  std::vector<float> a_logits, b_logits;
+  const auto step = [&](SeqSlot slot, const std::vector<int32_t>& ids, size_t row, std::vector<float>& logits) {
+    const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
+    logits.resize(logits.size() + vocab);
+    executor->Step({&item, 1}, std::span(logits).last(vocab));
+  };
+  ASSERT_TRUE(executor->can_share());
+  const SeqSlot a = executor->AdmitGrowing(static_cast<int64_t>(prompt), {}).value();
+  EXPECT_EQ(executor->Quota(a), 512);
+  ASSERT_TRUE(executor->BeginPrefill(a, 0, std::span(a_ids).first(prompt)).ok());
+  while (!executor->RunPrefillUnit(a)) {
+  }
+  executor->EndPrefill(a);
+  const SharedId shared = executor->Share(a, 0).value();
+  const SeqSlot b = executor->AdmitGrowing(400, std::array{shared}).value();
+  ASSERT_TRUE(executor->BeginPrefill(b, 256, std::span(b_ids).subspan(256, 44)).ok());
+  size_t row = prompt;
+  for (bool done = false; !done;) {
+    done = executor->RunPrefillUnit(b);
+    if (row == 512) {
+      ASSERT_TRUE(executor->Grow(a, 513).ok());
+    }
+    if (row < a_ids.size()) step(a, a_ids, row, a_logits), ++row;
+  }
+  executor->EndPrefill(b);
+  for (; row < a_ids.size(); ++row) {
+    if (row == 512) {
+      ASSERT_TRUE(executor->Grow(a, 513).ok());
+    }
+    step(a, a_ids, row, a_logits);
+  }
+  executor->Release(a);
+  for (row = 300; row < b_ids.size(); ++row) step(b, b_ids, row, b_logits);
+  executor->Release(b);
+  executor->DropShared(shared);
+  EXPECT_EQ(executor->pool_bytes(), 0u);
+  EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
+  EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()),

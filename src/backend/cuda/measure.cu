@@ -26,6 +26,7 @@ __global__ __launch_bounds__(kThreads) void ScoreEntriesKernel(Numbers queries, 
   __shared__ float warp_maxima[kWarps][kMaxGroup];
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads, slot = batch.slots[token];
   const int64_t visible = call.Visible(batch.rows[token]), start = blockIdx.y * kFineChunk;
+  ClearTally(table, task);
   if (start >= visible) return;
   const int d = static_cast<int>(entries.layout.head_dim), group = static_cast<int>(table.group);
   for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kThreads)

@@ -92,6 +92,7 @@ __global__ __launch_bounds__(kThreads) void ScorePagesKernel(Numbers queries, To
   __shared__ float warp_maxima[kThreads / 32][kMaxGroup];
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
   const int64_t pages = call.Visible(batch.rows[token]) / call.page, start = blockIdx.y * kFineChunk;
+  ClearTally(table, task);
   if (start >= pages) return;
   const int d = static_cast<int>(bounds.layout.head_dim), group = static_cast<int>(table.group);
   for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kThreads)

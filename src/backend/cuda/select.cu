@@ -65,15 +65,36 @@ __device__ IntQueries QuantiseQueries(const float* queries, int dims, int group,
   return {reinterpret_cast<const int2*>(values), scales, sums};
 }
 
-// Scores of four rows for kHeads query heads from `first` on. block: the rows' place in their sketch block.
+// The units of four rows, some of them ahead of those that are worked on. They are read once a step: the cache is for
+// scores.
+constexpr int kAhead = 4;
+__device__ void LoadUnits(const uint4* block, int first, int units, uint4 (&ahead)[kAhead]) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (first + i < units) ahead[i] = __ldcs(block + (first + i) * kUnitVectors);
+}
+// use(u, unit u of the four rows) for all units; `now` holds the first ones.
+template <class Use>
+__device__ void ForUnits(const uint4* block, int units, uint4 (&now)[kAhead], const Use& use) {
+  for (int u = 0; u < units; u += kAhead) {
+    uint4 next[kAhead] = {};
+    LoadUnits(block, u + kAhead, units, next);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const uint32_t rows[kRowsPerThread] = {now[i].x, now[i].y, now[i].z, now[i].w};
+      if (u + i < units) use(u + i, rows);
+      now[i] = next[i];
+    }
+  }
+}
+
+// Scores of four rows for kHeads query heads from `first` on. block: the rows' place in their sketch block; ahead: its
+// first units.
 template <SketchType kType, int kHeads>
-__device__ void ScoreInts(const IntQueries& queries, int first, int heads, const uint4* block, const uint2* row_scales,
-                          int units, float (&scores)[kHeads][kRowsPerThread]) {
+__device__ void ScoreInts(const IntQueries& queries, int first, int heads, const uint4* block, uint4 (&ahead)[kAhead],
+                          uint2 row_scales, int units, float (&scores)[kHeads][kRowsPerThread]) {
   int32_t sums[kHeads][kRowsPerThread] = {};
-#pragma unroll 4
-  for (int u = 0; u < units; ++u) {
-    const uint4 unit = __ldg(block + u * kUnitVectors);
-    const uint32_t rows[kRowsPerThread] = {unit.x, unit.y, unit.z, unit.w};
+  ForUnits(block, units, ahead, [&](int u, const uint32_t(&rows)[kRowsPerThread]) {
     constexpr int kQuads = kType == SketchType::kInt8 ? 1 : 2;
 #pragma unroll
     for (int half = 0; half < kQuads; ++half) {
@@ -90,10 +111,9 @@ __device__ void ScoreInts(const IntQueries& queries, int first, int heads, const
         }
       }
     }
-  }
-  const uint2 scales = __ldg(row_scales);
-  const uint32_t bits[kRowsPerThread] = {scales.x << 16, scales.x & 0xffff0000u, scales.y << 16,
-                                         scales.y & 0xffff0000u};
+  });
+  const uint32_t bits[kRowsPerThread] = {row_scales.x << 16, row_scales.x & 0xffff0000u, row_scales.y << 16,
+                                         row_scales.y & 0xffff0000u};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const int32_t excess = kType == SketchType::kInt8 ? 0 : 8 * queries.sums[first + h];
@@ -106,16 +126,13 @@ __device__ void ScoreInts(const IntQueries& queries, int first, int heads, const
 
 // The same of bf16 sketches; queries [dims / 2][heads] pairs.
 template <int kHeads>
-__device__ void ScoreFloats(const float2* queries, int first, int heads, const uint4* block, int units,
-                            float (&scores)[kHeads][kRowsPerThread]) {
+__device__ void ScoreFloats(const float2* queries, int first, int heads, const uint4* block, uint4 (&ahead)[kAhead],
+                            int units, float (&scores)[kHeads][kRowsPerThread]) {
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) scores[h][r] = 0;
-#pragma unroll 4
-  for (int u = 0; u < units; ++u) {
-    const uint4 unit = __ldg(block + u * kUnitVectors);
-    const uint32_t rows[kRowsPerThread] = {unit.x, unit.y, unit.z, unit.w};
+  ForUnits(block, units, ahead, [&](int u, const uint32_t(&rows)[kRowsPerThread]) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float2 pair = queries[u * heads + first + h];
@@ -125,7 +142,7 @@ __device__ void ScoreFloats(const float2* queries, int first, int heads, const u
         scores[h][r] = __fmaf_rn(pair.y, __uint_as_float(rows[r] & 0xffff0000u), scores[h][r]);
       }
     }
-  }
+  });
 }
 
 // Grid (tasks, chunks). kHeads query heads meet a sketch at a time; more go over it again.
@@ -137,9 +154,22 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const float
   __shared__ float warp_maxima[kScoreThreads / 32][kMaxGroup];
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
   const int64_t visible = call.Visible(batch.rows[token]), start = blockIdx.y * kScoreChunk;
+  ClearTally(table, task);
   if (start >= visible) return;
   const int dims = static_cast<int>(sketches.layout.dims), group = static_cast<int>(table.group);
   const int heads = (group + kHeads - 1) / kHeads * kHeads, units = static_cast<int>(sketches.layout.units());
+  const int64_t row = start + kRowsPerThread * static_cast<int64_t>(threadIdx.x);
+  const bool active = row < visible;
+  const std::byte* block = sketches.Block(batch.slots[token], head, row / kSketchBlock);
+  const auto* units_at = reinterpret_cast<const uint4*>(block) + row % kSketchBlock / kRowsPerThread;
+  uint4 ahead[kAhead] = {};  // on their way while queries are rounded
+  uint2 row_scales = {};
+  if (active) {
+    LoadUnits(units_at, 0, units, ahead);
+    if constexpr (kType != SketchType::kBF16)
+      row_scales = __ldcs(reinterpret_cast<const uint2*>(block + sketches.layout.scales_offset()) +
+                          row % kSketchBlock / kRowsPerThread);
+  }
   queries += token * query_stride + head * group * dims;
   IntQueries ints{};
   if constexpr (kType == SketchType::kBF16) {
@@ -152,21 +182,14 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const float
     ints = QuantiseQueries(queries, dims, group, heads, shared);
   }
   __syncthreads();
-
-  const int64_t row = start + kRowsPerThread * static_cast<int64_t>(threadIdx.x);
-  const bool active = row < visible;
-  const std::byte* block = sketches.Block(batch.slots[token], head, row / kSketchBlock);
-  const auto* units_at = reinterpret_cast<const uint4*>(block) + row % kSketchBlock / kRowsPerThread;
   for (int first = 0; first < heads; first += kHeads) {
     float scores[kHeads][kRowsPerThread];
     if (active) {
-      if constexpr (kType == SketchType::kBF16) {
-        ScoreFloats<kHeads>(reinterpret_cast<const float2*>(shared), first, heads, units_at, units, scores);
-      } else {
-        const auto* scales = reinterpret_cast<const uint2*>(block + sketches.layout.scales_offset());
-        ScoreInts<kType, kHeads>(ints, first, heads, units_at, scales + row % kSketchBlock / kRowsPerThread, units,
-                                 scores);
-      }
+      if (first > 0) LoadUnits(units_at, 0, units, ahead);
+      if constexpr (kType == SketchType::kBF16)
+        ScoreFloats<kHeads>(reinterpret_cast<const float2*>(shared), first, heads, units_at, ahead, units, scores);
+      else
+        ScoreInts<kType, kHeads>(ints, first, heads, units_at, ahead, row_scales, units, scores);
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {

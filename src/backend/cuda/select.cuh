@@ -43,16 +43,28 @@ struct Numbers {
   }
 };
 
+// What the blocks of one task tell each other when they share the choice (choose_split.cu); zero before they start.
+struct alignas(16) ChoiceTally {
+  uint32_t bins[kRadixBins];  // candidates by key
+  uint32_t passing;           // items that pass the threshold
+  uint32_t extras;            // rows that are attended whatever their score, where somebody has to count them
+  uint32_t listed, arrived;   // items on the list of those at the edge; blocks that have put theirs there
+  RadixCut cut;
+};
+
 // How much is scored: per token, `heads` KV heads with `group` query heads each, and up to `items` items.
 struct ScoreShape {
   int64_t heads = 0, group = 0, items = 0;
   int64_t chunk = kScoreChunk;  // items that one block scores; the maxima are kept per chunk
+  bool splits = false;          // several blocks share the choice of a task
 
   int64_t chunks() const { return (items + chunk - 1) / chunk; }
   int64_t stride() const { return chunks() * chunk; }
-  // Scores, keys, maxima and a count.
+  // Scores, keys and maxima; where blocks share the choice, also what they tell each other.
   size_t token_bytes() const {
-    return static_cast<size_t>(heads * (group * (stride() + chunks()) + stride() + 1)) * sizeof(float);
+    const int64_t numbers = group * (stride() + chunks()) + stride() + (splits ? chunks() : 0);
+    return static_cast<size_t>(heads) *
+           (static_cast<size_t>(numbers) * sizeof(float) + (splits ? sizeof(ChoiceTally) : 0));
   }
   // How many tokens are scored at a time.
   int64_t tokens() const { return std::max<int64_t>(1, kScoreBytes / static_cast<int64_t>(token_bytes())); }
@@ -66,19 +78,33 @@ struct ScoreTable : ScoreShape {
     const int64_t tasks = tokens * heads;
     scores = reinterpret_cast<float*>(memory);
     keys = reinterpret_cast<uint32_t*>(scores + tasks * group * row_stride);
-    maxima = reinterpret_cast<float*>(keys + tasks * row_stride);
-    passing = reinterpret_cast<int32_t*>(maxima + tasks * group * chunk_count);
+    tallies = reinterpret_cast<ChoiceTally*>(keys + tasks * row_stride);
+    places = reinterpret_cast<uint32_t*>(tallies + (splits ? tasks : 0));
+    maxima = reinterpret_cast<float*>(places + (splits ? tasks * chunk_count : 0));
   }
   __device__ float* Scores(int64_t task, int64_t g) const { return scores + (task * group + g) * row_stride; }
   __device__ float* Maxima(int64_t task, int64_t g) const { return maxima + (task * group + g) * chunk_count; }
   __device__ uint32_t* Keys(int64_t task) const { return keys + task * row_stride; }
+  __device__ uint32_t* Places(int64_t task) const { return places + task * chunk_count; }
+  // In the memory of its scores, when its keys are made.
+  __device__ uint32_t* Edge(int64_t task) const { return reinterpret_cast<uint32_t*>(Scores(task, 0)); }
 
   int64_t row_stride, chunk_count;  // divided once, on the host
   float* scores;                    // [tasks][group][stride]
+  uint32_t* keys;                   // [tasks][stride], see choose.cuh
+  ChoiceTally* tallies;             // [tasks]
+  uint32_t* places;                 // [tasks][chunks], see choose_split.cu
   float* maxima;                    // [tasks][group][chunks]
-  uint32_t* keys;                   // [tasks][stride], see choose.cu
-  int32_t* passing;                 // [tasks]
 };
+
+// By the block that scores the first chunk of a task, whether there is something to score or not.
+__device__ inline void ClearTally(const ScoreTable& table, int64_t task) {
+  if (!table.splits || blockIdx.y != 0) return;
+  auto* words = reinterpret_cast<uint4*>(&table.tallies[task]);
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(ChoiceTally) / sizeof(uint4));
+       i += static_cast<int>(blockDim.x))
+    words[i] = make_uint4(0, 0, 0, 0);
+}
 
 // The largest score of query head g, from those of the chunks; by one warp, for every lane.
 __device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64_t g, int64_t items) {
@@ -92,7 +118,7 @@ __device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64
 inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads) {
   const int64_t rows = (max_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens;
   const auto bytes = [&](int64_t chunk) {
-    const ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk};
+    const ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk, /*splits=*/true};
     const size_t all = static_cast<size_t>(max_batch) * shape.token_bytes();
     return std::max(shape.token_bytes(), std::min(all, static_cast<size_t>(kScoreBytes)));
   };
@@ -130,6 +156,9 @@ void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
+// Whether several blocks share the choice of a task, which needs memory. choose.cu
+bool SplitsChoice(const SelectCall& call);
+
 // Chooses the rows of every task from the scores of its items, and adds to the totals. choose.cu
 void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
                 const ScoreTable& table, const Selection& selection);
@@ -137,8 +166,9 @@ void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatc
 // Selects for all tokens of a batch; score(first token, tokens, table) launches what makes scores and maxima.
 template <class Score>
 void SelectBy(CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
-              const ScoreShape& shape, const Selection& selection, Score&& score) {
+              ScoreShape shape, const Selection& selection, Score&& score) {
   CHECK(selection.kv_heads == shape.heads);
+  shape.splits = SplitsChoice(call);
   ForScoredParts(context, batch, shape, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
     score(first, part, table);
     Selection chosen = selection;

@@ -2,9 +2,10 @@
 //
 // Both are x · matrix with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key, or one of the
 // `group` queries of a token that share the KV head. A block takes up to 32 items of one KV head and carries slabs of
-// the matrix through shared memory; a warp owns four items, its lanes two columns each, and every number of the matrix
-// meets four of x. One chain of fused multiply-adds over head_dim, ascending, per output: a sketch depends on its own
-// row and the basis alone, however many are made at a time.
+// the matrix through shared memory; a warp owns four items (or one, of few), its lanes two columns each, and every
+// number of the matrix meets four of x. One chain of fused multiply-adds over head_dim, ascending, per output: a sketch
+// depends on its own row and the basis alone, however many are made at a time.
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -52,14 +53,14 @@ struct ProjectShared {
 };
 
 // Adds x · slab to the sums of a warp's items. kStep numbers of x are read at a time, 4 where rows of x are aligned.
-template <int kStep>
-__device__ void AddSlab(const float* const (&x)[kItemsPerWarp], const float* slab, int slab_width, int width, int rows,
-                        float (&sums)[kItemsPerWarp][2]) {
+template <int kStep, int kItems>
+__device__ void AddSlab(const float* const (&x)[kItems], const float* slab, int slab_width, int width, int rows,
+                        float (&sums)[kItems][2]) {
 #pragma unroll 2
   for (int i = 0; i < rows; i += kStep) {
-    float factors[kItemsPerWarp][kStep];
+    float factors[kItems][kStep];
 #pragma unroll
-    for (int k = 0; k < kItemsPerWarp; ++k) {
+    for (int k = 0; k < kItems; ++k) {
       if constexpr (kStep == 4) {
         const float4 four = *reinterpret_cast<const float4*>(x[k] + i);
         factors[k][0] = four.x, factors[k][1] = four.y, factors[k][2] = four.z, factors[k][3] = four.w;
@@ -72,7 +73,7 @@ __device__ void AddSlab(const float* const (&x)[kItemsPerWarp], const float* sla
       const float* row = slab + (i + j) * slab_width;
       const float a = Lane() < width ? row[Lane()] : 0.0f, b = Lane() + 32 < width ? row[Lane() + 32] : 0.0f;
 #pragma unroll
-      for (int k = 0; k < kItemsPerWarp; ++k) {
+      for (int k = 0; k < kItems; ++k) {
         sums[k][0] = __fmaf_rn(factors[k][j], a, sums[k][0]);
         sums[k][1] = __fmaf_rn(factors[k][j], b, sums[k][1]);
       }
@@ -80,28 +81,49 @@ __device__ void AddSlab(const float* const (&x)[kItemsPerWarp], const float* sla
   }
 }
 
-// numbers = x · matrix for items [begin, end) of the block, which share the matrix. Who has no item works on the last.
-__device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end) {
+// Brings rows [first, first + rows) and columns [column, column + width) of the matrix; the block waits elsewhere.
+__device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, int rows, int column, int width) {
+  const int count = rows * width;
+  const float* from = matrix + first * dims + column;
+  const auto aligned = (reinterpret_cast<uintptr_t>(slab) | reinterpret_cast<uintptr_t>(from)) % 16 == 0;
+  if (width == dims && count % 4 == 0 && aligned) {  // one run of memory
+    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kThreads)
+      __pipeline_memcpy_async(slab + 4 * i, from + 4 * i, 16);
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads)
+      slab[i / width * min(kColumns, dims) + i % width] = __ldg(from + i / width * dims + i % width);
+  }
+  __pipeline_commit();
+}
+
+// numbers = x · matrix for items [begin, end) of the block, which share the matrix, kItems of them for each warp. Who
+// has no item works on the last. started: the first slab is on its way.
+template <int kItems>
+__device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end,
+                             bool started) {
   const auto item_of = [&](int k) { return begin + Warp() + k * (kThreads / 32); };
   for (int column = 0; column < dims; column += kColumns) {
     const int width = min(kColumns, dims - column), slab_width = min(kColumns, dims);
-    float sums[kItemsPerWarp][2] = {};
+    float sums[kItems][2] = {};
     for (int first = 0; first < head_dim; first += kSlabRows) {
       const int rows = min(kSlabRows, head_dim - first);
-      __syncthreads();  // the slab before has been read, x is there
-      for (int i = static_cast<int>(threadIdx.x); i < rows * width; i += kThreads)
-        s.slab[i / width * slab_width + i % width] = __ldg(matrix + (first + i / width) * dims + column + i % width);
-      __syncthreads();
-      const float* x[kItemsPerWarp];
+      if (!started) {
+        __syncthreads();  // the slab before has been read
+        LoadSlab(s.slab, matrix, dims, first, rows, column, width);
+      }
+      started = false;
+      __pipeline_wait_prior(0);
+      __syncthreads();  // x is there, too
+      const float* x[kItems];
 #pragma unroll
-      for (int k = 0; k < kItemsPerWarp; ++k) x[k] = s.x + min(item_of(k), end - 1) * head_dim + first;
+      for (int k = 0; k < kItems; ++k) x[k] = s.x + min(item_of(k), end - 1) * head_dim + first;
       if (head_dim % 4 == 0)
         AddSlab<4>(x, s.slab, slab_width, width, rows, sums);
       else
         AddSlab<1>(x, s.slab, slab_width, width, rows, sums);
     }
 #pragma unroll
-    for (int k = 0; k < kItemsPerWarp; ++k) {
+    for (int k = 0; k < kItems; ++k) {
       const int item = item_of(k);
       if (item >= end) break;
       if (Lane() < width) s.numbers[item * dims + column + Lane()] = sums[k][0];
@@ -171,16 +193,22 @@ __global__ __launch_bounds__(kThreads) void ProjectKernel(ProjectCall call) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * call.items;
   const int items = static_cast<int>(min(static_cast<int64_t>(call.items), call.batch.count * group - first));
   const auto token_of = [&](int item) { return (first + item) / group; };
+  const auto slot_of = [&](int item) { return call.basis.per_slot ? call.batch.slots[token_of(item)] : 0; };
+  const auto matrix_of = [&](int64_t slot) { return call.matrices + (slot * call.basis.kv_heads + head) * d * dims; };
+  LoadSlab(s.slab, matrix_of(slot_of(0)), dims, 0, min(d, kSlabRows), 0, min(dims, kColumns));
   for (int i = static_cast<int>(threadIdx.x); i < items * d; i += kThreads) {
     const int item = i / d;
     s.x[i] = call.x(token_of(item), (head * group + (first + item) % group) * d + i % d);
   }
   // Items in a row that share a matrix: all of them, unless every sequence has its own.
   for (int begin = 0, end = 0; begin < items; begin = end) {
-    const int64_t slot = call.basis.per_slot ? call.batch.slots[token_of(begin)] : 0;
+    const int32_t slot = slot_of(begin);
     for (end = begin + 1; end < items; ++end)
-      if (call.basis.per_slot && call.batch.slots[token_of(end)] != slot) break;
-    ProjectItems(s, call.matrices + (slot * call.basis.kv_heads + head) * d * dims, d, dims, begin, end);
+      if (slot_of(end) != slot) break;
+    if (call.items <= kThreads / 32)
+      ProjectItems<1>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
+    else
+      ProjectItems<kItemsPerWarp>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
   }
   __syncthreads();
   if (call.out != nullptr) {

@@ -1,0 +1,99 @@
+// What both ways to choose rows share: one block per task (choose.cu) and many (choose_split.cu). Private to
+// backend/cuda.
+//
+// The relative score r ≤ 0 of an item becomes a key of 31 bits: larger r, larger key; 0 where r is not a number. A
+// threshold on r is one on keys. What is chosen is then a cut (radix_select.cuh): a key, and among equals an age.
+#pragma once
+
+#include "backend/cuda/select.cuh"
+
+namespace infinigen {
+
+inline constexpr int kKeyBits = 31;
+inline constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+// r ≤ 0, or not a number.
+__device__ inline uint32_t KeyOf(float relative) {
+  return relative != relative ? 0u : kInfinityBits + 1 - (__float_as_uint(relative) & 0x7fffffffu);
+}
+// The least key that passes r ≥ −alpha.
+__device__ inline uint32_t LeastKey(float alpha) {
+  return alpha >= 0 ? kInfinityBits + 1 - (__float_as_uint(alpha) & 0x7fffffffu) : 0xffffffffu;
+}
+
+__device__ inline int64_t ItemsOf(const SelectCall& call, int64_t current) {
+  const int64_t visible = call.Visible(current);
+  return call.page > 1 ? visible / call.page : visible;
+}
+
+// maxima [group] in shared memory; the block waits for them.
+__device__ inline void LoadMaxima(const ScoreTable& table, int64_t task, int64_t items, float* maxima) {
+  for (int g = Warp(); g < table.group; g += Warps()) {
+    const float largest = HeadMaximum(table, task, g, items);
+    if (Lane() == 0) maxima[g] = largest;
+  }
+  __syncthreads();
+}
+
+// One (token, KV head).
+struct Task {
+  __device__ Task(const TokenBatch& batch, const SelectCall& call, const ScoreTable& table, int64_t index)
+      : token(index / table.heads),
+        head(index % table.heads),
+        slot(batch.slots[token]),
+        n(batch.rows[token] + 1),
+        visible(call.Visible(n - 1)),
+        items(ItemsOf(call, n - 1)),
+        page(static_cast<uint32_t>(call.page)),
+        rule(call.RuleFor(slot, n - 1)),
+        window(batch.Position(token) - rule.window),
+        positions(call.retained ? call.retained.Positions(slot, head) : nullptr) {}
+
+  __device__ int64_t ItemOf(int64_t row) const { return page == 1 ? row : static_cast<uint32_t>(row) / page; }
+  __device__ int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
+  // What decides among equal keys: the larger goes first. Items have an order of their own where they are pages.
+  __device__ uint32_t AgeOf(int64_t item) const { return static_cast<uint32_t>(PositionOf(item)) + 1; }
+  // Attended whatever its score.
+  __device__ bool IsExtra(int64_t row) const {
+    const int64_t position = PositionOf(row);
+    return position < rule.sinks || position >= window;
+  }
+  // How many those are, where row = position.
+  __device__ int64_t PlainExtras() const {
+    return n - max(int64_t{0}, min(n, window) - max(int64_t{0}, static_cast<int64_t>(rule.sinks)));
+  }
+  // A forced count is filled up by others than these.
+  __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1; }
+
+  // Rows that are chosen by threshold and cap (ChosenCount of kv/selection.h), as items.
+  __device__ int64_t CountChosen(int64_t passing) const {
+    const int64_t least = rule.min_rows, most = max(rule.Capped(n), least);
+    return WholePages(min(visible, min(max(passing, least), most)), page) / page;
+  }
+  // The same of a forced count.
+  __device__ int64_t CountForced(int64_t extras) const {
+    return max(int64_t{0}, min(static_cast<int64_t>(rule.force_count), n) - extras) / page;
+  }
+
+  int64_t token, head, slot;
+  int64_t n;               // rows, the current one's included
+  int64_t visible, items;  // those that have a score, as rows and as items
+  uint32_t page;
+  SelectRule rule;
+  int64_t window;  // extra from this position on
+  const int32_t* positions;
+};
+
+__device__ inline void AddTotals(SelectionTotals& totals, uint64_t chosen, uint64_t attended, uint64_t retained) {
+  using Word = unsigned long long;
+  static_assert(sizeof(Word) == sizeof(totals.chosen));
+  atomicAdd(reinterpret_cast<Word*>(&totals.chosen), static_cast<Word>(chosen));
+  atomicAdd(reinterpret_cast<Word*>(&totals.attended), static_cast<Word>(attended));
+  atomicAdd(reinterpret_cast<Word*>(&totals.retained), static_cast<Word>(retained));
+}
+
+// The way for many rows, and for mean counts. choose_split.cu
+void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
+                     const Selection& selection);
+
+}  // namespace infinigen

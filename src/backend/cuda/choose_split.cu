@@ -1,0 +1,335 @@
+// The choice of rows among many, shared by all blocks that a (token, KV head) has rows for; kv/selection.h.
+//
+//   1. MakeKeysKernel: scores become keys. A histogram of the keys, and the number of those that pass the threshold.
+//   2. CutKernel: how many are chosen is known now, and so is the bin that the last of them lies in. What is above
+//      the bin is chosen, what is in it goes on a list: the edge, a few items of a thousand. The block that comes last
+//      cuts the edge (radix_select.cuh) and tells every block where its rows begin in the list of rows.
+//   3. WriteRowsKernel: every block writes its rows, in ascending order.
+//
+// So keys are read twice after they are made, and no block waits for another. Counters and bins are integers, and the
+// edge is a set: the outcome does not depend on who comes first. If all keys are equal, the edge is everything, and
+// one block walks over it: slow, but right.
+#include "backend/cuda/choose.cuh"
+
+namespace infinigen {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = 8;
+constexpr int kPerWarp = 32 * kPerThread;
+constexpr int64_t kShare = kThreads * kPerThread;  // rows, or items, of a block
+// An edge of up to so many items is kept in shared memory.
+constexpr uint32_t kShortEdge = 2048;
+
+// ---- Bins: finer than the first digit of a key. They divide the range of −r in which the last of the chosen is likely
+// to lie, 2⁻⁶ to 2¹⁰, by 128 for every doubling; what is beyond falls into the first or last bin.
+constexpr int kBinShift = 16;                           // leaves 7 bits of the mantissa
+constexpr int kFirstLevel = (127 - 6) << 7;             // of 2⁻⁶
+constexpr int kLastLevel = kRadixBins - 1;              // counted from kFirstLevel
+constexpr int kEdgeBits = kBinShift + 1;                // of a key's distance from the least of its bin, plus 1
+constexpr uint32_t kTopKey = kInfinityBits + 1;         // of r = 0
+constexpr uint32_t kNoKey = 0xffffffffu;                // above all
+static_assert((kFirstLevel + kRadixBins) >> 7 == 137);  // 2¹⁰
+
+// key > 0. A larger key is in no smaller bin.
+__device__ uint32_t BinOf(uint32_t key) {
+  const int level = static_cast<int>((kTopKey - key) >> kBinShift) - kFirstLevel;
+  return static_cast<uint32_t>(kLastLevel - min(max(level, 0), kLastLevel));
+}
+// The least key of a bin, or of those above all bins.
+__device__ uint32_t LeastOfBin(uint32_t bin) {
+  if (bin == 0) return 1;
+  if (bin > static_cast<uint32_t>(kLastLevel)) return kNoKey;
+  const uint32_t level = static_cast<uint32_t>(kFirstLevel + kLastLevel) - bin;
+  return kTopKey - (((level + 1) << kBinShift) - 1);
+}
+
+// ---- Keys.
+
+// Four neighbouring scores of two places of the block, the second one kThreads · 4 items further.
+struct EightScores {
+  __device__ static int64_t Item(int64_t start, int i) {
+    return start + (i / 4 * kThreads + static_cast<int>(threadIdx.x)) * 4 + i % 4;
+  }
+  __device__ void Load(const float* scores, int64_t start, int64_t items) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (Item(start, 4 * half) < items) four[half] = *reinterpret_cast<const float4*>(scores + Item(start, 4 * half));
+  }
+  __device__ float operator[](int i) const {
+    const float4& f = four[i / 4];
+    return i % 4 == 0 ? f.x : i % 4 == 1 ? f.y : i % 4 == 2 ? f.z : f.w;
+  }
+  float4 four[2];
+};
+static_assert(kPerThread == 8);
+
+__device__ void RaiseTo(const EightScores& scores, float maximum, float (&relative)[kPerThread]) {
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) relative[i] = fmaxf(relative[i], scores[i] - maximum);
+}
+
+// Grid (tasks, shares of items).
+__global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, SelectCall call, ScoreTable table) {
+  constexpr int kAhead = 4;  // query heads whose scores are on their way while the maxima are found
+  __shared__ RadixScratch radix;
+  __shared__ float maxima[kMaxGroup];
+  const int64_t index = blockIdx.x, start = blockIdx.y * kShare, items = ItemsOf(call, batch.rows[index / table.heads]);
+  if (start >= items) return;
+  EightScores ahead[kAhead] = {};
+#pragma unroll
+  for (int g = 0; g < kAhead; ++g)
+    if (g < table.group) ahead[g].Load(table.Scores(index, g), start, items);
+  for (int b = static_cast<int>(threadIdx.x); b < kRadixBins; b += kThreads) radix.bins[b] = 0;
+  LoadMaxima(table, index, items, maxima);
+
+  float relative[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) relative[i] = __uint_as_float(0x7fc00000u);
+#pragma unroll
+  for (int g = 0; g < kAhead; ++g)
+    if (g < table.group) RaiseTo(ahead[g], maxima[g], relative);
+  for (int g = kAhead; g < table.group; ++g) {
+    EightScores scores = {};
+    scores.Load(table.Scores(index, g), start, items);
+    RaiseTo(scores, maxima[g], relative);
+  }
+
+  const Task task(batch, call, table, index);
+  const bool drops = task.DropsExtras();
+  const uint32_t least = LeastKey(task.rule.alpha);
+  uint32_t keys[kPerThread], passing = 0, extras = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int64_t item = EightScores::Item(start, i);
+    keys[i] = item < items ? KeyOf(relative[i]) : 0u;
+    passing += keys[i] >= least ? 1 : 0;  // least > 0
+    if (drops && item < items && task.IsExtra(item)) {
+      ++extras;
+      keys[i] = 0;
+    }
+    if (keys[i] != 0) atomicAdd(&radix.bins[BinOf(keys[i])], 1u);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (EightScores::Item(start, 4 * half) < items)
+      *reinterpret_cast<uint4*>(table.Keys(index) + EightScores::Item(start, 4 * half)) =
+          make_uint4(keys[4 * half], keys[4 * half + 1], keys[4 * half + 2], keys[4 * half + 3]);
+  const uint2 sums = BlockSum(passing, extras, radix);  // all have counted, from here on
+  ChoiceTally& tally = table.tallies[index];
+  for (int b = static_cast<int>(threadIdx.x); b < kRadixBins; b += kThreads)
+    if (radix.bins[b] != 0) atomicAdd(&tally.bins[b], radix.bins[b]);
+  if (threadIdx.x == 0 && sums.x > 0) atomicAdd(&tally.passing, sums.x);
+  if (threadIdx.x == 0 && sums.y > 0) atomicAdd(&tally.extras, sums.y);
+}
+
+// ---- The cut.
+
+// What the histogram says: keys from `above` on are chosen, and `need` of the `inside` that are from `edge` on. Without
+// an edge, edge = above.
+struct Boundary {
+  uint32_t above, edge, need, inside;
+  int64_t count;  // items that are chosen
+};
+
+// Items that rule and threshold ask for.
+__device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTable& table, int64_t index) {
+  const ChoiceTally& own = table.tallies[index];
+  if (task.rule.force_count > 0)
+    return task.CountForced(task.positions == nullptr ? task.PlainExtras() : static_cast<int64_t>(own.extras));
+  int64_t passing = static_cast<int64_t>(own.passing) * task.page;
+  if (mean_counts) {
+    passing = 0;
+    for (int64_t head = 0; head < table.heads; ++head)
+      passing += static_cast<int64_t>(table.tallies[task.token * table.heads + head].passing) * task.page;
+    passing /= table.heads;
+  }
+  return task.CountChosen(passing);
+}
+
+// By every block for itself.
+__device__ Boundary FindBoundary(const ChoiceTally& tally, int64_t wanted, RadixScratch& radix) {
+  uint32_t mine = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < kRadixBins / 4; i += kThreads) {
+    const uint4 four = reinterpret_cast<const uint4*>(tally.bins)[i];
+    reinterpret_cast<uint4*>(radix.bins)[i] = four;
+    mine += four.x + four.y + four.z + four.w;
+  }
+  const uint32_t candidates = BlockSum(mine, 0, radix).x;
+  const auto count = static_cast<uint32_t>(min(wanted, static_cast<int64_t>(candidates)));
+  if (count == 0) return {kNoKey, kNoKey, 0, 0, 0};
+  if (count == candidates) return {1, 1, 0, 0, count};
+  FindBin(count, radix);
+  const uint32_t least = LeastOfBin(radix.bin), need = count - radix.above;
+  if (need == radix.inside) return {least, least, 0, 0, count};
+  return {LeastOfBin(radix.bin + 1), least, need, radix.inside, count};
+}
+
+// The keys of a block's rows, kPerThread for each thread: rows of a warp lie side by side, and so do its lanes'.
+struct RowKeys {
+  __device__ RowKeys(const uint32_t* keys, int64_t share, int64_t items, int64_t page)
+      : first(share * kShare + Warp() * kPerWarp + Lane()) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int64_t item = page == 1 ? Row(i) : static_cast<uint32_t>(Row(i)) / static_cast<uint32_t>(page);
+      key[i] = item < items ? keys[item] : 0u;
+    }
+  }
+  __device__ int64_t Row(int i) const { return first + 32 * i; }
+
+  int64_t first;
+  uint32_t key[kPerThread];  // 0 where there is none
+};
+
+// Puts a block's items of the edge on the list, and returns how many of its rows are attended without them.
+__device__ uint32_t ListEdge(const Task& task, const RowKeys& rows, const Boundary& boundary, uint32_t* edge,
+                             uint32_t& listed) {
+  uint32_t attended = 0, all = 0, votes[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t key = rows.key[i];
+    const int64_t row = rows.Row(i);
+    attended += row < task.n && (key >= boundary.above || task.IsExtra(row)) ? 1 : 0;
+    const bool at_edge = key >= boundary.edge && key < boundary.above && (task.page == 1 || row % task.page == 0);
+    votes[i] = __ballot_sync(kAllLanes, at_edge);
+    all += __popc(votes[i]);
+  }
+  if (all == 0) return attended;
+  uint32_t at = 0;
+  if (Lane() == 0) at = atomicAdd(&listed, all);
+  at = __shfl_sync(kAllLanes, at, 0);
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t below = votes[i] & ((1u << Lane()) - 1);
+    if ((votes[i] >> Lane() & 1u) != 0) edge[at + __popc(below)] = static_cast<uint32_t>(task.ItemOf(rows.Row(i)));
+    at += __popc(votes[i]);
+  }
+  return attended;
+}
+
+// Cuts the edge, by the block that came last. edge_keys: shared memory of kShortEdge.
+__device__ RadixCut CutEdge(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
+                            uint32_t* edge_keys, RadixScratch& radix) {
+  if (boundary.edge == boundary.above) return {boundary.above, 0};
+  const uint32_t length = boundary.inside;
+  const auto load = [&](int64_t i) { return keys[__ldcg(edge + i)] - boundary.edge + 1; };
+  if (length <= kShortEdge) {
+    for (uint32_t i = threadIdx.x; i < length; i += kThreads) edge_keys[i] = load(i);
+    __syncthreads();
+  }
+  const auto key_of = [&](int64_t i) { return length <= kShortEdge ? edge_keys[i] : load(i); };
+  const auto age_of = [&](int64_t i) { return task.AgeOf(__ldcg(edge + i)); };
+  // The outermost bins are wider than others.
+  const bool wide = boundary.edge == 1 || boundary.above == kNoKey;
+  RadixCut cut = CutLargest(key_of, age_of, length, boundary.need, length, wide ? kKeyBits : kEdgeBits, radix);
+  cut.key += boundary.edge - 1;
+  return cut;
+}
+
+// From how many rows a share has (without its part of the edge) to where they begin; returns how many there are.
+__device__ uint32_t PlaceShares(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
+                                const RadixCut& cut, uint32_t* places, int shares, RadixScratch& radix) {
+  for (uint32_t i = threadIdx.x; i < boundary.inside; i += kThreads) {
+    const int64_t item = __ldcg(edge + i);
+    if (!cut.Takes(keys[item], task.AgeOf(item))) continue;
+    uint32_t rows = 0;
+    for (int64_t row = item * task.page; row < (item + 1) * task.page; ++row) rows += task.IsExtra(row) ? 0 : 1;
+    if (rows > 0) atomicAdd(&places[item * task.page / kShare], rows);
+  }
+  __syncthreads();
+  uint32_t total = 0;
+  for (int first = 0; first < shares; first += kThreads) {
+    const int share = first + static_cast<int>(threadIdx.x);
+    const uint32_t rows = share < shares ? __ldcg(places + share) : 0u;
+    const uint32_t before = total + BlockExclusive(rows, radix);
+    if (share < shares) places[share] = before;
+    total += BlockSum(rows, 0, radix).x;
+  }
+  return total;
+}
+
+// Grid (tasks, shares of rows).
+__global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCall call, ScoreTable table,
+                                                      Selection selection) {
+  __shared__ alignas(16) RadixScratch radix;
+  __shared__ uint32_t edge_keys[kShortEdge];
+  __shared__ bool is_last;
+  const int64_t index = blockIdx.x, share = blockIdx.y, current = batch.rows[index / table.heads];
+  if (share * kShare > current) return;
+  const uint32_t* keys = table.Keys(index);
+  const RowKeys rows(keys, share, ItemsOf(call, current), call.page);
+  const Task task(batch, call, table, index);
+  ChoiceTally& tally = table.tallies[index];
+  const Boundary boundary = FindBoundary(tally, CountItems(task, call.mean_counts, table, index), radix);
+  uint32_t* edge = table.Edge(index);
+  uint32_t* places = table.Places(index);
+  const uint32_t attended = BlockSum(ListEdge(task, rows, boundary, edge, tally.listed), 0, radix).x;
+
+  const int shares = static_cast<int>(current / kShare) + 1;
+  if (threadIdx.x == 0) places[share] = attended;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(&tally.arrived, 1u) == static_cast<uint32_t>(shares - 1);
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const RadixCut cut = CutEdge(task, keys, edge, boundary, edge_keys, radix);
+  const uint32_t all = PlaceShares(task, keys, edge, boundary, cut, places, shares, radix);
+  if (threadIdx.x != 0) return;
+  if (all > selection.capacity) __trap();  // a list that was reserved too small: a bug
+  tally.cut = cut;
+  selection.Count(task.token, task.head) = static_cast<int32_t>(all);
+  AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
+            static_cast<uint64_t>(task.n));
+}
+
+// ---- The rows. Grid (tasks, shares of rows).
+__global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, SelectCall call, ScoreTable table,
+                                                            Selection selection) {
+  __shared__ uint32_t warps[kThreads / 32];
+  const int64_t index = blockIdx.x, share = blockIdx.y, current = batch.rows[index / table.heads];
+  if (share * kShare > current) return;
+  const RowKeys rows(table.Keys(index), share, ItemsOf(call, current), call.page);
+  const RadixCut cut = table.tallies[index].cut;
+  uint32_t at = table.Places(index)[share];
+  const Task task(batch, call, table, index);
+  uint32_t votes[kPerThread], all = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int64_t row = rows.Row(i);
+    const uint32_t key = rows.key[i];
+    const bool chosen = key > cut.key || (key == cut.key && task.AgeOf(task.ItemOf(row)) >= cut.age);
+    votes[i] = __ballot_sync(kAllLanes, row < task.n && (chosen || task.IsExtra(row)));
+    all += __popc(votes[i]);
+  }
+  if (Lane() == 0) warps[Warp()] = all;
+  __syncthreads();
+  for (int w = 0; w < Warp(); ++w) at += warps[w];
+  int32_t* out = selection.Rows(task.token, task.head);
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t below = votes[i] & ((1u << Lane()) - 1);
+    if ((votes[i] >> Lane() & 1u) != 0) out[at + __popc(below)] = static_cast<int32_t>(rows.Row(i));
+    at += __popc(votes[i]);
+  }
+}
+
+}  // namespace
+
+void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
+                     const Selection& selection) {
+  CHECK(kShare % call.page == 0);
+  const auto grid = [&](int64_t all) {
+    return dim3(static_cast<unsigned>(batch.count * table.heads), static_cast<unsigned>((all + kShare - 1) / kShare));
+  };
+  const dim3 shares = grid(call.max_rows);
+  CHECK(shares.y <= table.chunk_count);  // for each of which the table has a place
+  MakeKeysKernel<<<grid(table.items), kThreads, 0, stream>>>(batch, call, table);
+  CUDA_CHECK_LAUNCH();
+  CutKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);
+  CUDA_CHECK_LAUNCH();
+  WriteRowsKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);
+  CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace infinigen
