@@ -82,12 +82,27 @@ struct Loaded {
   std::unique_ptr<Executor> executor;
 };
 
+// As many sequences as asked for. Where memory does not hold all of them at full length they share what there is:
+// quotas grow, and who finds no room waits. Without --batch, fewer where even that is too much.
+RunPlan PlanBatch(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
+  while (true) {
+    const RunPlan whole = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
+    if (whole.refusal.empty()) return whole;
+    if (!kv.limit_bytes && !options.method.evicts()) {
+      const RunPlan shared = PlanRunHere(model, options, whole.options.pool_limit_bytes, /*fixed_batch=*/true);
+      if (shared.refusal.empty()) return shared;
+    }
+    if (flags.batch > 0 || options.max_batch == 1) return whole;
+    --options.max_batch;
+  }
+}
+
 // The plan of the largest context up to what was asked for; without -c less than the model's is better than nothing.
 RunPlan PlanServer(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
-  RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
+  const RunPlan plan = PlanBatch(model, options, kv, flags);
   if (plan.refusal.empty() || flags.context > 0 || plan.largest_context < kLeastServedContext) return plan;
   options.max_tokens = plan.largest_context;
-  return PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
+  return PlanBatch(model, options, kv, flags);
 }
 
 Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceChoice& device, const KvChoice& kv) {
@@ -95,8 +110,10 @@ Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceCh
   // Sequences that share a size out come one by one unless --batch says how many share it.
   const bool shared = kv.method.evicts() && kv.limit_bytes;
   const int64_t batch = flags.batch > 0 ? flags.batch : shared ? 1 : kServedBatch;
-  ASSIGN_OR_RETURN(const ExecutorOptions options,
-                   OptionsFor(model, device, kv, context, {.useful = batch, .flag = batch}));
+  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(model, device, kv, context, {.useful = batch, .flag = batch}));
+  // A request may ask for everything, except where places on a GPU are planned for the cap.
+  const bool fetches = device.device == Device::kCuda && !options.pool_on_device;
+  if (options.method.select != SelectKind::kAll && !options.method.evicts() && !fetches) options.method.largest_cap = 1;
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));

@@ -8,6 +8,7 @@ import concurrent.futures
 import json
 import math
 import sys
+import time
 import unittest
 
 import served
@@ -230,11 +231,34 @@ class Answers(Case):
         self.assertGreater(kinds[0], kinds[1])
 
     def test_kv_per_request(self):
-        self.chat(kv={"preset": "infinigen"})
+        prompt = "The lamp in the hall was lit. " * 300
+        ratios = {}
+        for name, kv in {"own": {"preset": "infinigen"}, "full": {"preset": "full"}, "less": {"alpha": 1, "cap": 0.02},
+                         "more": {"cap": 1, "alpha": 1000}}.items():
+            ratios[name] = self.text(prompt=prompt, max_tokens=6, kv=kv)["kv_stats"]["attended_ratio"]
+        self.assertEqual(ratios["full"], 1)
+        self.assertEqual(ratios["more"], 1)
+        self.assertLess(ratios["own"], 1)
+        self.assertLess(ratios["less"], ratios["own"])
         self.refused(CHAT, {"messages": HELLO, "kv": {"preset": "h2o"}}, parameter="kv.preset")
         self.refused(CHAT, {"messages": HELLO, "kv": {"alpha": "x"}}, parameter="kv.alpha")
         self.refused(CHAT, {"messages": HELLO, "kv": {"preset": "full", "cap": 0.1}}, parameter="kv.preset")
         self.refused(CHAT, {"messages": HELLO, "kv": "full"}, parameter="kv")
+
+    def test_a_long_prefix_is_read_once(self):
+        prefix = "".join(f"Chapter {i}: the lamp in the hall was lit. " for i in range(350))
+        times, answers = [], []
+        for question in ("Who lit it?", "Who lit it?", "And why?"):
+            start = time.monotonic()
+            answers.append(self.text(prompt=prefix + question, max_tokens=1))
+            times.append(time.monotonic() - start)
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        total = answers[0]["usage"]["prompt_tokens"]
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], total - 600)
+        self.assertGreater(cached[2], total - 600)
+        self.assertLess(max(times[1:]), times[0] / 3)
+        self.assertEqual(answers[0]["choices"], answers[1]["choices"])
 
     def test_a_long_context_is_selected_from(self):
         prompt = "The lamp in the hall was lit. " * 400
