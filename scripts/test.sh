@@ -69,6 +69,11 @@ if ! python3 -c 'import tokenizers, sentencepiece' 2>/dev/null; then
     echo "note: the Python packages tokenizers and sentencepiece could not be installed"
 fi
 
+if ! python3 -c 'import openai' 2>/dev/null; then  # the official client of the API that `serve` speaks
+  python3 -m pip install -q --target build/python openai >/dev/null 2>&1 ||
+    echo "note: the Python package openai could not be installed"
+fi
+
 check "include directions" python3 tools/check_layers.py
 check "formatting" bash -c "git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror"
 # Tests that need a GPU count where there is one.
