@@ -81,6 +81,7 @@ class State:
         self.running = {}  # id -> {"rows", "kv", "needle"}
         self.looked = threading.Condition(self.lock)
         self.cancelled = 0
+        self.lookers = 0  # open streams of pictures
         self.key = ""
         self.pace = 0.02
         self.requests = []  # bodies, newest last
@@ -190,6 +191,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def stream_pictures(self):
         self.start_stream()
+        with self.state.lock:
+            self.state.lookers += 1
         try:
             while True:
                 with self.state.lock:
@@ -203,6 +206,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(0.1)
         except OSError:
             pass
+        finally:
+            with self.state.lock:
+                self.state.lookers -= 1
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))

@@ -51,7 +51,8 @@ async function ask(path, options = {}) {
   if (options.body) headers['Content-Type'] = 'application/json';
   let response;
   try {
-    response = await fetch(path, { ...options, headers, cache: 'no-store' });
+    // Not relative to the page's address: that may hold credentials, and fetch refuses such.
+    response = await fetch(new URL(path, location.origin + location.pathname), { ...options, headers, cache: 'no-store' });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
     throw new Trouble('lost', 'The server cannot be reached.');

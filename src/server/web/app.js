@@ -26,19 +26,19 @@ function button(label, act, kind = 'quiet small') {
   return el('button', { type: 'button', class: kind, onclick: act }, label);
 }
 
-function userNode(message) {
-  const text = el('div', { class: 'text' }, message.content);
+function userNode({ content }) {
+  const text = el('div', { class: 'text' }, content);
   const node = el('article', { class: 'message user', 'aria-label': 'You' }, text);
-  if (message.content.length > LONG_CHARACTERS) {
-    text.classList.add('folded');
-    const fold = button('Show all', () => {
-      const folded = text.classList.toggle('folded');
-      fold.textContent = folded ? 'Show all' : 'Show less';
-      fold.setAttribute('aria-expanded', !folded);
-    });
-    fold.setAttribute('aria-expanded', 'false');
-    node.append(el('div', { class: 'foot' }, fold, el('span', {}, `${whole(message.content.length)} characters`)));
-  }
+  if (content.length <= LONG_CHARACTERS) return node;
+  // Folded: how it begins and, where questions are, how it ends.
+  const fold = button('Show all', () => show(fold.getAttribute('aria-expanded') === 'false'));
+  const show = (all) => {
+    text.textContent = all ? content : `${content.slice(0, 240).trimEnd()} …\n\n… ${content.slice(-160).trimStart()}`;
+    fold.textContent = all ? 'Show less' : 'Show all';
+    fold.setAttribute('aria-expanded', all);
+  };
+  show(false);
+  node.append(el('div', { class: 'foot' }, el('span', {}, `${whole(content.length)} characters`), fold));
   return node;
 }
 
@@ -197,7 +197,7 @@ async function answer() {
   toNewest(true);
   try {
     for await (const chunk of streamChat(body, controller.signal)) {
-      if (chunk.id) panel.own(chunk.id);
+      if (chunk.id) panel.own(chunk.id, body.kv?.preset === 'full');
       const choice = chunk.choices?.[0];
       if (choice?.delta?.content) {
         const now = performance.now();
@@ -431,4 +431,4 @@ async function meet() {
 showSwitch();
 showChat(newChat());
 meet();
-$('input').focus({ preventScroll: true });
+if (matchMedia('(pointer: fine)').matches) $('input').focus();  // a phone would cover the page with its keyboard

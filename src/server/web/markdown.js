@@ -214,18 +214,22 @@ function linkAt(text, i) {
 }
 
 const EMPHASIS = [['**', 'strong'], ['__', 'strong'], ['~~', 'del'], ['*', 'em'], ['_', 'em']];
+const isSpace = (c) => c === ' ' || c === '\n' || c === '\t';
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
 
-// Where the emphasis opened by `mark` at `i` closes, or -1.
-function closing(text, i, mark) {
+// Where the emphasis opened by `mark` at `i` closes, or -1. `barren` remembers how far no mark closes anything, so that
+// the text is searched once.
+function closing(text, i, mark, barren) {
   const from = i + mark.length;
-  if (from >= text.length || /\s/.test(text[from])) return -1;
+  if (from >= text.length || isSpace(text[from])) return -1;
   if (mark[0] === '_' && isWord(text[i - 1])) return -1;  // snake_case
-  for (let j = text.indexOf(mark, from + 1); j >= 0; j = text.indexOf(mark, j + mark.length)) {
+  let j = text.indexOf(mark, Math.max(from + 1, barren.get(mark) ?? 0));
+  for (; j >= 0; j = text.indexOf(mark, j + mark.length)) {
     const longer = mark.length === 1 && (text[j + 1] === mark || text[j - 1] === mark);
-    if (!longer && !/\s/.test(text[j - 1]) && !(mark[0] === '_' && isWord(text[j + mark.length]))) return j;
-    if (j - from > LABEL_CHARS * 4) return -1;
+    if (!longer && !isSpace(text[j - 1]) && !(mark[0] === '_' && isWord(text[j + mark.length]))) return j;
+    barren.set(mark, j + mark.length);
   }
+  barren.set(mark, text.length);
   return -1;
 }
 
@@ -233,7 +237,7 @@ function addInline(parent, text, depth) {
   let plain = '';
   const flush = () => { if (plain) parent.append(plain); plain = ''; };
   const add = (node) => { flush(); parent.append(node); };
-  const hopeless = new Set();  // marks that close nowhere further on
+  const barren = new Map();  // mark -> up to where it closes nothing
   for (let i = 0; i < text.length;) {
     const c = text[i];
     if (c === '\n') { add(el('br')); ++i; continue; }
@@ -242,12 +246,12 @@ function addInline(parent, text, depth) {
       let ticks = 1;
       while (text[i + ticks] === '`') ++ticks;
       const mark = '`'.repeat(ticks);
-      let end = hopeless.has(mark) ? -1 : text.indexOf(mark, i + ticks);
+      let end = barren.has(mark) ? -1 : text.indexOf(mark, i + ticks);
       while (end >= 0 && text[end + ticks] === '`') {  // a longer run closes nothing
         while (text[end] === '`') ++end;
         end = text.indexOf(mark, end);
       }
-      if (end < 0) { hopeless.add(mark); plain += mark; i += ticks; continue; }
+      if (end < 0) { barren.set(mark, text.length); plain += mark; i += ticks; continue; }
       add(el('code', {}, text.slice(i + ticks, end).replace(/^ (.+) $/, '$1')));
       i = end + ticks;
       continue;
@@ -268,10 +272,10 @@ function addInline(parent, text, depth) {
       const href = safeAddress(address);
       if (href) { const node = link(href); node.append(address); add(node); i += address.length; continue; }
     }
-    const emphasis = depth < DEEPEST && EMPHASIS.find(([mark]) => !hopeless.has(mark) && text.startsWith(mark, i));
+    const emphasis = depth < DEEPEST && EMPHASIS.find(([mark]) => text.startsWith(mark, i));
     if (emphasis) {
       const [mark, tag] = emphasis;
-      const end = closing(text, i, mark);
+      const end = closing(text, i, mark, barren);
       if (end > 0) {
         const node = el(tag);
         addInline(node, text.slice(i + mark.length, end), depth + 1);
@@ -279,7 +283,6 @@ function addInline(parent, text, depth) {
         i = end + mark.length;
         continue;
       }
-      if (text.indexOf(mark, i + mark.length) < 0) hopeless.add(mark);
       plain += mark;
       i += mark.length;
       continue;

@@ -11,14 +11,14 @@ const $ = (id) => document.getElementById(id);
 
 export const percent = (x) => {
   if (x === null || x === undefined || !Number.isFinite(x)) return '–';
-  return x > 0 && x < 0.0995 ? `${(100 * x).toFixed(1)} %` : `${Math.round(100 * x)} %`;
+  return x > 0 && x < 0.0995 ? `${(100 * x).toFixed(1)}\u00a0%` : `${Math.round(100 * x)}\u00a0%`;
 };
 export const bytes = (n) => {
   if (n === null || n === undefined || !Number.isFinite(n)) return '–';
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let unit = 0;
   while (n >= 1000 && unit < units.length - 1) { n /= 1024; ++unit; }
-  return `${n >= 100 || unit === 0 ? Math.round(n) : n.toFixed(1)} ${units[unit]}`;
+  return `${n >= 100 || unit === 0 ? Math.round(n) : n.toFixed(1)}\u00a0${units[unit]}`;
 };
 const whole = (n) => Number(n).toLocaleString('en');
 
@@ -37,9 +37,12 @@ export class Panel {
   #picture = new Picture($('picture'));
   #stop = null;           // of the stream that is open
   #own = '';              // id of the page's own request
+  #full = false;          // what it asked for
   #ownAt = -Infinity;     // when an event of it came last
   #mark = null;           // {at: 0…1 of the prompt's text, rows: of the prompt, once known}
-  #saidAt = 0; #writtenAt = 0;
+  #saidAt = -Infinity;
+  #pending = null;        // the newest event that is not in the numbers yet
+  #writing = 0;           // timer
   #failures = 0;
 
   constructor() {
@@ -50,7 +53,7 @@ export class Panel {
   }
 
   // Pictures of this request go before those of others.
-  own(id) { this.#own = id; }
+  own(id, full) { [this.#own, this.#full] = [id, full]; }
   // A place of the prompt that is worth a mark, or null.
   mark(at) {
     this.#mark = at === null ? null : { at, rows: 0 };
@@ -80,14 +83,23 @@ export class Panel {
   #show(event) {
     const now = performance.now();
     // An id of ours may carry another prefix than the engine's.
-    const own = this.#own && event.request?.split('-').pop() === this.#own.split('-').pop();
+    const own = this.#own && String(event.request).split('-').pop() === this.#own.split('-').pop();
     if (own) this.#ownAt = now;
-    else if (now - this.#ownAt < 1000) return;
+    if (own && this.#full) event.kv = 'full';
+    else if (!own && now - this.#ownAt < 1000) return;
     this.#picture.show(event.layers);
     this.#placeMark(event.rows);
-    if (now - this.#writtenAt < SENTENCE_MS) return;
-    this.#writtenAt = now;
-    this.#write(event, litShare(event.layers));
+    this.#pending = event;
+    if (!this.#writing) this.#writePending();
+  }
+
+  // At most one every SENTENCE_MS, and always the last.
+  #writePending() {
+    this.#writing = 0;
+    if (!this.#pending) return;
+    this.#write(this.#pending, litShare(this.#pending.layers));
+    this.#pending = null;
+    this.#writing = setTimeout(() => this.#writePending(), SENTENCE_MS);
   }
 
   #placeMark(rows) {
@@ -103,10 +115,10 @@ export class Panel {
     const set = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
     const all = lit > 0.995;
     set('sentence', !all
-      ? `Each step reads only the lit ${percent(lit)} of the cache. The rest stays where it is and may light up again.`
+      ? `Each step reads only the lit ${percent(lit)} of the cache. The rest waits in memory.`
       : event.kv === 'full'
-        ? 'Each step reads the whole cache.'
-        : 'Short texts are read whole. Give it a long one, and only what matters stays lit.');
+        ? 'Each step reads the whole cache: everything is lit.'
+        : 'A short text is read whole. In a long one, only what matters lights up.');
     set('extent', `${whole(event.rows)} tokens, ${event.layers.length} layers`);
     set('n-lit', percent(lit));
     set('n-selected', percent(event.selected_ratio));
