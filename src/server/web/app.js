@@ -10,6 +10,7 @@ const SAVE_MS = 3000;             // between two copies of it in the browser
 const SAY_MS = 2500;              // between two pieces of it for a screen reader
 const LONG_CHARACTERS = 900;      // a longer message of the user is shown folded
 const FILE_BYTES = 4 << 20;       // below the server's limit on a body
+const MEET_MS = 2000;             // until a server that is not ready is asked again
 const DEMO_CHARACTERS = 14000;    // about 4,000 tokens
 
 const $ = (id) => document.getElementById(id);
@@ -31,9 +32,10 @@ function userNode({ content }) {
   const node = el('article', { class: 'message user', 'aria-label': 'You' }, text);
   if (content.length <= LONG_CHARACTERS) return node;
   // Folded: how it begins and, where questions are, how it ends.
+  const end = content.slice(Math.max(content.lastIndexOf('\n\n'), content.length - 240)).trim();
   const fold = button('Show all', () => show(fold.getAttribute('aria-expanded') === 'false'));
   const show = (all) => {
-    text.textContent = all ? content : `${content.slice(0, 240).trimEnd()} …\n\n… ${content.slice(-160).trimStart()}`;
+    text.textContent = all ? content : `${content.slice(0, 160).trimEnd()} …\n\n${end}`;
     fold.textContent = all ? 'Show less' : 'Show all';
     fold.setAttribute('aria-expanded', all);
   };
@@ -110,7 +112,7 @@ function showChat(chat) {
   for (const message of chat.messages) addMessage(message)?.finish();
   if (chat.messages.length === 0) $('log').append(welcome());
   panel.mark(null);
-  toNewest(true);
+  toNewest(chat.messages.length > 0);
   showList();
 }
 
@@ -174,7 +176,8 @@ function again(message) {
 const requestBody = () => ({
   messages: [
     ...(settings.system.trim() ? [{ role: 'system', content: settings.system }] : []),
-    ...current.messages.map(({ role, content }) => ({ role, content })),
+    // A question that was never answered would be two turns of the user in a row: not every template takes that.
+    ...current.messages.filter((m, i, all) => m.role !== 'user' || all[i + 1]?.role !== 'user').map(({ role, content }) => ({ role, content })),
   ],
   stream: true,
   stream_options: { include_usage: true },
@@ -227,21 +230,23 @@ async function answer() {
     if (trouble && !(error instanceof Trouble)) console.error(error);
     if (trouble && message.content) message.note = 'broken off';
   }
-  setRunning(null);
+  if (running === controller) setRunning(null);
   const stays = atNewest();
   if (message.content || !trouble) chat.messages.push(message);
   if (message.content || !trouble) view.finish();
   else view.node.remove();
   if (trouble && chat === current) showTrouble(trouble);
-  say(trouble ? `${message.content} ${trouble.message}` : message.content, true);
+  say(message.content, true);
   toNewest(stays);
   save(chat);
 }
 
 // ---- Troubles -----------------------------------------------------------------------------------------------------
 
+const clearTroubles = () => $('log').querySelectorAll('.trouble').forEach((node) => node.remove());
+
 function retry() {
-  for (const node of $('log').querySelectorAll('.trouble')) node.remove();
+  clearTroubles();
   const last = current.messages.at(-1);
   if (last?.role === 'assistant') again(last);
   else if (last) answer();
@@ -260,7 +265,7 @@ function keyForm(then) {
 }
 
 function showTrouble(trouble) {
-  for (const node of $('log').querySelectorAll('.trouble')) node.remove();
+  clearTroubles();
   const node = el('div', { class: 'trouble', role: 'alert' }, el('p', {}, trouble.message));
   if (trouble.kind === 'key') node.append(keyForm(() => { meet(); panel.again(); retry(); }));
   else if (trouble.kind === 'long') node.append(button('New chat', () => showChat(newChat()), ''));
@@ -322,7 +327,7 @@ $('file').addEventListener('change', async () => {
 // ---- Conversations ------------------------------------------------------------------------------------------------
 
 function save(chat = current) {
-  if (!saveChat(chat)) toast('The browser has no room left for this chat. Delete or export old ones.');
+  if (!chat.deleted && !saveChat(chat)) toast('The browser has no room left for this chat. Delete or export old ones.');
   showList();
 }
 
@@ -341,7 +346,10 @@ function showList() {
 
 function remove(chats) {
   chats.forEach(deleteChat);
-  if (chats.some((chat) => chat.id === current.id)) showChat(newChat());
+  if (chats.some((chat) => chat.id === current.id)) {
+    current.deleted = true;  // an answer that still streams does not bring it back
+    showChat(newChat());
+  }
   showList();
   $('new').focus();
   toast(chats.length === 1 ? 'The chat was deleted.' : `${chats.length} chats were deleted.`, () => {
@@ -412,7 +420,8 @@ $('forget').addEventListener('click', () => { $('settings').close(); remove(list
 
 // ---- Start --------------------------------------------------------------------------------------------------------
 
-// Asks the server who it is.
+// Asks the server who it is; again, while it is not there or still loads.
+let waited = false;
 async function meet() {
   try {
     const [props, models] = await Promise.all([getJson('props'), getJson('v1/models')]);
@@ -420,11 +429,15 @@ async function meet() {
     const kv = props.kv?.preset ?? 'infinigen';
     server = { model: model?.id, kv, switchable: kv === 'infinigen', context: props.n_ctx ?? model?.max_model_len ?? 8192 };
     if (!server.switchable) saveSettings({ kv: '', alpha: '', cap: '' });
+    if (waited) clearTroubles();
+    waited = false;
     $('model').textContent = `${server.model ?? ''}, ${whole(server.context)} tokens of context`;
     showSwitch();
   } catch (error) {
-    if (error instanceof Trouble) showTrouble(error);
-    else console.error(error);
+    if (!(error instanceof Trouble)) return console.error(error);
+    showTrouble(error);
+    waited = error.kind === 'busy' || error.kind === 'lost';
+    if (waited) setTimeout(meet, MEET_MS);
   }
 }
 

@@ -114,6 +114,7 @@ export class Panel {
   #write(event, lit) {
     const set = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
     const all = lit > 0.995;
+    $('panel').classList.remove('idle');
     set('sentence', !all
       ? `Each step reads only the lit ${percent(lit)} of the cache. The rest waits in memory.`
       : event.kv === 'full'
