@@ -35,7 +35,7 @@ function userNode({ content }) {
   const end = content.slice(Math.max(content.lastIndexOf('\n\n'), content.length - 240)).trim();
   const fold = button('Show all', () => show(fold.getAttribute('aria-expanded') === 'false'));
   const show = (all) => {
-    text.textContent = all ? content : `${content.slice(0, 160).trimEnd()} …\n\n${end}`;
+    text.textContent = all ? content : `${content.slice(0, content.lastIndexOf(' ', 180) + 1 || 180)} …\n\n${end}`;
     fold.textContent = all ? 'Show less' : 'Show all';
     fold.setAttribute('aria-expanded', all);
   };
@@ -151,6 +151,7 @@ function stop() {
 
 function submit(text, extra = {}) {
   if (running || !text.trim()) return;
+  clearTroubles();
   const message = { role: 'user', content: text, ...extra };
   current.messages.push(message);
   addMessage(message);
