@@ -46,7 +46,7 @@ def square(x):
 | full | 100 % |
 | infinigen | 8 % |
 
-The name snake_case_word stays, 2 * 3 * 4 too.
+The names snake_case_word and a_b_ stay, 2 * 3 * 4 too.
 """
 
 HOSTILE = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2">
@@ -70,7 +70,9 @@ HOSTILE = """<script>window.hacked = 1</script> <img src=x onerror="window.hacke
 STORY = ("A little fox lived under the old bridge. Every evening it walked along the quiet harbour and counted the lanterns. "
          "One night there was one lantern more than the day before. ")
 
-ANSWERS = {"!markdown": MARKDOWN, "!hostile": HOSTILE, "!slow": STORY * 40}
+ODD = "Zoë – 狐 🦊 e\u0301 \u2028 data: [DONE] \\r \\n end"
+
+ANSWERS = {"!odd": ODD, "!markdown": MARKDOWN, "!hostile": HOSTILE, "!slow": STORY * 40}
 
 
 class State:
@@ -185,9 +187,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
 
-    def event(self, value):
-        self.wfile.write(b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n")
-        self.wfile.flush()
+    def event(self, value, odd=False):
+        data = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=not odd).encode()
+        if not odd:
+            self.wfile.write(b"data: " + data + b"\n\n")
+            return
+        # Legal, but as no server would write it: other line ends, comments, fields nobody reads, data of two lines, and
+        # cut inside of characters and line ends.
+        raw = b": note\r\nevent: message\r\ndata:" + data.replace(b', "choices"', b',\r\ndata: "choices"') + b"\r\n\r\n"
+        for line in raw.split(b"\n")[:-1]:
+            middle = len(line) * 3 // 4
+            for piece in (line[:middle], line[middle:], b"\n"):
+                self.wfile.write(piece)
+                time.sleep(0.003)
 
     def stream_pictures(self):
         self.start_stream()
@@ -220,7 +232,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         text = body["messages"][-1]["content"]
         tokens = sum(len(m["content"]) for m in body["messages"]) // 4 + 8
         if text == "!busy":
-            return self.error(429, "the queue is full", "queue_full", [("Retry-After", "1")])
+            return self.error(429, "the queue is full", "queue_full", [("Retry-After", "2")])
         if text == "!long" or tokens > CONTEXT:
             tokens = 9001 if text == "!long" else tokens
             return self.error(400, f"the prompt has {tokens} tokens, the context holds {CONTEXT}", "context_length_exceeded")
@@ -248,7 +260,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             while sent < limit:
                 self.state.step(name)
                 size = 4 if len(answer) < 9000 else 200
-                self.event(chunk({"content": answer[sent:min(sent + size, limit)]}))
+                self.event(chunk({"content": answer[sent:min(sent + size, limit)]}), odd=text == "!odd")
                 sent += size
                 if text == "!broken" and sent > 60:
                     return
