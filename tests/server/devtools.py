@@ -89,7 +89,7 @@ class Browser:
                 return answer["result"]
         raise TimeoutError(method)
 
-    def open(self, url, width=1280, height=860, phone=False, dark=True, still=False):
+    def open(self, url, width=1280, height=860, phone=False, dark=True, still=False, before=""):
         # A context of its own: nothing that another page stored is seen.
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -99,6 +99,8 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.view(width, height, phone, dark, still)
+        if before:
+            page.call("Page.addScriptToEvaluateOnNewDocument", source=f"if (location.protocol !== 'about:') {{ {before} }}")
         page.go(url)
         return page
 

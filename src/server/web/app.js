@@ -35,7 +35,7 @@ function userNode({ content }) {
   const end = content.slice(Math.max(content.lastIndexOf('\n\n'), content.length - 240)).trim();
   const fold = button('Show all', () => show(fold.getAttribute('aria-expanded') === 'false'));
   const show = (all) => {
-    text.textContent = all ? content : `${content.slice(0, content.lastIndexOf(' ', 180) + 1 || 180)} …\n\n${end}`;
+    text.textContent = all ? content : `${content.slice(0, content.lastIndexOf(' ', 180) + 1 || 180).trimEnd()} …\n\n${end}`;
     fold.textContent = all ? 'Show less' : 'Show all';
     fold.setAttribute('aria-expanded', all);
   };
@@ -61,7 +61,7 @@ function usageParts({ usage, kv, seconds, first, note }) {
     const read = kv.attended_ratio ?? kv.selected_ratio;
     if (Number.isFinite(read)) parts.push(`read ${percent(read)} of the cache`);
     if (Number.isFinite(kv.hit_ratio)) parts.push(`hits ${percent(kv.hit_ratio)}`);
-    if (kv.fetched_bytes_per_step > 0) parts.push(`${bytes(kv.fetched_bytes_per_step)} fetched a step`);
+    if (kv.fetched_bytes_per_step > 0) parts.push(`${bytes(kv.fetched_bytes_per_step)} a step`);
   }
   return parts;
 }
@@ -79,7 +79,7 @@ function answerNode(message) {
       markdown.set(message.content);
       const usage = el('span', { class: 'usage' });
       usageParts(message).forEach((part) => usage.append(el('span', {}, part)));
-      foot.replaceChildren(usage, copyButton(() => message.content), button('Again', () => again(message)));
+      foot.replaceChildren(usage, el('span', { class: 'acts' }, copyButton(() => message.content), button('Again', () => again(message))));
     },
   };
   return view;

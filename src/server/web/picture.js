@@ -4,7 +4,7 @@
 const FADE_MS = 900;    // until a cell that is no longer read is dark
 const REST = 0.62;      // of its light a cell of the last step keeps, once no step follows
 const FRAME_MS = 33;
-const GAMMA = 0.55;     // a column of which a tenth was read is to be seen, beside one that was read whole
+const GAMMA = 0.7;      // a column of which a tenth was read is to be seen, beside one that was read whole
 
 export class Picture {
   #canvas; #context;
