@@ -196,12 +196,13 @@ async function answer() {
   const began = performance.now();
   setRunning(controller);
   view.wait('Reading');
-  panel.mark(chat.messages.at(-1).mark ?? null);
+  panel.begin(body.kv?.preset === 'full');
+  if (chat.messages.at(-1).mark) panel.mark(chat.messages.at(-1).mark);
   Object.assign(speech, { said: 0, at: performance.now() });
   toNewest(true);
   try {
     for await (const chunk of streamChat(body, controller.signal)) {
-      if (chunk.id) panel.own(chunk.id, body.kv?.preset === 'full');
+      if (chunk.id) panel.own(chunk.id);
       const choice = chunk.choices?.[0];
       if (choice?.delta?.content) {
         const now = performance.now();

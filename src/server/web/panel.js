@@ -36,7 +36,7 @@ function litShare(layers) {
 export class Panel {
   #picture = new Picture($('picture'));
   #stop = null;           // of the stream that is open
-  #own = '';              // id of the page's own request
+  #own = '';              // id of the page's own request, once known
   #full = false;          // what it asked for
   #ownAt = -Infinity;     // when an event of it came last
   #mark = null;           // {at: 0…1 of the prompt's text, rows: of the prompt, once known}
@@ -52,8 +52,9 @@ export class Panel {
     follow();
   }
 
-  // Pictures of this request go before those of others.
-  own(id, full) { [this.#own, this.#full] = [id, full]; }
+  // The page asks for an answer; then, once known, under which id. Pictures of it go before those of others.
+  begin(full) { [this.#own, this.#full] = ['', full]; }
+  own(id) { this.#own = id; }
   // A place of the prompt that is worth a mark, or null.
   mark(at) {
     this.#mark = at === null ? null : { at, rows: 0 };
@@ -83,12 +84,13 @@ export class Panel {
   #show(event) {
     const now = performance.now();
     // An id of ours may carry another prefix than the engine's.
-    const own = this.#own && String(event.request).split('-').pop() === this.#own.split('-').pop();
-    if (own) this.#ownAt = now;
+    const own = !this.#own || String(event.request).split('-').pop() === this.#own.split('-').pop();
+    if (own && this.#own) this.#ownAt = now;
     if (own && this.#full) event.kv = 'full';
-    else if (!own && now - this.#ownAt < 1000) return;
+    if (!own && now - this.#ownAt < 1000) return;
     this.#picture.show(event.layers);
-    this.#placeMark(event.rows);
+    if (own) this.#placeMark(event.rows);
+    else $('mark').hidden = true;
     this.#pending = event;
     if (!this.#writing) this.#writePending();
   }
