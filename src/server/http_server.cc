@@ -18,7 +18,6 @@
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
@@ -95,7 +94,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHandshake;
   std::string peer_;
 
-  boost::beast::flat_buffer input_;
+  std::vector<char> chunk_;  // where a read that is under way puts its bytes: nobody else's
+  std::string input_;        // read and not yet parsed
   std::optional<Parser> parser_;
   bool head_seen_ = false;
   bool reading_ = false;
@@ -293,7 +293,8 @@ void Connection::Read() {
   if (reading_ || state_ == State::kClosed) return;
   if (state_ == State::kHandling && input_.size() >= kAheadBytes) return;  // enough was sent ahead
   reading_ = true;
-  const auto buffer = input_.prepare(kReadBytes);
+  chunk_.resize(kReadBytes);
+  const auto buffer = asio::buffer(chunk_);
   auto done = asio::bind_executor(
       strand_, [self = shared_from_this()](error_code error, size_t bytes) { self->OnRead(error, bytes); });
   if (tls_)
@@ -311,7 +312,7 @@ void Connection::OnRead(error_code error, size_t bytes) {
     return Read();
   }
   if (error) return Close();
-  input_.commit(bytes);
+  input_.append(chunk_.data(), bytes);
   if (state_ == State::kReading)
     Parse();
   else
@@ -320,10 +321,10 @@ void Connection::OnRead(error_code error, size_t bytes) {
 
 void Connection::Parse() {
   while (state_ == State::kReading) {
-    if (input_.size() == 0) return Read();
+    if (input_.empty()) return Read();
     error_code error;
-    const size_t used = parser_->put(input_.data(), error);
-    input_.consume(used);
+    const size_t used = parser_->put(asio::buffer(input_), error);
+    input_.erase(0, used);
     if (error == http::error::need_more) {
       error = {};
       if (!head_seen_ && !parser_->is_header_done()) {
