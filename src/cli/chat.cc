@@ -51,7 +51,7 @@ void AddFlags(Flags& flags, ChatFlags* values) {
   AddSamplingFlags(flags, &values->sampling);
 }
 
-constexpr std::string_view kHelp =
+constexpr std::string_view kChatHelp =
     "/stats  tokens, speed, memory         /clear  forget the conversation\n"
     "/kv     how the KV cache is kept      /quit   leave (or Ctrl-D)\n"
     "Ctrl-C stops an answer, or drops the line.\n"
@@ -111,7 +111,7 @@ class Chat {
     if (command == "/quit" || command == "/exit")
       leaving_ = true;
     else if (command == "/help")
-      output_.Write(kHelp);
+      output_.Write(kChatHelp);
     else if (command == "/stats")
       output_.Write(conversation_.DescribeStats());
     else if (command == "/kv")

@@ -146,7 +146,7 @@ void AddSelectionFlags(Flags& flags, KvFlags* kv) {
   flags.Choice(
       "--kv-from", &kv->from, {"self", "prev-layer", "prev-mid", "prev-step"},
       "whose query is compared with the sketches, or pages (default self; where entries come over the link to a "
-      "GPU prev-mid)");
+      "GPU prev-layer)");
   flags.Choice("--kv-counts", &kv->counts, {"ragged", "mean"}, "every head its own count, or the mean of all");
 }
 

@@ -91,9 +91,9 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
   options.pool_on_device = kv.on_device;
   KvChoice fitting = kv;
   if (device.device == Device::kCuda && !kv.on_device) {
-    // Entries that come over a link are wanted before they are needed.
+    // Entries that come over a link are wanted long before they are needed (docs/decisions/0008).
     const bool may_guess = kv.method.select != SelectKind::kAll && kv.dense_layers != 0;
-    if (!kv.source_given && may_guess) fitting.method.from = GuessSource::kPrevMid;
+    if (!kv.source_given && may_guess) fitting.method.from = GuessSource::kPrevLayer;
     options.hot_limit_bytes = kv.hot_bytes.value_or(UINT64_MAX);
     options.hot_selections = kv.hot_selections;
   } else if (kv.hot_bytes.value_or(0) > 0 || kv.hot_selections > 0 || kv.method.forced_hits > 0) {

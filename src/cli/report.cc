@@ -107,8 +107,8 @@ Json TimingJson(const Timing& timing) {
           {"decode_s", timing.decode_s},
           {"decode_tok_s", OrNull(timing.decode_s > 0, timing.decode_rate())},
           {"decode_step_ms_mean", OrNull(steps, Mean(timing.step_ms))},
-          {"decode_step_ms_median", OrNull(steps, Percentile(timing.step_ms, 50))},
-          {"decode_step_ms_p99", OrNull(steps, Percentile(timing.step_ms, 99))}};
+          {"decode_step_ms_p99", OrNull(steps, Percentile(timing.step_ms, 99))},
+          {"decode_step_ms_median", OrNull(steps, Percentile(timing.step_ms, 50))}};
 }
 
 Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail) {

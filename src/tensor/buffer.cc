@@ -3,9 +3,15 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "base/size.h"
+
+#ifdef INFINIGEN_ASAN
+#include <sanitizer/asan_interface.h>
+#include <unistd.h>
+#endif
 
 namespace infinigen {
 namespace {
@@ -13,19 +19,39 @@ namespace {
 // From this size on a block is likely to be walked in bulk, and 4 KiB pages would cost a TLB miss every 16 rows.
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
+// The address sanitizer knows the ends of blocks from malloc only. In its builds a block gets one page more, and from
+// the block's end on nothing may be read: that page, and what is left of the block's own last one.
+#ifdef INFINIGEN_ASAN
+size_t BytesMapped(size_t bytes) {
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes > SIZE_MAX - 2 * page) return bytes;  // more than there is, as mmap will say
+  return (bytes + page - 1) / page * page + page;
+}
+void Guard(std::byte* data, size_t bytes) { ASAN_POISON_MEMORY_REGION(data + bytes, BytesMapped(bytes) - bytes); }
+void Unguard(std::byte* data, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(data + bytes, BytesMapped(bytes) - bytes); }
+#else
+size_t BytesMapped(size_t bytes) { return bytes; }
+void Guard(std::byte*, size_t) {}
+void Unguard(std::byte*, size_t) {}
+#endif
+
 }  // namespace
 
 Result<std::byte*> HostAllocator::Allocate(size_t bytes) {
   // mmap rather than malloc: zeroed, page-aligned, returned to the system on Free, and an unreasonable size is an error
   // here instead of an exception.
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* data = ::mmap(nullptr, BytesMapped(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
     return Exhausted("cannot allocate {} of host memory: {}", FormatSize(bytes), std::strerror(errno));
   if (bytes >= kHugePageBytes) ::madvise(data, bytes, MADV_HUGEPAGE);  // a hint: failure only costs speed
+  Guard(static_cast<std::byte*>(data), bytes);
   return static_cast<std::byte*>(data);
 }
 
-void HostAllocator::Free(std::byte* data, size_t bytes) { ::munmap(data, bytes); }
+void HostAllocator::Free(std::byte* data, size_t bytes) {
+  Unguard(data, bytes);  // another mapping may come to lie here
+  ::munmap(data, BytesMapped(bytes));
+}
 
 Result<Buffer> Buffer::Make(Allocator& allocator, size_t bytes) {
   Buffer buffer;

@@ -104,12 +104,12 @@ struct LoadedSpec {
 Result<LoadedSpec> LoadSpec(const std::string& directory) {
   if (!std::filesystem::is_directory(directory)) return IoError("{}: not a directory", directory);
   ASSIGN_OR_RETURN(TokenizerConfig config, ReadTokenizerConfig(directory));
-  const std::string json = directory + "/tokenizer.json";
+  const std::string whole = directory + "/tokenizer.json";
   const std::string model = directory + "/tokenizer.model";
   const std::string vocab = directory + "/vocab.json";
   const std::string merges = directory + "/merges.txt";
-  const bool from_json = Exists(json);
-  Result<TokenizerSpec> spec = from_json       ? LoadTokenizerJson(json, config)
+  const bool from_json = Exists(whole);
+  Result<TokenizerSpec> spec = from_json       ? LoadTokenizerJson(whole, config)
                                : Exists(model) ? LoadModelFile(model, config)
                                : Exists(vocab) && Exists(merges)
                                    ? LoadVocabAndMerges(vocab, merges, config)
@@ -120,7 +120,7 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
   if (!spec.ok()) return spec.error();
   if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
     return Error{applied.error().kind, config.path + ": " + applied.error().message};
-  return LoadedSpec{std::move(*spec), std::move(config), from_json ? json : Exists(model) ? model : vocab};
+  return LoadedSpec{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
 }
 
 // Messages quote foreign files; they stay one line of text.

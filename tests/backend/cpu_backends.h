@@ -51,15 +51,19 @@ struct CpuVnniFactory : AnyCpuFactory {
   }
 };
 
+// Byte products are used where sketches are scored and nowhere else: tests of the rest leave CpuVnniFactory out.
 #ifdef INFINIGEN_SANITIZED
 // The reference is here the oracle only, and the portable target not compiled (src/backend/cpu/CMakeLists.txt).
-using CpuBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory>;
-using TestedBackends = CpuBackends;
+using TestedBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>>;
+using CpuBackends = ::testing::Types<CpuVnniFactory, CpuFactory<HWY_AVX2>>;
+using SketchingBackends = CpuBackends;
 #else
+using TestedBackends =
+    ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuFactory<HWY_EMU128>, ReferenceFactory>;
 using CpuBackends =
     ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory, CpuFactory<HWY_EMU128>>;
-using TestedBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory,
-                                        CpuFactory<HWY_EMU128>, ReferenceFactory>;
+using SketchingBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory,
+                                           CpuFactory<HWY_EMU128>, ReferenceFactory>;
 #endif
 // Those that fetch (backend.h). The CPU reads entries where they are.
 using FetchingBackends = ::testing::Types<ReferenceFactory>;

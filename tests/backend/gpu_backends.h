@@ -38,6 +38,7 @@ using CudaHostPoolFactory = AnyCudaFactory<false>;
 
 using TestedBackends = ::testing::Types<CudaFactory, CudaHostPoolFactory>;
 using FetchingBackends = TestedBackends;
+using SketchingBackends = TestedBackends;
 
 struct BackendName {
   template <class Factory>

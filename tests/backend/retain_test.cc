@@ -18,7 +18,7 @@ constexpr AttentionShape kShape{kHeads * kGroup, 0.2f};
 
 template <class Factory>
 class RetainTest : public OpTest<Factory> {};
-TYPED_TEST_SUITE(RetainTest, TestedBackends, BackendName);
+TYPED_TEST_SUITE(RetainTest, SketchingBackends, BackendName);
 
 // A layer's cache with books, sketches and entries, all poison.
 template <class B>

@@ -15,7 +15,7 @@ namespace {
 
 template <class Factory>
 class SelectionTest : public OpTest<Factory> {};
-TYPED_TEST_SUITE(SelectionTest, TestedBackends, BackendName);
+TYPED_TEST_SUITE(SelectionTest, SketchingBackends, BackendName);
 
 constexpr SketchType kSketchTypes[] = {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4};
 

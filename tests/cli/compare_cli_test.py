@@ -16,9 +16,9 @@ import cli_test
 from cli_test import Case, Run
 
 MODEL = ""
-CTX = 512
+CTX = 256
 # Short enough to be quick, long enough that something is left out.
-SMALL = ("--kv-window", 32, "--kv-min", 32, "--kv-cap", "10%")
+SMALL = ("--kv-window", 16, "--kv-min", 16, "--kv-cap", "10%")
 TEXT = "The old man closed the door and looked at the sea. It was a cold morning, and nobody had come. Then the {} ship went by, and he saw it. "
 TEXT = "".join(TEXT.format(word) for word in "first second third fourth fifth sixth seventh eighth ninth last".split() * 6)
 
@@ -28,7 +28,7 @@ class Compare(Case):
         return Run("eval", "compare", "-m", MODEL, "-f", self.write("text.txt", TEXT), "--ctx", CTX, *more)
 
     def test_the_same_numbers_as_alone(self):
-        run = self.compare("--kv", "infinigen,full,oracle", "--facts", "1,3", "--n", 2, "--seed", 4, "--limit-tokens", 700, "--json", *SMALL)
+        run = self.compare("--kv", "infinigen,full,oracle", "--facts", "1,3", "--n", 2, "--seed", 4, "--limit-tokens", 350, "--json", *SMALL)
         self.assertEqual((run.code, run.err), (0, ""), run)
         table = run.json()
         self.assertEqual([row["kv"] for row in table["results"]], ["infinigen", "full", "oracle"])
@@ -36,7 +36,7 @@ class Compare(Case):
         text = self.write("text.txt", TEXT)
         for row in table["results"]:
             self.assertIsNone(row["error"])
-            alone = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", CTX, "--limit-tokens", 700, "--kv", row["kv"], "--json", *SMALL).json()
+            alone = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", CTX, "--limit-tokens", 350, "--kv", row["kv"], "--json", *SMALL).json()
             self.assertGreater(alone["windows"], 1)
             for field in ("ppl", "nll", "kld_mean", "top1_agree", "tokens_scored", "windows"):
                 self.assertEqual(row[field], alone[field], (row["kv"], field))
@@ -68,14 +68,14 @@ class Compare(Case):
         self.assertGreater(infinigen["sketch_bytes"], 0)
 
     def test_full_is_compared_with_also_where_it_is_not_asked_for(self):
-        both = self.compare("--kv", "full,infinigen", "--n", 0, "--limit-tokens", 600, "--json", *SMALL).json()
-        one = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 600, "--json", *SMALL).json()
+        both = self.compare("--kv", "full,infinigen", "--n", 0, "--limit-tokens", 300, "--json", *SMALL).json()
+        one = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 300, "--json", *SMALL).json()
         self.assertEqual(len(one["results"]), 1)
         for field in ("ppl", "ppl_vs_full", "kld_mean", "top1_agree"):
             self.assertEqual(one["results"][0][field], both["results"][1][field], field)
         self.assertEqual(one["full"]["ppl"], both["results"][0]["ppl"])
         self.assertGreater(one["results"][0]["tok_s_vs_full"], 0)
-        stepped = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 600, "--gen", 0, "--mode", "step", "--json", *SMALL).json()
+        stepped = self.compare("--kv", "infinigen", "--n", 0, "--limit-tokens", 300, "--gen", 0, "--mode", "step", "--json", *SMALL).json()
         for field in ("ppl", "nll", "kld_mean", "top1_agree"):
             self.assertEqual(stepped["results"][0][field], one["results"][0][field], field)
 
@@ -94,7 +94,7 @@ class Compare(Case):
             self.assertEqual(row["error"], "")
             self.assertGreater(float(row["tok_s"]), 0)
         run = self.compare(*arguments)
-        self.assertIn("4 steps after 508 tokens", run.err)
+        self.assertIn(f"4 steps after {CTX - 4} tokens", run.err)
         lines = run.out.splitlines()
         self.assertTrue(lines[0].startswith("| kv | ppl | against full | KL | same top token | 1 fact | 2 facts | attended | read a step |"), lines)
         self.assertTrue(lines[0].endswith("| tok/s | against full |"), lines)

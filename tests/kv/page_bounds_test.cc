@@ -18,8 +18,6 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 std::vector<float> Floats(std::span<const BF16> numbers) {
   std::vector<float> floats;
   for (const BF16 number : numbers) floats.push_back(ToFloat(number));
@@ -65,7 +63,7 @@ TEST(Bounds, OfAPageByHand) {
   EXPECT_TRUE(std::isnan(PageScore(bounds, std::vector<float>{1, std::nanf(""), 0})));
   AddToBounds(bounds, 48, std::vector<float>{0, 0, 7});
   EXPECT_THAT(Floats(bounds), ElementsAre(0, 0, 7, 0, 0, 7)) << "so does row 48";
-  AddToBounds(bounds, 49, std::vector<float>{kInfinity, -kInfinity, std::nanf("")});
+  AddToBounds(bounds, 49, std::vector<float>{INFINITY, -INFINITY, NAN});
   EXPECT_THAT(Floats(bounds), ElementsAre(0, 0, 0, 0, 0, 7)) << "what is not finite counts as zero";
 }
 

@@ -19,7 +19,7 @@ using testing::ElementsAre;
 
 using Block = std::vector<std::byte>;
 
-std::vector<int> Bytes(const Block& block, size_t first, size_t count) {
+std::vector<int> BytesAt(const Block& block, size_t first, size_t count) {
   std::vector<int> bytes;
   for (size_t i = first; i < first + count; ++i) bytes.push_back(std::to_integer<int>(block[i]));
   return bytes;
@@ -52,9 +52,9 @@ TEST(StoreSketch, BytesOfInt8) {
   Block block(layout.block_bytes(), std::byte{0xee});
   // The largest is 127, so the scale is one and numbers are rounded to whole ones, halves to even.
   StoreSketch(layout, block.data(), 5, std::vector<float>{127, -127, 1, 0, -1.2f, 2.5f, 3.5f, -2.5f});
-  EXPECT_THAT(Bytes(block, 5 * 4, 4), ElementsAre(255, 1, 129, 128)) << "the first four, value + 128";
-  EXPECT_THAT(Bytes(block, (64 + 5) * 4, 4), ElementsAre(127, 130, 132, 126)) << "64 rows further";
-  EXPECT_THAT(Bytes(block, 512 + 5 * 2, 2), ElementsAre(0x80, 0x3f)) << "1.0 as bf16";
+  EXPECT_THAT(BytesAt(block, 5 * 4, 4), ElementsAre(255, 1, 129, 128)) << "the first four, value + 128";
+  EXPECT_THAT(BytesAt(block, (64 + 5) * 4, 4), ElementsAre(127, 130, 132, 126)) << "64 rows further";
+  EXPECT_THAT(BytesAt(block, 512 + 5 * 2, 2), ElementsAre(0x80, 0x3f)) << "1.0 as bf16";
   EXPECT_EQ(Touched(layout, block, 5, std::byte{0xee}), 0);
   EXPECT_THAT(LoadSketch(layout, block.data(), 5), ElementsAre(127, -127, 1, 0, -1, 2, 4, -2));
 }
@@ -64,9 +64,9 @@ TEST(StoreSketch, BytesOfInt4) {
   Block block(layout.block_bytes(), std::byte{0xee});
   StoreSketch(layout, block.data(), 63, std::vector<float>{14, -14, 0, 2, -2, 4, 6, -8, 0, 0, 0, 0, 0, 0, 0, 14});
   // Byte b: number b + 8 in the low half, number 4 + b in the high one; the scale is two.
-  EXPECT_THAT(Bytes(block, 63 * 4, 4), ElementsAre(0x7f, 0xa1, 0xb8, 0x49));
-  EXPECT_THAT(Bytes(block, (64 + 63) * 4, 4), ElementsAre(0x88, 0x88, 0x88, 0xf8));
-  EXPECT_THAT(Bytes(block, 512 + 63 * 2, 2), ElementsAre(0x00, 0x40)) << "2.0 as bf16";
+  EXPECT_THAT(BytesAt(block, 63 * 4, 4), ElementsAre(0x7f, 0xa1, 0xb8, 0x49));
+  EXPECT_THAT(BytesAt(block, (64 + 63) * 4, 4), ElementsAre(0x88, 0x88, 0x88, 0xf8));
+  EXPECT_THAT(BytesAt(block, 512 + 63 * 2, 2), ElementsAre(0x00, 0x40)) << "2.0 as bf16";
   EXPECT_EQ(Touched(layout, block, 63, std::byte{0xee}), 0);
   EXPECT_THAT(LoadSketch(layout, block.data(), 63), ElementsAre(14, -14, 0, 2, -2, 4, 6, -8, 0, 0, 0, 0, 0, 0, 0, 14));
 }
@@ -75,8 +75,8 @@ TEST(StoreSketch, BytesOfBF16) {
   const SketchLayout layout{.type = SketchType::kBF16, .dims = 8};
   Block block(layout.block_bytes(), std::byte{0xee});
   StoreSketch(layout, block.data(), 0, std::vector<float>{1, -2, 0.5f, 0, 3, 4, 5, 6});
-  EXPECT_THAT(Bytes(block, 0, 4), ElementsAre(0x80, 0x3f, 0x00, 0xc0));
-  EXPECT_THAT(Bytes(block, 64 * 4, 4), ElementsAre(0x00, 0x3f, 0x00, 0x00)) << "the next two";
+  EXPECT_THAT(BytesAt(block, 0, 4), ElementsAre(0x80, 0x3f, 0x00, 0xc0));
+  EXPECT_THAT(BytesAt(block, 64 * 4, 4), ElementsAre(0x00, 0x3f, 0x00, 0x00)) << "the next two";
   EXPECT_EQ(Touched(layout, block, 0, std::byte{0xee}), 0);
   EXPECT_THAT(LoadSketch(layout, block.data(), 0), ElementsAre(1, -2, 0.5f, 0, 3, 4, 5, 6));
 }
@@ -131,17 +131,17 @@ TEST(StoreSketch, ScalesAreNoLargerThanNeeded) {
 }
 
 TEST(StoreSketch, WhatIsNotFiniteCountsAsZero) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
     const SketchLayout layout{.type = type, .dims = 8};
     Block block(layout.block_bytes());
-    StoreSketch(layout, block.data(), 1, std::vector<float>{kNaN, 7, kInfinity, -7, -kInfinity, 0, 0, 0});
+    StoreSketch(layout, block.data(), 1, std::vector<float>{nan, 7, infinity, -7, -infinity, 0, 0, 0});
     const std::vector<float> loaded = LoadSketch(layout, block.data(), 1);
     EXPECT_NEAR(loaded[1], 7, 0.06f);
     EXPECT_EQ(loaded[3], -loaded[1]);
     for (const size_t i : {0, 2, 4, 5, 6, 7}) EXPECT_EQ(loaded[i], 0) << i;
-    StoreSketch(layout, block.data(), 1, std::vector<float>(8, kNaN));
+    StoreSketch(layout, block.data(), 1, std::vector<float>(8, nan));
     EXPECT_THAT(LoadSketch(layout, block.data(), 1), Each(0));
     EXPECT_THAT(ScoreSketches(layout, block.data(), 2, std::vector<float>(8, 1)), Each(0));
   }

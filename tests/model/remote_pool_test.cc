@@ -9,6 +9,7 @@
 #include "backend/reference/reference_backend.h"
 #include "model/decoder_executor.h"
 #include "model/random_model.h"
+#include "sanitized.h"
 
 namespace infinigen {
 namespace {
@@ -119,6 +120,7 @@ class RemotePool : public testing::TestWithParam<Case> {
 // Prompts within one extent and over several, the last of which is not full.
 TEST_P(RemotePool, PromptAndSteps) {
   for (const size_t prompt : {size_t{0}, size_t{40}, size_t{256}, size_t{300}}) {
+    if (kSanitized && prompt != 300) continue;  // PromptAsSteps begins with none
     const std::vector<int32_t> ids = model.Ids(prompt + 12, 3);
     EXPECT_EQ(Decode(*Far(), ids, prompt), Decode(*Near(), ids, prompt)) << prompt;
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 
 namespace infinigen {
@@ -43,6 +44,18 @@ TEST(Buffer, UnreasonableSizeIsAnErrorNotACrash) {
   ASSERT_FALSE(buffer.ok());
   EXPECT_EQ(buffer.error().kind, ErrorKind::kExhausted);
 }
+
+#ifdef INFINIGEN_ASAN
+TEST(BufferDeathTest, TheAddressSanitizerKnowsTheEnd) {
+  HostAllocator allocator;
+  for (const size_t bytes : {1000, 4096}) {
+    const Buffer buffer = Buffer::Make(allocator, bytes).value();
+    const std::byte* data = buffer.data();
+    EXPECT_EQ(data[bytes - 1], std::byte{0});
+    EXPECT_DEATH(std::exit(std::to_integer<int>(data[bytes])), "use-after-poison") << bytes;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace infinigen
