@@ -9,3 +9,5 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)  # checksums, identity of a model
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)  # line editing of `chat`
+find_package(OpenSSL REQUIRED)  # TLS and keys of `serve`
+find_package(Boost 1.81 REQUIRED)  # headers alone: Beast and Asio, for HTTP

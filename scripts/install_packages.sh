@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that building and testing need; asks for nothing that is already there.
-# usage: scripts/install_packages.sh [build|test]     (build: what scripts/demo.sh needs; test: everything)
+# usage: scripts/install_packages.sh [build|test|browser]   (build: what scripts/demo.sh needs; test: what tests cannot do
+#        without; browser: what tests of the web page are skipped without)
 set -euo pipefail
 
 BUILD=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
-       libedit-dev libxxhash-dev)
+       libedit-dev libxxhash-dev libboost1.81-dev libssl-dev)
 TEST=(libgtest-dev libgmock-dev libopenblas-dev clang libclang-rt-14-dev clang-format clang-tidy ccache python3 python3-pip)
 
 wanted=("${BUILD[@]}")
 [ "${1:-test}" = test ] && wanted+=("${TEST[@]}")
+[ "${1:-test}" = browser ] && wanted=(chromium fonts-dejavu-core)
 
 missing=()
 for package in "${wanted[@]}"; do

@@ -69,13 +69,22 @@ if ! python3 -c 'import tokenizers, sentencepiece' 2>/dev/null; then
     echo "note: the Python packages tokenizers and sentencepiece could not be installed"
 fi
 
+if ! python3 -c 'import openai' 2>/dev/null; then  # the official client of the API that `serve` speaks
+  python3 -m pip install -q --target build/python openai >/dev/null 2>&1 ||
+    echo "note: the Python package openai could not be installed"
+fi
+
 check "include directions" python3 tools/check_layers.py
 check "formatting" bash -c "git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror"
+# The page is looked at in a browser; without one that is skipped, visibly.
+scripts/install_packages.sh browser >/dev/null 2>&1 || echo "note: Chromium could not be installed"
+check "web page" python3 tests/server/web_test.py
 # Tests that need a GPU count where there is one.
 gpu=(-LE gpu)
 if nvidia-smi -L >/dev/null 2>&1; then gpu=(); fi
 if check "build release" build release; then
   run_ctest release "${gpu[@]}"
+  check "web page with the server" python3 tests/server/web_test.py --server build/release/infinigen
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $lint; then

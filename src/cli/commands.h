@@ -10,6 +10,7 @@ using Arguments = std::span<const std::string>;  // after the command's name
 
 int RunGenerate(Arguments arguments);
 int RunChat(Arguments arguments);
+int RunServe(Arguments arguments);
 int RunBench(Arguments arguments);
 int RunEval(Arguments arguments);
 int RunCalibrate(Arguments arguments);

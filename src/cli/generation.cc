@@ -1,7 +1,5 @@
 #include "cli/generation.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -12,37 +10,10 @@
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "engine/engine.h"
-#include "text/stop_strings.h"
-#include "text/stream_decoder.h"
-#include "text/unicode.h"
+#include "text/text_stream.h"
 
 namespace infinigen {
 namespace {
-
-// Tokens of one sequence to text that may be shown.
-class TextStream {
- public:
-  TextStream(const Tokenizer* tokenizer, const std::vector<std::string>& stops) : stops_(stops) {
-    if (tokenizer != nullptr) decoder_.emplace(*tokenizer, /*skip_special=*/true);
-  }
-
-  std::string Push(int32_t token) {
-    if (!decoder_) return fmt::format("{}{}", std::exchange(first_, false) ? "" : " ", token);
-    // The decoder cuts where replacing each piece alone equals replacing the whole.
-    return stops_.Push(ReplaceInvalidUtf8(decoder_->Push(token)));
-  }
-  std::string Finish() {
-    if (!decoder_) return {};
-    std::string text = stops_.Push(ReplaceInvalidUtf8(decoder_->Finish()));
-    return text + stops_.Finish();
-  }
-  bool stopped() const { return stops_.matched(); }
-
- private:
-  std::optional<StreamDecoder> decoder_;
-  StopStrings stops_;
-  bool first_ = true;
-};
 
 class Run {
  public:

@@ -22,18 +22,16 @@ struct Command {
   std::string_view summary;
 };
 
-constexpr std::array<Command, 7> kCommands = {{
+constexpr std::array<Command, 8> kCommands = {{
     {"generate", RunGenerate, "continue a text, or many"},
     {"chat", RunChat, "talk with a model"},
+    {"serve", RunServe, "answer OpenAI's API over HTTP, with a web page"},
     {"bench", RunBench, "measure prefill and decode speed"},
     {"eval", RunEval, "measure perplexity, or finding facts in long text"},
     {"calibrate", RunCalibrate, "compute the file that lets small sketches rank a model's keys"},
     {"inspect", RunInspect, "show what is in a model"},
     {"tokenize", RunTokenize, "turn text into token ids, or back"},
 }};
-
-// Commands of the interface that are still to come.
-constexpr std::array<std::string_view, 1> kLater = {"serve"};
 
 std::string HelpText() {
   std::string text =
@@ -61,8 +59,6 @@ int Dispatch(Arguments arguments) {
   }
   for (const Command& command : kCommands)
     if (command.name == name) return command.run(arguments.subspan(1));
-  for (const std::string_view later : kLater)
-    if (later == name) return FailUsage("", fmt::format("the command '{}' is not part of this version", name));
   return FailUsage("", fmt::format("'{}' is not a command", name));
 }
 

@@ -1,69 +1,59 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
-#include "engine/sampler.h"
-#include "model/decoder.h"
+#include "engine/live.h"
 
 namespace infinigen {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+Status CheckKv(const RequestKv& kv, const KvMethod& method) {
+  if (kv.full) {
+    if (method.evicts()) return Unsupported("kv {} gives entries up, so no request can attend to all", method.preset);
+    if (method.select == SelectKind::kAll || method.LargestCap() >= 1) return Ok();
+    return Unsupported("a request asks for all entries, there is room for {:.4g}% of them", 100 * method.LargestCap());
+  }
+  if (!kv.alpha && !kv.cap) return Ok();
+  if (method.select == SelectKind::kAll)
+    return Unsupported("kv {} attends to everything, a request's alpha and cap have no meaning", method.preset);
+  if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, it must not be negative", *kv.alpha);
+  if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, it must be above 0 and at most 1", *kv.cap);
+  if (kv.cap.value_or(0) > method.LargestCap())
+    return Unsupported("a request asks for a cap of {}, there is room for {}", *kv.cap, method.LargestCap());
+  return Ok();
+}
 
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+// A unit of a few tokens costs nearly what one of so many does: the weights have to be read.
+constexpr int64_t kLeastUnitTokens = 32;
 
 }  // namespace
 
-// A request and what it holds while it is in the engine.
-struct Engine::Live {
-  RequestId id;
-  Request request;
-  RequestState state = RequestState::kQueued;
-  bool cancel = false;
-  Sampler sampler;
-  RequestResult result;
-
-  SeqSlot slot;              // from admission on
-  int64_t final_tokens = 0;  // rows it may reach
-  int64_t rows = 0;          // complete in every layer
-  int64_t prefill_units_done = 0;
-  int64_t prefill_units = 0;
-  std::vector<int32_t> history;  // prompt, then what was generated
-  Clock::time_point submitted = Clock::now();
-  Clock::time_point admitted;
-  Clock::time_point first_token;
-
-  Live(RequestId id_, Request request_, int64_t vocab)
-      : id(id_), request(std::move(request_)), sampler(request.sampling, vocab), history(request.prompt) {}
-
-  bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
-  void Become(RequestState next) {
-    CHECK(MayFollow(state, next));
-    state = next;
-  }
-};
-
-Engine::Engine(Executor& executor) : executor_(executor) {
+Engine::Engine(Executor& executor, const EngineOptions& options)
+    : executor_(executor), options_([&] {
+        EngineOptions settled = options;
+        settled.grows = options.grows && executor.can_grow();
+        settled.reuses_prefixes = options.reuses_prefixes && settled.grows && executor.can_share();
+        return settled;
+      }()) {
   const size_t batch = static_cast<size_t>(executor.options().max_batch);
   batch_.reserve(batch);
   items_.reserve(batch);
   stats_.step_ms.reserve(kStepSamples);  // a step allocates nothing
   logits_.resize(batch * static_cast<size_t>(executor.config().vocab));
+  if (options_.reuses_prefixes) prefixes_ = std::make_unique<PrefixCache>(executor);
 }
 
 Engine::~Engine() {
-  for (const std::unique_ptr<Live>& live : requests_) {
-    const bool holds_slot = !live->finished() && live->state != RequestState::kQueued;
-    if (holds_slot) executor_.Release(live->slot);
-  }
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->holds_slot()) GiveUp(*live);
   DropKept();
 }
 
 void Engine::DropKept() {
   if (kept_) executor_.Release(kept_->slot);
   kept_.reset();
+  if (prefixes_) prefixes_->DropAll();
 }
 
 Result<RequestId> Engine::Submit(Request request) {
@@ -76,6 +66,11 @@ Result<RequestId> Engine::Submit(Request request) {
     if (request.prompt[i] < 0 || request.prompt[i] >= config.vocab)
       return Invalid("prompt token {} has the id {}, the vocabulary has {}", i, request.prompt[i], config.vocab);
   CHECK(request.max_new_tokens >= 0);
+  RETURN_IF_ERROR(CheckKv(request.kv, executor_.options().method));
+
+  const int64_t room = executor_.options().max_batch - Running();
+  if (const int64_t waiting = Waiting(); waiting >= room && waiting - room >= options_.max_waiting)
+    return Exhausted("{} requests are waiting, the queue holds {}", waiting, options_.max_waiting);
 
   const RequestId id(next_id_++);
   auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
@@ -92,6 +87,12 @@ void Engine::Cancel(RequestId id) {
     if (live->id == id) live->cancel = true;
 }
 
+std::optional<SeqSlot> Engine::SlotOf(RequestId id) const {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->id == id && live->holds_slot()) return live->slot;
+  return std::nullopt;
+}
+
 void Engine::CancelAll() {
   for (const std::unique_ptr<Live>& live : requests_) live->cancel = true;
 }
@@ -99,9 +100,11 @@ void Engine::CancelAll() {
 bool Engine::RunOnce() {
   DropCancelled();
   Admit();
-  RunPrefillUnit();
+  RunPrefill();
+  GrowAll();
   RunDecodeStep();
   SweepFinished();
+  UpdateStats();
   return !requests_.empty();
 }
 
@@ -110,83 +113,72 @@ void Engine::DropCancelled() {
     if (live->cancel && !live->finished()) Finish(*live, FinishReason::kCancelled);
 }
 
-void Engine::Admit() {
-  const auto holds_slot = [](const std::unique_ptr<Live>& live) {
-    return !live->finished() && live->state != RequestState::kQueued;
-  };
-  bool others = std::any_of(requests_.begin(), requests_.end(), holds_slot);
-  for (const std::unique_ptr<Live>& live : requests_) {
-    if (live->state != RequestState::kQueued) continue;
-    Result<SeqSlot> slot = AdmitOne(*live);
-    if (!slot.ok() && !others) {  // the pool is empty and still too small: waiting cannot help
-      Finish(*live, FinishReason::kError, slot.error().message);
-      continue;
-    }
-    if (!slot.ok()) return;  // first come, first served: nobody overtakes
-    live->slot = *slot;
-    live->Become(RequestState::kAdmitted);
-    live->admitted = Clock::now();
-    live->result.queue_s = Seconds(live->admitted - live->submitted);
-    others = true;
+// The oldest first. A request that is done makes way for the next in the same turn, as long as tokens are left.
+void Engine::RunPrefill() {
+  int64_t left = options_.turn_prefill_tokens;
+  do {
+    const auto oldest = std::ranges::find_if(requests_, [](const auto& live) {
+      return live->state == RequestState::kPrefilling || live->state == RequestState::kAdmitted;
+    });
+    if (oldest == requests_.end()) return;
+    RunPrefillUnit(**oldest);
+    left -= std::max((*oldest)->unit_tokens, kLeastUnitTokens);
+  } while (left > 0);
+}
+
+// The prompt, as far as it is not there; after a preemption then what was generated, as the steps it was.
+Status Engine::BeginPrefill(Live& live) {
+  if (prefixes_ && live.state == RequestState::kAdmitted) TakeOverPrefix(live);
+  if (!std::exchange(live.counted, true)) {
+    live.result.kept_tokens = live.rows;
+    stats_.prompt_tokens += live.prompt_tokens();
+    stats_.reused_tokens += live.rows;
   }
+  const bool steps = live.rows >= live.prompt_tokens();
+  live.prefill_end = steps ? live.rows_before_step() : live.prompt_tokens();
+  const std::span<const int32_t> tokens =
+      std::span(live.history)
+          .subspan(static_cast<size_t>(live.rows), static_cast<size_t>(live.prefill_end - live.rows));
+  RETURN_IF_ERROR(
+      executor_.BeginPrefill(live.slot, live.rows, tokens, steps ? PrefillKind::kSteps : PrefillKind::kDense));
+  live.prefill_units = executor_.PrefillUnits(live.slot);
+  live.prefill_units_done = 0;
+  live.unit_tokens = std::ssize(tokens) * executor_.config().layers / live.prefill_units;
+  return Ok();
 }
 
-// Kept rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
-Result<SeqSlot> Engine::AdmitOne(Live& live) {
-  if (live.request.keep_rows && TakeOverKept(live)) return live.slot;
-  const int64_t quota = live.request.keep_rows ? executor_.options().max_tokens : live.final_tokens;
-  Result<SeqSlot> slot = executor_.Admit(quota);
-  if (slot.ok() || !kept_) return slot;
-  DropKept();
-  return executor_.Admit(quota);
-}
-
-bool Engine::TakeOverKept(Live& live) {
-  if (!kept_) return false;
-  const std::vector<int32_t>& prompt = live.request.prompt;
-  const std::vector<int32_t>& tokens = kept_->tokens;
-  const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
-  // At least one token runs, for its logits.
-  live.rows = std::min<int64_t>(differ - tokens.begin(), static_cast<int64_t>(prompt.size()) - 1);
-  // What was evicted on the way cannot be brought back.
-  if (executor_.options().method.evicts()) live.rows = 0;
-  live.result.kept_tokens = live.rows;
-  live.slot = kept_->slot;
-  kept_.reset();
-  return true;
-}
-
-void Engine::RunPrefillUnit() {
-  const auto oldest = std::find_if(requests_.begin(), requests_.end(), [](const auto& live) {
-    return live->state == RequestState::kPrefilling || live->state == RequestState::kAdmitted;
-  });
-  if (oldest == requests_.end()) return;
-  Live& live = **oldest;
-  if (live.state == RequestState::kAdmitted) {
+void Engine::RunPrefillUnit(Live& live) {
+  if (live.prefill_units_done == live.prefill_units) {
     // Only now: the residual stream of one prompt at a time is what the memory plan counts.
-    const std::span<const int32_t> tokens = std::span(live.request.prompt).subspan(static_cast<size_t>(live.rows));
-    if (Status begun = executor_.BeginPrefill(live.slot, live.rows, tokens); !begun.ok())
+    if (Status begun = BeginPrefill(live); !begun.ok())
       return Finish(live, FinishReason::kError, begun.error().message);
-    live.prefill_units = executor_.PrefillUnits(live.slot);
-    live.Become(RequestState::kPrefilling);
+    if (live.state == RequestState::kAdmitted) live.Become(RequestState::kPrefilling);
   }
-  const Clock::time_point start = Clock::now();
+  const EngineClock::time_point start = EngineClock::now();
   const bool finished = executor_.RunPrefillUnit(live.slot);
-  const int64_t prompt = static_cast<int64_t>(live.request.prompt.size());
+  const int64_t tokens = live.prefill_end - live.rows;
   const std::span<float> logits = std::span(logits_).first(static_cast<size_t>(executor_.config().vocab));
-  if (finished) executor_.PrefillLogits(live.slot, prompt - 1 - live.rows, 1, logits);
-  stats_.prefill_s += Seconds(Clock::now() - start);
+  if (finished && live.result.tokens.empty()) executor_.PrefillLogits(live.slot, tokens - 1, 1, logits);
+  stats_.prefill_s += Seconds(EngineClock::now() - start);
   ++live.prefill_units_done;
-  if (live.request.on_prefill)
-    live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, prompt - live.rows});
-  if (!finished) return;
+  if (live.request.on_prefill && !live.preempted)
+    live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, tokens});
+  if (finished) EndPrefill(live, logits);
+}
 
-  stats_.prefill_tokens += prompt - live.rows;
-  live.rows = prompt;
+void Engine::EndPrefill(Live& live, std::span<float> logits) {
+  const int64_t tokens = live.prefill_end - live.rows;
+  stats_.prefill_tokens += tokens;
+  if (live.preempted) stats_.replayed_tokens += tokens;
+  live.rows = live.prefill_end;
+  live.prefill_units = live.prefill_units_done = 0;
   executor_.EndPrefill(live.slot);
-  live.first_token = Clock::now();
-  live.result.prefill_s = Seconds(live.first_token - live.admitted);
+  Publish(live);
+  if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
+  if (!live.result.tokens.empty()) return;  // its next token is known
+  live.first_token = EngineClock::now();
+  live.result.prefill_s = Seconds(live.first_token - live.admitted);
   if (live.request.max_new_tokens == 0)
     Finish(live, FinishReason::kLength);
   else
@@ -198,16 +190,15 @@ void Engine::RunDecodeStep() {
   items_.clear();
   for (const std::unique_ptr<Live>& live : requests_) {
     if (live->state != RequestState::kDecoding) continue;
-    const int64_t row = static_cast<int64_t>(live->history.size()) - 1;
     batch_.push_back(live.get());
-    items_.push_back({.slot = live->slot, .token = live->history.back(), .row = row});
+    items_.push_back({.slot = live->slot, .token = live->history.back(), .row = live->rows});
   }
   if (batch_.empty()) return;
 
   const size_t vocab = static_cast<size_t>(executor_.config().vocab);
-  const Clock::time_point start = Clock::now();
+  const EngineClock::time_point start = EngineClock::now();
   executor_.Step(items_, std::span(logits_).first(batch_.size() * vocab));
-  const double elapsed = Seconds(Clock::now() - start);
+  const double elapsed = Seconds(EngineClock::now() - start);
   stats_.decode_s += elapsed;
   const float step_ms = static_cast<float>(elapsed * 1e3);
   if (stats_.step_ms.size() < kStepSamples)
@@ -217,20 +208,25 @@ void Engine::RunDecodeStep() {
   ++stats_.decode_steps;
   stats_.decode_tokens += static_cast<int64_t>(batch_.size());
   for (size_t i = 0; i < batch_.size(); ++i) {
-    batch_[i]->rows = items_[i].row + 1;
+    ++batch_[i]->rows;
+    if (batch_[i]->rows % kExtentTokens == 0) Publish(*batch_[i]);
     Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
   }
 }
 
 // Samples the next token of a decoding request and decides whether it goes on.
 void Engine::Accept(Live& live, std::span<float> logits) {
-  const std::optional<int32_t> token = live.sampler.Sample(logits, live.history);
+  const std::span<const int32_t> history = live.history;
+  const std::optional<int32_t> token =
+      live.sampler.Sample(logits, history, history.subspan(live.request.prompt.size()));
   if (!token) return Finish(live, FinishReason::kError, "the model gave no finite logit");
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
   if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
     return Finish(live, FinishReason::kEos);
   live.history.push_back(*token);
   live.result.tokens.push_back(*token);
+  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr)
+    live.request.on_logprobs(live.id, *live.sampler.logprobs());
   if (live.request.on_token && !live.request.on_token(live.id, *token)) return Finish(live, FinishReason::kStopped);
   const bool enough = static_cast<int64_t>(live.result.tokens.size()) >= live.request.max_new_tokens;
   const bool full = static_cast<int64_t>(live.history.size()) > live.final_tokens;
@@ -238,16 +234,16 @@ void Engine::Accept(Live& live, std::span<float> logits) {
 }
 
 void Engine::Finish(Live& live, FinishReason reason, std::string error) {
-  if (live.state != RequestState::kQueued) {
-    if (live.request.keep_rows && reason != FinishReason::kError && !kept_) {
+  if (live.holds_slot()) {
+    if (live.request.keep_rows && !options_.grows && reason != FinishReason::kError && !kept_) {
       executor_.EndPrefill(live.slot);
       live.history.resize(static_cast<size_t>(live.rows));
       kept_ = Kept{live.slot, std::move(live.history)};
     } else {
-      executor_.Release(live.slot);
+      GiveUp(live);
     }
   }
-  if (live.state == RequestState::kDecoding) live.result.decode_s = Seconds(Clock::now() - live.first_token);
+  if (!live.result.tokens.empty()) live.result.decode_s = Seconds(EngineClock::now() - live.first_token);
   live.Become(reason == FinishReason::kCancelled ? RequestState::kCancelled : RequestState::kDone);
   live.result.reason = reason;
   live.result.error = std::move(error);
@@ -256,6 +252,13 @@ void Engine::Finish(Live& live, FinishReason reason, std::string error) {
 
 void Engine::SweepFinished() {
   std::erase_if(requests_, [](const std::unique_ptr<Live>& live) { return live->finished(); });
+}
+
+void Engine::UpdateStats() {
+  stats_.running = Running();
+  stats_.waiting = Waiting();
+  stats_.cached_bytes = prefixes_ ? static_cast<uint64_t>(prefixes_->unpinned()) * executor_.shared_extent_bytes() : 0;
+  stats_.pool_bytes = executor_.pool_bytes() - stats_.cached_bytes;
 }
 
 }  // namespace infinigen

@@ -11,9 +11,9 @@ bool MayFollow(RequestState from, RequestState to) {
     case kQueued:
       return to == kAdmitted || to == kDone;  // done: it can never be admitted
     case kAdmitted:
-      return to == kPrefilling || to == kDone;
+      return to == kPrefilling || to == kPreempted || to == kDone;
     case kPrefilling:
-      return to == kDecoding || to == kDone;
+      return to == kDecoding || to == kPreempted || to == kDone;
     case kDecoding:
       return to == kDone || to == kPreempted;
     case kPreempted:

@@ -1,20 +1,23 @@
 // A request: a prompt on its way to text. One state machine, driven by the engine's loop; the command line is a client
 // of it like a server.
 //
-//        ┌────────────────────── preempted ◄─┐
-//        ▼                                   │
-//     queued ──► admitted ──► prefilling ──► decoding ──► done
+//        ┌─────────── preempted ◄────┬─────────────┐
+//        ▼                ▲          │             │
+//     queued ──► admitted ┴─► prefilling ──► decoding ──► done
 //        │           │             │             │
 //        └───────────┴─────────────┴─────────────┴──────► cancelled
 //
-// admitted: has a slot and a quota of rows in the pool, so nothing its neighbours do can stop it for want of memory.
-// done, cancelled: final; slot and rows are back in the pool, or kept for the conversation's next request.
+// admitted: has a slot and room in the pool: for all it may say, or in an engine that grows, for its prompt and the
+// next tokens. preempted: gave both up for somebody older, and waits again. done, cancelled: final; slot and rows are
+// back in the pool, or kept for the conversation's next request.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/strong_index.h"
@@ -44,14 +47,35 @@ struct SamplingOptions {
   float min_p = 0.05f;          // drop what is less likely than this share of the most likely; 0: none
   float repeat_penalty = 1.0f;  // > 1: tokens among the last `repeat_window` become less likely
   int32_t repeat_window = 64;
+  float presence_penalty = 0;                         // subtracted once from every token that was generated
+  float frequency_penalty = 0;                        // and for every time it was
+  std::vector<std::pair<int32_t, float>> logit_bias;  // (token, added to its logit), tokens of the vocabulary
+  int32_t top_logprobs = -1;  // >= 0: on_logprobs is told each token's, and those of so many alternatives
   uint64_t seed = 0;
+};
+
+// Natural logarithms of probabilities as the model gave them: before bias, penalties and temperature.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+struct TokenLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // most likely first
+};
+
+// What a request asks of selection, in an engine that selects.
+struct RequestKv {
+  bool full = false;           // attend to everything; the others are ignored
+  std::optional<float> alpha;  // not given, here and below: as the engine was started
+  std::optional<double> cap;
 };
 
 struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, with kError
   std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
-  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already
+  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already: from before, or another's
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits
   double decode_s = 0;
@@ -66,13 +90,16 @@ struct Request {
   std::vector<int32_t> prompt;
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
+  RequestKv kv;
   bool ignore_eos = false;
   // A conversation: when it is done its rows stay in the engine, and the next such request starts after those that its
-  // prompt shares with them. The engine keeps one, and gives it up when another request needs the room.
+  // prompt shares with them. The engine keeps one, and gives it up when another request needs the room. Ignored by an
+  // engine that grows: it has prefixes.
   bool keep_rows = false;
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
   std::function<bool(RequestId, int32_t token)> on_token;
+  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // just before on_token, where they are asked for
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;
 };

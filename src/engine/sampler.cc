@@ -7,17 +7,40 @@
 
 namespace infinigen {
 
-Sampler::Sampler(const SamplingOptions& options, int64_t vocab) : options_(options), generator_(options.seed) {
+Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
+    : options_(options), vocab_(vocab), generator_(options.seed) {
   CHECK(options.temperature >= 0 && options.top_k >= 0 && options.top_p > 0 && options.min_p >= 0 &&
         options.repeat_penalty > 0 && options.repeat_window >= 0);
-  if (options.temperature > 0) {
-    candidates_.resize(static_cast<size_t>(vocab));
-    weights_.resize(static_cast<size_t>(vocab));
+  for (const auto& [token, bias] : options.logit_bias) CHECK(token >= 0 && token < vocab && std::isfinite(bias));
+}
+
+void Sampler::TakeMemory() {
+  const size_t vocab = static_cast<size_t>(vocab_);
+  if (options_.temperature > 0 && weights_.empty()) weights_.resize(vocab);
+  if ((options_.temperature > 0 || options_.top_logprobs > 0) && candidates_.empty()) candidates_.resize(vocab);
+  if ((options_.presence_penalty != 0 || options_.frequency_penalty != 0) && counts_.empty()) counts_.resize(vocab);
+  if (options_.top_logprobs >= 0 && plain_.empty()) {
+    plain_.resize(vocab);
+    logprobs_.top.reserve(std::min(vocab, static_cast<size_t>(options_.top_logprobs)));
   }
 }
 
-std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const int32_t> history) {
+std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const int32_t> history,
+                                       std::span<const int32_t> generated) {
+  CHECK(static_cast<int64_t>(logits.size()) <= vocab_);
+  TakeMemory();
+  if (options_.top_logprobs >= 0) KeepLogprobs(logits);
+  for (const auto& [token, bias] : options_.logit_bias)
+    if (static_cast<size_t>(token) < logits.size()) logits[static_cast<size_t>(token)] += bias;
   Penalise(logits, history);
+  PenaliseGenerated(logits, generated);
+  const std::optional<int32_t> token = Choose(logits);
+  if (token && options_.top_logprobs >= 0)
+    logprobs_.chosen = {*token, static_cast<float>(plain_[static_cast<size_t>(*token)] - log_sum_)};
+  return token;
+}
+
+std::optional<int32_t> Sampler::Choose(std::span<float> logits) {
   // NaN compares false with everything, so it is never chosen; neither is an infinity, whatever its sign.
   const auto usable = [](float logit) { return std::isfinite(logit); };
   if (options_.temperature == 0) {
@@ -28,18 +51,50 @@ std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const 
     return best;
   }
 
-  CHECK(logits.size() <= candidates_.size());
   size_t count = 0;
   for (size_t i = 0; i < logits.size(); ++i)
     if (usable(logits[i])) candidates_[count++] = {logits[i], static_cast<int32_t>(i)};
   if (count == 0) return std::nullopt;
+  const size_t keep = options_.top_k > 0 ? std::min(count, static_cast<size_t>(options_.top_k)) : count;
+  SortTop(count, keep);
+  return Draw({candidates_.data(), keep});
+}
+
+void Sampler::SortTop(size_t count, size_t keep) {
   const auto more_likely = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
   };
-  const size_t keep = options_.top_k > 0 ? std::min(count, static_cast<size_t>(options_.top_k)) : count;
   std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<ptrdiff_t>(keep),
                     candidates_.begin() + static_cast<ptrdiff_t>(count), more_likely);
-  return Draw({candidates_.data(), keep});
+}
+
+void Sampler::KeepLogprobs(std::span<const float> logits) {
+  std::copy(logits.begin(), logits.end(), plain_.begin());
+  double top = -INFINITY;
+  for (const float logit : logits)
+    if (std::isfinite(logit)) top = std::max(top, static_cast<double>(logit));
+  double sum = 0;
+  for (const float logit : logits)
+    if (std::isfinite(logit)) sum += std::exp(logit - top);
+  log_sum_ = top + std::log(sum);
+  logprobs_.top.clear();
+  if (options_.top_logprobs == 0) return;
+  size_t count = 0;
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (std::isfinite(logits[i])) candidates_[count++] = {logits[i], static_cast<int32_t>(i)};
+  const size_t keep = std::min(count, static_cast<size_t>(options_.top_logprobs));
+  SortTop(count, keep);
+  for (size_t i = 0; i < keep; ++i)
+    logprobs_.top.push_back({candidates_[i].token, static_cast<float>(candidates_[i].logit - log_sum_)});
+}
+
+void Sampler::PenaliseGenerated(std::span<float> logits, std::span<const int32_t> generated) {
+  if (counts_.empty()) return;
+  CHECK(counted_ <= generated.size());
+  for (; counted_ < generated.size(); ++counted_) ++counts_[static_cast<size_t>(generated[counted_])];
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (counts_[i] > 0)
+      logits[i] -= options_.presence_penalty + options_.frequency_penalty * static_cast<float>(counts_[i]);
 }
 
 void Sampler::Penalise(std::span<float> logits, std::span<const int32_t> history) {

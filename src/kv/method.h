@@ -2,6 +2,7 @@
 // presets of the command line are points in this space.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,7 @@ struct KvMethod {
   SelectKind select = SelectKind::kAll;
   GuessSource from = GuessSource::kSelf;
   SelectRule rule;
+  double largest_cap = 0;    // that the rule of a single sequence may have; rule.cap where that is more
   bool mean_counts = false;  // one count for all heads of a sequence: their mean (published)
   int64_t dense_layers = 0;  // the first so many layers attend to everything and never evict
   SketchType sketch_type = SketchType::kInt8;
@@ -55,6 +57,7 @@ struct KvMethod {
   bool has_sketch(LayerId layer) const { return select == SelectKind::kSketch && layer.value() >= dense_layers; }
   bool evicts() const { return retain != nullptr; }
   bool evicts(LayerId layer) const { return evicts() && layer.value() >= dense_layers; }
+  double LargestCap() const { return std::max(rule.cap, largest_cap); }
   RetainRule retain_rule() const { return {retain->on_append, retain->on_select, retain->sums_attention, rule.sinks}; }
   // Rows of a sequence that will have so many tokens, in layers that evict; all of them where none does.
   int64_t Quota(int64_t final_tokens) const { return evicts() ? limit.Quota(final_tokens) : final_tokens; }

@@ -19,6 +19,7 @@ Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* near) : opt
   const size_t places = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
   tables_.resize(places, nullptr);
   slab_of_.resize(places);
+  shared_of_.resize(static_cast<size_t>(options.max_sequences * options.extents_per_slot()), -1);
 }
 
 uint64_t Pool::QuotaBytes(const PoolOptions& options, const RowQuota& quota) {
@@ -27,17 +28,45 @@ uint64_t Pool::QuotaBytes(const PoolOptions& options, const RowQuota& quota) {
          options.layout.row_bytes();
 }
 
-Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
+Result<SeqSlot> Pool::Admit(const RowQuota& quota, std::span<const SharedId> prefix) {
   CHECK(quota.kept > 0 && quota.kept <= quota.rows && quota.rows <= options_.max_tokens);
+  CHECK(prefix.empty() || options_.evicting_layers() == 0);
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
   if (vacant == sequences_.end()) return Exhausted("all {} sequence slots of the KV pool are taken", sequences_.size());
   const SeqSlot slot(vacant - sequences_.begin());
+  const int64_t have = std::ssize(prefix) * kExtentTokens;
+  RETURN_IF_ERROR(Extend(slot, {have, have}, quota));
+  // From here on nothing fails.
+  vacant->admitted = true;
+  vacant->shared = std::ssize(prefix);
+  for (int64_t extent = 0; extent < std::ssize(prefix); ++extent)
+    Use(slot, extent, prefix[static_cast<size_t>(extent)]);
+  return slot;
+}
 
+void Pool::Use(SeqSlot slot, int64_t extent, SharedId id) {
+  Shared& shared = shared_[id.index()];
+  CHECK(shared.exists);
+  ++shared.users;
+  shared_of_[SlotIndex(slot, extent)] = id.value();
+  for (int64_t layer = 0; layer < options_.layers; ++layer)
+    tables_[TableIndex(layer, slot, extent)] = shared.data[static_cast<size_t>(layer)];
+}
+
+Status Pool::Grow(SeqSlot slot, int64_t rows) {
+  const RowQuota have = quota(slot);
+  CHECK(sequences_[slot.index()].admitted && options_.evicting_layers() == 0);
+  CHECK(have.rows % kExtentTokens == 0 && rows >= have.rows && rows <= options_.max_tokens);
+  return Extend(slot, have, {rows, rows});
+}
+
+// Extents from those that the slot has to those of the quota; nothing happens where they cannot be had.
+Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   const uint64_t row_bytes = options_.layout.row_bytes();
   Demands demands;
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     Demand& demand = demands[SpaceOf(layer)];
-    demand.extents += static_cast<size_t>(QuotaOf(quota, layer) / kExtentTokens);
+    demand.extents += static_cast<size_t>((QuotaOf(quota, layer) - QuotaOf(have, layer)) / kExtentTokens);
     demand.last_bytes += static_cast<uint64_t>(QuotaOf(quota, layer) % kExtentTokens) * row_bytes;
   }
   if (Status room = MakeRoom(demands); !room.ok()) {
@@ -56,7 +85,7 @@ Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
   for (const Buffer& buffer : last) mapped_bytes_ += buffer.bytes();
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     const int64_t rows = QuotaOf(quota, layer), whole = rows / kExtentTokens;
-    for (int64_t extent = 0; extent < whole; ++extent) {
+    for (int64_t extent = QuotaOf(have, layer) / kExtentTokens; extent < whole; ++extent) {
       const size_t place = TableIndex(layer, slot, extent);
       tables_[place] = TakeExtent(spaces_[SpaceOf(layer)], &slab_of_[place]);
     }
@@ -64,11 +93,11 @@ Result<SeqSlot> Pool::Admit(const RowQuota& quota) {
     tables_[TableIndex(layer, slot, whole)] = rest[SpaceOf(layer)];
     rest[SpaceOf(layer)] += static_cast<uint64_t>(rows % kExtentTokens) * row_bytes;
   }
-  *vacant = {.admitted = true, .tokens = 0, .last = std::move(last)};
+  sequences_[slot.index()].last = std::move(last);
   quotas_[slot.index()] = static_cast<int32_t>(quota.rows);
   kept_[slot.index()] = static_cast<int32_t>(quota.kept);
   ++table_version_;
-  return slot;
+  return Ok();
 }
 
 // Makes so many whole extents free, and leaves room under the limit for last extents of so many bytes.
@@ -130,16 +159,29 @@ std::byte* Pool::TakeExtent(Space& space, size_t* slab) {
   return extent.data;
 }
 
+uint64_t Pool::OwnBytes(SeqSlot slot) const {
+  const Sequence& sequence = sequences_[slot.index()];
+  const int64_t rows = std::max<int64_t>(0, sequence.tokens - sequence.shared * kExtentTokens);
+  return QuotaBytes(options_, {rows, std::min<int64_t>(rows, kept_[slot.index()])});
+}
+void Pool::CountUsed(uint64_t more, uint64_t less) {
+  used_bytes_ += more;
+  used_bytes_ -= less;
+  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+}
+
 void Pool::SetRows(SeqSlot slot, int64_t tokens) {
   Sequence& sequence = sequences_[slot.index()];
   CHECK(sequence.admitted && tokens >= 0 && tokens <= quotas_[slot.index()]);
-  const auto bytes = [&](int64_t count) {
-    return QuotaBytes(options_, {count, std::min<int64_t>(count, kept_[slot.index()])});
-  };
-  used_bytes_ += bytes(tokens);
-  used_bytes_ -= bytes(sequence.tokens);
+  const uint64_t before = OwnBytes(slot);
   sequence.tokens = tokens;
-  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+  CountUsed(OwnBytes(slot), before);
+}
+
+void Pool::GiveBack(int64_t layer, std::byte* data, size_t slab) {
+  Space& space = spaces_[SpaceOf(layer)];
+  space.free.push_back({data, slab});
+  ++space.slabs[slab].free;
 }
 
 void Pool::Release(SeqSlot slot) {
@@ -150,18 +192,79 @@ void Pool::Release(SeqSlot slot) {
     const int64_t whole = QuotaOf(quota(slot), layer) / kExtentTokens;
     for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
       const size_t place = TableIndex(layer, slot, extent);
-      if (extent < whole) {
-        Space& space = spaces_[SpaceOf(layer)];
-        space.free.push_back({tables_[place], slab_of_[place]});
-        ++space.slabs[slab_of_[place]].free;
-      }
+      if (extent < whole && !is_shared(slot, extent)) GiveBack(layer, tables_[place], slab_of_[place]);
       tables_[place] = nullptr;
     }
+  }
+  for (int64_t extent = 0; extent < options_.extents_per_slot(); ++extent) {
+    int32_t& id = shared_of_[SlotIndex(slot, extent)];
+    if (id >= 0) --shared_[static_cast<size_t>(id)].users;
+    id = -1;
   }
   for (const Buffer& last : sequence.last) mapped_bytes_ -= last.bytes();
   sequence = {};
   quotas_[slot.index()] = kept_[slot.index()] = 0;
   ++table_version_;
+}
+
+Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
+  Sequence& sequence = sequences_[slot.index()];
+  CHECK(sequence.admitted && options_.evicting_layers() == 0 && !is_shared(slot, extent));
+  CHECK(extent >= 0 && (extent + 1) * kExtentTokens <= sequence.tokens);
+  Buffer side;
+  if (options_.side_bytes > 0) {
+    if (options_.limit_bytes - mapped_bytes_ < options_.side_bytes)
+      for (Space& space : spaces_) DropFreeSlabs(space);
+    if (options_.limit_bytes - mapped_bytes_ < options_.side_bytes)
+      return Exhausted("{} of {} of KV pool are free", FormatSize(options_.limit_bytes - mapped_bytes_),
+                       FormatSize(options_.limit_bytes));
+    ASSIGN_OR_RETURN(side, Buffer::Make(*spaces_[0].memory, options_.side_bytes));
+  }
+  const auto vacant = std::find_if(shared_.begin(), shared_.end(), [](const Shared& s) { return !s.exists; });
+  const SharedId id(vacant - shared_.begin());
+  if (vacant == shared_.end()) shared_.emplace_back();
+  Shared& shared = shared_[id.index()];
+  shared = {.exists = true, .users = 1, .data = {}, .slabs = {}, .side = std::move(side)};
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    const size_t place = TableIndex(layer, slot, extent);
+    shared.data.push_back(tables_[place]);
+    shared.slabs.push_back(slab_of_[place]);
+  }
+  mapped_bytes_ += shared.side.bytes();
+  shared_of_[SlotIndex(slot, extent)] = id.value();
+  ++sequence.shared;  // what it was counted for, the shared extent is from now on
+  return id;
+}
+
+void Pool::Adopt(SeqSlot slot, int64_t extent, SharedId id) {
+  Sequence& sequence = sequences_[slot.index()];
+  CHECK(sequence.admitted && !is_shared(slot, extent) && (extent + 1) * kExtentTokens <= quotas_[slot.index()]);
+  const uint64_t before = OwnBytes(slot);
+  for (int64_t layer = options_.layers; layer-- > 0;) {
+    const size_t place = TableIndex(layer, slot, extent);
+    GiveBack(layer, tables_[place], slab_of_[place]);
+  }
+  Use(slot, extent, id);
+  ++sequence.shared;
+  CountUsed(OwnBytes(slot), before);
+  ++table_version_;
+}
+
+void Pool::Drop(SharedId id) {
+  Shared& shared = shared_[id.index()];
+  CHECK(shared.exists && shared.users == 0);
+  for (int64_t layer = options_.layers; layer-- > 0;)
+    GiveBack(layer, shared.data[static_cast<size_t>(layer)], shared.slabs[static_cast<size_t>(layer)]);
+  mapped_bytes_ -= shared.side.bytes();
+  shared = {};
+  CountUsed(0, QuotaBytes(options_, {kExtentTokens, kExtentTokens}));
+}
+
+int64_t Pool::free_extents() const {
+  const uint64_t extent = options_.layout.extent_bytes();
+  const uint64_t free =
+      options_.limit_bytes - mapped_bytes_ + (spaces_[0].free.size() + spaces_[1].free.size()) * extent;
+  return static_cast<int64_t>(free / (static_cast<uint64_t>(options_.layers) * extent));
 }
 
 std::span<std::byte* const> Pool::Table(LayerId layer) const {

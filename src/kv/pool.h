@@ -2,13 +2,17 @@
 //
 // A sequence is admitted with a quota of rows and gets all its extents at once: whole ones out of slabs, which the pool
 // keeps and hands on, and a last one of exactly the rows that are left, of its own. Layers that evict have a quota of
-// their own, smaller than the sequence. Admission is the only place that can refuse; from then on the sequence grows to
-// its quota whatever its neighbours do, and a step takes no memory.
+// their own, smaller than the sequence. Admission and growth are the only places that can refuse; in between the
+// sequence fills its quota whatever its neighbours do, and a step takes no memory.
 // (Memory that was never written costs nothing: pages come with the first row in them.) Called from the engine's thread
 // only.
 //
-// Invariants: mapped bytes ≤ limit at every moment; an extent belongs to one (sequence, layer) or is free; a free
-// extent belongs to a slab. A pool without sequences can admit whatever the limit holds.
+// A full extent, in all layers at once, can be shared: from then on nobody writes to it, other sequences may begin with
+// it, and it outlives the one that made it until it is dropped. With it comes memory for what is kept of these rows
+// beside entries (sketches), under the same limit.
+//
+// Invariants: mapped bytes ≤ limit at every moment; an extent belongs to one (sequence, layer), is shared, or is free;
+// a free extent belongs to a slab. A pool without sequences and shared extents can admit whatever the limit holds.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +35,7 @@ struct PoolOptions {
   uint64_t limit_bytes = 0;
   int64_t evicting_from = INT64_MAX;  // layers from here on have the second quota
   int64_t near_layers = 0;            // the first so many layers lie in the near memory
+  size_t side_bytes = 0;              // that come with a shared extent
 
   bool evicts(int64_t layer) const { return layer >= evicting_from; }
   int64_t evicting_layers() const { return std::max<int64_t>(0, layers - evicting_from); }
@@ -48,13 +53,28 @@ class Pool {
   // `memory` outlives the pool, and so does `near`, where the first layers may be nearer to who computes.
   Pool(const PoolOptions& options, Allocator& memory, Allocator* near = nullptr);
 
-  // A slot with room for the quota, or kExhausted with the numbers.
-  Result<SeqSlot> Admit(const RowQuota& quota);
+  // A slot with room for the quota, or kExhausted with the numbers. `prefix`: the sequence begins with these, which are
+  // part of the quota; only where no layer evicts.
+  Result<SeqSlot> Admit(const RowQuota& quota, std::span<const SharedId> prefix = {});
   Result<SeqSlot> Admit(int64_t rows) { return Admit({rows, rows}); }
+  // A larger quota, or kExhausted and all as before. Precondition: no layer evicts; the quota so far is whole extents.
+  Status Grow(SeqSlot slot, int64_t rows);
   // The sequence has so many tokens from now on; layers that evict hold as many of them as they may. Precondition:
   // tokens ≤ quota.rows.
   void SetRows(SeqSlot slot, int64_t tokens);
   void Release(SeqSlot slot);
+
+  // The sequence's extent, which is full, becomes shared; kExhausted when there is no memory for what comes with it.
+  Result<SharedId> Share(SeqSlot slot, int64_t extent);
+  // The sequence takes a shared extent in place of its own, which is the same or not written yet.
+  void Adopt(SeqSlot slot, int64_t extent, SharedId id);
+  // [side_bytes] of host memory, the sharer's to fill.
+  std::byte* side(SharedId id) const { return shared_[id.index()].side.data(); }
+  // Precondition: no sequence has it.
+  void Drop(SharedId id);
+  bool is_shared(SeqSlot slot, int64_t extent) const { return shared_of_[SlotIndex(slot, extent)] >= 0; }
+  // Whole extents, in all layers, that could be had now; with two memories perhaps less.
+  int64_t free_extents() const;
 
   // [max_sequences][extents_per_slot] host pointers; null where no extent is.
   std::span<std::byte* const> Table(LayerId layer) const;
@@ -78,6 +98,7 @@ class Pool {
   struct Sequence {
     bool admitted = false;
     int64_t tokens = 0;
+    int64_t shared = 0;          // of its extents
     std::array<Buffer, 2> last;  // by space: the extents of each layer's remainder; empty when none has one
   };
   struct Slab {
@@ -88,6 +109,13 @@ class Pool {
   struct FreeExtent {
     std::byte* data;
     size_t slab;
+  };
+  struct Shared {
+    bool exists = false;
+    int64_t users = 0;             // sequences
+    std::vector<std::byte*> data;  // [layers]
+    std::vector<size_t> slabs;     // [layers]
+    Buffer side;
   };
   // One of the two memories.
   struct Space {
@@ -106,12 +134,22 @@ class Pool {
     return options_.evicts(layer) ? quota.kept : quota.rows;
   }
   size_t SpaceOf(int64_t layer) const { return layer < options_.near_layers ? 1 : 0; }
+  // Of what exists of a sequence and is not shared.
+  uint64_t OwnBytes(SeqSlot slot) const;
+  void CountUsed(uint64_t more, uint64_t less);
+  Status Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota);
   Status MakeRoom(const Demands& demands);
+  void Use(SeqSlot slot, int64_t extent, SharedId id);
+  void GiveBack(int64_t layer, std::byte* data, size_t slab);
   void DropFreeSlabs(Space& space);
   Status MapSlab(Space& space, size_t extents);
   static std::byte* TakeExtent(Space& space, size_t* slab);
   size_t TableIndex(int64_t layer, SeqSlot slot, int64_t extent) const {
     return static_cast<size_t>((layer * options_.max_sequences + slot.value()) * options_.extents_per_slot() + extent);
+  }
+
+  size_t SlotIndex(SeqSlot slot, int64_t extent) const {
+    return static_cast<size_t>(slot.value() * options_.extents_per_slot() + extent);
   }
 
   PoolOptions options_;
@@ -121,6 +159,8 @@ class Pool {
   std::vector<int32_t> kept_;        // [max_sequences] rows of layers that evict
   std::vector<std::byte*> tables_;   // [layers][max_sequences][extents_per_slot]
   std::vector<size_t> slab_of_;      // the same shape: where a whole extent came from
+  std::vector<Shared> shared_;       // by SharedId; the place of one that was dropped is used again
+  std::vector<int32_t> shared_of_;   // [max_sequences][extents_per_slot] SharedId, or -1
   uint64_t mapped_bytes_ = 0;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;

@@ -92,6 +92,28 @@ class CacheAttention {
     Put(matrices.key_offset, const_cast<float*>(basis.KeyOffset(at, 0)));
   }
 
+  void SetRule(SeqSlot slot, const SelectRule& rule) {
+    CHECK(method_.select != SelectKind::kAll && rule.cap <= method_.LargestCap());
+    backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
+  }
+
+  // The sketches, or bounds, of an extent's rows: host [sketch_layers][kv_heads][head_extent_sketch_bytes]. The host
+  // waits.
+  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) {
+    const size_t bytes = shape_.head_extent_sketch_bytes();
+    Ticket copied;
+    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+      copied = backend_.Download(Queue::kCompute, place, bytes, host + i * bytes);
+    });
+    backend_.Synchronize(copied);
+  }
+  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) {
+    const size_t bytes = shape_.head_extent_sketch_bytes();
+    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+      backend_.Upload(Queue::kCompute, host + i * bytes, bytes, place);
+    });
+  }
+
   // Brings tables and quotas to the compute device where they changed. Once per step or unit, before anything else.
   void UploadTables() {
     if (tables_seen_ == pool_.table_version()) return;
@@ -543,6 +565,19 @@ class CacheAttention {
                     SketchIndex(layer) * static_cast<size_t>(shape_.pool.max_sequences) * slot_bytes,
             .head_stride = slot_bytes / static_cast<size_t>(config_.kv_heads),
             .slot_stride = slot_bytes};
+  }
+
+  // Visits each list's place of an extent's sketches, or bounds.
+  template <class Visit>
+  void ForSketchesOf(SeqSlot slot, int64_t extent, Visit visit) {
+    size_t i = 0;
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
+      if (!method_.has_sketch(layer) && !method_.has_bounds(layer)) continue;
+      for (int64_t head = 0; head < config_.kv_heads; ++head)
+        visit(
+            Sketches(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * shape_.head_extent_sketch_bytes(),
+            i++);
+    }
   }
 
   LayerPageBounds Bounds(LayerId layer) const {

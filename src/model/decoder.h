@@ -79,6 +79,10 @@ class Decoder {
   void BeginSequence(SeqSlot slot) {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
   }
+  void SetRule(SeqSlot slot, const SelectRule& rule) { cache_.SetRule(slot, rule); }
+  // What a sequence has of 256 rows beside their entries, to and from host memory.
+  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) { cache_.SaveSketches(slot, extent, host); }
+  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) { cache_.LoadSketches(slot, extent, host); }
 
   // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
   // admitted for as many rows.

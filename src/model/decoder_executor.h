@@ -21,13 +21,15 @@ inline int64_t NearLayers(const ExecutorOptions& options) {
 }
 
 inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
-  return {.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
-          .layers = config.layers,
-          .max_sequences = options.max_batch,
-          .max_tokens = options.max_tokens,
-          .limit_bytes = options.pool_limit_bytes,
-          .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
-          .near_layers = NearLayers(options)};
+  PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
+                   .layers = config.layers,
+                   .max_sequences = options.max_batch,
+                   .max_tokens = options.max_tokens,
+                   .limit_bytes = options.pool_limit_bytes,
+                   .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
+                   .near_layers = NearLayers(options)};
+  pool.side_bytes = WorkspaceShape{config, pool, options.method}.extent_sketch_bytes();
+  return pool;
 }
 
 // The limit of the method, in terms of this run.
@@ -69,12 +71,49 @@ class DecoderExecutor final : public Executor {
     const int64_t kept = options_.method.Quota(final_tokens);
     if (kept > 0) {
       ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, kept}));
-      decoder_->BeginSequence(slot);
+      Begin(slot);
       return slot;
     }
     return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
                      FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
   }
+
+  bool can_grow() const override { return !options_.method.evicts(); }
+  Result<SeqSlot> AdmitGrowing(int64_t rows, std::span<const SharedId> prefix) override {
+    const int64_t quota = WholeExtents(rows);
+    ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({quota, quota}, prefix));
+    Begin(slot);
+    for (size_t extent = 0; extent < prefix.size(); ++extent)
+      decoder_->LoadSketches(slot, static_cast<int64_t>(extent), pool_.side(prefix[extent]));
+    return slot;
+  }
+  Status Grow(SeqSlot slot, int64_t rows) override { return pool_.Grow(slot, WholeExtents(rows)); }
+  int64_t Quota(SeqSlot slot) const override { return pool_.quota(slot).rows; }
+  int64_t free_extents() const override { return pool_.free_extents(); }
+
+  // Columns that a prompt chose are those of its own sketches only.
+  bool can_share() const override { return can_grow() && !options_.method.prompt_columns; }
+  Result<SharedId> Share(SeqSlot slot, int64_t extent) override {
+    ASSIGN_OR_RETURN(const SharedId id, pool_.Share(slot, extent));
+    backend_.AwaitPool();
+    AwaitQueues();  // all of it is at home, whoever reads it next
+    decoder_->SaveSketches(slot, extent, pool_.side(id));
+    return id;
+  }
+  void Adopt(SeqSlot slot, int64_t extent, SharedId id) override {
+    AwaitQueues();  // nobody reads or writes what others will have
+    pool_.Adopt(slot, extent, id);
+    decoder_->LoadSketches(slot, extent, pool_.side(id));
+  }
+  void DropShared(SharedId id) override {
+    AwaitQueues();
+    pool_.Drop(id);
+  }
+  uint64_t shared_extent_bytes() const override {
+    return Pool::QuotaBytes(pool_.options(), {kExtentTokens, kExtentTokens});
+  }
+
+  void SetRule(SeqSlot slot, const SelectRule& rule) override { decoder_->SetRule(slot, rule); }
   void Release(SeqSlot slot) override {
     EndPrefill(slot);
     AwaitQueues();  // nobody reads or writes what others will have
@@ -126,6 +165,13 @@ class DecoderExecutor final : public Executor {
   }
 
  private:
+  void Begin(SeqSlot slot) {
+    decoder_->BeginSequence(slot);
+    if (options_.method.select != SelectKind::kAll) SetRule(slot, options_.method.rule);
+  }
+  int64_t WholeExtents(int64_t rows) const {
+    return std::min((rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, options_.max_tokens);
+  }
   void AwaitQueues() {
     for (const Queue queue : {Queue::kCompute, Queue::kFetch, Queue::kWriteout, Queue::kWeights})
       backend_.Synchronize(backend_.Record(queue));

@@ -114,6 +114,34 @@ class Executor {
 
   // A place for a sequence that will have at most `final_tokens` rows; kExhausted when there is none now.
   virtual Result<SeqSlot> Admit(int64_t final_tokens) = 0;
+
+  // ---- sequences that grow, and share what they begin with: where the method keeps everything ----
+
+  virtual bool can_grow() const { return false; }
+  // A place with room for `rows` rows, rounded up to whole extents or the context; kExhausted when there is none now.
+  // `prefix`: its first extents, which it only reads. Precondition: can_grow(); a prefix only where can_share().
+  virtual Result<SeqSlot> AdmitGrowing(int64_t /*rows*/, std::span<const SharedId> /*prefix*/) { CHECK(false); }
+  // More room, by the same rule; kExhausted, and all as before, when there is none now.
+  virtual Status Grow(SeqSlot /*slot*/, int64_t /*rows*/) { CHECK(false); }
+  // Rows that there is room for.
+  virtual int64_t Quota(SeqSlot /*slot*/) const { CHECK(false); }
+  // Whole extents, in all layers, that could be had now.
+  virtual int64_t free_extents() const { CHECK(false); }
+
+  virtual bool can_share() const { return false; }
+  // Rows [256 · extent, 256 · (extent + 1)) of the sequence, which are complete, are never written again, and can begin
+  // other sequences until they are dropped. kExhausted when there is no memory for their sketches.
+  virtual Result<SharedId> Share(SeqSlot /*slot*/, int64_t /*extent*/) { CHECK(false); }
+  // The sequence uses shared rows in place of its own, which are the same or not there yet.
+  virtual void Adopt(SeqSlot /*slot*/, int64_t /*extent*/, SharedId /*id*/) { CHECK(false); }
+  // Precondition: no sequence has them.
+  virtual void DropShared(SharedId /*id*/) { CHECK(false); }
+  // Of the entries of shared rows.
+  virtual uint64_t shared_extent_bytes() const { return 0; }
+
+  // The sequence selects by this rule from now on, not by the method's. Precondition: the method selects, and has room
+  // for the rule's cap (KvMethod::LargestCap).
+  virtual void SetRule(SeqSlot /*slot*/, const SelectRule& /*rule*/) {}
   // Gives everything of the sequence back; also ends a prefill that is under way.
   virtual void Release(SeqSlot slot) = 0;
 

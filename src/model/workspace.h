@@ -52,13 +52,22 @@ struct WorkspaceShape {
   size_t sketch_bytes() const {
     return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
   }
+  // Of 256 rows of one KV head, and of a sequence in all layers.
+  size_t head_extent_sketch_bytes() const {
+    return method.select == SelectKind::kQuest ? bounds_layout().head_bytes(kExtentTokens)
+                                               : sketch_layout().head_bytes(kExtentTokens);
+  }
+  size_t extent_sketch_bytes() const {
+    return static_cast<size_t>((sketch_layers() + bounds_layers()) * config.kv_heads) * head_extent_sketch_bytes();
+  }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select.
   int64_t selected_rows() const {
-    const SelectRule& rule = method.rule;
+    SelectRule rule = method.rule;
+    rule.cap = method.LargestCap();
     const int64_t n = kept_rows(), page = method.page();
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;

@@ -98,5 +98,49 @@ TEST(Sampler, SameSeedSameDraws) {
             Count({.temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0, .seed = 2}, logits, 20));
 }
 
+TEST(Sampler, BiasIsAddedToTheLogit) {
+  SamplingOptions options = Plain(0);
+  options.logit_bias = {{2, 3.5f}};
+  EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
+  options.logit_bias = {{1, -100.0f}};
+  EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
+}
+
+TEST(Sampler, PenaltiesCountWhatWasGeneratedAlone) {
+  SamplingOptions options = Plain(0);
+  options.presence_penalty = 1.0f;
+  options.frequency_penalty = 0.5f;
+  Sampler sampler(options, 3);
+  const std::vector<int32_t> history = {0, 0, 0, 1, 1, 2};  // of which the first three are the prompt
+  const std::span<const int32_t> all = history;
+  const auto next = [&](std::vector<float> logits, size_t generated) {
+    return sampler.Sample(logits, all.first(3 + generated), all.subspan(3, generated)).value();
+  };
+  EXPECT_EQ(next({3, 3.1f, 0}, 0), 1);
+  EXPECT_EQ(next({3, 4.4f, 0}, 1), 0);  // token 1 once: 1 + 0.5
+  EXPECT_EQ(next({3, 4.6f, 0}, 1), 1);
+  EXPECT_EQ(next({3, 4.9f, 0}, 2), 0);  // twice: 1 + 2 · 0.5
+  EXPECT_EQ(next({3, 5.1f, 0}, 2), 1);
+  EXPECT_EQ(next({3, 0, 4.4f}, 3), 0);
+}
+
+TEST(Sampler, LogprobsAreTheModelsOwn) {
+  SamplingOptions options = Plain(0);
+  options.top_logprobs = 2;
+  options.logit_bias = {{3, 50.0f}};
+  const std::vector<float> logits = {std::log(0.5f), kNan, std::log(0.3f), std::log(0.2f)};
+  Sampler sampler(options, 4);
+  std::vector<float> scratch = logits;
+  EXPECT_EQ(sampler.Sample(scratch, {}), 3);
+  const TokenLogprobs& logprobs = *sampler.logprobs();
+  EXPECT_EQ(logprobs.chosen.token, 3);
+  EXPECT_NEAR(logprobs.chosen.logprob, std::log(0.2), 1e-6);
+  ASSERT_EQ(logprobs.top.size(), 2u);
+  EXPECT_EQ(logprobs.top[0].token, 0);
+  EXPECT_NEAR(logprobs.top[0].logprob, std::log(0.5), 1e-6);
+  EXPECT_EQ(logprobs.top[1].token, 2);
+  EXPECT_EQ(Sampler(Plain(0), 4).logprobs(), nullptr);
+}
+
 }  // namespace
 }  // namespace infinigen

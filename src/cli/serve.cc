@@ -1,0 +1,233 @@
+// `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, answers until a signal, drains.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/launch.h"
+#include "cli/memory_plan.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+#include "server/api.h"
+
+namespace infinigen {
+namespace {
+
+// Sequences that run together, unless memory allows fewer or --batch says otherwise. A step of 32 costs little more
+// than one of 8 where weights are what it reads.
+constexpr int64_t kServedBatch = 32;
+// A context that memory forced upon us is still one to serve.
+constexpr int64_t kLeastServedContext = 256;
+
+struct ServeFlags {
+  std::string host = "127.0.0.1";
+  int64_t port = 8080;
+  std::vector<std::string> keys;
+  std::string key_file;
+  std::vector<std::string> cors_origins;
+  std::string tls_cert, tls_key;
+  int64_t queue = 128;
+  int64_t drain_s = 30;
+  bool quiet = false;
+  std::string model;
+  DeviceFlags device;
+  KvFlags kv;
+  SamplingFlags sampling;
+  int64_t context = 0;  // 0: not given
+  int64_t batch = 0;    // likewise
+  bool dry_run = false;
+};
+
+void AddFlags(Flags& flags, ServeFlags* values) {
+  flags.Group("Network");
+  flags.Text("--host", &values->host, "ADDRESS",
+             "where to listen; 0.0.0.0 is every address of this machine, which wants a key (default 127.0.0.1)");
+  flags.Integer("--port", &values->port, 0, 65535, "0: any free one, which is printed (default 8080)");
+  flags.TextList("--api-key", &values->keys, "KEY",
+                 "clients send it as Authorization: Bearer KEY; repeatable. Others can see the command line: a file is "
+                 "better");
+  flags.Text("--api-key-file", &values->key_file, "FILE", "keys, one a line");
+  flags.TextList("--cors-origin", &values->cors_origins, "ORIGIN",
+                 "web pages that may use the server, as https://example.org; repeatable; *: all");
+  flags.Text("--tls-cert", &values->tls_cert, "FILE",
+             "certificate chain (PEM); with --tls-key the server speaks https");
+  flags.Text("--tls-key", &values->tls_key, "FILE", "its private key (PEM)");
+  flags.Integer("--queue", &values->queue, 0, 1 << 20,
+                "sequences that may wait beyond those that run; more are told to come back later (default 128)");
+  flags.Integer("--drain", &values->drain_s, 0, 86400, "seconds that running requests have after SIGTERM (default 30)");
+  flags.Switch("--quiet", &values->quiet, "no line on stderr for every request");
+  flags.Group("Model and machine");
+  AddModelFlag(flags, &values->model);
+  AddDeviceFlags(flags, &values->device);
+  flags.Integer("-c,--ctx", &values->context, 1, kMaxContext,
+                "tokens of a prompt and its answer (default: what the model was made for, or less where memory is "
+                "short)");
+  flags.Integer("--batch", &values->batch, 1, 4096,
+                fmt::format("sequences at once (default {}, or fewer where memory is short)", kServedBatch));
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
+  AddKvFlags(flags, &values->kv, /*list=*/false);
+  AddSamplingFlags(flags, &values->sampling);
+}
+
+// Everything that a running server stands on, in the order in which it is made.
+struct Loaded {
+  std::unique_ptr<Model> model;
+  std::optional<ChatPrompt> chat;
+  std::string chat_refusal;
+  std::unique_ptr<Executor> executor;
+};
+
+// As many sequences as asked for. Where memory does not hold all of them at full length they share what there is:
+// quotas grow, and who finds no room waits. Without --batch, fewer where even that is too much.
+RunPlan PlanBatch(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
+  while (true) {
+    const RunPlan whole = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
+    if (whole.refusal.empty()) return whole;
+    if (!kv.limit_bytes && !options.method.evicts()) {
+      const RunPlan shared = PlanRunHere(model, options, whole.options.pool_limit_bytes, /*fixed_batch=*/true);
+      if (shared.refusal.empty()) return shared;
+    }
+    if (flags.batch > 0 || options.max_batch == 1) return whole;
+    --options.max_batch;
+  }
+}
+
+// The plan of the largest context up to what was asked for; without -c less than the model's is better than nothing.
+RunPlan PlanServer(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
+  const RunPlan plan = PlanBatch(model, options, kv, flags);
+  if (plan.refusal.empty() || flags.context > 0 || plan.largest_context < kLeastServedContext) return plan;
+  options.max_tokens = plan.largest_context;
+  return PlanBatch(model, options, kv, flags);
+}
+
+Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceChoice& device, const KvChoice& kv) {
+  ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model.config, flags.context));
+  // Sequences that share a size out come one by one unless --batch says how many share it.
+  const bool shared = kv.method.evicts() && kv.limit_bytes;
+  const int64_t batch = flags.batch > 0 ? flags.batch : shared ? 1 : kServedBatch;
+  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(model, device, kv, context, {.useful = batch, .flag = batch}));
+  // A request may ask for everything, except where places on a GPU are planned for the cap.
+  const bool fetches = device.device == Device::kCuda && !options.pool_on_device;
+  if (options.method.select != SelectKind::kAll && !options.method.evicts() && !fetches) options.method.largest_cap = 1;
+  if (context > model.config.max_positions)
+    Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
+                     model.config.name));
+  return PlanServer(model, options, kv, flags);
+}
+
+Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
+                    const KvChoice& kv) {
+  Loaded loaded;
+  ASSIGN_OR_RETURN(loaded.model, OpenModel(directory));
+  const Model& model = *loaded.model;
+  ASSIGN_OR_RETURN(const RunPlan plan, Plan(flags, model, device, kv));
+  if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  if (model.tokenizer == nullptr) {
+    loaded.chat_refusal = "this model has no tokenizer: only /v1/completions with token ids works";
+  } else if (Result<ChatPrompt> chat = ChatPrompt::Make(*model.tokenizer); chat.ok()) {
+    loaded.chat = std::move(*chat);
+  } else {
+    loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
+  }
+  ASSIGN_OR_RETURN(loaded.executor, Launch(model, kv, plan.options));
+  return loaded;
+}
+
+ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
+  const Model& model = *loaded.model;
+  const nlohmann::ordered_json details = {{"model", ModelJson(model)},
+                                          {"device", DeviceJson(*loaded.executor)},
+                                          {"kv", KvJson(loaded.executor->options())}};
+  return {.name = model.config.name,
+          .executor = loaded.executor.get(),
+          .tokenizer = model.tokenizer.get(),
+          .chat = loaded.chat ? &*loaded.chat : nullptr,
+          .chat_refusal = loaded.chat_refusal,
+          .sampling = ResolveSampling(flags.sampling),
+          .random_seeds = flags.sampling.seed < 0,
+          .details_json = Dump(details),
+          .max_waiting = flags.queue};
+}
+
+// A connection is a file descriptor, and the usual limit of 1,024 is soft.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
+  AccessOptions access{.keys = flags.keys, .cors_origins = flags.cors_origins, .host = flags.host};
+  if (!flags.key_file.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> more, ReadKeyFile(flags.key_file));
+    access.keys.insert(access.keys.end(), more.begin(), more.end());
+  }
+  if (std::find(access.keys.begin(), access.keys.end(), "") != access.keys.end())
+    return Invalid("--api-key: a key must not be empty");
+  if (flags.tls_cert.empty() != flags.tls_key.empty()) return Invalid("--tls-cert and --tls-key go together");
+  const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
+  if (!local && access.keys.empty())
+    Warn(fmt::format("--host {} without --api-key: whoever reaches this machine can use the model", flags.host));
+  return access;
+}
+
+Result<int> DryRun(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
+                   const KvChoice& kv) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
+  ASSIGN_OR_RETURN(const RunPlan plan, Plan(flags, *model, device, kv));
+  return PrintPlans(*model, {&plan, 1}, /*json=*/false);
+}
+
+Result<int> Serve(const ServeFlags& flags) {
+  ASSIGN_OR_RETURN(AccessOptions access, ResolveAccess(flags));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  if (flags.dry_run) return DryRun(flags, directory, device, kv);
+
+  RaiseFileLimit();
+  // Outlived by nothing that uses it: the model goes last, the network first.
+  Loaded loaded;
+  Api api(std::move(access), /*log_requests=*/!flags.quiet);
+  HttpOptions http{.host = flags.host,
+                   .port = static_cast<uint16_t>(flags.port),
+                   .tls_cert = flags.tls_cert,
+                   .tls_key = flags.tls_key};
+  http.limits.drain_s = static_cast<int>(flags.drain_s);
+  ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server, HttpServer::Bind(http, api.handler()));
+  api.set_http(server.get());
+  server->Start();
+  const bool bracket = flags.host.find(':') != std::string::npos;
+  Output().Write(fmt::format("listening on {}://{}{}{}:{}\n", flags.tls_cert.empty() ? "http" : "https",
+                             bracket ? "[" : "", flags.host, bracket ? "]" : "", server->port()));
+
+  ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
+  server->DrainOnSignals();
+  api.Serve(Serving(flags, loaded));
+  const ExecutorOptions& options = loaded.executor->options();
+  fmt::print(stderr, "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} thread{}\n",
+             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options), options.threads,
+             options.threads == 1 ? "" : "s");
+  server->Wait();
+  api.Stop();
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunServe(Arguments arguments) {
+  ServeFlags values;
+  Flags flags("serve", "Answer OpenAI's API over HTTP, with a web page to chat and to watch the KV cache.");
+  AddFlags(flags, &values);
+  if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  const Result<int> exit_code = Serve(values);
+  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+}
+
+}  // namespace infinigen

@@ -1,0 +1,208 @@
+// Who gets room in the pool, and who has to give it back.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "engine/live.h"
+
+namespace infinigen {
+namespace {
+
+// Rows that a request gets beyond those it needs at once: a growth costs little, but a request that has just been read
+// should not be preempted for its first words.
+constexpr int64_t kGrowthTokens = kExtentTokens;
+
+SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
+  if (kv.full) {
+    rule.alpha = std::numeric_limits<float>::infinity();
+    rule.cap = 1.0;
+    rule.force_count = 0;
+    return rule;
+  }
+  rule.alpha = kv.alpha.value_or(rule.alpha);
+  rule.cap = kv.cap.value_or(rule.cap);
+  return rule;
+}
+
+// Entries of steps that attend to everything are those of a prefill.
+uint64_t SettingOf(const SelectRule& rule, const KvMethod& method) {
+  const bool everything = rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0;
+  if (method.select == SelectKind::kAll || everything) return 0;
+  return (std::bit_cast<uint64_t>(rule.cap) * 0x9e3779b97f4a7c15ull ^ std::bit_cast<uint32_t>(rule.alpha)) | 1;
+}
+
+}  // namespace
+
+int64_t Engine::Running() const {
+  return std::ranges::count_if(requests_, [](const auto& live) { return live->holds_slot(); });
+}
+int64_t Engine::Waiting() const {
+  return std::ranges::count_if(requests_, [](const auto& live) { return live->state == RequestState::kQueued; });
+}
+
+void Engine::Admit() {
+  int64_t running = Running();
+  const KvMethod& method = executor_.options().method;
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (live->state != RequestState::kQueued) continue;
+    if (running == executor_.options().max_batch) return;
+    Result<SeqSlot> slot = AdmitOne(*live, running == 0);
+    if (!slot.ok() && running == 0) {  // the pool is empty and still too small: waiting cannot help
+      Finish(*live, FinishReason::kError, slot.error().message);
+      continue;
+    }
+    if (!slot.ok()) return;  // first come, first served: nobody overtakes
+    live->slot = *slot;
+    const SelectRule rule = RuleOf(live->request.kv, method.rule);
+    if (method.select != SelectKind::kAll) executor_.SetRule(live->slot, rule);
+    live->Become(RequestState::kAdmitted);
+    ++running;
+    if (live->preempted) continue;
+    live->admitted = EngineClock::now();
+    live->result.queue_s = Seconds(live->admitted - live->submitted);
+  }
+}
+
+// Kept rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
+Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
+  if (options_.grows) return AdmitGrowing(live, alone);
+  if (live.request.keep_rows && TakeOverKept(live)) return live.slot;
+  const int64_t quota = live.request.keep_rows ? executor_.options().max_tokens : live.final_tokens;
+  Result<SeqSlot> slot = executor_.Admit(quota);
+  if (slot.ok() || !kept_) return slot;
+  DropKept();
+  return executor_.Admit(quota);
+}
+
+bool Engine::TakeOverKept(Live& live) {
+  if (!kept_) return false;
+  const std::vector<int32_t>& prompt = live.request.prompt;
+  const std::vector<int32_t>& tokens = kept_->tokens;
+  const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
+  // At least one token runs, for its logits.
+  live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
+  // What was evicted on the way cannot be brought back.
+  if (executor_.options().method.evicts()) live.rows = 0;
+  live.slot = kept_->slot;
+  kept_.reset();
+  return true;
+}
+
+// What is cached of the request's tokens. At least one of them runs: for its logits, or to be a guess for the next.
+PrefixCache::Path Engine::FindPrefix(Live& live) {
+  if (!prefixes_ || !live.shares) return {};
+  const KvMethod& method = executor_.options().method;
+  live.setting = SettingOf(RuleOf(live.request.kv, method.rule), method);
+  const std::span<const int32_t> tokens = live.history;
+  if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting);
+  // Only what is bit for bit what it had. A guess from the step before needs that step.
+  const bool steps_too = method.select == SelectKind::kAll || method.from != GuessSource::kPrevStep;
+  const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
+  return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
+}
+
+// A prompt waits for those before it, and they may have made what it begins with meanwhile.
+void Engine::TakeOverPrefix(Live& live) {
+  PrefixCache::Path found = FindPrefix(live);
+  if (std::ranges::mismatch(live.path, found).in1 == live.path.end()) {
+    for (size_t extent = live.path.size(); extent < found.size(); ++extent)
+      executor_.Adopt(live.slot, static_cast<int64_t>(extent), PrefixCache::Extents(found)[extent]);
+    std::swap(live.path, found);
+    live.rows = std::ssize(live.path) * kExtentTokens;
+  }
+  prefixes_->Release(found);
+}
+
+// Alone, the request may have all of the pool; if what comes with cached rows stands in its way, it does without.
+Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
+  const int64_t rows = std::min(live.final_tokens, live.rows_before_step() + kGrowthTokens);
+  live.path = FindPrefix(live);
+  for (;;) {
+    const std::vector<SharedId> prefix = PrefixCache::Extents(live.path);
+    Result<SeqSlot> slot = executor_.AdmitGrowing(rows, prefix);
+    if (slot.ok()) {
+      live.rows = std::ssize(prefix) * kExtentTokens;
+      return slot;
+    }
+    if (slot.error().kind == ErrorKind::kExhausted) {
+      if (MakeRoom((rows + kExtentTokens - 1) / kExtentTokens - std::ssize(prefix))) continue;
+      if (alone && !prefix.empty()) {
+        prefixes_->Release(live.path);
+        continue;
+      }
+    }
+    if (prefixes_) prefixes_->Release(live.path);
+    return slot;
+  }
+}
+
+// Somebody asks for so many extents in vain: one prefix that nobody uses goes, unless all of them would not help.
+bool Engine::MakeRoom(int64_t extents) {
+  if (!prefixes_ || executor_.free_extents() + prefixes_->unpinned() < extents) return false;
+  return prefixes_->DropOldest();
+}
+
+// Before a step, so that the rows it brings have their place. In order of arrival: whoever is older takes first.
+void Engine::GrowAll() {
+  if (!options_.grows) return;
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->state == RequestState::kDecoding && live->rows == executor_.Quota(live->slot)) Grow(*live);
+}
+
+void Engine::Grow(Live& live) {
+  for (;;) {
+    const Status grown = executor_.Grow(live.slot, live.rows + 1);
+    if (grown.ok()) return;
+    if (grown.error().kind != ErrorKind::kExhausted) return Finish(live, FinishReason::kError, grown.error().message);
+    if (MakeRoom(1)) continue;
+    Live* last = Youngest();
+    if (last != &live) {
+      Preempt(*last);
+    } else if (Running() > 1) {
+      return Preempt(live);
+    } else if (!live.path.empty() && executor_.options().method.select != SelectKind::kAll) {
+      live.shares = false;  // without sketches for others it may fit
+      return Preempt(live);
+    } else {
+      return Finish(live, FinishReason::kError, grown.error().message);
+    }
+  }
+}
+
+Engine::Live* Engine::Youngest() const {
+  const auto last =
+      std::find_if(requests_.rbegin(), requests_.rend(), [](const auto& live) { return live->holds_slot(); });
+  CHECK(last != requests_.rend());
+  return last->get();
+}
+
+void Engine::Preempt(Live& live) {
+  live.kinds = PrefixCache::Kinds(live.path);
+  GiveUp(live);
+  live.rows = live.prefill_units = live.prefill_units_done = 0;
+  live.preempted = true;
+  live.Become(RequestState::kPreempted);
+  live.Become(RequestState::kQueued);
+  ++stats_.preemptions;
+}
+
+// Extents that are complete now can begin other sequences.
+void Engine::Publish(Live& live) {
+  if (!prefixes_ || !live.shares) return;
+  for (;;) {
+    const int64_t first = std::ssize(live.path) * kExtentTokens;
+    if (first + kExtentTokens > live.rows) return;
+    const std::span<const int32_t> tokens = std::span(live.history).subspan(static_cast<size_t>(first), kExtentTokens);
+    const PrefixCache::Kind kind = PrefixCache::NextKind(live.path, live.setting, live.prompt_tokens() - first);
+    if (!prefixes_->Extend(live.path, live.slot, tokens, kind)) return;
+  }
+}
+
+// The slot goes back; what was published stays in the cache.
+void Engine::GiveUp(Live& live) {
+  executor_.Release(live.slot);
+  if (prefixes_) prefixes_->Release(live.path);
+}
+
+}  // namespace infinigen

@@ -1,0 +1,154 @@
+#include "engine/prefix_cache.h"
+
+#include <algorithm>
+
+namespace infinigen {
+
+// Invariant: who pins a node pins its parent. So a node that is not pinned has no child that is.
+struct PrefixCache::Node {
+  Node* parent = nullptr;  // null: the text begins here
+  uint64_t hash = 0;
+  Kind kind;
+  std::vector<int32_t> tokens;  // [256]
+  SharedId extent;
+  int64_t children = 0;
+  int64_t pins = 0;
+  uint64_t used = 0;
+};
+
+namespace {
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+  return hash ^ hash >> 32;
+}
+uint64_t HashOf(uint64_t before, uint64_t setting, std::span<const int32_t> tokens) {
+  uint64_t hash = Mix(before, setting);
+  for (const int32_t token : tokens) hash = Mix(hash, static_cast<uint32_t>(token));
+  return hash;
+}
+
+}  // namespace
+
+PrefixCache::PrefixCache(Executor& executor) : executor_(executor) {}
+
+PrefixCache::~PrefixCache() {
+  DropAll();
+  CHECK(nodes_.empty());
+}
+
+PrefixCache::Node* PrefixCache::Child(const Node* parent, uint64_t setting, std::span<const int32_t> tokens,
+                                      const Kind* kind) const {
+  const auto [first, last] = nodes_.equal_range(HashOf(parent == nullptr ? 0 : parent->hash, setting, tokens));
+  const auto same = std::find_if(first, last, [&](const auto& place) {
+    const Node& node = *place.second;
+    return node.parent == parent && (kind == nullptr ? node.kind.setting == setting : node.kind == *kind) &&
+           std::ranges::equal(node.tokens, tokens);
+  });
+  return same == last ? nullptr : same->second.get();
+}
+
+template <class Choose>
+PrefixCache::Path PrefixCache::Walk(std::span<const int32_t> tokens, Choose choose) {
+  ++now_;
+  Path path;
+  for (size_t end = kExtentTokens; end <= tokens.size(); end += kExtentTokens) {
+    Node* node = choose(path, tokens.subspan(end - kExtentTokens, kExtentTokens));
+    if (node == nullptr) break;
+    Pin(*node);
+    path.push_back(node);
+  }
+  return path;
+}
+
+PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, uint64_t setting) {
+  return Walk(tokens, [&](const Path& path, std::span<const int32_t> stretch) {
+    const Node* parent = path.empty() ? nullptr : path.back();
+    Node* node = Child(parent, 0, stretch, nullptr);
+    return node != nullptr || setting == 0 ? node : Child(parent, setting, stretch, nullptr);
+  });
+}
+
+PrefixCache::Path PrefixCache::FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds) {
+  return Walk(tokens, [&](const Path& path, std::span<const int32_t> stretch) -> Node* {
+    if (path.size() == kinds.size()) return nullptr;
+    const Kind& kind = kinds[path.size()];
+    return Child(path.empty() ? nullptr : path.back(), kind.setting, stretch, &kind);
+  });
+}
+
+PrefixCache::Kind PrefixCache::NextKind(const Path& path, uint64_t setting, int64_t steps_from) {
+  const bool selected_before = !path.empty() && path.back()->kind.setting != 0;
+  if (setting == 0 || (!selected_before && steps_from >= kExtentTokens)) return {};
+  return {setting, std::clamp<int64_t>(steps_from, 0, kExtentTokens)};
+}
+
+bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> tokens, const Kind& kind) {
+  CHECK(std::ssize(tokens) == kExtentTokens);
+  ++now_;
+  Node* parent = path.empty() ? nullptr : path.back();
+  Node* node = Child(parent, kind.setting, tokens, &kind);
+  if (node != nullptr) {
+    executor_.Adopt(slot, std::ssize(path), node->extent);
+  } else {
+    Result<SharedId> extent = executor_.Share(slot, std::ssize(path));
+    while (!extent.ok()) {
+      if (!DropOldest()) return false;
+      extent = executor_.Share(slot, std::ssize(path));
+    }
+    auto made = std::make_unique<Node>();
+    node = made.get();
+    node->parent = parent;
+    node->hash = HashOf(parent == nullptr ? 0 : parent->hash, kind.setting, tokens);
+    node->kind = kind;
+    node->tokens.assign(tokens.begin(), tokens.end());
+    node->extent = *extent;
+    if (parent != nullptr) ++parent->children;
+    nodes_.emplace(node->hash, std::move(made));
+  }
+  Pin(*node);
+  path.push_back(node);
+  return true;
+}
+
+void PrefixCache::Pin(Node& node) {
+  if (node.pins++ == 0) ++pinned_;
+  node.used = now_;
+}
+
+void PrefixCache::Release(Path& path) {
+  for (Node* node : path) {
+    CHECK(node->pins > 0);
+    if (--node->pins == 0) --pinned_;
+  }
+  path.clear();
+}
+
+bool PrefixCache::DropOldest() {
+  auto oldest = nodes_.end();
+  for (auto place = nodes_.begin(); place != nodes_.end(); ++place) {
+    const Node& node = *place->second;
+    if (node.pins > 0 || node.children > 0) continue;
+    if (oldest == nodes_.end() || node.used < oldest->second->used) oldest = place;
+  }
+  if (oldest == nodes_.end()) return false;
+  const Node& node = *oldest->second;
+  executor_.DropShared(node.extent);
+  if (node.parent != nullptr) --node.parent->children;
+  nodes_.erase(oldest);
+  return true;
+}
+
+std::vector<SharedId> PrefixCache::Extents(const Path& path) {
+  std::vector<SharedId> extents;
+  for (const Node* node : path) extents.push_back(node->extent);
+  return extents;
+}
+
+std::vector<PrefixCache::Kind> PrefixCache::Kinds(const Path& path) {
+  std::vector<Kind> kinds;
+  for (const Node* node : path) kinds.push_back(node->kind);
+  return kinds;
+}
+
+}  // namespace infinigen

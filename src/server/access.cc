@@ -1,0 +1,166 @@
+#include "server/access.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace infinigen {
+namespace {
+
+std::array<unsigned char, 32> Sha256(std::string_view text) {
+  std::array<unsigned char, 32> digest{};
+  unsigned int length = 0;
+  CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &length, EVP_sha256(), nullptr) == 1);
+  return digest;
+}
+
+std::string Lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return result;
+}
+
+// "Name" of "Name:8080" and "[::1]" of "[::1]:8080"; brackets go.
+std::string HostName(std::string_view host) {
+  if (!host.empty() && host.front() == '[') {
+    const size_t end = host.find(']');
+    return end == std::string_view::npos ? std::string() : std::string(host.substr(1, end - 1));
+  }
+  return Lower(host.substr(0, host.find(':')));
+}
+
+bool IsAddress(const std::string& name) {
+  unsigned char bytes[16];
+  return ::inet_pton(AF_INET, name.c_str(), bytes) == 1 || ::inet_pton(AF_INET6, name.c_str(), bytes) == 1;
+}
+
+bool EndsWith(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// "https://Name:1" to "Name:1".
+std::string_view Authority(std::string_view origin) {
+  const size_t mark = origin.find("://");
+  return mark == std::string_view::npos ? std::string_view() : origin.substr(mark + 3);
+}
+
+std::optional<std::string> DecodeBase64(std::string_view text) {
+  if (text.size() % 4 != 0 || text.empty() || text.size() > 4096) return std::nullopt;
+  std::string bytes(text.size() / 4 * 3, '\0');
+  const int length =
+      EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
+                      reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
+  if (length < 0) return std::nullopt;
+  bytes.resize(static_cast<size_t>(length) - (text[text.size() - 1] == '=') - (text[text.size() - 2] == '='));
+  return bytes;
+}
+
+std::optional<std::string> KeyOf(std::string_view authorization) {
+  const size_t space = authorization.find(' ');
+  if (space == std::string_view::npos) return std::nullopt;
+  const std::string scheme = Lower(authorization.substr(0, space));
+  std::string_view rest = authorization.substr(space + 1);
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  if (scheme == "bearer") return std::string(rest);
+  if (scheme != "basic") return std::nullopt;
+  const std::optional<std::string> pair = DecodeBase64(rest);
+  if (!pair || pair->find(':') == std::string::npos) return std::nullopt;
+  return pair->substr(pair->find(':') + 1);
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return IoError("--api-key-file {}: cannot be read", path);
+  std::vector<std::string> keys;
+  for (std::string line; std::getline(file, line);) {
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) line.pop_back();
+    if (!line.empty() && line.front() != '#') keys.push_back(line);
+  }
+  if (keys.empty()) return Invalid("--api-key-file {}: has no key", path);
+  return keys;
+}
+
+Access::Access(AccessOptions options) : options_(std::move(options)) {
+  for (const std::string& key : options_.keys) digests_.push_back(Sha256(key));
+  options_.keys.clear();
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) == 0) machine_name_ = Lower(name);
+}
+
+bool Access::KeyFits(std::string_view authorization) const {
+  const std::optional<std::string> key = KeyOf(authorization);
+  const Digest digest = Sha256(key.value_or(std::string()));
+  bool fits = false;
+  for (const Digest& known : digests_) fits |= CRYPTO_memcmp(known.data(), digest.data(), known.size()) == 0;
+  return fits && key.has_value();
+}
+
+bool Access::HostFits(std::string_view host) const {
+  const std::string name = HostName(host);
+  if (name == "localhost" || EndsWith(name, ".localhost") || IsAddress(name)) return true;
+  if (name == Lower(options_.host) || (!machine_name_.empty() && name == machine_name_)) return true;
+  return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
+                     [&](const std::string& origin) { return origin == "*" || HostName(Authority(origin)) == name; });
+}
+
+bool Access::AllowsOrigin(std::string_view origin) const {
+  return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
+                     [&](const std::string& allowed) { return allowed == "*" || allowed == origin; });
+}
+
+std::optional<ApiError> Access::Check(const HttpRequest& head) const {
+  if (head.path == "/health") return std::nullopt;
+  if (has_keys()) {
+    if (!KeyFits(head.authorization))
+      return ApiError{.status = 401,
+                      .message = head.authorization.empty() ? "a key is missing: send Authorization: Bearer KEY"
+                                                            : "the key is not one of this server's",
+                      .type = "authentication_error",
+                      .code = "invalid_api_key"};
+  } else if (!head.host.empty() && !HostFits(head.host)) {
+    return ApiError{
+        .status = 403,
+        .message = fmt::format("the Host '{}' is not this server's; start it with --cors-origin http://{} or "
+                               "with a key to allow it",
+                               head.host.substr(0, 100), head.host.substr(0, 100)),
+        .type = "permission_error",
+        .code = "host_not_allowed"};
+  }
+  const bool foreign = !head.origin.empty() && Authority(head.origin) != head.host && !AllowsOrigin(head.origin);
+  if (foreign)
+    return ApiError{
+        .status = 403,
+        .message = fmt::format("the origin '{}' is not allowed; start the server with --cors-origin to allow it",
+                               head.origin.substr(0, 100)),
+        .type = "permission_error",
+        .code = "origin_not_allowed"};
+  return std::nullopt;
+}
+
+void Access::AddCorsHeaders(const HttpRequest& head, HttpReply* reply) const {
+  if (head.origin.empty() || !AllowsOrigin(head.origin)) return;
+  reply->headers.emplace_back("Access-Control-Allow-Origin", head.origin);
+  reply->headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+  reply->headers.emplace_back("Vary", "Origin");
+}
+
+HttpReply Access::Preflight(const HttpRequest& head) const {
+  HttpReply reply{.status = 204, .type = ""};
+  AddCorsHeaders(head, &reply);
+  if (head.origin.empty() || !AllowsOrigin(head.origin)) return reply;
+  reply.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+  reply.headers.emplace_back("Access-Control-Allow-Headers",
+                             head.cors_headers.empty() ? "Authorization, Content-Type" : head.cors_headers);
+  reply.headers.emplace_back("Access-Control-Max-Age", "600");
+  return reply;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,233 @@
+#include "server/completion.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+ApiError EngineError(const Error& error) {
+  if (error.kind == ErrorKind::kExhausted)
+    return {.status = 429,
+            .message = error.message,
+            .type = "rate_limit_error",
+            .code = "queue_full",
+            .parameter = {},
+            .retry_after_s = 1};
+  return {.status = 400, .message = error.message};
+}
+
+// A context so short that nothing is left out attends to everything whatever is asked for.
+RequestKv Kv(const KvWish& wish, const KvMethod& method) {
+  if (method.select == SelectKind::kAll) return {};
+  return {.full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap};
+}
+
+}  // namespace
+
+Completion::Completion(CompletionContext context, std::shared_ptr<HttpExchange> exchange, AnswerHead head,
+                       CompletionRequest request, std::vector<std::vector<int32_t>> prompts,
+                       std::vector<std::string> echoes)
+    : context_(std::move(context)),
+      exchange_(std::move(exchange)),
+      head_(std::move(head)),
+      request_(std::move(request)),
+      prompts_(std::move(prompts)) {
+  choices_.reserve(prompts_.size() * static_cast<size_t>(request_.n));
+  for (size_t prompt = 0; prompt < prompts_.size(); ++prompt) {
+    usage_.prompt_tokens += static_cast<int64_t>(prompts_[prompt].size());
+    for (int64_t i = 0; i < request_.n; ++i) {
+      Choice choice{.prompt = prompt, .text = TextStream(context_.tokenizer, request_.stops)};
+      choice.answer.index = static_cast<int64_t>(choices_.size());
+      choice.answer.logprobs = request_.logprobs;
+      if (request_.echo) choice.answer.text = echoes[prompt];
+      choices_.push_back(std::move(choice));
+    }
+  }
+}
+
+Request Completion::MakeRequest(size_t index) {
+  const auto self = shared_from_this();
+  Choice& choice = choices_[index];
+  Request request{.prompt = prompts_[choice.prompt],
+                  .max_new_tokens = request_.max_tokens,
+                  .sampling = request_.sampling,
+                  .kv = Kv(request_.kv, engine_->executor().options().method),
+                  .ignore_eos = request_.ignore_eos};
+  // Choices differ, and each is what it would be alone.
+  request.sampling.seed += static_cast<uint64_t>(index) % static_cast<uint64_t>(request_.n);
+  request.on_prefill = [self, &choice](RequestId, const PrefillProgress& progress) {
+    const int64_t prompt = static_cast<int64_t>(self->prompts_[choice.prompt].size());
+    self->OnStart(choice, prompt - progress.tokens);
+  };
+  if (request_.logprobs)
+    request.on_logprobs = [&choice](RequestId, const TokenLogprobs& values) { choice.last = values; };
+  request.on_token = [self, &choice](RequestId, int32_t token) { return self->OnToken(choice, token); };
+  request.on_done = [self, &choice](RequestId, const RequestResult& result) { self->OnDone(choice, result); };
+  return request;
+}
+
+void Completion::Submit(Engine& engine) {
+  engine_ = &engine;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    Choice& choice = choices_[i];
+    if (over_) {  // one was refused: the others' places go back too
+      context_.metrics.Finished(FinishReason::kCancelled, /*started=*/false, 0);
+      continue;
+    }
+    Result<RequestId> id = engine.Submit(MakeRequest(i));
+    if (!id.ok()) {
+      context_.metrics.Finished(FinishReason::kError, /*started=*/false, 0);
+      FailAll(EngineError(id.error()));
+      continue;
+    }
+    choice.id = *id;
+    choice.submitted = true;
+    context_.watch.Started(choice.id, head_.id, static_cast<int64_t>(prompts_[choice.prompt].size()), context_.preset);
+  }
+}
+
+void Completion::Cancel(Engine& engine) {
+  if (!std::exchange(over_, true)) context_.log(499, "the client left");
+  for (const Choice& choice : choices_)
+    if (choice.submitted && !choice.done) engine.Cancel(choice.id);
+}
+
+void Completion::OnStart(Choice& choice, int64_t cached) {
+  if (std::exchange(choice.started, true)) return;
+  context_.metrics.Started(static_cast<int64_t>(prompts_[choice.prompt].size()), cached);
+  BeginStream();
+}
+
+void Completion::BeginStream() {
+  if (!request_.stream || over_ || std::exchange(begun_, true)) return;
+  exchange_->Begin(context_.dress({.status = 200,
+                                   .type = "text/event-stream",
+                                   .body = {},
+                                   .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
+  for (Choice& choice : choices_) {
+    if (head_.kind == ApiKind::kChat) Send(RoleChunk(head_, choice.answer.index));
+    if (request_.echo) Send(ChunkJson(head_, choice.answer, context_.tokenizer));
+    choice.answer.text.clear();
+  }
+}
+
+void Completion::Send(Json chunk) {
+  if (over_) return;
+  if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
+  exchange_->Write(Event(chunk));
+}
+
+bool Completion::OnToken(Choice& choice, int32_t token) {
+  const Clock::time_point now = Clock::now();
+  const auto seconds = [&](Clock::time_point from) { return std::chrono::duration<double>(now - from).count(); };
+  if (choice.generated++ == 0)
+    context_.metrics.FirstToken(seconds(arrived_));
+  else
+    context_.metrics.NextToken(seconds(choice.last_token));
+  choice.last_token = now;
+  ++usage_.completion_tokens;
+  context_.watch.Token(choice.id);
+  pool_bytes_ = engine_->executor().pool_bytes();
+  if (over_) return false;
+  if (!std::exchange(counting_, true)) stats_before_ = engine_->executor().Stats();
+  if (request_.logprobs)
+    choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});
+  Release(choice, choice.text.Push(token), /*end=*/false);
+  return !choice.text.stopped();
+}
+
+void Completion::Release(Choice& choice, std::string text, bool end) {
+  choice.released_bytes += text.size();
+  // Of a text that was cut at a stop string, tokens whose text begins beyond the cut are no part of the answer.
+  const bool all = end && !choice.text.stopped();
+  size_t count = 0;
+  while (count < choice.logged.size() && (all || choice.logged[count].offset_bytes < choice.released_bytes)) ++count;
+  const auto shown = choice.logged.begin() + static_cast<ptrdiff_t>(count);
+  if (request_.stream) {
+    choice.answer.text = std::move(text);
+    choice.answer.logged.assign(choice.logged.begin(), shown);
+    if (!choice.answer.text.empty() || count > 0) Send(ChunkJson(head_, choice.answer, context_.tokenizer));
+    choice.answer.text.clear();
+    choice.answer.logged.clear();
+  } else {
+    choice.answer.text += text;
+    choice.answer.logged.insert(choice.answer.logged.end(), choice.logged.begin(), shown);
+  }
+  choice.logged.erase(choice.logged.begin(), shown);
+}
+
+void Completion::OnDone(Choice& choice, const RequestResult& result) {
+  choice.done = true;
+  ++done_;
+  context_.metrics.Finished(result.reason, choice.started,
+                            std::chrono::duration<double>(Clock::now() - arrived_).count());
+  context_.watch.Finished(choice.id);
+  if (choice.prompt * static_cast<size_t>(request_.n) == static_cast<size_t>(choice.answer.index))
+    usage_.cached_tokens += result.kept_tokens;  // of n choices, the first one's
+  if (over_) return;
+  if (result.reason == FinishReason::kError)
+    return FailAll({.status = 500, .message = result.error, .type = "server_error", .code = "generation_failed"});
+  if (result.reason == FinishReason::kCancelled)
+    return FailAll(
+        {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"});
+  BeginStream();
+  Release(choice, choice.text.Finish(), /*end=*/true);
+  choice.answer.finished = result.reason;
+  const bool last = done_ == choices_.size();
+  if (request_.stream) {
+    Json chunk = ChunkJson(head_, choice.answer, context_.tokenizer);
+    if (last && !request_.include_usage) chunk["kv_stats"] = Stats();
+    Send(std::move(chunk));
+  }
+  if (last) FinishAll();
+}
+
+Json Completion::Stats() const {
+  Executor& executor = engine_->executor();
+  KvStats stats = executor.Stats();
+  if (counting_) stats = stats - stats_before_;
+  return StepStatsJson(stats, pool_bytes_);
+}
+
+void Completion::FinishAll() {
+  context_.log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
+                                usage_.completion_tokens));
+  if (request_.stream) {
+    if (request_.include_usage) {
+      Json chunk = UsageChunk(head_, usage_);
+      chunk["kv_stats"] = Stats();
+      Send(std::move(chunk));
+    }
+    exchange_->Write("data: [DONE]\n\n");
+    exchange_->End();
+  } else {
+    std::vector<AnswerChoice> answers;
+    for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
+    Json answer = AnswerJson(head_, answers, usage_, context_.tokenizer);
+    answer["kv_stats"] = Stats();
+    exchange_->Reply(context_.dress({.status = 200, .body = Compact(answer)}));
+  }
+  over_ = true;
+}
+
+void Completion::FailAll(const ApiError& error) {
+  if (over_) return;
+  context_.log(error.status, error.message);
+  if (begun_) {  // the status is out already: the error is an event
+    exchange_->Write("data: " + ErrorBody(error) + "\n\n");
+    exchange_->End();
+  } else {
+    exchange_->Reply(context_.dress(ErrorReply(error)));
+  }
+  over_ = true;
+  for (const Choice& choice : choices_)
+    if (choice.submitted && !choice.done) engine_->Cancel(choice.id);
+}
+
+}  // namespace infinigen

@@ -1,0 +1,165 @@
+#include "server/kv_watch.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "server/openai_format.h"
+
+namespace infinigen {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenEvents{100};
+
+// First row of a column; ColumnOf is its inverse.
+int64_t FirstRow(int64_t column, int64_t columns, int64_t rows) { return (column * rows + columns - 1) / columns; }
+int64_t ColumnOf(int64_t row, int64_t columns, int64_t rows) { return row * columns / rows; }
+
+}  // namespace
+
+uint64_t PoolLimit(const Executor& executor) {
+  const uint64_t most = PlanMemory(executor.config(), executor.options(), 0).pool_bytes;
+  return std::min(executor.options().pool_limit_bytes, most);
+}
+
+void KvPicture::Clear() {
+  for (Layer& layer : layers_) layer.heads = 0;
+}
+
+void KvPicture::Add(LayerId layer, KvHead head, std::span<const int32_t> rows) {
+  if (rows.empty()) return;
+  Layer& of = layers_[layer.index()];
+  if (head.value() == 0 || of.heads == 0) {  // another step
+    of.heads = 0;
+    of.rows = rows.back() + 1;
+    of.counts.assign(static_cast<size_t>(Columns(of.rows)), 0);
+  }
+  ++of.heads;
+  const int64_t columns = Columns(of.rows);
+  for (const int32_t row : rows)
+    if (row < of.rows) ++of.counts[static_cast<size_t>(ColumnOf(row, columns, of.rows))];
+}
+
+nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
+  using Json = nlohmann::ordered_json;
+  const int64_t columns = Columns(rows);
+  Json all = Json::array();
+  for (const Layer& layer : layers_) {
+    Json shares = Json::array();
+    for (int64_t column = 0; column < columns; ++column) {
+      if (layer.heads == 0 || column >= static_cast<int64_t>(layer.counts.size())) {
+        shares.push_back(layer.heads == 0 ? 255 : 0);
+        continue;
+      }
+      const int64_t width = FirstRow(column + 1, columns, layer.rows) - FirstRow(column, columns, layer.rows);
+      const int64_t whole = std::max<int64_t>(width * layer.heads, 1);
+      const int64_t count = layer.counts[static_cast<size_t>(column)];
+      // Anything at all is visible.
+      shares.push_back(std::clamp<int64_t>((count * 255 + whole - 1) / whole, 0, 255));
+    }
+    all.push_back(std::move(shares));
+  }
+  return all;
+}
+
+KvWatch::KvWatch(Engine& engine, const Metrics& metrics)
+    : engine_(engine),
+      metrics_(metrics),
+      picture_(engine.executor().config().layers),
+      pool_limit_bytes_(PoolLimit(engine.executor())) {}
+
+KvWatch::~KvWatch() {
+  if (!watchers_.empty()) engine_.executor().ObserveSelection({});
+}
+
+void KvWatch::Add(std::shared_ptr<HttpExchange> watcher) {
+  if (ending_) return watcher->End();
+  if (watchers_.empty()) {
+    before_ = engine_.executor().Stats();
+    last_event_ = Clock::now();
+    engine_.executor().ObserveSelection(
+        [this](LayerId layer, SeqSlot slot, KvHead head, std::span<const int32_t> rows) {
+          if (slot_ && *slot_ == slot) picture_.Add(layer, head, rows);
+        });
+  }
+  watchers_.push_back(std::move(watcher));
+  Follow();
+}
+
+void KvWatch::EndAll() {
+  ending_ = true;
+  for (const auto& watcher : watchers_) watcher->End();
+  if (!watchers_.empty()) engine_.executor().ObserveSelection({});
+  watchers_.clear();
+}
+
+void KvWatch::Remove(const HttpExchange* watcher) {
+  std::erase_if(watchers_, [&](const auto& held) { return held.get() == watcher; });
+  if (watchers_.empty()) engine_.executor().ObserveSelection({});
+}
+
+KvWatch::Sequence* KvWatch::Find(RequestId id) {
+  const auto found = std::find_if(sequences_.begin(), sequences_.end(), [&](const Sequence& s) { return s.id == id; });
+  return found == sequences_.end() ? nullptr : &*found;
+}
+
+void KvWatch::Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset) {
+  sequences_.push_back({id, std::move(name), std::move(preset), prompt_tokens, false});
+}
+
+void KvWatch::Token(RequestId id) {
+  Sequence* sequence = Find(id);
+  if (sequence == nullptr) return;
+  ++sequence->rows;
+  if (!sequence->decoding) {
+    sequence->decoding = true;
+    Follow();
+  }
+}
+
+void KvWatch::Finished(RequestId id) {
+  std::erase_if(sequences_, [&](const Sequence& sequence) { return sequence.id == id; });
+  if (followed_ == id) Follow();
+}
+
+void KvWatch::Follow() {
+  const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
+  const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
+  if (id != followed_) picture_.Clear();
+  followed_ = id;
+  slot_ = id ? engine_.SlotOf(*id) : std::nullopt;
+}
+
+void KvWatch::Turn() {
+  if (watchers_.empty() || !followed_) return;
+  const Clock::time_point now = Clock::now();
+  if (now - last_event_ < kBetweenEvents) return;
+  slot_ = engine_.SlotOf(*followed_);  // a preempted sequence comes back elsewhere
+  const Sequence& sequence = *Find(*followed_);
+  Executor& executor = engine_.executor();
+  const KvStats stats = executor.Stats(), recent = stats - before_;
+  const double seconds = std::chrono::duration<double>(now - last_event_).count();
+  const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / seconds; };
+  last_event_ = now;
+  before_ = stats;
+  if (recent.steps == 0) return;
+  using Json = nlohmann::ordered_json;
+  const int64_t rows = std::max<int64_t>(sequence.rows - 1, 1);  // the newest token has no entry yet
+  const Json event = {{"request", sequence.name},
+                      {"rows", rows},
+                      {"columns", KvPicture::Columns(rows)},
+                      {"layers", picture_.Layers(rows)},
+                      {"selected_ratio", recent.Selecting().selected_ratio()},
+                      {"attended_ratio", recent.All().attended_ratio()},
+                      {"hit_ratio", recent.fetches ? Json(recent.hit_ratio()) : Json(nullptr)},
+                      {"bytes_per_s", per_second(recent.read_bytes)},
+                      {"fetched_bytes_per_s", recent.fetches ? Json(per_second(recent.fetched_bytes)) : Json(nullptr)},
+                      {"pool_bytes", engine_.stats().pool_bytes},
+                      {"pool_limit_bytes", pool_limit_bytes_},
+                      {"kv", sequence.preset},
+                      {"running", metrics_.running()},
+                      {"waiting", metrics_.waiting()}};
+  const std::string text = Event(event);
+  for (const auto& watcher : watchers_) watcher->Write(text);
+}
+
+}  // namespace infinigen

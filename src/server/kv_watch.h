@@ -1,0 +1,90 @@
+// KvWatch: the live picture of the cache (GET /kv, docs/serving.md). Follows one sequence, the one that came last of
+// those that decode; observes the executor only while somebody watches. On the engine's thread, all of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/http.h"
+#include "server/metrics.h"
+
+namespace infinigen {
+
+inline constexpr int64_t kPictureColumns = 256;
+
+// What the pool can hold: its limit, or less where all sequences together never need as much.
+uint64_t PoolLimit(const Executor& executor);
+
+// What the last step attended to, as shares of columns of the context.
+class KvPicture {
+ public:
+  explicit KvPicture(int64_t layers) : layers_(static_cast<size_t>(layers)) {}
+
+  void Clear();
+  // One KV head's rows, ascending; the current row is the last of them.
+  void Add(LayerId layer, KvHead head, std::span<const int32_t> rows);
+  // [layers][columns] of 0…255; layers that select nothing attend to everything.
+  nlohmann::ordered_json Layers(int64_t rows) const;
+  static int64_t Columns(int64_t rows) { return std::min(rows, kPictureColumns); }
+
+ private:
+  struct Layer {
+    int64_t heads = 0;
+    int64_t rows = 0;
+    std::vector<int64_t> counts;  // [columns]
+  };
+  std::vector<Layer> layers_;
+};
+
+class KvWatch {
+ public:
+  // Both outlive it.
+  KvWatch(Engine& engine, const Metrics& metrics);
+  ~KvWatch();
+
+  void Add(std::shared_ptr<HttpExchange> watcher);
+  void Remove(const HttpExchange* watcher);
+  // Ends every stream; those that come later end at once.
+  void EndAll();
+
+  // The life of a sequence. `preset` is what it attends by.
+  void Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset);
+  void Token(RequestId id);
+  void Finished(RequestId id);
+
+  // After a turn: an event, where one is due.
+  void Turn();
+
+ private:
+  struct Sequence {
+    RequestId id;
+    std::string name;
+    std::string preset;
+    int64_t rows = 0;
+    bool decoding = false;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  Sequence* Find(RequestId id);
+  void Follow();
+
+  Engine& engine_;
+  const Metrics& metrics_;
+  std::vector<std::shared_ptr<HttpExchange>> watchers_;
+  bool ending_ = false;
+  std::vector<Sequence> sequences_;  // in order of arrival
+  std::optional<RequestId> followed_;
+  std::optional<SeqSlot> slot_;
+  KvPicture picture_;
+  Clock::time_point last_event_ = Clock::now();
+  KvStats before_;
+  const uint64_t pool_limit_bytes_;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,72 @@
+// OpenAI's answers as text: pure functions from what happened to JSON. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/request.h"
+#include "kv/stats.h"
+#include "server/completion_request.h"
+#include "server/http.h"
+#include "text/tokenizer.h"
+
+namespace infinigen {
+
+// What all chunks and the whole answer of one request have in common.
+struct AnswerHead {
+  ApiKind kind = ApiKind::kChat;
+  std::string id;  // "chatcmpl-…", "cmpl-…"
+  int64_t created = 0;
+  std::string model;
+};
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;
+};
+
+// A generated token with its logprobs, and where its text begins in the answer.
+struct LoggedToken {
+  TokenLogprobs values;
+  size_t offset_bytes = 0;
+  size_t offset_characters = 0;
+};
+
+struct AnswerChoice {
+  int64_t index = 0;
+  std::string text;
+  std::vector<LoggedToken> logged;
+  bool logprobs = false;                 // asked for
+  std::optional<FinishReason> finished;  // of a chunk: only the last has it
+};
+
+std::string ErrorBody(const ApiError& error);
+HttpReply ErrorReply(const ApiError& error);
+
+nlohmann::ordered_json UsageJson(const Usage& usage);
+// Of the steps that ran while a request decoded, its neighbours' among them.
+nlohmann::ordered_json StepStatsJson(const KvStats& stats, uint64_t pool_bytes);
+
+// The whole answer; `extra` are further members of the object.
+nlohmann::ordered_json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
+                                  const Tokenizer* tokenizer);
+
+// One chunk of a stream. A chat's first is the role alone.
+nlohmann::ordered_json RoleChunk(const AnswerHead& head, int64_t index);
+nlohmann::ordered_json ChunkJson(const AnswerHead& head, const AnswerChoice& choice, const Tokenizer* tokenizer);
+nlohmann::ordered_json UsageChunk(const AnswerHead& head, const Usage& usage);
+
+// "data: {…}\n\n"
+std::string Event(const nlohmann::ordered_json& json);
+std::string Compact(const nlohmann::ordered_json& json);
+
+// The bytes that a token spells inside a text.
+std::string TokenBytes(const Tokenizer* tokenizer, int32_t token);
+
+}  // namespace infinigen

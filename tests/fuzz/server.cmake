@@ -1,0 +1,1 @@
+infinigen_fuzz(completion_request infinigen_server_input)

@@ -1,0 +1,71 @@
+#include "server/access.h"
+
+#include <gtest/gtest.h>
+
+namespace infinigen {
+namespace {
+
+HttpRequest Head(std::string path, std::string host = "localhost", std::string origin = "", std::string key = "") {
+  return {.method = "GET",
+          .path = std::move(path),
+          .host = std::move(host),
+          .origin = std::move(origin),
+          .authorization = std::move(key)};
+}
+
+int StatusOf(const Access& access, const HttpRequest& head) {
+  const std::optional<ApiError> error = access.Check(head);
+  return error ? error->status : 200;
+}
+
+TEST(Access, KeysGuardAllButHealth) {
+  const Access access({.keys = {"k1", "k2"}, .cors_origins = {}, .host = "127.0.0.1"});
+  EXPECT_EQ(StatusOf(access, Head("/health")), 200);
+  EXPECT_EQ(StatusOf(access, Head("/")), 401);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Bearer k2")), 200);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "bearer  k1")), 200);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Bearer k")), 401);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Bearer k1k2")), 401);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic dTprMQ==")), 200);  // u:k1
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic azE=")), 401);      // k1
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic ====")), 401);
+}
+
+TEST(Access, AnEmptyKeyNeverFits) {
+  const Access access({.keys = {"k1"}, .cors_origins = {}, .host = ""});
+  EXPECT_FALSE(access.KeyFits(""));
+  EXPECT_FALSE(access.KeyFits("Bearer "));
+  EXPECT_FALSE(access.KeyFits("Basic "));
+}
+
+TEST(Access, ForeignHostsAreRefusedWithoutKeys) {
+  const Access access({.keys = {}, .cors_origins = {"https://page.example:8443"}, .host = "my.host"});
+  for (const char* host : {"localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]", "[fe80::1]:80", "my.host:1",
+                           "page.example", "192.168.0.7"})
+    EXPECT_TRUE(access.HostFits(host)) << host;
+  for (const char* host : {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::1", "my.host.x"})
+    EXPECT_FALSE(access.HostFits(host)) << host;
+  EXPECT_EQ(StatusOf(access, Head("/props", "evil.example")), 403);
+  EXPECT_EQ(StatusOf(access, Head("/health", "evil.example")), 200);
+}
+
+TEST(Access, ForeignOriginsAreRefused) {
+  const Access access({.keys = {}, .cors_origins = {"https://page.example"}, .host = "127.0.0.1"});
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost:8080", "http://localhost:8080")), 200);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost:8080", "http://localhost:9090")), 403);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "https://page.example")), 200);
+  EXPECT_EQ(StatusOf(access, Head("/", "localhost", "null")), 403);
+  HttpReply reply;
+  access.AddCorsHeaders(Head("/", "localhost", "https://evil.example"), &reply);
+  EXPECT_TRUE(reply.headers.empty());
+  access.AddCorsHeaders(Head("/", "localhost", "https://page.example"), &reply);
+  EXPECT_EQ(reply.headers.at(0).second, "https://page.example");
+}
+
+TEST(Access, AStarAllowsAll) {
+  const Access access({.keys = {}, .cors_origins = {"*"}, .host = "127.0.0.1"});
+  EXPECT_EQ(StatusOf(access, Head("/", "any.example", "https://any.example")), 200);
+}
+
+}  // namespace
+}  // namespace infinigen

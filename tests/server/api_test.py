@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""`infinigen serve` as clients meet it: every route and field, with the shipped model. Standard library only.
+
+usage: api_test.py INFINIGEN [unittest arguments]
+"""
+
+import concurrent.futures
+import json
+import math
+import sys
+import time
+import unittest
+
+import served
+from served import Server, text_of
+
+BINARY = ""
+SERVER = None
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Who are you?"}]
+
+
+def setUpModule():
+    global SERVER
+    SERVER = Server(BINARY, "--batch", 16)
+
+
+def tearDownModule():
+    code = SERVER.stop()
+    assert code == 0, (code, SERVER.log[-3:])
+
+
+class Case(unittest.TestCase):
+    def chat(self, **fields):
+        reply = SERVER.post(CHAT, {"messages": HELLO, "max_tokens": 12, "temperature": 0, **fields})
+        self.assertEqual(reply.status, 200, reply.body)
+        return reply.json
+
+    def text(self, **fields):
+        reply = SERVER.post(TEXT, {"prompt": "The old house", "max_tokens": 12, "temperature": 0, **fields})
+        self.assertEqual(reply.status, 200, reply.body)
+        return reply.json
+
+    def refused(self, path, body, status=400, parameter=None, says=None):
+        reply = SERVER.post(path, body)
+        self.assertEqual(reply.status, status, reply.body)
+        error = reply.error
+        self.assertLessEqual({"message", "type", "code"}, set(error))
+        if parameter:
+            self.assertEqual(error["param"], parameter, error)
+        if says:
+            self.assertIn(says, error["message"])
+        return error
+
+
+class Routes(Case):
+    def test_small_routes(self):
+        self.assertEqual(SERVER.get("/health").json, {"status": "ok"})
+        models = SERVER.get("/v1/models").json
+        self.assertEqual([model["id"] for model in models["data"]], ["infinigen-mini"])
+        self.assertEqual(SERVER.get("/v1/models/infinigen-mini").json["object"], "model")
+        self.assertEqual(SERVER.get("/v1/models/other").error["code"], "model_not_found")
+        props = SERVER.get("/props").json
+        self.assertEqual((props["n_ctx"], props["total_slots"], props["kv"]["preset"]), (8192, 16, "infinigen"))
+        page = SERVER.get("/")
+        self.assertTrue(page.headers["Content-Type"].startswith("text/html"))
+        self.assertIn("default-src 'none'", page.headers["Content-Security-Policy"])
+        self.assertIn("paths", SERVER.get("/openapi.json").json)
+
+    def test_head_gives_the_length_alone(self):
+        body = SERVER.get("/health").body
+        reply = SERVER.ask("HEAD", "/health")
+        self.assertEqual((reply.status, reply.body, int(reply.headers["Content-Length"])), (200, b"", len(body)))
+
+    def test_tokens_and_back(self):
+        text = "Zwölf Boxkämpfer, 日本 🙂\n"
+        tokens = SERVER.post("/tokenize", {"content": text}).json["tokens"]
+        self.assertEqual(SERVER.post("/detokenize", {"tokens": tokens}).json["content"], text)
+        self.refused("/tokenize", {"content": 5}, parameter="content")
+        self.refused("/detokenize", {"tokens": [1, "x"]}, parameter="tokens")
+        self.refused("/detokenize", {"tokens": [10**9]}, parameter="tokens")
+
+    def test_unknown_routes_and_methods(self):
+        for path in ("/nothing", "/v1", "/v1/chat/completions/x", "/..%2f", "/index.htm"):
+            reply = SERVER.get(path)
+            self.assertEqual((reply.status, reply.error["code"]), (404, "not_found"), path)
+        for method, path in (("GET", CHAT), ("PUT", TEXT), ("POST", "/health"), ("DELETE", "/v1/models")):
+            reply = SERVER.ask(method, path)
+            self.assertEqual((reply.status, reply.error["code"]), (405, "method_not_allowed"), path)
+            self.assertIn("Allow", reply.headers)
+
+    def test_request_ids(self):
+        self.assertRegex(SERVER.get("/health").headers["X-Request-Id"], r"^req-[0-9a-f]{16}$")
+        reply = SERVER.post(TEXT, {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "mine-7"})
+        self.assertEqual(reply.headers["X-Request-Id"], "mine-7")
+        SERVER.await_log(" mine-7 ")
+        evil = SERVER.post(TEXT, {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "a b\tc"})
+        self.assertRegex(evil.headers["X-Request-Id"], r"^req-")
+
+    def test_metrics(self):
+        before = SERVER.metric("generation_tokens_total")
+        self.text(max_tokens=5)
+        SERVER.await_metric("generation_tokens_total", before + 5)
+        text = SERVER.get("/metrics").body.decode()
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
+                     "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_count",
+                     "e2e_request_latency_seconds_sum", "kv_fetched_bytes_total", "kv_selected_ratio", "kv_hit_ratio",
+                     "kv_fetch_stall_seconds_total"):
+            self.assertIn(f"\ninfinigen_{name}", text)
+        counts = [int(line.split()[-1]) for line in text.splitlines()
+                  if line.startswith("infinigen_inter_token_latency_seconds_bucket")]
+        self.assertEqual(counts, sorted(counts))
+
+
+class Answers(Case):
+    def test_chat(self):
+        answer = self.chat()
+        choice = answer["choices"][0]
+        self.assertEqual(answer["object"], "chat.completion")
+        self.assertEqual((choice["message"]["role"], choice["finish_reason"]), ("assistant", "length"))
+        self.assertTrue(choice["message"]["content"])
+        usage = answer["usage"]
+        self.assertEqual(usage["completion_tokens"], 12)
+        self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + 12)
+        self.assertIn("cached_tokens", usage["prompt_tokens_details"])
+        self.assertIn("selected_ratio", answer["kv_stats"])
+
+    def test_the_model_may_end(self):
+        choice = self.chat(max_tokens=200)["choices"][0]
+        self.assertEqual(choice["finish_reason"], "stop")
+        self.assertEqual(self.chat(max_tokens=0)["usage"]["completion_tokens"], 0)
+
+    def test_streamed_equals_whole(self):
+        for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "The old house"}),
+                           (TEXT, {"prompt": ["One", "Two"], "n": 2}), (CHAT, {"messages": HELLO, "stop": ["mo"]}),
+                           (TEXT, {"prompt": "日本 🙂", "temperature": 2.0}), (TEXT, {"prompt": "x", "echo": True}),
+                           (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "stop": "mode"})):
+            body = {"max_tokens": 24, "temperature": 0.9, "seed": 7, **body}
+            whole = SERVER.post(path, body).json
+            events, done = SERVER.stream(path, body)
+            self.assertTrue(done)
+            for choice in whole["choices"]:
+                text = choice["text"] if path == TEXT else choice["message"]["content"]
+                self.assertEqual(text_of(events, choice["index"]), text)
+                ends = [c["finish_reason"] for e in events for c in e["choices"] if c["index"] == choice["index"]]
+                self.assertEqual(ends, [None] * (len(ends) - 1) + [choice["finish_reason"]])
+                if choice["logprobs"]:
+                    pieces = [c["logprobs"]["content"] for e in events for c in e["choices"] if c["logprobs"]]
+                    self.assertEqual(sum(pieces, []), choice["logprobs"]["content"])
+
+    def test_chunks_have_openais_form(self):
+        events, done = SERVER.stream(CHAT, {"messages": HELLO, "max_tokens": 4, "temperature": 0,
+                                            "stream_options": {"include_usage": True}})
+        self.assertTrue(done)
+        first, last = events[0], events[-1]
+        self.assertEqual(first["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        self.assertEqual({event["object"] for event in events}, {"chat.completion.chunk"})
+        self.assertEqual(len({(event["id"], event["created"], event["model"]) for event in events}), 1)
+        self.assertEqual([event["usage"] for event in events[:-1]], [None] * (len(events) - 1))
+        self.assertEqual((last["choices"], last["usage"]["completion_tokens"]), ([], 4))
+        self.assertIn("kv_stats", last)
+        self.assertEqual(events[-2]["choices"][0]["delta"], {})
+        events, _ = SERVER.stream(TEXT, {"prompt": "a", "max_tokens": 2})
+        self.assertNotIn("usage", events[0])
+        self.assertEqual(events[0]["object"], "text_completion")
+        self.assertIn("kv_stats", events[-1])
+
+    def test_stop_strings_cut_exactly(self):
+        whole = self.chat(max_tokens=20)["choices"][0]["message"]["content"]
+        for stop in (whole[5:8], whole[10:11], [whole[12:15], "never"], whole[:3]):
+            choice = self.chat(max_tokens=20, stop=stop)["choices"][0]
+            at = whole.find(stop if isinstance(stop, str) else stop[0])
+            self.assertEqual((choice["message"]["content"], choice["finish_reason"]), (whole[:at], "stop"))
+
+    def test_prompts_of_every_kind(self):
+        ids = SERVER.post("/tokenize", {"content": "The old house", "add_special": True}).json["tokens"]
+        by_text, by_ids = self.text(), self.text(prompt=ids)
+        self.assertEqual(by_text["choices"][0]["text"], by_ids["choices"][0]["text"])
+        both = self.text(prompt=["The old house", "Once"])
+        self.assertEqual([choice["index"] for choice in both["choices"]], [0, 1])
+        self.assertEqual(both["choices"][0]["text"], by_text["choices"][0]["text"])
+        lists = self.text(prompt=[ids, ids])
+        self.assertEqual(lists["choices"][1]["text"], by_text["choices"][0]["text"])
+        self.assertEqual(lists["usage"]["prompt_tokens"], 2 * len(ids))
+        echoed = self.text(echo=True)["choices"][0]["text"]
+        self.assertEqual(echoed, "The old house" + by_text["choices"][0]["text"])
+        self.assertEqual(SERVER.post(TEXT, {"prompt": "a", "ignore_eos": True}).json["usage"]["completion_tokens"], 16)
+
+    def test_content_parts_and_roles(self):
+        parts = [{"role": "user", "content": [{"type": "text", "text": "Who are"}, {"type": "text", "text": " you?"}]}]
+        self.assertEqual(self.chat(messages=parts)["choices"], self.chat()["choices"])
+
+    def test_seeds(self):
+        hot = {"temperature": 1.5, "max_tokens": 20}
+        one, two = self.text(seed=1, **hot), self.text(seed=1, **hot)
+        self.assertEqual(one["choices"], two["choices"])
+        self.assertNotEqual(one["choices"], self.text(seed=2, **hot)["choices"])
+        many = self.text(seed=1, n=3, **hot)
+        texts = [choice["text"] for choice in many["choices"]]
+        self.assertEqual(len(set(texts)), 3)
+        self.assertEqual(texts[0], one["choices"][0]["text"])
+        self.assertEqual(many["usage"]["completion_tokens"], 60)
+        self.assertEqual(many["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"])
+        self.assertNotEqual(self.text(**hot)["choices"], self.text(**hot)["choices"])
+
+    def test_logprobs_are_probabilities(self):
+        content = self.chat(logprobs=True, top_logprobs=5)["choices"][0]["logprobs"]["content"]
+        self.assertEqual(len(content), 12)
+        for entry in content:
+            self.assertEqual(len(entry["top_logprobs"]), 5)
+            self.assertEqual(entry["token"], entry["top_logprobs"][0]["token"])  # greedy
+            self.assertLessEqual(sum(math.exp(top["logprob"]) for top in entry["top_logprobs"]), 1.0001)
+            self.assertEqual(bytes(entry["bytes"]).decode(errors="replace"), entry["token"])
+        text = self.text(logprobs=2)["choices"][0]
+        logs = text["logprobs"]
+        self.assertEqual("".join(logs["tokens"]), text["text"])
+        self.assertEqual([text["text"][a:a + len(t)] for a, t in zip(logs["text_offset"], logs["tokens"])], logs["tokens"])
+        self.assertIsNone(self.text()["choices"][0]["logprobs"])
+
+    def test_bias_and_penalties(self):
+        plain = self.text(logprobs=0)["choices"][0]
+        banned = SERVER.post("/tokenize", {"content": plain["logprobs"]["tokens"][0]}).json["tokens"][0]
+        other = self.text(logit_bias={str(banned): -100})["choices"][0]["text"]
+        self.assertFalse(other.startswith(plain["logprobs"]["tokens"][0]))
+        forced = self.text(logit_bias={str(banned): 100}, max_tokens=4, logprobs=0)["choices"][0]["logprobs"]
+        self.assertEqual(forced["tokens"], [plain["logprobs"]["tokens"][0]] * 4)
+        self.assertLess(forced["token_logprobs"][1], -0.5)  # as the model saw it, not as the bias made it
+        calm = self.text(max_tokens=60, ignore_eos=True, frequency_penalty=2, presence_penalty=2, logprobs=0)
+        wild = self.text(max_tokens=60, ignore_eos=True, logprobs=0)
+        kinds = [len(set(answer["choices"][0]["logprobs"]["tokens"])) for answer in (calm, wild)]
+        self.assertGreater(kinds[0], kinds[1])
+
+    def test_kv_per_request(self):
+        prompt = "The lamp in the hall was lit. " * 300
+        ratios = {}
+        for name, kv in {"own": {"preset": "infinigen"}, "full": {"preset": "full"}, "less": {"alpha": 1, "cap": 0.02},
+                         "more": {"cap": 1, "alpha": 1000}}.items():
+            ratios[name] = self.text(prompt=prompt, max_tokens=6, kv=kv)["kv_stats"]["attended_ratio"]
+        self.assertEqual(ratios["full"], 1)
+        self.assertEqual(ratios["more"], 1)
+        self.assertLess(ratios["own"], 1)
+        self.assertLess(ratios["less"], ratios["own"])
+        self.refused(CHAT, {"messages": HELLO, "kv": {"preset": "h2o"}}, parameter="kv.preset")
+        self.refused(CHAT, {"messages": HELLO, "kv": {"alpha": "x"}}, parameter="kv.alpha")
+        self.refused(CHAT, {"messages": HELLO, "kv": {"preset": "full", "cap": 0.1}}, parameter="kv.preset")
+        self.refused(CHAT, {"messages": HELLO, "kv": "full"}, parameter="kv")
+
+    def test_a_long_prefix_is_read_once(self):
+        prefix = "".join(f"Chapter {i}: the lamp in the hall was lit. " for i in range(350))
+        times, answers = [], []
+        for question in ("Who lit it?", "Who lit it?", "And why?"):
+            start = time.monotonic()
+            answers.append(self.text(prompt=prefix + question, max_tokens=1))
+            times.append(time.monotonic() - start)
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        total = answers[0]["usage"]["prompt_tokens"]
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], total - 600)
+        self.assertGreater(cached[2], total - 600)
+        self.assertLess(max(times[1:]), times[0] / 3)
+        self.assertEqual(answers[0]["choices"], answers[1]["choices"])
+
+    def test_a_long_context_is_selected_from(self):
+        prompt = "The lamp in the hall was lit. " * 400
+        answer = self.text(prompt=prompt, max_tokens=8)
+        self.assertGreater(answer["usage"]["prompt_tokens"], 2500)
+        self.assertLess(answer["kv_stats"]["attended_ratio"], 0.9)
+
+
+class Errors(Case):
+    def test_json(self):
+        for body in (b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages":', b"[" * 100000,
+                     b'{"a":' * 100000, b'{"prompt": "\xff"}'):
+            self.refused(TEXT, body, says="body")
+
+    def test_wrong_fields_are_named(self):
+        for field, values in {
+                "messages": [5, "x", [], [5], None], "max_tokens": ["5", 1.5, -1, [], 2**40, 1e300],
+                "temperature": ["hot", -1, 3, True], "top_p": [-0.1, 1.1, "x"], "seed": ["x", 1.5, 2**64],
+                "stop": [5, [5], ["x"] * 17, {}], "n": [0, -1, 1000, "2", 1.5], "logprobs": ["yes", 3],
+                "top_logprobs": [3], "logit_bias": [5, [1], {"x": 1}, {"5": "x"}, {"-1": 0}, {"99999999": 1}, {"5": 101}],
+                "presence_penalty": [3, "x"], "frequency_penalty": [-3], "stream": ["true", 1],
+                "stream_options": [{"include_usage": True}], "kv": [[], 5], "model": [5], "tools": [[{}]],
+                "response_format": [{"type": "json_object"}, 5], "min_p": [2], "top_k": [-1, "x"]}.items():
+            for value in values:
+                error = self.refused(CHAT, {"messages": HELLO, "max_tokens": 1, field: value})
+                self.assertTrue(str(error["param"]).startswith(field), (field, value, error))
+                self.assertIn(field, error["message"])
+        for prompt in (None, 5, [], [[]], [["x"]], [1, "x"], [-1], [10**9], {"a": 1}, [1.5]):
+            self.assertTrue(str(self.refused(TEXT, {"prompt": prompt})["param"]).startswith("prompt"))
+        self.assertEqual(self.refused(CHAT, {"messages": [{"role": "user"}]})["param"], "messages[0].content")
+        self.assertEqual(self.refused(CHAT, {"messages": HELLO + [{"content": "x"}]})["param"], "messages[1].role")
+
+    def test_unknown_fields_are_ignored(self):
+        self.chat(frobnicate=5, user="me", metadata={"a": "b"}, store=False, logit_bias=None, stop=None, tools=[])
+
+    def test_a_prompt_beyond_the_context(self):
+        error = self.refused(TEXT, {"prompt": [5] * 9000})
+        self.assertEqual(error["code"], "context_length_exceeded")
+        self.assertIn("9000", error["message"])
+        self.assertIn("8192", error["message"])
+        full = self.text(prompt=[5] * 8192, max_tokens=50)
+        self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
+
+
+class Load(Case):
+    def test_greedy_under_load_equals_greedy_alone(self):
+        prompts = [f"{word} and the {i} lamps. " * (1 + 5 * i) for i, word in enumerate(
+            ("One Two Three Four Five Six Seven Eight Nine Ten Red Blue Green House Tree Sea").split())]
+
+        def ask(prompt):
+            return SERVER.post(TEXT, {"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True,
+                                      "logprobs": 0}).json["choices"][0]
+
+        alone = [ask(prompt) for prompt in prompts]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            together = list(pool.map(ask, prompts))
+        self.assertEqual(together, alone)
+
+    def test_64_streams_do_not_mix(self):
+        def ask(i):
+            events, done = SERVER.stream(TEXT, {"prompt": f"canary{i} " * 3, "echo": True, "max_tokens": 8})
+            return i, text_of(events), done, {event["id"] for event in events}
+
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            answers = list(pool.map(ask, range(64)))
+        for i, text, done, ids in answers:
+            self.assertTrue(done)
+            self.assertEqual(text.split()[0], f"canary{i}")
+            self.assertEqual(len(ids), 1)
+        self.assertEqual(len(set.union(*(ids for *_, ids in answers))), 64)
+
+
+class Picture(Case):
+    def test_events_while_it_decodes(self):
+        connection = SERVER.connect()
+        connection.request("GET", "/kv")
+        response = connection.getresponse()
+        self.assertEqual(response.headers["Content-Type"], "text/event-stream")
+        answer = self.text(prompt="The lamp in the hall was lit. " * 300, max_tokens=100, ignore_eos=True)
+        events = []
+        while len(events) < 3:
+            line = response.readline().decode()
+            self.assertTrue(line, "the stream ended")
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+        connection.close()
+        event = events[-1]
+        self.assertEqual(event["request"], answer["id"])
+        self.assertEqual(event["columns"], 256)
+        self.assertGreater(event["rows"], 2000)
+        for layer in event["layers"]:
+            self.assertEqual(len(layer), 256)
+            self.assertTrue(all(0 <= share <= 255 for share in layer))
+            self.assertEqual(layer[255], 255)  # the window is attended to whole
+        self.assertTrue(any(share < 255 for layer in event["layers"] for share in layer), "nothing was left out")
+        self.assertGreater(event["bytes_per_s"], 0)
+        self.assertLess(event["selected_ratio"], 1)
+        self.assertEqual((event["kv"], event["hit_ratio"]), ("infinigen", None))
+        self.assertGreater(event["pool_bytes"], 0)
+
+
+if __name__ == "__main__":
+    BINARY = sys.argv.pop(1)
+    unittest.main()

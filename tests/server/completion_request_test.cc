@@ -1,0 +1,96 @@
+#include "server/completion_request.h"
+
+#include <gtest/gtest.h>
+
+namespace infinigen {
+namespace {
+
+constexpr int64_t kVocab = 100;
+const std::string kMessages = R"("messages":[{"role":"user","content":"a"}])";
+
+ApiResult<CompletionRequest> Chat(const std::string& fields) {
+  return ParseCompletion(ApiKind::kChat, "{" + kMessages + (fields.empty() ? "" : "," + fields) + "}", {}, kVocab);
+}
+ApiResult<CompletionRequest> Text(const std::string& body) { return ParseCompletion(ApiKind::kText, body, {}, kVocab); }
+
+TEST(CompletionRequest, DefaultsAreTheServers) {
+  const SamplingOptions defaults{.temperature = 0.3f, .top_k = 7, .seed = 9};
+  const auto parsed = ParseCompletion(ApiKind::kChat, "{" + kMessages + "}", defaults, kVocab);
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ((*parsed).sampling.temperature, 0.3f);
+  EXPECT_EQ((*parsed).sampling.top_k, 7);
+  EXPECT_EQ((*parsed).sampling.seed, 9u);
+  EXPECT_EQ((*parsed).sampling.top_logprobs, -1);
+  EXPECT_EQ((*parsed).max_tokens, -1);
+  EXPECT_EQ((*parsed).n, 1);
+  EXPECT_FALSE((*parsed).kv.any());
+}
+
+TEST(CompletionRequest, FieldsAreTaken) {
+  const auto parsed =
+      Chat(R"("max_tokens":5,"max_completion_tokens":6,"temperature":1.5,"top_p":0.5,"seed":-1,"stop":["a","b"],"n":3,)"
+           R"("logprobs":true,"top_logprobs":4,"logit_bias":{"7":-2.5},"presence_penalty":1,"frequency_penalty":-1,)"
+           R"("stream":true,"stream_options":{"include_usage":true},"kv":{"preset":"infinigen","alpha":4,"cap":0.1})");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  const CompletionRequest& request = *parsed;
+  EXPECT_EQ(request.max_tokens, 6);
+  EXPECT_EQ(request.sampling.temperature, 1.5f);
+  EXPECT_EQ(request.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(request.stops, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(request.n, 3);
+  EXPECT_EQ(request.sampling.top_logprobs, 4);
+  EXPECT_EQ(request.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, -2.5f}}));
+  EXPECT_TRUE(request.stream && request.include_usage);
+  EXPECT_EQ(request.kv.full, false);
+  EXPECT_EQ(request.kv.alpha, 4.0f);
+  EXPECT_EQ(request.kv.cap, 0.1);
+}
+
+TEST(CompletionRequest, PromptsOfFourKinds) {
+  EXPECT_EQ(std::get<std::string>((*Text(R"({"prompt":"x"})")).prompts.at(0)), "x");
+  EXPECT_EQ((*Text(R"({"prompt":["x","y"]})")).prompts.size(), 2u);
+  EXPECT_EQ(std::get<std::vector<int32_t>>((*Text(R"({"prompt":[1,2.0]})")).prompts.at(0)),
+            (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ((*Text(R"({"prompt":[[1],[2,3]]})")).prompts.size(), 2u);
+  EXPECT_EQ(Text(R"({"prompt":[1,100]})").error().parameter, "prompt");
+  EXPECT_EQ(Text(R"({"prompt":[1.5]})").error().parameter, "prompt");
+}
+
+TEST(CompletionRequest, WhatIsWrongIsNamed) {
+  for (const auto& [fields, name] : std::vector<std::pair<std::string, std::string>>{
+           {R"("max_tokens":1.5)", "max_tokens"},
+           {R"("seed":18446744073709551615)", "seed"},
+           {R"("temperature":2.1)", "temperature"},
+           {R"("top_logprobs":1)", "top_logprobs"},
+           {R"("logit_bias":{"100":1})", "logit_bias"},
+           {R"("logit_bias":{"07x":1})", "logit_bias"},
+           {R"("stream_options":{})", "stream_options"},
+           {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options.include_usage"},
+           {R"("kv":{"preset":"quest"})", "kv.preset"},
+           {R"("kv":{"cap":1.5})", "kv.cap"},
+           {R"("n":129)", "n"},
+           {R"("best_of":2)", "best_of"},
+           {R"("tools":[{"type":"function"}])", "tools"},
+       }) {
+    const auto parsed = Chat(fields);
+    ASSERT_FALSE(parsed.ok()) << fields;
+    EXPECT_EQ(parsed.error().status, 400);
+    EXPECT_EQ(parsed.error().parameter, name);
+    EXPECT_NE(parsed.error().message.find(name), std::string::npos);
+  }
+  EXPECT_EQ(Text(R"({"prompt":["a","b"],"n":65})").error().parameter, "n");
+}
+
+TEST(CompletionRequest, NullAndUnknownFieldsSayNothing) {
+  EXPECT_TRUE(Chat(R"("stop":null,"seed":null,"logit_bias":null,"frobnicate":[1,{}],"tools":[])").ok());
+}
+
+TEST(CompletionRequest, DeepNestingIsRefusedBeforeItCosts) {
+  EXPECT_EQ(Text(std::string(1 << 20, '[')).error().code, "invalid_json");
+  EXPECT_EQ(Text(R"({"prompt":"x","a":)" + std::string(40, '[') + std::string(40, ']') + "}").error().code,
+            "invalid_json");
+  EXPECT_TRUE(Text(R"({"prompt":"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\"[[[["})").ok());  // inside a string
+}
+
+}  // namespace
+}  // namespace infinigen

@@ -1,0 +1,237 @@
+// The HTTP server with handlers of our own and bare sockets: whole replies and streams from other threads, clients that
+// leave, limits, the end. Runs under every sanitizer; what needs a model is in network_test.py.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "server/http.h"
+
+namespace infinigen {
+namespace {
+
+class Client {
+ public:
+  explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval patience{20, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  ~Client() { ::close(socket_); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  bool connected() const { return connected_; }
+  void Send(const std::string& text) {
+    ASSERT_EQ(::send(socket_, text.data(), text.size(), MSG_NOSIGNAL), std::ssize(text));
+  }
+  // Until `end` was read, or the other side closed.
+  std::string Read(const std::string& end) {
+    std::string text;
+    char buffer[4096];
+    while (end.empty() || text.find(end) == std::string::npos) {
+      const ssize_t count = ::recv(socket_, buffer, sizeof(buffer), 0);
+      if (count <= 0) break;
+      text.append(buffer, static_cast<size_t>(count));
+    }
+    return text;
+  }
+  static std::string Get(const std::string& path) { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n"; }
+
+ private:
+  int socket_;
+  bool connected_ = false;
+};
+
+// Answers by path, some of it later and from a thread of its own.
+class Served {
+ public:
+  explicit Served(HttpLimits limits = {}) {
+    HttpHandler handler{
+        .admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
+          if (head.path != "/refused") return nullptr;
+          return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
+        },
+        .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
+        .fail = [](int status,
+                   std::string_view reason) { return HttpReply{.status = status, .body = std::string(reason)}; },
+        .drain = [this] { drained_ = true; }};
+    server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
+    server_->Start();
+  }
+  ~Served() {
+    ending_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  uint16_t port() const { return server_->port(); }
+  HttpServer& server() { return *server_; }
+  int gone() const { return gone_; }
+  bool drained() const { return drained_; }
+
+ private:
+  void Handle(std::shared_ptr<HttpExchange> exchange) {
+    const std::string path = exchange->request().path;
+    if (path == "/echo") return exchange->Reply({.body = exchange->request().body});
+    if (path == "/forgotten") return;
+    exchange->OnGone([this] { ++gone_; });
+    const std::lock_guard lock(mutex_);
+    threads_.emplace_back([this, exchange, path] {
+      if (path == "/endless" || path == "/flood") {
+        exchange->Begin({.type = "text/plain", .body = "begin\n"});
+        const std::string piece(path == "/flood" ? 1 << 14 : 1, 'x');
+        while (!ending_ && gone_ == 0) {
+          exchange->Write(piece);
+          if (path == "/endless") std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      } else if (path == "/stream") {
+        exchange->Begin({.type = "text/plain", .body = "one,"});
+        exchange->Write("two,");
+        exchange->Write("three");
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        return exchange->Reply({.body = "later"});
+      }
+      exchange->End();
+    });
+  }
+
+  std::unique_ptr<HttpServer> server_;
+  std::mutex mutex_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> ending_{false}, drained_{false};
+  std::atomic<int> gone_{0};
+};
+
+template <class F>
+bool Eventually(F condition) {
+  for (int i = 0; i < 2000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+TEST(HttpServer, RepliesInOrderOnOneConnection) {
+  Served served;
+  Client client(served.port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfirst" + Client::Get("/later") +
+              Client::Get("/stream") + "GET /refused HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  const std::string text = client.Read("");
+  const size_t first = text.find("first"), later = text.find("later");
+  const size_t stream = text.find("4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n"), refused = text.find("refused");
+  EXPECT_LT(first, later);
+  EXPECT_LT(later, stream);
+  EXPECT_LT(stream, refused);
+  EXPECT_NE(refused, std::string::npos);
+  EXPECT_EQ(served.gone(), 0);
+}
+
+TEST(HttpServer, WhoLeavesIsNoticed) {
+  Served served;
+  {
+    Client client(served.port());
+    client.Send(Client::Get("/endless"));
+    client.Read("x\r\n");
+  }
+  EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return served.server().counters().connections == 0; }));
+}
+
+TEST(HttpServer, WhoDoesNotReadIsDropped) {
+  Served served;
+  Client client(served.port());
+  client.Send(Client::Get("/flood"));
+  EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+  EXPECT_EQ(served.server().counters().dropped_slow, 1u);
+}
+
+TEST(HttpServer, AnExchangeThatNobodyAnswersIsClosed) {
+  Served served;
+  Client client(served.port());
+  client.Send(Client::Get("/forgotten"));
+  EXPECT_EQ(client.Read(""), "");
+}
+
+TEST(HttpServer, Limits) {
+  HttpLimits limits;
+  limits.body_bytes = 100;
+  limits.header_bytes = 1000;
+  limits.connections = 2;
+  Served served(limits);
+  {
+    Client body(served.port()), header(served.port());
+    body.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n");
+    EXPECT_EQ(body.Read("").substr(0, 12), "HTTP/1.1 413");
+    header.Send("GET /" + std::string(1100, 'x'));
+    EXPECT_EQ(header.Read("").substr(0, 12), "HTTP/1.1 431");
+  }
+  ASSERT_TRUE(Eventually([&] { return served.server().counters().connections == 0; }));
+  Client one(served.port()), two(served.port());
+  ASSERT_TRUE(Eventually([&] { return served.server().counters().connections == 2; }));
+  Client three(served.port());
+  EXPECT_EQ(three.Read("").substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(served.server().counters().refused, 1u);
+}
+
+TEST(HttpServer, SilenceEnds) {
+  HttpLimits limits;
+  limits.idle_s = 1;
+  limits.body_s = 1;
+  Served served(limits);
+  Client silent(served.port()), slow(served.port());
+  slow.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfir");
+  EXPECT_EQ(silent.Read(""), "");
+  EXPECT_EQ(slow.Read("").substr(0, 12), "HTTP/1.1 408");
+}
+
+TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
+  HttpLimits limits;
+  limits.drain_s = 1;
+  Served served(limits);
+  Client idle(served.port()), later(served.port()), endless(served.port());
+  later.Send(Client::Get("/later"));
+  endless.Send(Client::Get("/endless"));
+  endless.Read("begin");
+  served.server().Drain();
+  EXPECT_EQ(idle.Read(""), "");
+  const std::string reply = later.Read("");
+  EXPECT_NE(reply.find("later"), std::string::npos);
+  EXPECT_NE(reply.find("Connection: close"), std::string::npos);
+  served.server().Wait();
+  EXPECT_TRUE(served.drained());
+  EXPECT_EQ(served.gone(), 1);  // the endless one, cut
+  EXPECT_FALSE(Client(served.port()).connected());
+}
+
+TEST(HttpServer, ManyClientsAtOnce) {
+  Served served;
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  for (int i = 0; i < 8; ++i)
+    threads.emplace_back([&, i] {
+      Client client(served.port());
+      for (int j = 0; j < 20; ++j) {
+        const std::string word = "canary" + std::to_string(100 + i) + std::to_string(100 + j);
+        client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(word.size()) + "\r\n\r\n" +
+                    word);
+        right += client.Read(word).find("200 OK") != std::string::npos;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 160);
+}
+
+}  // namespace
+}  // namespace infinigen

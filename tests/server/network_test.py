@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""`infinigen serve` and clients that are rude, gone, slow or many; keys, origins, TLS, and the end. Standard library only.
+
+usage: network_test.py INFINIGEN [unittest arguments]
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import warnings
+
+import served
+from served import Server
+
+BINARY = ""
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ROUTES = [("GET", "/"), ("GET", "/openapi.json"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/props"),
+          ("GET", "/kv"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", CHAT), ("POST", TEXT),
+          ("GET", "/nothing"), ("DELETE", "/v1/models")]
+# Longer than any test waits.
+LONG = {"prompt": "a", "max_tokens": 100000, "ignore_eos": True}
+
+
+def request(path, body, *headers):
+    data = json.dumps(body).encode() if not isinstance(body, bytes) else body
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
+def reset(connection):
+    """Closes as a process that died: the other side gets a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+class Shared(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(BINARY, "--batch", 4, "--queue", 4)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, (code, cls.server.log[-3:])
+
+    def tearDown(self):
+        self.server.await_metric("num_requests_running", 0)
+        self.server.await_metric("num_requests_waiting", 0)
+        self.server.await_metric("kv_cache_usage_perc", 0)  # no entry is left behind
+
+
+class Malformed(Shared):
+    def test_requests_that_can_be_read_in_two_ways(self):
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\n"
+        smuggled = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for name, text in {
+                "both lengths": head + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+                "both, other order": head + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled,
+                "two lengths": head + "Content-Length: 2\r\nContent-Length: 50\r\n\r\n{}" + smuggled,
+                "a list of lengths": head + "Content-Length: 2, 50\r\n\r\n{}" + smuggled,
+                "a negative length": head + "Content-Length: -1\r\n\r\n" + smuggled,
+                "a signed length": head + "Content-Length: +2\r\n\r\n{}" + smuggled,
+                "a huge length": head + "Content-Length: 99999999999999999999\r\n\r\n{}" + smuggled,
+                "a hexadecimal length": head + "Content-Length: 0x2\r\n\r\n{}" + smuggled,
+                "a chunk of no size": head + "Transfer-Encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + smuggled,
+                "a chunk of bad size": head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n{}\r\n0\r\n\r\n" + smuggled,
+                "a chunk of huge size": head + "Transfer-Encoding: chunked\r\n\r\n" + "f" * 40 + "\r\n{}\r\n" + smuggled,
+                "a chunk of negative size": head + "Transfer-Encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n" + smuggled,
+                "a chunk longer than said": head + "Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + smuggled,
+                "another encoding": head + "Transfer-Encoding: gzip\r\n\r\n{}" + smuggled,
+                "chunked, but not last": head + "Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n" + smuggled,
+                "a space before the colon": head + "Content-Length : 2\r\n\r\n{}" + smuggled,
+                "a folded header": head + "X: a\r\n b\r\nContent-Length: 2\r\n\r\n{}",
+                "no host": f"POST {TEXT} HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}" + smuggled,
+                "two hosts": head + "Host: other\r\nContent-Length: 2\r\n\r\n{}" + smuggled,
+                "another version": f"POST {TEXT} HTTP/2.0\r\nHost: localhost\r\n\r\n",
+                "no version": f"GET {TEXT}\r\n\r\n", "nonsense": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+                "a bare carriage return": head + "X: a\rb\r\nContent-Length: 2\r\n\r\n{}",
+                "a zero in a name": head + "X\0: a\r\nContent-Length: 2\r\n\r\n{}"}.items():
+            with self.subTest(name):
+                answer = self.server.raw(text.encode("latin-1"), seconds=1)
+                self.assertNotIn(b'{"status":"ok"}', answer)
+                self.assertLessEqual(answer.count(b"HTTP/1.1 "), 1, answer)
+                if answer:
+                    self.assertRegex(answer, rb"^HTTP/1\.1 (4\d\d|505) ")
+                    self.assertIn(b'"error"', answer)
+        self.assertEqual(self.server.get("/health").status, 200)
+
+    def test_limits(self):
+        long_header = self.server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40000 + b"\r\n\r\n", 2)
+        self.assertRegex(long_header, rb"^HTTP/1\.1 431 ")
+        said = self.server.raw(f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000\r\n\r\n".encode(), 2)
+        self.assertRegex(said, rb"^HTTP/1\.1 413 ")
+        chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        sent = self.server.raw(f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode() +
+                               chunk * 140, 3)
+        self.assertRegex(sent, rb"^HTTP/1\.1 413 ")
+        self.assertEqual(self.server.post(TEXT, b" " * (8 << 20) + b"{}").status, 413)
+
+    def test_pipelined_and_dripping(self):
+        one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        body = request(TEXT, {"prompt": "a", "max_tokens": 2})
+        last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        answer = self.server.raw(one + body + one + last)
+        self.assertEqual(answer.count(b"HTTP/1.1 200 OK"), 4)
+        self.assertEqual(answer.count(b'{"status":"ok"}'), 3)
+        with self.server.socket() as connection:
+            for byte in last:
+                connection.sendall(bytes([byte]))
+            self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 200"))
+        chunked = (f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+                   '8\r\n{"prompt\r\n8;x=y\r\n":"a", "\r\ne\r\nmax_tokens": 2\r\n1\r\n}\r\n0\r\n\r\n').encode()
+        self.assertRegex(self.server.raw(chunked), rb"^HTTP/1\.1 200 ")
+
+    def test_old_http_and_expectations(self):
+        body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": True}).encode()
+        old = self.server.raw(b"POST " + TEXT.encode() + b" HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head, _, events = old.partition(b"\r\n\r\n")
+        self.assertNotIn(b"chunked", head)
+        self.assertTrue(events.startswith(b"data: {") and events.endswith(b"data: [DONE]\n\n"), events)
+        with self.server.socket() as connection:
+            connection.sendall(b"POST " + TEXT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+                               b"Content-Length: %d\r\n\r\n" % len(body))
+            self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n"))
+            connection.sendall(body)
+            self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 200"))
+
+
+class Leaving(Shared):
+    def start(self, stream, **fields):
+        connection = self.server.socket()
+        connection.sendall(request(TEXT, {**LONG, "stream": stream, **fields}))
+        return connection
+
+    def test_while_it_decodes(self):
+        for stream in (False, True):
+            for leave in (socket.socket.close, reset):
+                connection = self.start(stream)
+                self.server.await_metric("num_requests_running", 1)
+                leave(connection)
+                self.server.await_metric("num_requests_running", 0, seconds=2)
+
+    def test_while_it_prefills(self):
+        prompt = "The lamp in the hall was lit. " * 1000
+        connection = self.start(True, prompt=prompt)
+        self.server.await_metric("num_requests_running", 1)
+        tokens = self.server.metric("generation_tokens_total")
+        connection.close()
+        self.server.await_metric("num_requests_running", 0, seconds=5)
+        self.assertEqual(self.server.metric("generation_tokens_total"), tokens)
+
+    def test_in_the_queue_and_when_it_is_full(self):
+        running = [self.start(True) for _ in range(4)]
+        self.server.await_metric("num_requests_running", 4)
+        waiting = [self.start(False) for _ in range(4)]
+        self.server.await_metric("num_requests_waiting", 4)
+        refused = self.server.post(TEXT, LONG)
+        self.assertEqual((refused.status, refused.error["code"]), (429, "queue_full"))
+        self.assertGreaterEqual(int(refused.headers["Retry-After"]), 1)
+        for connection in waiting:
+            connection.close()
+        self.server.await_metric("num_requests_waiting", 0)
+        self.assertEqual(self.server.metric("num_requests_running"), 4)
+        for connection in running:
+            connection.close()
+        self.assertEqual(self.server.post(TEXT, {"prompt": "a", "n": 9}).status, 400)  # never fits
+
+    def test_many_at_once(self):
+        for _ in range(3):
+            connections = [self.start(bool(i % 2)) for i in range(8)]
+            for i, connection in enumerate(connections):
+                (reset if i % 3 else socket.socket.close)(connection)
+        self.server.await_metric("num_requests_running", 0)
+        self.assertEqual(self.server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status, 200)
+
+    def test_a_reader_that_does_not_read(self):
+        slow = self.server.metric("http_slow_readers_total")
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", self.server.port))
+        connection.sendall(request(CHAT, {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True,
+                                          "logprobs": True, "top_logprobs": 20, "stream": True}))
+        self.server.await_metric("http_slow_readers_total", slow + 1, seconds=40)
+        self.server.await_metric("num_requests_running", 0)
+        connection.close()
+
+
+class Many(unittest.TestCase):
+    def test_a_thousand_connections(self):
+        server = Server(BINARY, "--batch", 8, "--queue", 100, "--quiet")
+        try:
+            connections = [server.socket(60) for _ in range(1000)]
+            time.sleep(0.5)
+            self.assertEqual(server.metric("http_connections"), 1001)
+            for i, connection in enumerate(connections):
+                connection.sendall(request(TEXT, {"prompt": f"canary{i}x", "echo": True, "max_tokens": 2}))
+            codes = {}
+            for i, connection in enumerate(connections):
+                answer = b""
+                while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+                    answer += connection.recv(65536)
+                code = int(answer.split()[1])
+                codes[code] = codes.get(code, 0) + 1
+                if code == 200:
+                    self.assertIn(f'"text":"canary{i}x'.encode(), answer)
+                else:
+                    self.assertIn(b"Retry-After: ", answer)
+                connection.close()
+            self.assertLessEqual(set(codes), {200, 429})
+            self.assertGreaterEqual(codes[200], 108)
+            self.assertGreater(codes[429], 0)
+            with open(f"/proc/{server.process.pid}/status", encoding="utf-8") as status:
+                peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+            self.assertLess(peak, 1 << 20, "KiB")
+            server.await_metric("http_connections", 1)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+
+class Access(unittest.TestCase):
+    def test_keys_guard_every_route(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as file:
+            file.write("# who\nsecond-key\n\n")
+            file.flush()
+            server = Server(BINARY, "--api-key", "first-key", "--api-key-file", file.name)
+        try:
+            self.assertEqual(server.get("/health").status, 200)
+            wrong = ["", "first-key", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-keyy", "Bearer FIRST-KEY",
+                     "Basic first-key", "Basic " + "Zmlyc3Qta2V5", "Bearer # who", "Digest first-key"]
+            for method, path in ROUTES:
+                for header in wrong:
+                    headers = {"Authorization": header} if header else {}
+                    reply = server.ask(method, path, "{}", headers)
+                    self.assertEqual((reply.status, reply.error["code"]), (401, "invalid_api_key"), (path, header))
+                    self.assertIn("WWW-Authenticate", reply.headers)
+            # "Basic" with the key as password is what a browser sends for a page: any:second-key
+            for good in ("Bearer first-key", "bearer second-key", "Basic YW55OnNlY29uZC1rZXk="):
+                self.assertEqual(server.get("/v1/models", {"Authorization": good}).status, 200, good)
+                self.assertEqual(server.get("/", {"Authorization": good}).status, 200, good)
+                reply = server.post(TEXT, {"prompt": "a", "max_tokens": 1}, {"Authorization": good})
+                self.assertEqual(reply.status, 200)
+            self.assertFalse(any("first-key" in line or "second-key" in line for line in server.log))
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_origins_and_hosts(self):
+        server = Server(BINARY, "--cors-origin", "https://good.example")
+        try:
+            allowed = server.get("/v1/models", {"Origin": "https://good.example"})
+            self.assertEqual(allowed.headers["Access-Control-Allow-Origin"], "https://good.example")
+            preflight = server.ask("OPTIONS", CHAT, None, {"Origin": "https://good.example",
+                                                           "Access-Control-Request-Method": "POST"})
+            self.assertEqual((preflight.status, preflight.headers["Access-Control-Allow-Origin"]),
+                             (204, "https://good.example"))
+            self.assertIn("POST", preflight.headers["Access-Control-Allow-Methods"])
+            for origin in ("https://evil.example", "null", "https://good.example.evil.example", "http://good.example"):
+                reply = server.post(TEXT, {"prompt": "a"}, {"Origin": origin})
+                self.assertEqual(reply.status, 403, origin)
+                self.assertNotIn("Access-Control-Allow-Origin", reply.headers)
+                preflight = server.ask("OPTIONS", TEXT, None, {"Origin": origin})
+                self.assertNotIn("Access-Control-Allow-Origin", preflight.headers)
+            own = f"127.0.0.1:{server.port}"
+            self.assertEqual(server.get("/props", {"Origin": f"http://{own}", "Host": own}).status, 200)
+            for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:8080", 200), ("10.1.2.3", 200),
+                                 ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
+                                 ("good.example", 200), ("a.localhost", 200)):
+                self.assertEqual(server.get("/props", {"Host": host}).status, status, host)
+                self.assertEqual(server.get("/health", {"Host": host}).status, 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_tls(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key, cert = os.path.join(folder, "key.pem"), os.path.join(folder, "cert.pem")
+            made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+                                   "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
+                                  capture_output=True, check=False)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            server = Server(BINARY, "--tls-cert", cert, "--tls-key", key, wait=False)
+            context = ssl.create_default_context(cafile=cert)
+
+            def ask(data, until):
+                with context.wrap_socket(server.socket(), server_hostname="localhost") as connection:
+                    connection.sendall(data)
+                    answer = b""
+                    while until not in answer and (chunk := connection.recv(65536)):
+                        answer += chunk
+                    return answer
+
+            try:
+                while not ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"}").startswith(b"HTTP/1.1 200"):
+                    time.sleep(0.05)
+                events = ask(request(TEXT, {"prompt": "a", "max_tokens": 5, "stream": True}), b"[DONE]")
+                self.assertIn(b"data: {", events)
+                plain = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 2)
+                self.assertNotIn(b"200", plain)
+                old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that it is old is the point
+                    old.maximum_version = ssl.TLSVersion.TLSv1_1
+                with self.assertRaises(OSError):
+                    old.wrap_socket(server.socket(), server_hostname="localhost")
+            finally:
+                self.assertEqual(server.stop(), 0)
+
+    def test_wrong_flags(self):
+        def fails(*arguments):
+            run = subprocess.run([BINARY, "serve", *arguments], capture_output=True, text=True, timeout=30, check=False)
+            self.assertEqual(run.returncode, 1, run)
+            self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+            return run.stderr
+
+        self.assertIn("go together", fails("--tls-cert", "x"))
+        self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
+        self.assertIn("--api-key-file", fails("--api-key-file", "/nothing"))
+        self.assertIn("empty", fails("--api-key", ""))
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
+        self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
+
+
+class Ending(unittest.TestCase):
+    def test_the_port_is_open_before_the_model_is_there(self):
+        server = Server(BINARY, wait=False)
+        first = server.get("/health")
+        early = server.post(TEXT, {"prompt": "a", "max_tokens": 1})
+        self.assertIn(first.status, (200, 503))
+        if first.status == 503:
+            self.assertEqual((first.error["code"], first.headers["Retry-After"]), ("loading", "1"))
+        self.assertIn(early.status, (200, 503))
+        server.await_ready()
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_signal_lets_requests_finish(self):
+        server = Server(BINARY, "--batch", 4)
+        answers = []
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "seed": 1}
+        threads = [threading.Thread(target=lambda: answers.append(server.stream(TEXT, body))) for _ in range(6)]
+        watcher = server.socket()
+        watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        idle = server.socket()
+        for thread in threads:
+            thread.start()
+        server.await_metric("num_requests_running", 4)
+        server.signal()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(server.wait(), 0)
+        self.assertEqual([done for _, done in answers], [True] * 6)
+        with self.assertRaises(OSError):
+            server.socket()
+        idle.close()
+        watcher.close()
+
+    def test_requests_that_take_too_long_are_cut(self):
+        server = Server(BINARY, "--drain", 1)
+        connection = server.socket()
+        connection.sendall(request(CHAT, {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True}))
+        server.await_metric("num_requests_running", 1)
+        start = time.monotonic()
+        server.signal(signal.SIGINT)
+        self.assertEqual(server.wait(), 0)
+        self.assertLess(time.monotonic() - start, 10 * served.SLOW)
+        connection.close()
+
+    def test_the_second_signal_ends_at_once(self):
+        server = Server(BINARY)
+        connection = server.socket()
+        connection.sendall(request(CHAT, {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True}))
+        server.await_metric("num_requests_running", 1)
+        server.signal()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # until the first has been seen
+            try:
+                server.socket(1).close()
+                time.sleep(0.02)
+            except OSError:
+                break
+        start = time.monotonic()
+        server.signal()
+        self.assertEqual(server.wait(), -signal.SIGTERM)
+        self.assertLess(time.monotonic() - start, 2 * served.SLOW)
+        connection.close()
+
+
+if __name__ == "__main__":
+    BINARY = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,152 @@
+"""A running `infinigen serve` for tests: started on a free port, asked over http.client or a bare socket, stopped."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+SLOW = 1  # how much longer a sanitizer may take
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+
+class Server:
+    def __init__(self, binary, *arguments, wait=True):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", "-t", "2", *map(str, arguments)],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+        line = self.process.stdout.readline()
+        found = re.match(r"listening on (https?)://(.*):(\d+)$", line)
+        if not found:
+            raise RuntimeError(f"no port: {line!r} {self.process.stderr.read()}")
+        self.port = int(found[3])
+        self.log = []
+        self.reader = threading.Thread(target=self.read_log, daemon=True)
+        self.reader.start()
+        if wait:
+            self.await_ready()
+
+    def read_log(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def await_log(self, text, seconds=5):
+        deadline = time.monotonic() + seconds * SLOW
+        while not any(text in line for line in self.log):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no line of the log has {text!r}: {self.log[-5:]}")
+            time.sleep(0.02)
+
+    def await_ready(self):
+        deadline = time.monotonic() + 60 * SLOW
+        while self.get("/health").status != 200:
+            if time.monotonic() > deadline:
+                raise RuntimeError("not ready")
+            time.sleep(0.05)
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLOW)
+
+    def socket(self, timeout=20):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout * SLOW)
+
+    def ask(self, method, path, body=None, headers=None, timeout=60):
+        connection = self.connect(timeout)
+        try:
+            data = None if body is None else body if isinstance(body, (bytes, str)) else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path, headers=None):
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path, body, headers=None, timeout=60):
+        return self.ask("POST", path, body, headers, timeout)
+
+    def stream(self, path, body, headers=None):
+        """The events of a stream as objects, and whether it ended with [DONE]."""
+        reply = self.post(path, {**body, "stream": True}, headers)
+        if reply.status != 200:
+            raise AssertionError(f"{reply.status} {reply.body}")
+        if reply.headers["Content-Type"] != "text/event-stream":
+            raise AssertionError(reply.headers["Content-Type"])
+        events = reply.body.decode().split("\n\n")
+        if events.pop() != "":
+            raise AssertionError("the stream does not end with an empty line")
+        data = []
+        for event in events:
+            if not event.startswith("data: "):
+                raise AssertionError(event)
+            data.append(event[6:])
+        done = data[-1] == "[DONE]"
+        return [json.loads(text) for text in (data[:-1] if done else data)], done
+
+    def raw(self, data, seconds=5):
+        """Bytes to the port, and all that comes back until it is closed or silent."""
+        with self.socket() as connection:
+            connection.sendall(data)
+            connection.settimeout(seconds * SLOW)
+            answer = b""
+            try:
+                while chunk := connection.recv(65536):
+                    answer += chunk
+            except (TimeoutError, ConnectionResetError):
+                pass
+            return answer
+
+    def metric(self, name, headers=None):
+        for line in self.get("/metrics", headers).body.decode().splitlines():
+            if line.startswith(f"infinigen_{name} "):
+                return float(line.split()[-1])
+        raise AssertionError(f"no metric {name}")
+
+    def await_metric(self, name, value, seconds=10):
+        deadline = time.monotonic() + seconds * SLOW
+        while (now := self.metric(name)) != value:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{name} is {now}, not {value}")
+            time.sleep(0.02)
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=30):
+        code = self.process.wait(seconds * SLOW)
+        self.reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.signal()
+        return self.wait()
+
+
+def text_of(events, index=0):
+    """What a stream said for one choice."""
+    parts = []
+    for event in events:
+        for choice in event.get("choices", []):
+            if choice["index"] == index:
+                parts.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+    return "".join(parts)
