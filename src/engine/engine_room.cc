@@ -126,7 +126,7 @@ Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
       return slot;
     }
     if (slot.error().kind == ErrorKind::kExhausted) {
-      if (MakeRoom((rows + kExtentTokens - 1) / kExtentTokens - std::ssize(prefix))) continue;
+      if (MakeRoom(rows / kExtentTokens - std::ssize(prefix))) continue;  // the last may be a short one
       if (alone && !prefix.empty()) {
         prefixes_->Release(live.path);
         continue;

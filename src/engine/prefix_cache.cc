@@ -22,13 +22,14 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
   return hash ^ hash >> 32;
 }
-uint64_t HashOf(uint64_t before, uint64_t setting, std::span<const int32_t> tokens) {
+
+}  // namespace
+
+uint64_t PrefixCache::HashOf(uint64_t before, uint64_t setting, std::span<const int32_t> tokens) {
   uint64_t hash = Mix(before, setting);
   for (const int32_t token : tokens) hash = Mix(hash, static_cast<uint32_t>(token));
   return hash;
 }
-
-}  // namespace
 
 PrefixCache::PrefixCache(Executor& executor) : executor_(executor) {}
 

@@ -66,6 +66,8 @@ class PrefixCache {
   static std::vector<Kind> Kinds(const Path& path);
   // Of the 256 tokens after the path, of which steps make those from `steps_from` on.
   static Kind NextKind(const Path& path, uint64_t setting, int64_t steps_from);
+  // Of a text that goes on with these tokens; quick, and no defence against who wants two texts to have the same.
+  static uint64_t HashOf(uint64_t before, uint64_t setting, std::span<const int32_t> tokens);
   int64_t nodes() const { return static_cast<int64_t>(nodes_.size()); }
   int64_t unpinned() const { return nodes() - pinned_; }
 

@@ -200,45 +200,44 @@ TEST_P(RemotePool, GrowingAndSharing) {
   const std::vector<int32_t> a_ids = model.Ids(prompt + 12, 21);
   std::vector<int32_t> b_ids = model.Ids(300 + 12, 22);
   std::copy_n(a_ids.begin(), 256, b_ids.begin());
-  const std::unique_ptr<Executor> executor = Far(2);
-  std::vector<float> a_logits, b_logits;
-  const auto step = [&](SeqSlot slot, const std::vector<int32_t>& ids, size_t row, std::vector<float>& logits) {
-    const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
-    logits.resize(logits.size() + vocab);
-    executor->Step({&item, 1}, std::span(logits).last(vocab));
-  };
-  ASSERT_TRUE(executor->can_share());
-  const SeqSlot a = executor->AdmitGrowing(static_cast<int64_t>(prompt), {}).value();
-  EXPECT_EQ(executor->Quota(a), 512);
-  ASSERT_TRUE(executor->BeginPrefill(a, 0, std::span(a_ids).first(prompt)).ok());
-  while (!executor->RunPrefillUnit(a)) {
-  }
-  executor->EndPrefill(a);
-  const SharedId shared = executor->Share(a, 0).value();
-  const SeqSlot b = executor->AdmitGrowing(400, std::array{shared}).value();
-  ASSERT_TRUE(executor->BeginPrefill(b, 256, std::span(b_ids).subspan(256, 44)).ok());
-  size_t row = prompt;
-  for (bool done = false; !done;) {
-    done = executor->RunPrefillUnit(b);
-    if (row == 512) {
-      ASSERT_TRUE(executor->Grow(a, 513).ok());
+  for (const bool steps_between : {false, true}) {
+    const std::unique_ptr<Executor> executor = Far(2);
+    std::vector<float> a_logits, b_logits;
+    const auto step = [&](SeqSlot slot, const std::vector<int32_t>& ids, size_t row, std::vector<float>& logits) {
+      const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
+      logits.resize(logits.size() + vocab);
+      executor->Step({&item, 1}, std::span(logits).last(vocab));
+    };
+    ASSERT_TRUE(executor->can_share());
+    const SeqSlot a = executor->AdmitGrowing(static_cast<int64_t>(prompt), {}).value();
+    EXPECT_EQ(executor->Quota(a), 512);
+    ASSERT_TRUE(executor->BeginPrefill(a, 0, std::span(a_ids).first(prompt)).ok());
+    while (!executor->RunPrefillUnit(a)) {
     }
-    if (row < a_ids.size()) step(a, a_ids, row, a_logits), ++row;
-  }
-  executor->EndPrefill(b);
-  for (; row < a_ids.size(); ++row) {
-    if (row == 512) {
-      ASSERT_TRUE(executor->Grow(a, 513).ok());
+    executor->EndPrefill(a);
+    const SharedId shared = executor->Share(a, 0).value();
+    const SeqSlot b = executor->AdmitGrowing(400, std::array{shared}).value();
+    ASSERT_TRUE(executor->BeginPrefill(b, 256, std::span(b_ids).subspan(256, 44)).ok());
+    size_t row = prompt;
+    for (bool done = false; !done;) {
+      done = executor->RunPrefillUnit(b);
+      if (steps_between && row < 512) step(a, a_ids, row, a_logits), ++row;
     }
-    step(a, a_ids, row, a_logits);
+    executor->EndPrefill(b);
+    for (; row < a_ids.size(); ++row) {
+      if (row == 512) {
+        ASSERT_TRUE(executor->Grow(a, 513).ok());
+      }
+      step(a, a_ids, row, a_logits);
+    }
+    executor->Release(a);
+    for (row = 300; row < b_ids.size(); ++row) step(b, b_ids, row, b_logits);
+    executor->Release(b);
+    executor->DropShared(shared);
+    EXPECT_EQ(executor->pool_bytes(), 0u);
+    EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
+    EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
   }
-  executor->Release(a);
-  for (row = 300; row < b_ids.size(); ++row) step(b, b_ids, row, b_logits);
-  executor->Release(b);
-  executor->DropShared(shared);
-  EXPECT_EQ(executor->pool_bytes(), 0u);
-  EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
-  EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()),

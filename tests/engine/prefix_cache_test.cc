@@ -1,0 +1,140 @@
+// The tree of cached prefixes, over a real pool with made-up entries.
+#include "engine/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <unordered_map>
+
+#include "model/random_model.h"
+
+namespace infinigen {
+namespace {
+
+using Kind = PrefixCache::Kind;
+
+class PrefixCacheTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kSetting = 5;
+
+  // A sequence of 768 rows with entries, in a slot of its own.
+  SeqSlot Sequence(std::span<const SharedId> prefix = {}) {
+    const SeqSlot slot = executor->AdmitGrowing(768, prefix).value();
+    if (prefix.empty()) executor->FillSynthetic(slot, 768, 1);
+    return slot;
+  }
+  static std::vector<int32_t> Stretch(int32_t token) { return std::vector<int32_t>(kExtentTokens, token); }
+  static std::vector<int32_t> Text(std::initializer_list<int32_t> stretches) {
+    std::vector<int32_t> tokens;
+    for (const int32_t token : stretches) tokens.insert(tokens.end(), kExtentTokens, token);
+    return tokens;
+  }
+  // The text, and its nodes' kinds; nobody has it afterwards.
+  void Add(std::initializer_list<std::pair<int32_t, Kind>> stretches) {
+    const SeqSlot slot = Sequence();
+    PrefixCache::Path path;
+    for (const auto& [token, kind] : stretches) ASSERT_TRUE(cache.Extend(path, slot, Stretch(token), kind));
+    executor->Release(slot);
+    cache.Release(path);
+  }
+  size_t Found(std::span<const int32_t> tokens, uint64_t setting = 0) {
+    PrefixCache::Path path = cache.Find(tokens, setting);
+    const size_t found = path.size();
+    cache.Release(path);
+    return found;
+  }
+
+  const RandomModelWithBases model{Llama(), 8, 11};
+  const std::unique_ptr<Executor> executor = model.Make(Sparse(GuessSource::kPrevMid), Device::kCpu, 1, 3);
+  PrefixCache cache{*executor};
+};
+
+TEST_F(PrefixCacheTest, APathIsATextFromItsBeginning) {
+  Add({{1, {}}, {2, {}}, {3, {}}});
+  Add({{1, {}}, {4, {}}});
+  EXPECT_EQ(cache.nodes(), 4) << "the beginning is there once";
+  EXPECT_EQ(Found(Text({1, 2, 3})), 3u);
+  EXPECT_EQ(Found(Text({1, 2, 4})), 2u);
+  EXPECT_EQ(Found(Text({1, 4})), 2u);
+  EXPECT_EQ(Found(Text({2, 3})), 0u) << "the middle of a text is not a beginning";
+  EXPECT_EQ(Found(Stretch(1)), 1u);
+  EXPECT_EQ(Found(std::vector<int32_t>(255, 1)), 0u);
+}
+
+TEST_F(PrefixCacheTest, EntriesOfStepsAreFoundByTheirOwnSettingOnly) {
+  Add({{1, {}}, {2, {kSetting, 100}}, {3, {kSetting, 0}}});
+  EXPECT_EQ(Found(Text({1, 2, 3})), 1u);
+  EXPECT_EQ(Found(Text({1, 2, 3}), kSetting), 3u);
+  EXPECT_EQ(Found(Text({1, 2, 3}), kSetting + 1), 1u);
+  const auto again = [&](std::vector<Kind> kinds) {
+    PrefixCache::Path path = cache.FindAgain(Text({1, 2, 3}), kinds);
+    const size_t found = path.size();
+    cache.Release(path);
+    return found;
+  };
+  EXPECT_EQ(again({{}, {kSetting, 100}, {kSetting, 0}}), 3u);
+  EXPECT_EQ(again({{}, {kSetting, 100}}), 2u);
+  EXPECT_EQ(again({{}, {kSetting, 101}, {kSetting, 0}}), 1u);
+  EXPECT_EQ(again({{}, {}, {}}), 1u);
+  // Made otherwise, it is another node beside it.
+  Add({{1, {}}, {2, {kSetting, 101}}});
+  EXPECT_EQ(cache.nodes(), 4);
+}
+
+TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
+  PrefixCache::Path none;
+  EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 300), Kind{});
+  EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 256), Kind{});
+  EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 255), (Kind{kSetting, 255}));
+  EXPECT_EQ(PrefixCache::NextKind(none, 0, 0), Kind{});
+  Add({{1, {kSetting, 10}}});
+  PrefixCache::Path path = cache.Find(Stretch(1), kSetting);
+  EXPECT_EQ(PrefixCache::NextKind(path, kSetting, 300), (Kind{kSetting, 256})) << "prefilled, but behind such entries";
+  EXPECT_EQ(PrefixCache::NextKind(path, kSetting, -20), (Kind{kSetting, 0}));
+  cache.Release(path);
+}
+
+TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
+  Add({{1, {}}, {2, {}}});
+  Add({{1, {}}, {3, {}}});
+  PrefixCache::Path path = cache.Find(Text({1, 3}), 0);
+  EXPECT_EQ(cache.unpinned(), 1);
+  EXPECT_TRUE(cache.DropOldest());
+  EXPECT_FALSE(cache.DropOldest());
+  EXPECT_EQ(Found(Text({1, 2})), 1u);
+  cache.Release(path);
+  EXPECT_TRUE(cache.DropOldest());
+  EXPECT_EQ(Found(Text({1, 3})), 1u) << "the child went before its parent, though both were used together";
+  EXPECT_TRUE(cache.DropOldest());
+  EXPECT_FALSE(cache.DropOldest());
+  EXPECT_EQ(executor->pool_bytes(), 0u);
+}
+
+// Two texts with the same hash are easily made: first tokens that leave equal high halves behind after the second, and
+// a third that makes up for the low ones.
+TEST_F(PrefixCacheTest, AnEqualHashIsNotAnEqualText) {
+  std::unordered_map<uint64_t, int32_t> seen;
+  std::vector<int32_t> a = Stretch(7), b = a;
+  for (int32_t token = 0; a[0] == b[0]; ++token) {
+    ASSERT_LT(token, 1 << 22);
+    const uint64_t hash = PrefixCache::HashOf(0, 0, std::array{token, 7});
+    const auto [place, fresh] = seen.emplace(hash >> 32, token);
+    if (fresh) continue;
+    a[0] = place->second, b[0] = token;
+    const uint64_t other = PrefixCache::HashOf(0, 0, std::array{a[0], 7});
+    b[2] = static_cast<int32_t>(static_cast<uint32_t>(a[2]) ^ static_cast<uint32_t>(hash ^ other));
+  }
+  ASSERT_NE(a, b);
+  ASSERT_EQ(PrefixCache::HashOf(0, 0, a), PrefixCache::HashOf(0, 0, b));
+  const SeqSlot slot = Sequence();
+  PrefixCache::Path path;
+  ASSERT_TRUE(cache.Extend(path, slot, a, {}));
+  EXPECT_EQ(Found(b), 0u);
+  executor->Release(slot);
+  cache.Release(path);
+  EXPECT_EQ(Found(a), 1u);
+  EXPECT_EQ(Found(b), 0u);
+}
+
+}  // namespace
+}  // namespace infinigen
