@@ -117,6 +117,7 @@ void KvWatch::Token(RequestId id) {
 }
 
 void KvWatch::Finished(RequestId id) {
+  if (followed_ == id && !watchers_.empty()) Send();  // its last picture, however short it was
   std::erase_if(sequences_, [&](const Sequence& sequence) { return sequence.id == id; });
   if (followed_ == id) Follow();
 }
@@ -124,24 +125,30 @@ void KvWatch::Finished(RequestId id) {
 void KvWatch::Follow() {
   const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
-  if (id != followed_) picture_.Clear();
+  if (id != followed_) {
+    picture_.Clear();
+    if (!watchers_.empty()) before_ = engine_.executor().Stats();
+    last_event_ = Clock::now();
+  }
   followed_ = id;
   slot_ = id ? engine_.SlotOf(*id) : std::nullopt;
 }
 
 void KvWatch::Turn() {
-  if (watchers_.empty() || !followed_) return;
+  if (!watchers_.empty() && followed_ && Clock::now() - last_event_ >= kBetweenEvents) Send();
+}
+
+void KvWatch::Send() {
   const Clock::time_point now = Clock::now();
-  if (now - last_event_ < kBetweenEvents) return;
   slot_ = engine_.SlotOf(*followed_);  // a preempted sequence comes back elsewhere
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
   const KvStats stats = executor.Stats(), recent = stats - before_;
+  if (recent.steps == 0) return;
   const double seconds = std::chrono::duration<double>(now - last_event_).count();
-  const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / seconds; };
+  const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
   last_event_ = now;
   before_ = stats;
-  if (recent.steps == 0) return;
   using Json = nlohmann::ordered_json;
   const int64_t rows = std::max<int64_t>(sequence.rows - 1, 1);  // the newest token has no entry yet
   const Json event = {{"request", sequence.name},

@@ -73,6 +73,7 @@ class KvWatch {
 
   Sequence* Find(RequestId id);
   void Follow();
+  void Send();
 
   Engine& engine_;
   const Metrics& metrics_;
