@@ -8,6 +8,8 @@
 namespace infinigen {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr std::chrono::milliseconds kBetweenEvents{100};
 
 // First row of a column; ColumnOf is its inverse.
@@ -40,7 +42,6 @@ void KvPicture::Add(LayerId layer, KvHead head, std::span<const int32_t> rows) {
 }
 
 nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
-  using Json = nlohmann::ordered_json;
   const int64_t columns = Columns(rows);
   Json all = Json::array();
   for (const Layer& layer : layers_) {
@@ -149,7 +150,6 @@ void KvWatch::Send() {
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
   last_event_ = now;
   before_ = stats;
-  using Json = nlohmann::ordered_json;
   const int64_t rows = std::max<int64_t>(sequence.rows - 1, 1);  // the newest token has no entry yet
   const Json event = {{"request", sequence.name},
                       {"rows", rows},
