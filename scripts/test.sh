@@ -42,7 +42,7 @@ run_ctest() {
   local preset=$1 log
   shift
   log=$(mktemp)
-  ctest --test-dir "build/$preset" --output-on-failure -j 2 "$@" >"$log" 2>&1
+  ctest --test-dir "build/$preset" --output-on-failure -j 3 "$@" >"$log" 2>&1
   local status=$? total bad skip
   grep -E '\*\*\*(Failed|Skipped|Timeout|Exception|Not Run)' "$log" | sed "s/^/$preset: /"
   # "100% tests passed, 0 tests failed out of 123"
@@ -62,29 +62,25 @@ run_ctest() {
 
 build() { cmake --preset "$1" && cmake --build --preset "$1"; }
 
-# The reference tokenizers come from Python's registry; without it the comparison with them is skipped, visibly.
+# What some tests are skipped without, visibly: the reference tokenizers and the official client of the API that `serve` speaks, from
+# Python's registry, and a browser for the web page. They come while the build runs.
 export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
-if ! python3 -c 'import tokenizers, sentencepiece' 2>/dev/null; then
-  python3 -m pip install -q --target build/python tokenizers sentencepiece >/dev/null 2>&1 ||
-    echo "note: the Python packages tokenizers and sentencepiece could not be installed"
-fi
-
-if ! python3 -c 'import openai' 2>/dev/null; then  # the official client of the API that `serve` speaks
-  python3 -m pip install -q --target build/python openai >/dev/null 2>&1 ||
-    echo "note: the Python package openai could not be installed"
-fi
+(
+  for package in tokenizers sentencepiece openai; do
+    python3 -c "import $package" 2>/dev/null || python3 -m pip install -q --target build/python $package >/dev/null 2>&1 ||
+      echo "note: the Python package $package could not be installed"
+  done
+  scripts/install_packages.sh browser >/dev/null 2>&1 || echo "note: Chromium could not be installed"
+) &
 
 check "include directions" python3 tools/check_layers.py
 check "formatting" bash -c "git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror"
-# The page is looked at in a browser; without one that is skipped, visibly.
-scripts/install_packages.sh browser >/dev/null 2>&1 || echo "note: Chromium could not be installed"
-check "web page" python3 tests/server/web_test.py
 # Tests that need a GPU count where there is one.
 gpu=(-LE gpu)
 if nvidia-smi -L >/dev/null 2>&1; then gpu=(); fi
 if check "build release" build release; then
+  wait
   run_ctest release "${gpu[@]}"
-  check "web page with the server" python3 tests/server/web_test.py --server build/release/infinigen
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $lint; then

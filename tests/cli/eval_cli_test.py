@@ -74,14 +74,14 @@ class Ppl(Case):
 
     def test_against_the_cpu(self):
         # Where a method runs on the CPU itself, it is compared with itself.
-        flags = ("--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--against", "cpu", "--selection-overlap")
+        flags = ("--limit-tokens", 128, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--against", "cpu", "--selection-overlap")
         for mode in ("batched", "step"):
             run = self.ppl("--mode", mode, "--json", *flags).json()
             self.assertEqual((run["top1_agree"], run["top1_agree_clear"], run["selection_overlap"], run["kld_mean"]), (1, 1, 1, 0))
         run = self.ppl("--device", "reference", "--json", *flags).json()
         self.assertTrue(0.9 < run["selection_overlap"] <= 1, run)
         self.assertIn("% of the selected rows are the same", self.ppl(*flags).out)
-        self.assertIsNone(self.ppl("--kv", "full", "--json", "--limit-tokens", 200, "--against", "cpu").json()["selection_overlap"])
+        self.assertIsNone(self.ppl("--kv", "full", "--json", "--limit-tokens", 64, "--against", "cpu").json()["selection_overlap"])
         self.assert_error(self.ppl("--selection-overlap"), 1, "--against cpu")
 
     def test_limit_and_environment(self):

@@ -10,7 +10,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kAppendWarps = 8;
 
 // Rows of quantised types have no alignment.
 __device__ void StoreHeader(std::byte* to, const GroupHeader& header) {
@@ -85,7 +85,7 @@ template <class In>
 __global__ void AppendRows(const __grid_constant__ Targets to, EntryLayout layout, const In* keys, int64_t key_stride,
                            const In* values, int64_t value_stride) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;  // (token, head, side)
+  const int64_t item = int64_t{blockIdx.x} * kAppendWarps + threadIdx.x / 32;  // (token, head, side)
   const int64_t side = item % 2, head = item / 2 % layout.kv_heads, token = item / 2 / layout.kv_heads;
   if (token >= to.batch.count) return;
   const In* numbers = (side == 0 ? keys + token * key_stride : values + token * value_stride) + head * layout.head_dim;
@@ -103,7 +103,7 @@ void AppendTo(const Targets& to, const ConstTensor& keys, const ConstTensor& val
   if (items == 0) return;
   DispatchDevice(keys.type, [&](auto in) {
     using In = decltype(in);
-    AppendRows<In><<<static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
+    AppendRows<In><<<static_cast<unsigned>((items + kAppendWarps - 1) / kAppendWarps), kAppendWarps * 32, 0, stream>>>(
         to, layout, reinterpret_cast<const In*>(keys.data), keys.stride, reinterpret_cast<const In*>(values.data),
         values.stride);
   });

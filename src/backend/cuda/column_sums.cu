@@ -18,9 +18,9 @@
 namespace infinigen {
 namespace {
 
-constexpr int kTile = 64;      // queries, keys
-constexpr int kDepth = 32;     // dimensions at a time
-constexpr int kThreads = 256;  // 16 x 16, each with four queries and four keys
+constexpr int kTile = 64;            // queries, keys
+constexpr int kDepth = 32;           // dimensions at a time
+constexpr int kColumnThreads = 256;  // 16 x 16, each with four queries and four keys
 constexpr int kEach = 4;
 constexpr int kPitch = kTile + 4;  // aligned for vectors of four
 
@@ -55,7 +55,7 @@ __device__ void ScoreTile(const ColumnCall& c, int64_t head, int64_t first_query
     for (int k = 0; k < kEach; ++k) scores[q][k] = 0;
   for (int64_t first = 0; first < d; first += kDepth) {
     __syncthreads();  // rows are there, the numbers before have been read
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kColumnThreads) {
       const int row = i / kDepth, at = i % kDepth;
       const bool exists = first + at < d;
       s.queries[at][row] = exists ? c.queries(min(first_query + row, c.count - 1), head * d + first + at) : 0.0f;
@@ -77,7 +77,7 @@ __device__ void ScoreTile(const ColumnCall& c, int64_t head, int64_t first_query
 }
 
 // Grid (tiles of queries, heads).
-__global__ __launch_bounds__(kThreads) void ColumnNormsKernel(ColumnCall c) {
+__global__ __launch_bounds__(kColumnThreads) void ColumnNormsKernel(ColumnCall c) {
   __shared__ TileShared s;
   const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
   const int64_t first_query = static_cast<int64_t>(blockIdx.x) * kTile, head = blockIdx.y;
@@ -122,7 +122,7 @@ __global__ __launch_bounds__(kThreads) void ColumnNormsKernel(ColumnCall c) {
 }
 
 // Grid (tiles of keys, kv_heads).
-__global__ __launch_bounds__(kThreads) void ColumnSumsKernel(ColumnCall c) {
+__global__ __launch_bounds__(kColumnThreads) void ColumnSumsKernel(ColumnCall c) {
   __shared__ TileShared s;
   __shared__ float parts[16][kTile];
   const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
@@ -178,9 +178,9 @@ void CudaBackend::SumColumns(Queue queue, const ConstTensor& queries, const Toke
       .capacity = cache.retained.capacity,
   };
   const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + kTile - 1) / kTile); };
-  ColumnNormsKernel<<<dim3(tiles(run.count), static_cast<unsigned>(shape.heads)), kThreads, 0, stream>>>(call);
+  ColumnNormsKernel<<<dim3(tiles(run.count), static_cast<unsigned>(shape.heads)), kColumnThreads, 0, stream>>>(call);
   CUDA_CHECK_LAUNCH();
-  ColumnSumsKernel<<<dim3(tiles(run.first_row + run.count), static_cast<unsigned>(layout.kv_heads)), kThreads, 0,
+  ColumnSumsKernel<<<dim3(tiles(run.first_row + run.count), static_cast<unsigned>(layout.kv_heads)), kColumnThreads, 0,
                      stream>>>(call);
   CUDA_CHECK_LAUNCH();
 }

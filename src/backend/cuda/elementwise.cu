@@ -9,18 +9,18 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kElementwiseThreads = 256;
 
 // Rows beyond a grid's height are walked by its blocks.
 dim3 GridOver(int64_t rows, int64_t cols) {
-  return dim3(static_cast<unsigned>((cols + kThreads - 1) / kThreads),
+  return dim3(static_cast<unsigned>((cols + kElementwiseThreads - 1) / kElementwiseThreads),
               static_cast<unsigned>(std::min<int64_t>(rows, 32768)));
 }
 
 // f(row, column) for all numbers of [rows][cols].
 template <class F>
 __global__ void ForEach(int64_t rows, int64_t cols, F f) {
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t column = int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
   if (column >= cols) return;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) f(row, column);
 }
@@ -28,7 +28,7 @@ __global__ void ForEach(int64_t rows, int64_t cols, F f) {
 template <class F>
 void Launch(cudaStream_t stream, int64_t rows, int64_t cols, const F& f) {
   if (rows == 0 || cols == 0) return;
-  ForEach<<<GridOver(rows, cols), kThreads, 0, stream>>>(rows, cols, f);
+  ForEach<<<GridOver(rows, cols), kElementwiseThreads, 0, stream>>>(rows, cols, f);
   CUDA_CHECK_LAUNCH();
 }
 

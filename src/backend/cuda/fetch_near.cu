@@ -16,7 +16,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int kBlocks = 8, kThreads = 512;
+constexpr int kBlocks = 8, kFetchThreads = 512;
 constexpr int kAhead = 8;                // loads on their way, per lane
 constexpr int kRunPieces = 32 * kAhead;  // of a warp
 constexpr int kMostLists = 16384;        // of one launch: their sums lie in shared memory
@@ -42,7 +42,7 @@ struct Route {
 
 // begins[i]: entries of all lists before list i, in shared memory; begins[lists] is their number.
 __device__ void SumCounts(const FetchCall& call, uint32_t* begins, RadixScratch& radix) {
-  const int share = (call.lists + kThreads - 1) / kThreads;
+  const int share = (call.lists + kFetchThreads - 1) / kFetchThreads;
   const int first = static_cast<int>(threadIdx.x) * share, last = min(first + share, call.lists);
   const int32_t* counts = call.list.miss_counts + call.first_list;
   uint32_t sum = 0;
@@ -81,12 +81,12 @@ __device__ T* OfLane(T* pointer, int lane) {
 // Entries are multiples of a piece, 8 or 16 bytes. A warp's run is one row of pieces, entry after entry; the routes of
 // its next run are found while this one's pieces are on their way.
 template <class Piece>
-__global__ void __launch_bounds__(kThreads, 2) FetchEntries(const __grid_constant__ FetchCall call) {
+__global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_constant__ FetchCall call) {
   extern __shared__ uint32_t begins[];
   __shared__ RadixScratch radix;
   SumCounts(call, begins, radix);
   const uint32_t total = begins[call.lists], run = static_cast<uint32_t>(call.run);
-  const uint32_t warp = blockIdx.x * (kThreads / 32) + Warp(), warps = gridDim.x * (kThreads / 32);
+  const uint32_t warp = blockIdx.x * (kFetchThreads / 32) + Warp(), warps = gridDim.x * (kFetchThreads / 32);
   const auto route_at = [&](uint32_t first) {
     return static_cast<uint32_t>(Lane()) < run ? FindRoute(call, begins, first + Lane()) : Route{};
   };
@@ -122,7 +122,7 @@ void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
     call.lists = std::min(all - call.first_list, kMostLists);
     const size_t bytes = static_cast<size_t>(call.lists + 1) * sizeof(uint32_t);
     AllowShared(context, FetchEntries<Piece>, bytes);
-    FetchEntries<Piece><<<kBlocks, kThreads, bytes, stream>>>(call);
+    FetchEntries<Piece><<<kBlocks, kFetchThreads, bytes, stream>>>(call);
     CUDA_CHECK_LAUNCH();
   }
 }

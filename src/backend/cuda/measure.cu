@@ -13,28 +13,29 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kMeasureThreads = 256;
+constexpr int kMeasureWarps = kMeasureThreads / 32;
 
 // Grid (tasks, chunks). A lane holds kStrips numbers of each of its kRows keys. Shared memory [group][head_dim]: the
 // queries.
 template <StoreType kType, int kStrips>
-__global__ __launch_bounds__(kThreads) void ScoreEntriesKernel(Numbers queries, TokenBatch batch, SelectCall call,
-                                                               float scale, LayerEntries entries, ScoreTable table) {
+__global__ __launch_bounds__(kMeasureThreads) void ScoreEntriesKernel(Numbers queries, TokenBatch batch,
+                                                                      SelectCall call, float scale,
+                                                                      LayerEntries entries, ScoreTable table) {
   constexpr int kRows = kStrips <= 4 ? 4 : 1;
   extern __shared__ __align__(16) float query[];
-  __shared__ float warp_maxima[kWarps][kMaxGroup];
+  __shared__ float warp_maxima[kMeasureWarps][kMaxGroup];
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads, slot = batch.slots[token];
   const int64_t visible = call.Visible(batch.rows[token]), start = blockIdx.y * kFineChunk;
   ClearTally(table, task);
   if (start >= visible) return;
   const int d = static_cast<int>(entries.layout.head_dim), group = static_cast<int>(table.group);
-  for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kMeasureThreads)
     query[i] = queries(token, head * group * d + i);
   for (int g = Lane(); g < group; g += 32) warp_maxima[Warp()][g] = -INFINITY;
   __syncthreads();
   const int64_t end = min(start + kFineChunk, visible);
-  for (int64_t first = start + Warp() * kRows; first < end; first += kWarps * kRows) {
+  for (int64_t first = start + Warp() * kRows; first < end; first += kMeasureWarps * kRows) {
     float keys[kRows][kStrips];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -62,9 +63,9 @@ __global__ __launch_bounds__(kThreads) void ScoreEntriesKernel(Numbers queries, 
     }
   }
   __syncthreads();
-  for (int g = static_cast<int>(threadIdx.x); g < group; g += kThreads) {
+  for (int g = static_cast<int>(threadIdx.x); g < group; g += kMeasureThreads) {
     float best = warp_maxima[0][g];
-    for (int w = 1; w < kWarps; ++w) best = fmaxf(best, warp_maxima[w][g]);
+    for (int w = 1; w < kMeasureWarps; ++w) best = fmaxf(best, warp_maxima[w][g]);
     table.Maxima(task, g)[blockIdx.y] = best;
   }
 }
@@ -106,8 +107,8 @@ struct EntryScores {
                                                        : ScoreEntriesKernel<kType, static_cast<int>(kMaxHeadDim / 32)>;
     const size_t bytes = static_cast<size_t>(table.group * entries.layout.head_dim) * sizeof(float);
     AllowShared(context, kernel, bytes);
-    kernel<<<ScoreGrid(part, table), kThreads, bytes, stream>>>(Numbers(queries, first), part, call, shape.scale,
-                                                                entries, table);
+    kernel<<<ScoreGrid(part, table), kMeasureThreads, bytes, stream>>>(Numbers(queries, first), part, call, shape.scale,
+                                                                       entries, table);
     CUDA_CHECK_LAUNCH();
   }
 };
@@ -115,7 +116,7 @@ struct EntryScores {
 // ---- Sums of weights.
 
 struct SumScratch {
-  double warps[kWarps];
+  double warps[kMeasureWarps];
 };
 // In a fixed order; every thread gets it.
 __device__ double BlockSumOf(double x, SumScratch& s) {
@@ -123,7 +124,7 @@ __device__ double BlockSumOf(double x, SumScratch& s) {
   if (Lane() == 0) s.warps[Warp()] = x;
   __syncthreads();
   double sum = 0;
-  for (int w = 0; w < kWarps; ++w) sum += s.warps[w];
+  for (int w = 0; w < kMeasureWarps; ++w) sum += s.warps[w];
   __syncthreads();
   return sum;
 }
@@ -134,13 +135,14 @@ __device__ double WeightSum(const ScoreTable& table, int64_t task, int64_t g, in
   largest = HeadMaximum(table, task, g, rows);
   const float* scores = table.Scores(task, g);
   double sum = 0;
-  for (int64_t row = threadIdx.x; row < rows; row += kThreads) sum += static_cast<double>(expf(scores[row] - largest));
+  for (int64_t row = threadIdx.x; row < rows; row += kMeasureThreads)
+    sum += static_cast<double>(expf(scores[row] - largest));
   return BlockSumOf(sum, s);
 }
 
 // Grid (tasks): shares [tasks][group] of the attention that lies on the selected rows.
-__global__ __launch_bounds__(kThreads) void ShareInsideKernel(TokenBatch batch, ScoreTable table, Selection selection,
-                                                              double* shares) {
+__global__ __launch_bounds__(kMeasureThreads) void ShareInsideKernel(TokenBatch batch, ScoreTable table,
+                                                                     Selection selection, double* shares) {
   __shared__ SumScratch scratch;
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
   const int32_t* rows = selection.Rows(token, head);
@@ -150,7 +152,7 @@ __global__ __launch_bounds__(kThreads) void ShareInsideKernel(TokenBatch batch, 
     const double total = WeightSum(table, task, g, batch.rows[token] + 1, largest, scratch);
     const float* scores = table.Scores(task, g);
     double inside = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kThreads)
+    for (int64_t i = threadIdx.x; i < count; i += kMeasureThreads)
       inside += static_cast<double>(expf(scores[rows[i]] - largest));
     const double share = BlockSumOf(inside, scratch) / total;
     // A share that is not a number counts as none.
@@ -159,11 +161,12 @@ __global__ __launch_bounds__(kThreads) void ShareInsideKernel(TokenBatch batch, 
 }
 
 // One block: sums in a fixed order.
-__global__ __launch_bounds__(kThreads) void AddMassKernel(const double* shares, int64_t count, MassTotals* mass) {
+__global__ __launch_bounds__(kMeasureThreads) void AddMassKernel(const double* shares, int64_t count,
+                                                                 MassTotals* mass) {
   __shared__ SumScratch scratch;
   using Word = unsigned long long;
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < count; i += kMeasureThreads) {
     sum += shares[i];
     atomicAdd(reinterpret_cast<Word*>(&mass->bins[static_cast<int>(shares[i] * MassTotals::kBins)]), Word{1});
   }
@@ -175,8 +178,8 @@ __global__ __launch_bounds__(kThreads) void AddMassKernel(const double* shares, 
 }
 
 // Grid (tasks). A block adds for all tokens of its sequence in this part, one after the other: that of the first.
-__global__ __launch_bounds__(kThreads) void AddWeightsKernel(TokenBatch batch, ScoreTable table,
-                                                             LayerRetained retained) {
+__global__ __launch_bounds__(kMeasureThreads) void AddWeightsKernel(TokenBatch batch, ScoreTable table,
+                                                                    LayerRetained retained) {
   __shared__ SumScratch scratch;
   __shared__ float maxima[kMaxGroup], factors[kMaxGroup];
   const int64_t first = blockIdx.x / table.heads, head = blockIdx.x % table.heads, slot = batch.slots[first];
@@ -195,7 +198,7 @@ __global__ __launch_bounds__(kThreads) void AddWeightsKernel(TokenBatch batch, S
       }
     }
     __syncthreads();
-    for (int64_t row = threadIdx.x; row < rows; row += kThreads) {
+    for (int64_t row = threadIdx.x; row < rows; row += kMeasureThreads) {
       float mark = marks[row];
       for (int64_t g = 0; g < table.group; ++g) mark += expf(table.Scores(task, g)[row] - maxima[g]) * factors[g];
       marks[row] = mark;
@@ -230,9 +233,10 @@ void CudaBackend::MeasureMass(Queue queue, const ConstTensor& queries, const Tok
     selected.counts += first * all.heads;
     auto* shares = reinterpret_cast<double*>(table.keys);  // there is no choice to be made
     const int64_t tasks = part.count * all.heads;
-    ShareInsideKernel<<<static_cast<unsigned>(tasks), kThreads, 0, scores.stream>>>(part, table, selected, shares);
+    ShareInsideKernel<<<static_cast<unsigned>(tasks), kMeasureThreads, 0, scores.stream>>>(part, table, selected,
+                                                                                           shares);
     CUDA_CHECK_LAUNCH();
-    AddMassKernel<<<1, kThreads, 0, scores.stream>>>(shares, tasks * all.group, mass);
+    AddMassKernel<<<1, kMeasureThreads, 0, scores.stream>>>(shares, tasks * all.group, mass);
     CUDA_CHECK_LAUNCH();
   });
 }
@@ -244,8 +248,8 @@ void CudaBackend::SumAttention(Queue queue, const ConstTensor& queries, const To
   const ScoreShape all = scores.Shape(cache.retained.capacity);
   ForScoredParts(*context_, batch, all, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
     scores.Launch(first, part, {}, table);
-    AddWeightsKernel<<<static_cast<unsigned>(part.count * all.heads), kThreads, 0, scores.stream>>>(part, table,
-                                                                                                    cache.retained);
+    AddWeightsKernel<<<static_cast<unsigned>(part.count * all.heads), kMeasureThreads, 0, scores.stream>>>(
+        part, table, cache.retained);
     CUDA_CHECK_LAUNCH();
   });
 }

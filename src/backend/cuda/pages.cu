@@ -12,7 +12,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kPageThreads = 256;
 constexpr int kHeads = 4;  // that meet a page at a time
 
 // [2][head_dim]; kv/page_bounds_view.h.
@@ -59,14 +59,15 @@ __device__ void FindTokens(const TokenBatch& batch, int64_t first, PageTokens& f
 }
 
 // Grid (tokens).
-__global__ __launch_bounds__(kThreads) void AppendBoundsKernel(TokenBatch batch, Numbers keys, LayerPageBounds bounds) {
+__global__ __launch_bounds__(kPageThreads) void AppendBoundsKernel(TokenBatch batch, Numbers keys,
+                                                                   LayerPageBounds bounds) {
   __shared__ PageTokens page;
   if (Warp() == 0) FindTokens(batch, blockIdx.x, page);
   __syncthreads();
   if (page.count == 0) return;
   const int64_t slot = batch.slots[blockIdx.x], index = batch.rows[blockIdx.x] / kPageRows;
   const int64_t d = bounds.layout.head_dim;
-  for (int64_t c = threadIdx.x; c < bounds.layout.kv_heads * d; c += kThreads) {
+  for (int64_t c = threadIdx.x; c < bounds.layout.kv_heads * d; c += kPageThreads) {
     BF16* least = PageOf(bounds, slot, c / d, index) + c % d;
     BF16* largest = least + d;
     BF16 low = *least, high = *largest;
@@ -86,22 +87,23 @@ __global__ __launch_bounds__(kThreads) void AppendBoundsKernel(TokenBatch batch,
 
 // Grid (tasks, chunks of pages): a warp per page, a lane per dimension, all query heads of the group. Shared memory
 // [group][head_dim]: the scaled queries.
-__global__ __launch_bounds__(kThreads) void ScorePagesKernel(Numbers queries, TokenBatch batch, SelectCall call,
-                                                             float scale, LayerPageBounds bounds, ScoreTable table) {
+__global__ __launch_bounds__(kPageThreads) void ScorePagesKernel(Numbers queries, TokenBatch batch, SelectCall call,
+                                                                 float scale, LayerPageBounds bounds,
+                                                                 ScoreTable table) {
   extern __shared__ __align__(16) float query[];
-  __shared__ float warp_maxima[kThreads / 32][kMaxGroup];
+  __shared__ float warp_maxima[kPageThreads / 32][kMaxGroup];
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
   const int64_t pages = call.Visible(batch.rows[token]) / call.page, start = blockIdx.y * kFineChunk;
   ClearTally(table, task);
   if (start >= pages) return;
   const int d = static_cast<int>(bounds.layout.head_dim), group = static_cast<int>(table.group);
-  for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < group * d; i += kPageThreads)
     query[i] = __fmul_rn(queries(token, head * group * d + i), scale);
   for (int g = Lane(); g < group; g += 32) warp_maxima[Warp()][g] = -INFINITY;
   __syncthreads();
   const BF16* first = PageOf(bounds, batch.slots[token], head, 0);
   const int64_t end = min(start + kFineChunk, pages);
-  for (int64_t page = start + Warp(); page < end; page += kThreads / 32) {
+  for (int64_t page = start + Warp(); page < end; page += kPageThreads / 32) {
     const BF16* least = first + page * 2 * d;
     for (int g = 0; g < group; g += kHeads) {
       float sums[kHeads] = {};
@@ -124,9 +126,9 @@ __global__ __launch_bounds__(kThreads) void ScorePagesKernel(Numbers queries, To
     }
   }
   __syncthreads();
-  for (int g = static_cast<int>(threadIdx.x); g < group; g += kThreads) {
+  for (int g = static_cast<int>(threadIdx.x); g < group; g += kPageThreads) {
     float best = warp_maxima[0][g];
-    for (int w = 1; w < kThreads / 32; ++w) best = fmaxf(best, warp_maxima[w][g]);
+    for (int w = 1; w < kPageThreads / 32; ++w) best = fmaxf(best, warp_maxima[w][g]);
     table.Maxima(task, g)[blockIdx.y] = best;
   }
 }
@@ -138,8 +140,8 @@ void CudaBackend::AppendBounds(Queue queue, const TokenBatch& batch, const Const
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   CHECK(keys.cols == bounds.layout.kv_heads * bounds.layout.head_dim && keys.rows >= batch.count);
   if (batch.count == 0) return;
-  AppendBoundsKernel<<<static_cast<unsigned>(batch.count), kThreads, 0, context_->stream(queue)>>>(batch, Numbers(keys),
-                                                                                                   bounds);
+  AppendBoundsKernel<<<static_cast<unsigned>(batch.count), kPageThreads, 0, context_->stream(queue)>>>(
+      batch, Numbers(keys), bounds);
   CUDA_CHECK_LAUNCH();
 }
 
@@ -155,8 +157,8 @@ void CudaBackend::SelectPages(Queue queue, const ConstTensor& queries, const Tok
   const size_t bytes = static_cast<size_t>(scores.group * layout.head_dim) * sizeof(float);
   AllowShared(*context_, ScorePagesKernel, bytes);
   const auto score = [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
-    ScorePagesKernel<<<ScoreGrid(part, scores), kThreads, bytes, stream>>>(Numbers(queries, first), part, call,
-                                                                           shape.scale, bounds, table);
+    ScorePagesKernel<<<ScoreGrid(part, scores), kPageThreads, bytes, stream>>>(Numbers(queries, first), part, call,
+                                                                               shape.scale, bounds, table);
     CUDA_CHECK_LAUNCH();
   };
   SelectBy(*context_, stream, batch, call, scores, selection, score);

@@ -14,7 +14,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRetainThreads = 256;
 
 // ---- Places.
 
@@ -172,12 +172,12 @@ __device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
 }
 
 // Grid (parts of the rows, kv_heads): entry, sketch and mark of every survivor; a warp each.
-__global__ __launch_bounds__(kThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
-                                                                LayerCache to) {
+__global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
+                                                                      LayerCache to) {
   const int64_t head = blockIdx.y, quota = min(rows, static_cast<int64_t>(to.retained.quotas[slot]));
   const SketchLayout& layout = from.sketches.layout;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + Warp(); row < quota; row += step) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kRetainThreads / 32);
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (kRetainThreads / 32) + Warp(); row < quota; row += step) {
     const int64_t source = to.retained.Positions(slot, head)[row];
     CopyBytes(from.entries.Entry(0, head, source), to.entries.Entry(slot, head, row),
               static_cast<int64_t>(from.entries.layout.entry_bytes()));
@@ -202,7 +202,7 @@ void CudaBackend::TakePlaces(Queue queue, const TokenBatch& batch, const RetainR
   const int64_t tasks = batch.count * cache.retained.kv_heads;
   if (tasks == 0) return;
   // A victim is looked for among all rows; a prefill's many tokens take their places at once.
-  const int threads = cache.retained.capacity > 4096 && tasks <= 4 * context_->sms() ? 1024 : kThreads;
+  const int threads = cache.retained.capacity > 4096 && tasks <= 4 * context_->sms() ? 1024 : kRetainThreads;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tasks, 8 * context_->sms()));
   TakePlacesKernel<<<blocks, threads, 0, context_->stream(queue)>>>(batch, rule, cache, places);
   CUDA_CHECK_LAUNCH();
@@ -212,7 +212,7 @@ void CudaBackend::MarkSelected(Queue queue, const TokenBatch& batch, const Retai
                                const Selection& selection) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   if (rule.on_select == SelectMark::kKeep || batch.count == 0) return;
-  const int threads = call.max_rows <= 4096 ? kThreads : 1024;
+  const int threads = call.max_rows <= 4096 ? kRetainThreads : 1024;
   const dim3 grid(static_cast<unsigned>(batch.count), static_cast<unsigned>(selection.kv_heads));
   MarkSelectedKernel<<<grid, threads, 0, context_->stream(queue)>>>(batch, rule, call, selection);
   CUDA_CHECK_LAUNCH();
@@ -227,7 +227,7 @@ void CudaBackend::Settle(Queue queue, const RetainRule& rule, const LayerCache& 
   PickSurvivorsKernel<<<heads, 1024, 0, stream>>>(rule, from.retained, rows, slot.value(), to.retained);
   CUDA_CHECK_LAUNCH();
   const auto parts = static_cast<unsigned>(std::min<int64_t>((rows + 31) / 32, 256));
-  MoveSurvivorsKernel<<<dim3(parts, heads), kThreads, 0, stream>>>(from, rows, slot.value(), to);
+  MoveSurvivorsKernel<<<dim3(parts, heads), kRetainThreads, 0, stream>>>(from, rows, slot.value(), to);
   CUDA_CHECK_LAUNCH();
 }
 

@@ -7,17 +7,17 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kRowwiseThreads = 512;
 
 // Of one number per thread; all threads get the sum.
 __device__ float BlockSum(float x) {
-  __shared__ float parts[kThreads / 32];
+  __shared__ float parts[kRowwiseThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   x = WarpSum(x);
   __syncthreads();  // parts of the sum before have been read
   if (lane == 0) parts[warp] = x;
   __syncthreads();
-  return WarpSum(lane < kThreads / 32 ? parts[lane] : 0.0f);
+  return WarpSum(lane < kRowwiseThreads / 32 ? parts[lane] : 0.0f);
 }
 
 template <class In, class Out>
@@ -26,12 +26,13 @@ __global__ void RmsNormRow(const In* x, int64_t x_stride, const float* weight, f
   x += blockIdx.x * x_stride;
   out += blockIdx.x * out_stride;
   float sum = 0;
-  for (int64_t c = threadIdx.x; c < cols; c += kThreads) {
+  for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads) {
     const float number = AsFloat(x[c]);
     sum += number * number;
   }
   const float factor = rsqrtf(BlockSum(sum) / static_cast<float>(cols) + eps);
-  for (int64_t c = threadIdx.x; c < cols; c += kThreads) out[c] = FromFloat<Out>(AsFloat(x[c]) * factor * weight[c]);
+  for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads)
+    out[c] = FromFloat<Out>(AsFloat(x[c]) * factor * weight[c]);
 }
 
 template <class In, class Out>
@@ -40,15 +41,15 @@ __global__ void LayerNormRow(const In* x, int64_t x_stride, const float* weight,
   x += blockIdx.x * x_stride;
   out += blockIdx.x * out_stride;
   float sum = 0;
-  for (int64_t c = threadIdx.x; c < cols; c += kThreads) sum += AsFloat(x[c]);
+  for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads) sum += AsFloat(x[c]);
   const float mean = BlockSum(sum) / static_cast<float>(cols);
   float squares = 0;  // around the mean: no cancellation
-  for (int64_t c = threadIdx.x; c < cols; c += kThreads) {
+  for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads) {
     const float number = AsFloat(x[c]) - mean;
     squares += number * number;
   }
   const float factor = rsqrtf(BlockSum(squares) / static_cast<float>(cols) + eps);
-  for (int64_t c = threadIdx.x; c < cols; c += kThreads)
+  for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads)
     out[c] = FromFloat<Out>((AsFloat(x[c]) - mean) * factor * weight[c] + bias[c]);
 }
 
@@ -62,7 +63,7 @@ void CudaBackend::RmsNorm(Queue queue, const Tensor& x, const ConstTensor& weigh
     DispatchDevice(out.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);
-      RmsNormRow<In, Out><<<static_cast<unsigned>(x.rows), kThreads, 0, context_->stream(queue)>>>(
+      RmsNormRow<In, Out><<<static_cast<unsigned>(x.rows), kRowwiseThreads, 0, context_->stream(queue)>>>(
           reinterpret_cast<const In*>(x.data), x.stride, weight.as<float>(), eps, reinterpret_cast<Out*>(out.data),
           out.stride, x.cols);
     });
@@ -79,7 +80,7 @@ void CudaBackend::LayerNorm(Queue queue, const Tensor& x, const ConstTensor& wei
     DispatchDevice(out.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);
-      LayerNormRow<In, Out><<<static_cast<unsigned>(x.rows), kThreads, 0, context_->stream(queue)>>>(
+      LayerNormRow<In, Out><<<static_cast<unsigned>(x.rows), kRowwiseThreads, 0, context_->stream(queue)>>>(
           reinterpret_cast<const In*>(x.data), x.stride, weight.as<float>(), bias.as<float>(), eps,
           reinterpret_cast<Out*>(out.data), out.stride, x.cols);
     });

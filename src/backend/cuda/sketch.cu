@@ -17,9 +17,9 @@
 namespace infinigen {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kSketchThreads = 256;
 constexpr int kItemsPerWarp = 4;
-constexpr int kMostItems = kThreads / 32 * kItemsPerWarp;
+constexpr int kMostItems = kSketchThreads / 32 * kItemsPerWarp;
 constexpr int kColumns = 64;    // of the matrix at a time: two per lane
 constexpr int kSlabRows = 128;  // of the matrix at a time; 32 KiB at most
 
@@ -87,10 +87,10 @@ __device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, 
   const float* from = matrix + first * dims + column;
   const auto aligned = (reinterpret_cast<uintptr_t>(slab) | reinterpret_cast<uintptr_t>(from)) % 16 == 0;
   if (width == dims && count % 4 == 0 && aligned) {  // one run of memory
-    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kThreads)
+    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kSketchThreads)
       __pipeline_memcpy_async(slab + 4 * i, from + 4 * i, 16);
   } else {
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads)
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kSketchThreads)
       slab[i / width * min(kColumns, dims) + i % width] = __ldg(from + i / width * dims + i % width);
   }
   __pipeline_commit();
@@ -101,7 +101,7 @@ __device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, 
 template <int kItems>
 __device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end,
                              bool started) {
-  const auto item_of = [&](int k) { return begin + Warp() + k * (kThreads / 32); };
+  const auto item_of = [&](int k) { return begin + Warp() + k * (kSketchThreads / 32); };
   for (int column = 0; column < dims; column += kColumns) {
     const int width = min(kColumns, dims - column), slab_width = min(kColumns, dims);
     float sums[kItems][2] = {};
@@ -151,7 +151,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
   };
   const float most = static_cast<float>(layout.largest());
   if (layout.has_scales()) {
-    for (int item = Warp(); item < items; item += kThreads / 32) {
+    for (int item = Warp(); item < items; item += kSketchThreads / 32) {
       float largest = 0;
       for (int i = Lane(); i < dims; i += 32) largest = fmaxf(largest, fabsf(Finite(s.numbers[item * dims + i])));
       const uint16_t scale = RoundUpToBF16(__fdiv_rn(WarpMax(largest), most));
@@ -163,7 +163,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
     }
     __syncthreads();
   }
-  for (int i = static_cast<int>(threadIdx.x); i < items * units; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < items * units; i += kSketchThreads) {
     const int item = i % items, unit = i / items;
     const float* numbers = s.numbers + item * dims;
     const auto value = [&](int n) {
@@ -185,7 +185,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
 }
 
 // Grid (parts of the items, kv_heads).
-__global__ __launch_bounds__(kThreads) void ProjectKernel(ProjectCall call) {
+__global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call) {
   extern __shared__ __align__(16) float memory[];
   const int64_t head = blockIdx.y, group = call.group;
   const int d = static_cast<int>(call.basis.head_dim), dims = static_cast<int>(call.basis.dims);
@@ -196,7 +196,7 @@ __global__ __launch_bounds__(kThreads) void ProjectKernel(ProjectCall call) {
   const auto slot_of = [&](int item) { return call.basis.per_slot ? call.batch.slots[token_of(item)] : 0; };
   const auto matrix_of = [&](int64_t slot) { return call.matrices + (slot * call.basis.kv_heads + head) * d * dims; };
   LoadSlab(s.slab, matrix_of(slot_of(0)), dims, 0, min(d, kSlabRows), 0, min(dims, kColumns));
-  for (int i = static_cast<int>(threadIdx.x); i < items * d; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < items * d; i += kSketchThreads) {
     const int item = i / d;
     s.x[i] = call.x(token_of(item), (head * group + (first + item) % group) * d + i % d);
   }
@@ -205,21 +205,21 @@ __global__ __launch_bounds__(kThreads) void ProjectKernel(ProjectCall call) {
     const int32_t slot = slot_of(begin);
     for (end = begin + 1; end < items; ++end)
       if (slot_of(end) != slot) break;
-    if (call.items <= kThreads / 32)
+    if (call.items <= kSketchThreads / 32)
       ProjectItems<1>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
     else
       ProjectItems<kItemsPerWarp>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
   }
   __syncthreads();
   if (call.out != nullptr) {
-    for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kSketchThreads) {
       const int item = i / dims;
       call.out[token_of(item) * call.out_stride + (head * group + (first + item) % group) * dims + i % dims] =
           __fmul_rn(s.numbers[i], call.scale);
     }
     return;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kSketchThreads)
     s.numbers[i] = __fsub_rn(s.numbers[i], call.basis.KeyOffset(call.batch.slots[first + i / dims], head)[i % dims]);
   __syncthreads();
   StoreSketches(call, s, head, first, items);
@@ -238,7 +238,7 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
   AllowShared(context, ProjectKernel, bytes);
   const dim3 grid(static_cast<unsigned>((all + call.items - 1) / call.items),
                   static_cast<unsigned>(call.basis.kv_heads));
-  ProjectKernel<<<grid, kThreads, bytes, stream>>>(call);
+  ProjectKernel<<<grid, kSketchThreads, bytes, stream>>>(call);
   CUDA_CHECK_LAUNCH();
 }
 
