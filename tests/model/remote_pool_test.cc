@@ -74,6 +74,12 @@ std::vector<Case> Cases() {
   const KvMethod full;
   KvMethod dense_first = Evicting(full, kRetainStreaming);
   dense_first.dense_layers = 1;
+  if (kSanitized)  // every kind of memory once
+    return {{"int8", full, StoreType::kInt8},
+            {"streaming_behind_a_dense_layer", dense_first},
+            {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
+            {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, SelectKind::kQuest)},
+            {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
   return {{"full", full},
           {"int8", full, StoreType::kInt8},
           {"half_of_the_weights", full, StoreType::kBF16, 0.5},
