@@ -161,7 +161,7 @@ void Engine::RunPrefillUnit(Live& live) {
   if (finished && live.result.tokens.empty()) executor_.PrefillLogits(live.slot, tokens - 1, 1, logits);
   stats_.prefill_s += Seconds(EngineClock::now() - start);
   ++live.prefill_units_done;
-  if (live.request.on_prefill && !live.preempted)
+  if (live.request.on_prefill && (!live.preempted || live.result.tokens.empty()))
     live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, tokens});
   if (finished) EndPrefill(live, logits);
 }

@@ -74,6 +74,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Queue(std::string bytes);
   void WriteSome();
   void OnWritten(error_code error, size_t bytes);
+  void OnAllWritten();
   void Finish();  // the reply's last byte is queued
   void Close();
   void TellGone();
@@ -470,6 +471,11 @@ void Connection::OnWritten(error_code error, size_t bytes) {
     written_ = 0;
   }
   if (!output_.empty()) return WriteSome();
+  OnAllWritten();
+}
+
+// Nothing is left to send; more may come, unless the answer is finished.
+void Connection::OnAllWritten() {
   if (!finished_) return SetDeadline(state_ == State::kReading ? server_.limits().body_s : -1);
   if (keep_alive_ && !server_.draining()) return NextRequest();
   // Closing with unread bytes would reset the connection and might cost the client its answer.
@@ -484,7 +490,7 @@ void Connection::OnWritten(error_code error, size_t bytes) {
 void Connection::Finish() {
   finished_ = true;
   gone_ = nullptr;
-  if (!writing_ && output_.empty()) OnWritten({}, 0);
+  if (state_ != State::kClosed && !writing_ && output_.empty()) OnAllWritten();
 }
 
 void Connection::Close() {

@@ -123,10 +123,11 @@ class Malformed(Shared):
 
     def test_old_http_and_expectations(self):
         body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": True}).encode()
-        old = self.server.raw(b"POST " + TEXT.encode() + b" HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        head, _, events = old.partition(b"\r\n\r\n")
-        self.assertNotIn(b"chunked", head)
-        self.assertTrue(events.startswith(b"data: {") and events.endswith(b"data: [DONE]\n\n"), events)
+        for _ in range(20):  # the end of such an answer is the end of the connection, written last or not
+            old = self.server.raw(b"POST " + TEXT.encode() + b" HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            head, _, events = old.partition(b"\r\n\r\n")
+            self.assertNotIn(b"chunked", head)
+            self.assertTrue(events.startswith(b"data: {") and events.endswith(b"data: [DONE]\n\n"), events)
         with self.server.socket() as connection:
             connection.sendall(b"POST " + TEXT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
                                b"Content-Length: %d\r\n\r\n" % len(body))
