@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <random>
+#include <set>
 
 #include "engine/engine.h"
 #include "model/random_model.h"
@@ -41,9 +42,15 @@ std::unique_ptr<Executor> MakeModel(const Setup& setup) {
 
 struct Client {
   std::map<int32_t, RequestResult> results;
+  std::set<int32_t> begun;  // whose prompt was seen to be read
 
   Request Make(std::vector<int32_t> prompt, int64_t n, RequestKv kv = {}) {
     Request request{.prompt = std::move(prompt), .max_new_tokens = n, .sampling = {.temperature = 0}, .kv = kv};
+    request.on_prefill = [this](RequestId id, const PrefillProgress&) { begun.insert(id.value()); };
+    request.on_token = [this](RequestId id, int32_t) {
+      EXPECT_TRUE(begun.contains(id.value())) << "a token of a request that nobody saw begin";
+      return true;
+    };
     request.on_done = [this](RequestId id, const RequestResult& result) {
       EXPECT_TRUE(results.emplace(id.value(), result).second) << "done twice";
     };
@@ -193,6 +200,25 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   }
   EXPECT_EQ(done, (std::vector<int32_t>{0, 1, 2}));
   EXPECT_GT(engine.stats().preemptions, 0);
+}
+
+// The first grows while the second's long prompt is read: the third has its place, but nothing of it was read yet.
+TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
+  const std::unique_ptr<Executor> executor = MakeModel({.batch = 3, .pool_rows = 7 * 256});  // 2 + 4 + 1
+  Client client;
+  Engine engine(*executor, {.grows = true});
+  int64_t said = 0;
+  Request first = client.Make(Model().Ids(250, 75), 400);  // two extents until it has said 262
+  first.on_token = [&](RequestId, int32_t) { return ++said > 0; };
+  ASSERT_TRUE(engine.Submit(std::move(first)).ok());
+  while (said < 260) ASSERT_TRUE(engine.RunOnce());
+  ASSERT_TRUE(engine.Submit(client.Make(Model().Ids(1000, 76), 5)).ok());
+  ASSERT_TRUE(engine.Submit(client.Make(Model().Ids(100, 77), 5)).ok());
+  while (engine.stats().preemptions == 0) ASSERT_TRUE(engine.RunOnce());
+  ASSERT_FALSE(client.begun.contains(2)) << "or this shows nothing";
+  while (engine.RunOnce()) {
+  }
+  EXPECT_EQ(std::ssize(client.results[2].tokens), 5);
 }
 
 TEST(Preemption, WhoIsAloneAndCannotGrowIsToldTheNumbers) {
