@@ -74,6 +74,7 @@ export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
 ) &
 
 check "include directions" python3 tools/check_layers.py
+check "no marks of a merge" bash -c "! git grep -nE '^(<<<<<<<|>>>>>>>) '"
 check "formatting" bash -c "git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror"
 # Tests that need a GPU count where there is one.
 gpu=(-LE gpu)

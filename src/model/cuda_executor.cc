@@ -47,10 +47,10 @@ int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint6
   const uint64_t table = static_cast<uint64_t>(shape.kept_rows()) * sizeof(int32_t);
   if (bytes / lists <= table) return 0;
   const uint64_t rows = (bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
-  const auto times =
-      static_cast<int64_t>(std::ceil(options.hot_selections * static_cast<double>(shape.selected_rows())));
-  const int64_t most = times > 0 ? std::min(times, shape.kept_rows()) : shape.kept_rows();
-  const int64_t held = static_cast<int64_t>(std::min(rows, static_cast<uint64_t>(most)));
+  const auto all = static_cast<double>(shape.kept_rows());
+  const double asked = std::ceil(options.hot_selections * static_cast<double>(shape.selected_rows()));
+  const auto most = static_cast<uint64_t>(asked > 0 ? std::min(asked, all) : all);
+  const int64_t held = static_cast<int64_t>(std::min(rows, most));
   return held < shape.selected_rows() ? 0 : held;
 }
 
