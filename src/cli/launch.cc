@@ -105,6 +105,12 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const DeviceChoice& devic
 }
 
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const KvChoice& kv, const ExecutorOptions& options) {
+  const KvMethod& method = options.method;
+  if (method.forced_hits > 0 && !IsRandom(model))
+    Warn("--kv-force-hits: a hit that is forced was never fetched, so answers mean nothing; only times do");
+  const bool hot_asked = kv.hot_bytes.value_or(0) > 0 || kv.hot_selections > 0;
+  if (hot_asked && method.select != SelectKind::kAll && method.hot_rows == 0)
+    Warn("--kv-hot: there is no room for one selection of every sequence, so there is no hot set");
   ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, kv, options));
   return MakeExecutor(model.config, model.weights, options, std::move(sketches));
 }

@@ -33,6 +33,8 @@
 #include "model/config.h"
 #include "model/entry_stage.h"
 #include "model/executor.h"
+#include "model/kv_counts.h"
+#include "model/layer_places.h"
 #include "model/workspace.h"
 
 namespace infinigen {
@@ -58,6 +60,7 @@ class CacheAttention {
         method_(shape.method),
         work_(work),
         pool_(pool),
+        at_(shape_, work, pool, backend.pool_is_remote()),
         stage_(backend, pool),
         attention_{.heads = config_.heads, .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim))} {}
 
@@ -67,12 +70,14 @@ class CacheAttention {
     if (remote()) RETURN_IF_ERROR(StartStage());
     if (method_.select == SelectKind::kAll) return Ok();
     ASSIGN_OR_RETURN(sketch_memory_, Buffer::Make(backend_.compute_memory(), shape_.sketch_bytes()));
+    at_.SetSketches(sketch_memory_.data());
     const size_t totals = static_cast<size_t>(config_.layers * shape_.pool.max_sequences);
     Put(std::vector<SelectionTotals>(totals), work_.totals);
     if (method_.measure_mass) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.mass);
     Put(std::vector<SelectRule>(static_cast<size_t>(shape_.pool.max_sequences), method_.rule), work_.rules);
     if (shape_.fetches) {
       ASSIGN_OR_RETURN(near_memory_, Buffer::Make(backend_.compute_memory(), shape_.near_bytes()));
+      at_.SetNear(near_memory_.data());
       Put(std::vector<NearTotals>(totals), work_.near_totals);
     }
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
@@ -85,7 +90,7 @@ class CacheAttention {
   }
 
   void SetBasis(LayerId layer, SeqSlot slot, const SketchMatrices& matrices) {
-    const SketchBasis basis = Basis(layer);
+    const SketchBasis basis = at_.Basis(layer);
     const int64_t at = basis.per_slot ? slot.value() : 0;
     Put(matrices.query, const_cast<float*>(basis.Query(at, 0)));
     Put(matrices.key, const_cast<float*>(basis.Key(at, 0)));
@@ -102,14 +107,14 @@ class CacheAttention {
   void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) {
     const size_t bytes = shape_.head_extent_sketch_bytes();
     Ticket copied;
-    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+    at_.ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
       copied = backend_.Download(Queue::kCompute, place, bytes, host + i * bytes);
     });
     backend_.Synchronize(copied);
   }
   void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) {
     const size_t bytes = shape_.head_extent_sketch_bytes();
-    ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+    at_.ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
       backend_.Upload(Queue::kCompute, host + i * bytes, bytes, place);
     });
   }
@@ -145,7 +150,7 @@ class CacheAttention {
   // Rows of the sequence were written by others than steps, or it is new: nothing of it is near.
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
-      if (method_.hot_rows > 0 && fetches(layer)) backend_.ForgetNear(Queue::kCompute, Places(layer), slot);
+      if (method_.hot_rows > 0 && fetches(layer)) backend_.ForgetNear(Queue::kCompute, at_.Places(layer), slot);
   }
   void ClosePrompt(SeqSlot slot) {
     if (remote() && !stages_steps()) stage_.Close(slot);
@@ -167,11 +172,12 @@ class CacheAttention {
   bool replayable() const { return !stages_steps() && !method_.measure_mass && !observer_; }
 
   void AppendEntries(LayerId layer, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
-    backend_.Append(Queue::kCompute, batch, k, v, Entries(layer));
+    backend_.Append(Queue::kCompute, batch, k, v, at_.Entries(layer));
   }
   void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& k) {
-    if (method_.has_sketch(layer)) backend_.AppendSketches(Queue::kCompute, batch, k, Basis(layer), Sketches(layer));
-    if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, Bounds(layer));
+    if (method_.has_sketch(layer))
+      backend_.AppendSketches(Queue::kCompute, batch, k, at_.Basis(layer), at_.Sketches(layer));
+    if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, at_.Bounds(layer));
   }
 
   // A unit of a dense prefill in a layer that retains everything.
@@ -181,17 +187,16 @@ class CacheAttention {
     backend_.AttendPrefill(Queue::kCompute, heads.q, run, attention_, near, heads.out);
   }
 
-  // Selected entries of the layer are fetched in a step, not read where they are.
-  bool fetches(LayerId layer) const { return shape_.fetches && method_.selects(layer) && far(layer); }
-  // And that begins before the layer does: while the layer before has its own on their way, or after its attention.
+  bool fetches(LayerId layer) const { return at_.fetches(layer); }
+  // That begins before the layer does: while the layer before has its own on their way, or after its attention.
   bool speculates_early(LayerId layer) const { return fetches(layer) && shape_.fetches_early(); }
   bool speculates(LayerId layer) const { return fetches(layer) && method_.guesses_from_layer(); }
 
   // What the layer will attend to in this step, by guessed queries, from here on under way.
   void Speculate(LayerId layer, const TokenBatch& tokens, int64_t max_rows, const Tensor& queries) {
     if (!method_.evicts(layer)) return ChooseAndFetch(layer, tokens, max_rows, queries);
-    const TokenBatch batch = KeptBatch(tokens);
-    backend_.TakePlaces(Queue::kCompute, batch, method_.retain_rule(), Cache(layer), work_.places);
+    const TokenBatch batch = at_.KeptBatch(tokens);
+    backend_.TakePlaces(Queue::kCompute, batch, method_.retain_rule(), at_.Cache(layer), work_.places);
     ChooseAndFetch(layer, batch, std::min(max_rows, shape_.kept_rows()), queries);
   }
 
@@ -207,12 +212,12 @@ class CacheAttention {
       // Each token of a sequence meets the cache that the one before it left.
       const int64_t together = one_sequence ? 1 : batch.count;
       for (int64_t first = 0; first < batch.count; first += together)
-        StepEvicting(layer, KeptBatch(batch).Range(first, together), work_.places + first * config_.kv_heads,
+        StepEvicting(layer, at_.KeptBatch(batch).Range(first, together), work_.places + first * config_.kv_heads,
                      std::min(max_rows, shape_.kept_rows()), heads.Rows(first, together));
       return;
     }
     // The tokens of a prompt go home with their layer, those of a step at once.
-    const LayerEntries entries = one_sequence ? Near(layer) : Entries(layer);
+    const LayerEntries entries = one_sequence ? Near(layer) : at_.Entries(layer);
     backend_.Append(Queue::kCompute, batch, heads.k, heads.v, entries);
     AppendSketches(layer, batch, heads.k);
     if (!method_.selects(layer)) {
@@ -247,11 +252,11 @@ class CacheAttention {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!method_.evicts(layer)) continue;
       for (int64_t head = 0; head < config_.kv_heads; ++head) {
-        Put(positions, Retained(layer).Positions(slot.value(), head));
+        Put(positions, at_.Retained(layer).Positions(slot.value(), head));
         std::vector<float> marks;
         for (const int32_t position : positions)
           marks.push_back(InitialMark(method_.retain->on_append, position, head));
-        Put(marks, Retained(layer).Marks(slot.value(), head));
+        Put(marks, at_.Retained(layer).Marks(slot.value(), head));
       }
     }
   }
@@ -266,49 +271,22 @@ class CacheAttention {
     const TokenRun staged_run{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
     backend_.TakePlaces(queue, staged, rule, stage.cache, work_.places);
     backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
-    if (method_.has_sketch(layer)) backend_.AppendSketches(queue, staged, heads.k, Basis(layer), stage.cache.sketches);
+    if (method_.has_sketch(layer))
+      backend_.AppendSketches(queue, staged, heads.k, at_.Basis(layer), stage.cache.sketches);
     backend_.AttendPrefill(queue, heads.q, staged_run, attention_, stage.cache.entries, heads.out);
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
     if (rule.on_select != SelectMark::kKeep) Seed(layer, stage, prompt_tokens, run, staged, heads);
     if (run.first_row + run.count == prompt_tokens) {
       backend_.AwaitPool();
-      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run.slot, Cache(layer));
+      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run.slot, at_.Cache(layer));
     }
   }
-
-  void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
 
   // Counts of steps so far; `kept` are the rows of `seen` tokens that layers that evict had. The host waits.
   KvStats Stats(int64_t steps, uint64_t seen, uint64_t kept) {
-    KvStats stats;
-    stats.steps = steps;
-    stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
-    stats.sketch_row_bytes = static_cast<uint64_t>(shape_.sketch_layers() * config_.kv_heads) *
-                             shape_.sketch_layout().block_bytes() / kSketchBlock;
-    if (method_.select == SelectKind::kQuest)
-      stats.sketch_row_bytes = static_cast<uint64_t>(shape_.bounds_layers() * config_.kv_heads) *
-                               shape_.bounds_layout().page_bytes() / kPageRows;
-    stats.layers.resize(static_cast<size_t>(config_.layers));
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      LayerKvStats& of = stats.layers[layer.index()];
-      of.selects = method_.selects(layer);
-      if (of.selects) {
-        Collect(layer, of);
-      } else {
-        of.totals.attended = of.totals.retained =
-            (method_.evicts(layer) ? kept : seen) * static_cast<uint64_t>(config_.kv_heads);
-      }
-      of.seen = seen * static_cast<uint64_t>(config_.kv_heads);
-      stats.read_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
-      if (fetches(layer))
-        CollectNear(layer, stats);
-      else if (far(layer) || !remote())
-        stats.fetched_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
-    }
-    if (method_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
-    stats.fetched_bytes += stats.near.fetched * pool_.options().layout.entry_bytes();
-    return stats;
+    return KvCounts<B>(backend_, shape_, work_, pool_, at_).At(steps, seen, kept);
   }
+  void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
 
  private:
   // `places` are the batch's, still to be taken.
@@ -316,7 +294,7 @@ class CacheAttention {
                     const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
     const RetainRule rule = method_.retain_rule();
-    const LayerCache cache = Cache(layer);
+    const LayerCache cache = at_.Cache(layer);
     backend_.TakePlaces(queue, batch, rule, cache, places);
     AppendEntries(layer, batch, heads.k, heads.v);
     if (!method_.selects(layer)) {
@@ -331,7 +309,7 @@ class CacheAttention {
     if (known) AppendSketches(layer, batch, heads.k);
     SelectRows(layer, batch, max_rows, heads, cache.entries);
     if (!known) AppendSketches(layer, batch, heads.k);
-    backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), Chosen(layer));
+    backend_.MarkSelected(queue, batch, rule, Call(layer, max_rows), at_.Chosen(layer));
     AttendSelected(layer, batch, heads, cache.entries);
   }
 
@@ -342,19 +320,20 @@ class CacheAttention {
       const Queue queue = Queue::kCompute;
       const bool evicts = method_.evicts(layer), ahead = speculates(layer);
       const bool known = method_.from == GuessSource::kSelf;
-      const TokenBatch batch = evicts ? KeptBatch(tokens) : tokens;
+      const TokenBatch batch = evicts ? at_.KeptBatch(tokens) : tokens;
       if (evicts) max_rows = std::min(max_rows, shape_.kept_rows());
-      if (evicts && !ahead) backend_.TakePlaces(queue, batch, method_.retain_rule(), Cache(layer), work_.places);
+      if (evicts && !ahead) backend_.TakePlaces(queue, batch, method_.retain_rule(), at_.Cache(layer), work_.places);
       AppendEntries(layer, batch, heads.k, heads.v);
       // A guess is made before the key is known.
       if (known) AppendSketches(layer, batch, heads.k);
       if (!ahead) ChooseAndFetch(layer, batch, max_rows, heads.guess);
       if (!known) AppendSketches(layer, batch, heads.k);
-      backend_.AppendNear(queue, batch, heads.k, heads.v, Places(layer), List(layer));
-      Measure(layer, batch, heads, Entries(layer));
+      backend_.AppendNear(queue, batch, heads.k, heads.v, at_.Places(layer), at_.List(layer));
+      Measure(layer, batch, heads, at_.Entries(layer));
       meanwhile();
-      backend_.Wait(queue, fetched_[Turn(layer)]);
-      backend_.AttendNear(queue, heads.q, batch, Chosen(layer), attention_, Places(layer), List(layer), heads.out);
+      backend_.Wait(queue, fetched_[at_.Turn(layer)]);
+      backend_.AttendNear(queue, heads.q, batch, at_.Chosen(layer), attention_, at_.Places(layer), at_.List(layer),
+                          heads.out);
     }
   }
 
@@ -363,41 +342,22 @@ class CacheAttention {
     if constexpr (FetchingBackend<B>) {
       const Queue queue = Queue::kCompute;
       const SelectCall call = Call(layer, max_rows);
-      Choose(layer, batch, call, queries, Cache(layer));
-      if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, Chosen(layer));
+      Choose(layer, batch, call, queries, at_.Cache(layer));
+      if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, at_.Chosen(layer));
       NearTotals* totals = work_.near_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.FindNear(queue, batch, Chosen(layer), Places(layer), method_.forced_hits, List(layer), totals);
+      backend_.FindNear(queue, batch, at_.Chosen(layer), at_.Places(layer), method_.forced_hits, at_.List(layer),
+                        totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
-      backend_.FetchNear(Queue::kFetch, batch, Chosen(layer), Entries(layer), Places(layer), List(layer));
-      fetched_[Turn(layer)] = backend_.Record(Queue::kFetch);
+      backend_.FetchNear(Queue::kFetch, batch, at_.Chosen(layer), at_.Entries(layer), at_.Places(layer),
+                         at_.List(layer));
+      fetched_[at_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
-  }
-
-  size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
-  const Selection& Chosen(LayerId layer) const { return work_.selection[Turn(layer)]; }
-  const NearList& List(LayerId layer) const { return work_.near[Turn(layer)]; }
-
-  // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
-  NearEntries Places(LayerId layer) const {
-    const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
-    NearEntries near{.layout = pool_.options().layout, .data = near_memory_.data(), .capacity = capacity};
-    if (method_.hot_rows == 0) {
-      near.data += Turn(layer) * shape_.near_layer_bytes();
-      return near;
-    }
-    near.data += SketchIndex(layer) * shape_.near_layer_bytes();
-    near.rows = shape_.kept_rows();
-    near.holds =
-        reinterpret_cast<int32_t*>(near.data + static_cast<size_t>(lists * capacity) * near.layout.entry_bytes());
-    near.used = near.holds + lists * capacity;
-    near.place_of = near.used + lists * capacity;
-    return near;
   }
 
   // ---- a remote pool ----
 
-  bool remote() const { return backend_.pool_is_remote(); }
-  bool far(LayerId layer) const { return remote() && layer.value() >= pool_.options().near_layers; }
+  bool remote() const { return at_.remote(); }
+  bool far(LayerId layer) const { return at_.far(layer); }
   // Steps walk all rows.
   bool stages_steps() const { return remote() && method_.select == SelectKind::kAll; }
 
@@ -410,10 +370,12 @@ class CacheAttention {
   }
 
   // Where a prompt's layer is.
-  LayerEntries Near(LayerId layer) const { return far(layer) ? stage_.Near(layer, Entries(layer)) : Entries(layer); }
+  LayerEntries Near(LayerId layer) const {
+    return far(layer) ? stage_.Near(layer, at_.Entries(layer)) : at_.Entries(layer);
+  }
   // Where a step attends to all rows of a layer; the new entries are there too.
   LayerEntries BringAll(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
-    if (fetching_.empty()) return Entries(layer);
+    if (fetching_.empty()) return at_.Entries(layer);
     stage_.AwaitFetched(layer);
     backend_.Append(Queue::kCompute, batch, heads.k, heads.v, Near(layer));
     return Near(layer);
@@ -439,7 +401,7 @@ class CacheAttention {
       call.retained = {};
       Choose(layer, part, call, heads.q.Rows(first, count), stage.cache);
       call.retained = stage.cache.retained;
-      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, Chosen(layer));
+      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, at_.Chosen(layer));
     }
   }
 
@@ -449,7 +411,7 @@ class CacheAttention {
             .current_known = method_.from == GuessSource::kSelf,
             .mean_counts = method_.mean_counts,
             .max_rows = max_rows,
-            .retained = Retained(layer),
+            .retained = at_.Retained(layer),
             .page = method_.page()};
   }
 
@@ -457,17 +419,17 @@ class CacheAttention {
               const LayerCache& cache) {
     const Queue queue = Queue::kCompute;
     if (method_.select == SelectKind::kOracle)
-      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, Chosen(layer));
+      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, at_.Chosen(layer));
     if (method_.select == SelectKind::kQuest)
-      return backend_.SelectPages(queue, queries, batch, call, attention_, Bounds(layer), Chosen(layer));
+      return backend_.SelectPages(queue, queries, batch, call, attention_, at_.Bounds(layer), at_.Chosen(layer));
     const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
-    backend_.SketchQueries(queue, queries, batch, attention_, Basis(layer), sketch_q);
-    backend_.Select(queue, sketch_q, batch, call, cache.sketches, Chosen(layer));
+    backend_.SketchQueries(queue, queries, batch, attention_, at_.Basis(layer), sketch_q);
+    backend_.Select(queue, sketch_q, batch, call, cache.sketches, at_.Chosen(layer));
   }
 
   void SelectRows(LayerId layer, const TokenBatch& batch, int64_t max_rows, const LayerHeads& heads,
                   const LayerEntries& entries) {
-    LayerCache cache = Cache(layer);
+    LayerCache cache = at_.Cache(layer);
     cache.entries = entries;
     Choose(layer, batch, Call(layer, max_rows), heads.guess, cache);
     Measure(layer, batch, heads, entries);
@@ -475,12 +437,12 @@ class CacheAttention {
   // What those who ask are told of a selection.
   void Measure(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, Chosen(layer), attention_, entries,
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, at_.Chosen(layer), attention_, entries,
                            work_.mass + layer.value());
     if (observer_) Tell(layer, batch);
   }
   void AttendSelected(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
-    backend_.AttendSelected(Queue::kCompute, heads.q, batch, Chosen(layer), attention_, entries, heads.out);
+    backend_.AttendSelected(Queue::kCompute, heads.q, batch, at_.Chosen(layer), attention_, entries, heads.out);
   }
 
   // The host waits, for every list.
@@ -491,115 +453,13 @@ class CacheAttention {
       return host;
     };
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
-    const std::vector<int32_t> counts = fetch(Chosen(layer).counts, batch.count * config_.kv_heads);
+    const std::vector<int32_t> counts = fetch(at_.Chosen(layer).counts, batch.count * config_.kv_heads);
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t token = static_cast<int64_t>(i) / config_.kv_heads,
                     head = static_cast<int64_t>(i) % config_.kv_heads;
       observer_(layer, SeqSlot(slots[static_cast<size_t>(token)]), KvHead(head),
-                fetch(Chosen(layer).Rows(token, head), counts[i]));
+                fetch(at_.Chosen(layer).Rows(token, head), counts[i]));
     }
-  }
-
-  void Collect(LayerId layer, LayerKvStats& of) {
-    std::vector<SelectionTotals> totals(static_cast<size_t>(shape_.pool.max_sequences));
-    const SelectionTotals* place = work_.totals + layer.index() * totals.size();
-    backend_.Synchronize(
-        backend_.Download(Queue::kCompute, place, totals.size() * sizeof(SelectionTotals), totals.data()));
-    for (const SelectionTotals& slot : totals) {
-      of.totals.chosen += slot.chosen;
-      of.totals.attended += slot.attended;
-      of.totals.retained += slot.retained;
-    }
-    if (method_.measure_mass)
-      backend_.Synchronize(
-          backend_.Download(Queue::kCompute, work_.mass + layer.value(), sizeof(MassTotals), &of.mass));
-  }
-
-  void CollectNear(LayerId layer, KvStats& stats) {
-    std::vector<NearTotals> totals(static_cast<size_t>(shape_.pool.max_sequences));
-    const NearTotals* place = work_.near_totals + layer.index() * totals.size();
-    backend_.Synchronize(backend_.Download(Queue::kCompute, place, totals.size() * sizeof(NearTotals), totals.data()));
-    stats.fetches = true;
-    for (const NearTotals& slot : totals) {
-      stats.near.wanted += slot.wanted;
-      stats.near.fetched += slot.fetched;
-    }
-  }
-
-  LayerEntries Entries(LayerId layer) const {
-    const PoolOptions& pool = pool_.options();
-    return {.layout = pool.layout,
-            .extents = work_.tables + layer.value() * pool.max_sequences * pool.extents_per_slot(),
-            .extents_per_slot = pool.extents_per_slot(),
-            .quotas = method_.evicts(layer) ? work_.kept_quotas : work_.quotas};
-  }
-  LayerRetained Retained(LayerId layer) const {
-    if (!method_.evicts(layer)) return {};
-    LayerRetained books = work_.books;
-    const int64_t before =
-        (layer.value() - method_.dense_layers) * shape_.pool.max_sequences * books.kv_heads * books.capacity;
-    books.positions += before;
-    books.marks += before;
-    return books;
-  }
-  LayerCache Cache(LayerId layer) const {
-    return {Entries(layer), method_.has_sketch(layer) ? Sketches(layer) : LayerSketches(), Retained(layer)};
-  }
-  // A step's tokens as layers that evict see them.
-  TokenBatch KeptBatch(const TokenBatch& batch) const {
-    TokenBatch kept = batch;
-    kept.positions = batch.rows;
-    kept.rows = work_.kept_rows;
-    kept.places = work_.places;
-    kept.kv_heads = config_.kv_heads;
-    return kept;
-  }
-
-  // The how-manieth layer with sketches or bounds.
-  size_t SketchIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
-
-  LayerSketches Sketches(LayerId layer) const {
-    const size_t slot_bytes = shape_.slot_sketch_bytes();
-    return {.layout = shape_.sketch_layout(),
-            .data = sketch_memory_.data() +
-                    SketchIndex(layer) * static_cast<size_t>(shape_.pool.max_sequences) * slot_bytes,
-            .head_stride = slot_bytes / static_cast<size_t>(config_.kv_heads),
-            .slot_stride = slot_bytes};
-  }
-
-  // Visits each list's place of an extent's sketches, or bounds.
-  template <class Visit>
-  void ForSketchesOf(SeqSlot slot, int64_t extent, Visit visit) {
-    size_t i = 0;
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.has_sketch(layer) && !method_.has_bounds(layer)) continue;
-      for (int64_t head = 0; head < config_.kv_heads; ++head)
-        visit(
-            Sketches(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * shape_.head_extent_sketch_bytes(),
-            i++);
-    }
-  }
-
-  LayerPageBounds Bounds(LayerId layer) const {
-    const LayerSketches place = Sketches(layer);
-    return {.layout = shape_.bounds_layout(),
-            .data = place.data,
-            .head_stride = place.head_stride,
-            .slot_stride = place.slot_stride};
-  }
-
-  SketchBasis Basis(LayerId layer) const {
-    const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
-    const int64_t matrix = slots * config_.kv_heads * config_.head_dim * method_.sketch_dims;
-    const int64_t offset = slots * config_.kv_heads * method_.sketch_dims;
-    const float* query = work_.basis + static_cast<int64_t>(SketchIndex(layer)) * (2 * matrix + offset);
-    return {.kv_heads = config_.kv_heads,
-            .head_dim = config_.head_dim,
-            .dims = method_.sketch_dims,
-            .query = query,
-            .key = query + matrix,
-            .key_offset = query + 2 * matrix,
-            .per_slot = method_.prompt_columns};
   }
 
   template <class T>
@@ -613,13 +473,13 @@ class CacheAttention {
   const KvMethod& method_;
   const Workspace& work_;
   const Pool& pool_;
+  LayerPlaces at_;
   EntryStage<B> stage_;                 // empty unless the pool is remote
   std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
   const AttentionShape attention_;
   SelectionObserver observer_;
-  Buffer near_memory_;             // [near_layers] of data, holds, used, place_of
   std::array<Ticket, 2> fetched_;  // what the layers that come attend to, in turn
-  Buffer sketch_memory_;           // [sketch_layers][max_sequences][kv_heads][blocks]; of bounds [..][pages]
+  Buffer sketch_memory_, near_memory_;
   uint64_t tables_seen_ = 0;
 };
 

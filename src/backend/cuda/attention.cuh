@@ -58,7 +58,7 @@ void DispatchDim(int64_t head_dim, F&& f) {
 
 // Room for one kernel's shared memory beyond the 48 KiB that need no asking. Once per kernel.
 template <auto kKernel>
-void AllowShared(int most_bytes) {
+void AllowMostShared(int most_bytes) {
   static const bool asked = [&] {
     CUDA_CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes));
     CUDA_CHECK(

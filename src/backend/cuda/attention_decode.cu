@@ -280,7 +280,7 @@ void Launch(const CudaContext& context, DecodeCall call, int64_t tokens, int64_t
   const int shared =
       std::max(Tile::kWarps * Tile::kStages * call.stage_bytes, static_cast<int>(sizeof(ShareSums<Tile>)));
   CHECK(shared <= context.max_shared_bytes());
-  AllowShared<AttendChunks<Tile>>(context.max_shared_bytes() - Tile::kWarps * 1024);
+  AllowMostShared<AttendChunks<Tile>>(context.max_shared_bytes() - Tile::kWarps * 1024);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(layout.kv_heads * call.parts),
                   static_cast<unsigned>(tokens));
   AttendChunks<Tile><<<grid, Tile::kWarps * 32, shared, stream>>>(call);

@@ -233,7 +233,7 @@ template <class S>
 void Launch(const CudaContext& context, const PrefillCall& call, int64_t heads, cudaStream_t stream) {
   const int shared = S::SharedBytes(call.entries.layout);
   CHECK(shared <= context.max_shared_bytes());
-  AllowShared<AttendQueries<S>>(context.max_shared_bytes());
+  AllowMostShared<AttendQueries<S>>(context.max_shared_bytes());
   const dim3 grid(static_cast<unsigned>(heads), static_cast<unsigned>((call.count + S::kQueries - 1) / S::kQueries));
   AttendQueries<S><<<grid, kPrefillThreads, shared, stream>>>(call);
   CUDA_CHECK_LAUNCH();
