@@ -1,7 +1,8 @@
 # Warnings are errors, everywhere. Sanitizers and ccache are switched here and nowhere else.
 find_program(INFINIGEN_CCACHE ccache)
 if(INFINIGEN_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${INFINIGEN_CCACHE})
+  # Precompiled headers are kept only by a ccache that may overlook their time stamps.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${INFINIGEN_CCACHE})
 endif()
 
 add_library(infinigen_options INTERFACE)
