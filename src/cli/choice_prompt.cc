@@ -56,11 +56,10 @@ std::string ChoiceMaker::Examples(size_t index) const {
   return text;
 }
 
-Result<ChoiceRequest> ChoiceMaker::Encode(std::string_view context, std::string_view ending) const {
-  const std::string_view kept = TrimmedRight(context);
+Result<ChoiceRequest> ChoiceMaker::Encode(std::string_view context, const std::vector<int32_t>& before,
+                                          std::string_view ending) const {
   ChoiceRequest request{.context = opening_, .ending = {}, .characters = CountCharacters(ending)};
   const std::string whole = std::string(context) + " " + std::string(ending);
-  ASSIGN_OR_RETURN(const std::vector<int32_t> before, tokenizer_->Encode(kept, {.add_special = false}));
   ASSIGN_OR_RETURN(const std::vector<int32_t> all, tokenizer_->Encode(whole, {.add_special = false}));
   request.context.insert(request.context.end(), before.begin(), before.end());
   // What is predicted needs something before it: where a text has no opening, the token that begins or ends texts.
@@ -78,8 +77,14 @@ Result<ChoiceQuestion> ChoiceMaker::Question(size_t index) const {
   const ChoiceItem& item = task_->items[index];
   const std::string examples = Examples(index);
   ChoiceQuestion question{.choices = {}, .answer = item.answer, .line = item.line};
+  std::string context;
+  std::vector<int32_t> before;  // the tokens of the context
   for (size_t choice = 0; choice < item.count(); ++choice) {
-    Result<ChoiceRequest> request = Encode(examples + item.context(choice), item.ending(choice));
+    if (choice < item.contexts.size()) {
+      context = examples + item.contexts[choice];
+      ASSIGN_OR_RETURN(before, tokenizer_->Encode(TrimmedRight(context), {.add_special = false}));
+    }
+    Result<ChoiceRequest> request = Encode(context, before, item.ending(choice));
     if (!request.ok())
       return Error{request.error().kind, fmt::format("{}:{}: {}", task_->path, item.line, request.error().message)};
     question.choices.push_back(std::move(request).value());

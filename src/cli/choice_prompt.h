@@ -48,7 +48,9 @@ class ChoiceMaker {
   ChoiceMaker(const ChoiceTask& task, const Tokenizer& tokenizer, int64_t examples, uint64_t seed)
       : task_(&task), tokenizer_(&tokenizer), examples_(static_cast<size_t>(examples)), seed_(seed) {}
 
-  Result<ChoiceRequest> Encode(std::string_view context, std::string_view ending) const;
+  // `before`: the tokens of the context alone.
+  Result<ChoiceRequest> Encode(std::string_view context, const std::vector<int32_t>& before,
+                               std::string_view ending) const;
 
   const ChoiceTask* task_;
   const Tokenizer* tokenizer_;

@@ -17,6 +17,7 @@
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/flags.h"
+#include "cli/interrupt.h"
 #include "cli/launch.h"
 
 namespace infinigen {
@@ -87,6 +88,7 @@ Result<ChoiceInput> Prepare(const ChoiceFlags& flags, const EvalSession& session
   const size_t count = input.task.items.size();
   const size_t asked = flags.limit > 0 ? std::min(static_cast<size_t>(flags.limit), count) : count;
   for (size_t i = 0; i < asked; ++i) {
+    if (Interrupted()) return Invalid("interrupted");  // said by the exit code alone
     ASSIGN_OR_RETURN(ChoiceQuestion question, maker.Question(i));
     for (const ChoiceRequest& choice : question.choices) {
       RETURN_IF_ERROR(CheckIds(session.model->config, choice.context));
