@@ -32,7 +32,7 @@ class ChoiceRunner {
   // ln p of each choice's ending. nullopt: Ctrl-C.
   Result<std::optional<std::vector<double>>> Score(const ChoiceQuestion& question);
 
-  // Of the questions that were finished, and began when none was interrupted.
+  // Of everything run so far; a prefill that Ctrl-C ended is not in it.
   const Timing& timing() const { return timing_; }
   PoolUse pool() const { return {pool_bytes_, executor_.pool_peak_bytes()}; }
 

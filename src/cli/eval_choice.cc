@@ -91,6 +91,9 @@ Result<ChoiceInput> Prepare(const ChoiceFlags& flags, const EvalSession& session
     if (Interrupted()) return Invalid("interrupted");  // said by the exit code alone
     ASSIGN_OR_RETURN(ChoiceQuestion question, maker.Question(i));
     for (const ChoiceRequest& choice : question.choices) {
+      if (session.kv.method.prompt_columns && choice.context.size() < 2)
+        return Unsupported("{}:{}: --kv-columns prompt: the context is a single token, no prompt that could choose",
+                           input.task.path, question.line);
       RETURN_IF_ERROR(CheckIds(session.model->config, choice.context));
       RETURN_IF_ERROR(CheckIds(session.model->config, choice.ending));
     }
