@@ -21,13 +21,14 @@ constexpr std::string_view kHelp =
     "usage: infinigen eval <kind> [flags]\n\nkinds:\n"
     "  ppl        perplexity of a text\n"
     "  needle     facts planted in a long text: does the model find them again?\n"
+    "  choice     multiple-choice questions, answered by likelihood\n"
     "  compare    every way of keeping the cache in one table: perplexity, facts found, bytes and tokens/s\n\n"
     "infinigen eval <kind> -h lists the flags of a kind.\n";
 
 }  // namespace
 
 int RunEval(Arguments arguments) {
-  if (arguments.empty()) return FailUsage("eval", "the kind of evaluation is missing: ppl, needle or compare");
+  if (arguments.empty()) return FailUsage("eval", "the kind of evaluation is missing: ppl, needle, choice or compare");
   const std::string& kind = arguments[0];
   if (kind == "-h" || kind == "--help") {
     Output().Write(kHelp);
@@ -35,10 +36,10 @@ int RunEval(Arguments arguments) {
   }
   if (kind == "ppl") return RunEvalPpl(arguments.subspan(1));
   if (kind == "needle") return RunEvalNeedle(arguments.subspan(1));
+  if (kind == "choice") return RunEvalChoice(arguments.subspan(1));
   if (kind == "compare") return RunEvalCompare(arguments.subspan(1));
-  if (kind == "choice")
-    return FailUsage("eval", "'eval choice' is not part of this version; available: ppl, needle, compare");
-  return FailUsage("eval", fmt::format("'{}' is no kind of evaluation, it can be ppl, needle or compare", kind));
+  return FailUsage("eval",
+                   fmt::format("'{}' is no kind of evaluation, it can be ppl, needle, choice or compare", kind));
 }
 
 void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help, bool kv_list) {

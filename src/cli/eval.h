@@ -1,5 +1,5 @@
 // `infinigen eval`: how good a model's answers are, under any way of keeping the cache. One file per kind of evaluation
-// (eval_ppl.cc, eval_needle.cc, eval_compare.cc); here is what they share.
+// (eval_ppl.cc, eval_needle.cc, eval_choice.cc, eval_compare.cc); here is what they share.
 #pragma once
 
 #include <chrono>
@@ -23,6 +23,7 @@ namespace infinigen {
 
 int RunEvalPpl(Arguments arguments);
 int RunEvalNeedle(Arguments arguments);
+int RunEvalChoice(Arguments arguments);
 int RunEvalCompare(Arguments arguments);
 
 struct EvalFlags {

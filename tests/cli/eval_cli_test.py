@@ -91,7 +91,6 @@ class Ppl(Case):
 
     def test_errors(self):
         self.assert_error(Run("eval"), 2, "ppl")
-        self.assert_error(Run("eval", "choice"), 2, "not part of this version")
         self.assert_error(Run("eval", "frob"), 2, "frob")
         self.assert_error(Run("eval", "ppl", "-m", MODEL), 2, "-f")
         self.assert_error(self.ppl("--mode", "fast"), 2, "batched")
