@@ -15,6 +15,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+double MeanOf(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
 Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
 // "12.34 ± 0.05", without the deviation of a single value; a dash where nothing was measured.
@@ -68,7 +74,9 @@ Json CeilingsJson(const GpuCeilings& ceilings) {
 Json MeasurementJson(const BenchReport& report, const Measurement& m) {
   Json timing = TimingJson(m.timing);
   timing["load_s"] = report.model.load_s;
-  timing["decode_step_ms_sd"] = OrNull(Deviation(m.timing.step_ms));
+  if (!m.prefill_rates.empty()) timing["prefill_tok_s"] = m.prefill_rate();
+  if (!m.decode_rates.empty()) timing["decode_tok_s"] = m.decode_rate();
+  timing["decode_step_ms_sd"] = OrNull(m.step_deviation());
   timing["decode_tok_s_sd"] = OrNull(Deviation(m.decode_rates));
   timing["prefill_tok_s_sd"] = OrNull(Deviation(m.prefill_rates));
   timing["decode_tok_s_runs"] = m.decode_rates;
@@ -76,7 +84,7 @@ Json MeasurementJson(const BenchReport& report, const Measurement& m) {
                {"depth", m.depth},
                {"batch", report.batch},
                {"timing", std::move(timing)},
-               {"tok_s_vs_first", OrNull(report.RatioToFirst(m))},
+               {"speedup_vs_first", OrNull(report.SpeedupToFirst(m))},
                {"step_bytes", m.step_bytes},
                {"gb_per_s", m.gigabytes_per_s()},
                {"kv_stats", KvStatsJson(m.pool, m.stats, report.detail)},
@@ -113,19 +121,19 @@ std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement
                                     {"batch", fmt::format("{}", report.batch)},
                                     {"depth", fmt::format("{}", m.depth)},
                                     {"gen", fmt::format("{}", report.gen)},
-                                    {"prefill_tok_s", known(t.prefill_s > 0, t.prefill_rate())},
-                                    {"decode_tok_s", known(steps, t.decode_rate())},
+                                    {"prefill_tok_s", known(t.prefill_s > 0, m.prefill_rate())},
+                                    {"decode_tok_s", known(steps, m.decode_rate())},
                                     {"step_ms_mean", known(steps, Mean(t.step_ms))},
                                     {"step_ms_p99", known(steps, Percentile(t.step_ms, 99))},
                                     {"step_bytes", fmt::format("{}", m.step_bytes)},
                                     {"gb_per_s", known(steps, m.gigabytes_per_s())},
                                     {"attended_ratio", fmt::format("{:.4f}", m.stats.All().attended_ratio())},
-                                    {"step_ms_sd", maybe(Deviation(t.step_ms))},
+                                    {"step_ms_sd", maybe(m.step_deviation())},
                                     {"step_ms_median", known(steps, Percentile(t.step_ms, 50))},
                                     {"repeat", fmt::format("{}", report.repeat)},
                                     {"decode_tok_s_sd", maybe(Deviation(m.decode_rates))},
                                     {"prefill_tok_s_sd", maybe(Deviation(m.prefill_rates))},
-                                    {"tok_s_vs_first", maybe(report.RatioToFirst(m))},
+                                    {"speedup_vs_first", maybe(report.SpeedupToFirst(m))},
                                     {"prefill_s", known(t.prefill_s > 0, t.prefill_s)},
                                     {"decode_s", known(steps, t.decode_s)},
                                     {"fill", report.fill},
@@ -151,17 +159,23 @@ std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement
 
 }  // namespace
 
-std::optional<double> Deviation(const std::vector<float>& values) {
+std::optional<double> Deviation(const std::vector<double>& values) {
   if (values.size() < 2) return std::nullopt;
-  const double mean = Mean(values);
+  const double mean = MeanOf(values);
   double sum = 0;
-  for (const float value : values) sum += (value - mean) * (value - mean);
+  for (const double value : values) sum += (value - mean) * (value - mean);
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
+double Measurement::prefill_rate() const { return MeanOf(prefill_rates); }
+double Measurement::decode_rate() const { return MeanOf(decode_rates); }
+std::optional<double> Measurement::step_deviation() const {
+  return Deviation(std::vector<double>(timing.step_ms.begin(), timing.step_ms.end()));
+}
+
 void Measurement::Add(Measurement run) {
-  if (run.timing.prefill_s > 0) prefill_rates.push_back(static_cast<float>(run.timing.prefill_rate()));
-  if (run.timing.decode_s > 0) decode_rates.push_back(static_cast<float>(run.timing.decode_rate()));
+  if (run.timing.prefill_s > 0) prefill_rates.push_back(run.timing.prefill_rate());
+  if (run.timing.decode_s > 0) decode_rates.push_back(run.timing.decode_rate());
   if (!complete) {
     run.prefill_rates = std::move(prefill_rates);
     run.decode_rates = std::move(decode_rates);
@@ -197,13 +211,11 @@ double Measurement::link_gigabytes_per_s() const {
   return far && ms > 0 ? static_cast<double>(stats.fetched_bytes) / ms / 1e6 : 0;
 }
 
-std::optional<double> BenchReport::RatioToFirst(const Measurement& of) const {
-  for (const Measurement& first : measurements)
-    if (first.depth == of.depth) {
-      if (first.timing.decode_rate() <= 0 || of.timing.decode_rate() <= 0) return std::nullopt;
-      return of.timing.decode_rate() / first.timing.decode_rate();
-    }
-  return std::nullopt;
+std::optional<double> BenchReport::SpeedupToFirst(const Measurement& of) const {
+  const auto same = [&](const Measurement& other) { return other.depth == of.depth; };
+  const auto first = std::find_if(measurements.begin(), measurements.end(), same);
+  if (first == measurements.end() || first->timing.step_ms.empty() || of.timing.step_ms.empty()) return std::nullopt;
+  return Percentile(first->timing.step_ms, 50) / Percentile(of.timing.step_ms, 50);
 }
 
 Json BenchJson(const BenchReport& report) {
@@ -249,7 +261,7 @@ std::string BenchMarkdown(const BenchReport& report) {
   for (const Measurement& m : measurements) {
     const Timing& t = m.timing;
     const bool steps = !t.step_ms.empty();
-    const std::optional<double> ratio = report.RatioToFirst(m);
+    const std::optional<double> ratio = report.SpeedupToFirst(m);
     const std::vector<std::string> cells = {
         report.model.config.name,
         std::string(Name(report.model.dtype)),
@@ -260,12 +272,12 @@ std::string BenchMarkdown(const BenchReport& report) {
         fmt::format("{}", report.batch),
         fmt::format("{}", m.depth),
         report.repeat > 1 ? fmt::format("{} x {}", report.repeat, report.gen) : fmt::format("{}", report.gen),
-        WithDeviation(t.prefill_s > 0, t.prefill_rate(), Deviation(m.prefill_rates), 1),
-        WithDeviation(steps, t.decode_rate(), Deviation(m.decode_rates), 2),
-        WithDeviation(steps, Mean(t.step_ms), Deviation(t.step_ms), 2),
+        WithDeviation(t.prefill_s > 0, m.prefill_rate(), Deviation(m.prefill_rates), 1),
+        WithDeviation(steps, m.decode_rate(), Deviation(m.decode_rates), 2),
+        WithDeviation(steps, Mean(t.step_ms), m.step_deviation(), 2),
         WithDeviation(steps, Percentile(t.step_ms, 50), {}, 2),
         WithDeviation(steps, Percentile(t.step_ms, 99), {}, 2),
-        ratio ? fmt::format("{:.2f} x", *ratio) : "-",
+        ratio ? fmt::format("{:.2f}x", *ratio) : "-",
         fmt::format("{}", m.step_bytes),
         fmt::format("{:.2f}", m.gigabytes_per_s()),
         fmt::format("{:.4f}", m.stats.All().attended_ratio())};

@@ -20,13 +20,13 @@
 namespace infinigen {
 
 // Nothing for fewer than two values.
-std::optional<double> Deviation(const std::vector<float>& values);
+std::optional<double> Deviation(const std::vector<double>& values);
 
 struct Measurement {
   ExecutorOptions options;
   int64_t depth = 0;
   Timing timing;
-  std::vector<float> prefill_rates, decode_rates;  // tokens/s of each repetition, where it has any
+  std::vector<double> prefill_rates, decode_rates;  // tokens/s of each repetition, where it has any
   PoolUse pool;
   KvStats stats;            // of the steps measured; of the first repetition
   uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
@@ -38,6 +38,9 @@ struct Measurement {
   // Takes a repetition in; the first one whole.
   void Add(Measurement run);
 
+  double prefill_rate() const;  // the mean of the repetitions; 0 when there is none
+  double decode_rate() const;
+  std::optional<double> step_deviation() const;
   double gigabytes_per_s() const;
   // Of the time that fetching takes, the share that is not seen: a step takes longer than without by the rest.
   double hidden_share() const;
@@ -55,8 +58,8 @@ struct BenchReport {
   std::optional<GpuCeilings> ceilings;  // on a GPU
   bool complete = false;
 
-  // Decode tokens/s against the first method's at the same depth; nothing where either took no step.
-  std::optional<double> RatioToFirst(const Measurement& of) const;
+  // How many times as fast as the first method at the same depth; nothing where either took no step.
+  std::optional<double> SpeedupToFirst(const Measurement& of) const;
 };
 
 std::string BenchMarkdown(const BenchReport& report);

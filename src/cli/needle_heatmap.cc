@@ -16,40 +16,48 @@ constexpr std::array<Colour, 6> kScale = {
     {{48, 18, 70}, {66, 62, 130}, {45, 112, 142}, {38, 160, 130}, {130, 208, 80}, {250, 230, 70}}};
 
 // Pixels. The font has dots of 2 pixels, headings of 3.
-constexpr size_t kMargin = 32, kGap = 28, kText = 2, kHeading = 3;
-constexpr size_t kPanelHeight = 280, kLeastColumn = 64, kMostColumn = 120, kLeastPanel = 240;
-constexpr size_t kDepthWidth = 76;  // the labels of depths, left of each row of panels
-constexpr size_t kSeam = 2;         // between two cells
+constexpr size_t kMargin = 32, kGap = 28, kText = 2, kHeading = 3, kLine = 7 * kText;
+constexpr size_t kPanelHeight = 280, kListHeight = 56;  // of a family without depths
+constexpr size_t kLeastColumn = 64, kMostColumn = 120, kLeastPanel = 240;
+constexpr size_t kDepthWidth = 76;          // the labels of depths, left of each row of panels
+constexpr size_t kSeam = 2;                 // between two cells
+constexpr size_t kAbove = 26 + kLine + 12;  // a panel: the family's name, then the method's
+constexpr size_t kBelow = 10 + kLine + 34;  // its lengths, and the way to the next row
 constexpr size_t kLegendHeight = 18, kLegendWidth = 320;
 
 struct Layout {
-  size_t column = 0, panel = 0;  // widths of a length and of a panel
-  size_t left = 0, top = 0;      // of the first panel
-  size_t across = 0, down = 0;   // from one panel to the next
+  size_t column = 0;                  // width of a length
+  size_t left = 0;                    // of the first panel
+  size_t across = 0;                  // from one panel to the next
+  std::vector<size_t> tops, heights;  // of each row's panels
+  size_t legend = 0;
   size_t width = 0, height = 0;
 
   size_t x(size_t index) const { return left + index * across; }
-  size_t y(size_t index) const { return top + index * down; }
 };
+
+bool HasDepths(const Heatmap& map, size_t row) { return map.panels[row][0].counts[0].size() > 1; }
 
 Layout LayOut(const Heatmap& map) {
   Layout of;
-  const size_t lengths = std::max<size_t>(map.lengths.size(), 1);
+  const size_t lengths = map.lengths.size();
   of.column = std::clamp(kLeastPanel / lengths, kLeastColumn, kMostColumn);
-  of.panel = of.column * lengths;
-  size_t widest = of.panel;  // a panel is as wide as what stands above it
-  for (const std::string& name : map.columns) widest = std::max(widest, TextWidth(name + " 100 %", kText));
-  of.across = widest + kGap;
+  size_t panel = of.column * lengths;  // or as wide as what stands above it
+  for (const std::string& name : map.columns) panel = std::max(panel, TextWidth(name + "  100 %", kText));
+  of.across = panel + kGap;
   of.left = kMargin + kDepthWidth;
-  const size_t head = TextHeight(kHeading) + 14 + TextHeight(kText);
-  of.top = kMargin + head + 30 + TextHeight(kText) + 12 + TextHeight(kText) + 12;
-  of.down =
-      kPanelHeight + 12 + TextHeight(kText) + 22 + TextHeight(kText) + 12;  // its lengths, then the next family's name
-  const size_t panels = of.left + map.columns.size() * of.across - kGap + kMargin;
-  const size_t legend = kMargin + kDepthWidth + kLegendWidth + 40 + TextWidth("no case", kText) + 60 + kMargin;
-  const size_t heading = 2 * kMargin + std::max(TextWidth(map.title, kHeading), TextWidth(map.subtitle, kText));
-  of.width = std::max({panels, legend, heading});
-  of.height = of.y(map.rows.size()) + 4 + kLegendHeight + 8 + TextHeight(kText) + kMargin;
+  size_t y = kMargin + TextHeight(kHeading) + 14 + kLine + 34;
+  for (size_t row = 0; row < map.rows.size(); ++row) {
+    of.tops.push_back(y + kAbove);
+    of.heights.push_back(HasDepths(map, row) ? kPanelHeight : kListHeight);
+    y = of.tops.back() + of.heights.back() + kBelow;
+  }
+  of.legend = y;
+  of.height = of.legend + kLegendHeight + 8 + kLine + kMargin;
+  const size_t panels = of.left + map.columns.size() * of.across - kGap;
+  const size_t legend = of.left + kLegendWidth + 40 + 38 + TextWidth("no case", kText);
+  const size_t heading = kMargin + std::max(TextWidth(map.title, kHeading), TextWidth(map.subtitle, kText));
+  of.width = std::max({panels, legend, heading}) + kMargin;
   return of;
 }
 
@@ -64,33 +72,55 @@ Colour InkOn(Colour cell) {
   return light > 140 ? kInk : kPaper;
 }
 
-void DrawPanel(Canvas& canvas, const Layout& of, size_t left, size_t top, const HeatmapPanel& panel) {
+void DrawPanel(Canvas& canvas, const Layout& of, size_t left, size_t row, const HeatmapPanel& panel) {
+  const size_t top = of.tops[row], height = of.heights[row];
   for (size_t length = 0; length < panel.counts.size(); ++length) {
     const std::vector<NeedleCell::Count>& bins = panel.counts[length];
     for (size_t bin = 0; bin < bins.size(); ++bin) {
-      const size_t y = top + bin * kPanelHeight / bins.size(), end = top + (bin + 1) * kPanelHeight / bins.size();
+      const size_t y = top + bin * height / bins.size(), end = top + (bin + 1) * height / bins.size();
       const size_t x = left + length * of.column;
       const NeedleCell::Count& count = bins[bin];
       const Colour colour = count.n > 0 ? HeatColour(count.share()) : kNothing;
       canvas.Fill(x, y, of.column - kSeam, end - y - kSeam, colour);
-      if (count.n == 0 || end - y < TextHeight(kText) + 4) continue;
-      Centred(canvas, x + (of.column - kSeam) / 2, y + (end - y - kSeam - TextHeight(kText)) / 2, InkOn(colour),
+      if (count.n == 0 || end - y < kLine + 4) continue;
+      Centred(canvas, x + (of.column - kSeam) / 2, y + (end - y - kSeam - kLine) / 2, InkOn(colour),
               fmt::format("{:.0f}", 100 * count.share()));
     }
   }
 }
 
-void DrawLegend(Canvas& canvas, const Layout& of, size_t y) {
+// One row of panels: the family, then for each method its name, its share and its panel, with lengths below.
+void DrawRow(Canvas& canvas, const Layout& of, const Heatmap& map, size_t row) {
+  const size_t top = of.tops[row], bottom = top + of.heights[row];
+  canvas.Text(kMargin, top - kAbove, kText, kInk, map.rows[row]);
+  for (size_t column = 0; column < map.columns.size(); ++column) {
+    const HeatmapPanel& panel = map.panels[row][column];
+    const std::string& name = map.columns[column];
+    const std::string share = panel.accuracy < 0 ? "-" : fmt::format("{:.0f} %", 100 * panel.accuracy);
+    canvas.Text(of.x(column), top - 12 - kLine, kText, kInk, name);
+    canvas.Text(of.x(column) + TextWidth(name + "  ", kText), top - 12 - kLine, kText, kFaint, share);
+    DrawPanel(canvas, of, of.x(column), row, panel);
+    for (size_t length = 0; length < map.lengths.size(); ++length)
+      Centred(canvas, of.x(column) + length * of.column + (of.column - kSeam) / 2, bottom + 10, kFaint,
+              map.lengths[length]);
+  }
+  if (!HasDepths(map, row)) return;
+  canvas.Text(kMargin, top, kText, kFaint, "start");
+  canvas.Text(kMargin, (top + bottom) / 2 - kLine / 2, kText, kFaint, "depth");
+  canvas.Text(kMargin, bottom - kLine - kSeam, kText, kFaint, "end");
+}
+
+void DrawLegend(Canvas& canvas, const Layout& of) {
   for (size_t x = 0; x < kLegendWidth; ++x)
-    canvas.Fill(of.left + x, y, 1, kLegendHeight,
+    canvas.Fill(of.left + x, of.legend, 1, kLegendHeight,
                 HeatColour(static_cast<double>(x) / static_cast<double>(kLegendWidth - 1)));
   for (const size_t percent : {0, 50, 100})
-    Centred(canvas, of.left + kLegendWidth * percent / 100, y + kLegendHeight + 8, kFaint,
+    Centred(canvas, of.left + kLegendWidth * percent / 100, of.legend + kLegendHeight + 8, kFaint,
             fmt::format("{} %", percent));
-  canvas.Text(kMargin, y + 2, kText, kInk, "found");
+  canvas.Text(kMargin, of.legend + 2, kText, kInk, "found");
   const size_t empty = of.left + kLegendWidth + 40;
-  canvas.Fill(empty, y, 28, kLegendHeight, kNothing);
-  canvas.Text(empty + 38, y + 2, kText, kFaint, "no case");
+  canvas.Fill(empty, of.legend, 28, kLegendHeight, kNothing);
+  canvas.Text(empty + 38, of.legend + 2, kText, kFaint, "no case");
 }
 
 }  // namespace
@@ -140,34 +170,13 @@ Heatmap HeatmapOf(const NeedlePlan& plan, const std::vector<std::string>& names,
 }
 
 Canvas DrawHeatmap(const Heatmap& map) {
+  CHECK(!map.rows.empty() && !map.columns.empty() && !map.lengths.empty());
   const Layout of = LayOut(map);
   Canvas canvas(of.width, of.height, kPaper);
   canvas.Text(kMargin, kMargin, kHeading, kInk, map.title);
   canvas.Text(kMargin, kMargin + TextHeight(kHeading) + 14, kText, kFaint, map.subtitle);
-  for (size_t row = 0; row < map.rows.size(); ++row) {
-    const size_t top = of.y(row), name = top - 12 - 2 * TextHeight(kText) - 12;
-    canvas.Text(kMargin, name, kText, kInk, map.rows[row]);
-    for (size_t column = 0; column < map.columns.size(); ++column) {
-      const HeatmapPanel& panel = map.panels[row][column];
-      const std::string share = panel.accuracy < 0 ? " -" : fmt::format(" {:.0f} %", 100 * panel.accuracy);
-      canvas.Text(of.x(column), top - 12 - TextHeight(kText), kText, kInk, map.columns[column]);
-      canvas.Text(of.x(column) + TextWidth(map.columns[column] + " ", kText), top - 12 - TextHeight(kText), kText,
-                  kFaint, share);
-      DrawPanel(canvas, of, of.x(column), top, panel);
-      for (size_t length = 0; length < map.lengths.size(); ++length)
-        Centred(canvas, of.x(column) + length * of.column + (of.column - kSeam) / 2, top + kPanelHeight + 10, kFaint,
-                map.lengths[length]);
-    }
-    const bool everywhere = map.panels[row][0].counts[0].size() == 1;
-    if (everywhere) {
-      Centred(canvas, kMargin + 28, top + kPanelHeight / 2, kFaint, "all");
-      continue;
-    }
-    canvas.Text(kMargin, top, kText, kFaint, "start");
-    canvas.Text(kMargin, top + kPanelHeight / 2 - TextHeight(kText) / 2, kText, kFaint, "depth");
-    canvas.Text(kMargin, top + kPanelHeight - TextHeight(kText) - kSeam, kText, kFaint, "end");
-  }
-  DrawLegend(canvas, of, of.y(map.rows.size()) - 2 * TextHeight(kText));
+  for (size_t row = 0; row < map.rows.size(); ++row) DrawRow(canvas, of, map, row);
+  DrawLegend(canvas, of);
   return canvas;
 }
 

@@ -14,6 +14,7 @@ constexpr std::array<uint16_t, 29> kLengthBase = {3,  4,  5,  6,  7,  8,  9,  10
 constexpr std::array<uint8_t, 29> kLengthExtra = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
                                                   2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
 constexpr size_t kLeastMatch = 3, kLongestMatch = 258;
+constexpr size_t kPixelBytes = 3;
 constexpr uint32_t kEndOfBlock = 256, kFirstLength = 257;
 
 class BitWriter {
@@ -30,6 +31,8 @@ class BitWriter {
     if (symbol < 280) return Code(symbol - 256, 7);
     Code(0xC0 + symbol - 280, 8);
   }
+  // Distances up to 4 are codes of their own.
+  void Distance(uint32_t code) { Code(code, 5); }
   std::string Finish() {
     Bits(0, 7);
     return std::move(bytes_);
@@ -80,34 +83,38 @@ std::string ZlibRuns(std::string_view bytes) {
   BitWriter writer;
   writer.Bits(0b011, 3);  // the last block, with the fixed codes
   for (size_t i = 0; i < bytes.size();) {
-    const char byte = bytes[i];
-    writer.Symbol(static_cast<unsigned char>(byte));
-    size_t end = ++i;
-    while (end < bytes.size() && bytes[end] == byte) ++end;
-    while (end - i >= kLeastMatch) {
-      const size_t length = std::min(end - i, kLongestMatch);
-      const size_t code = static_cast<size_t>(std::upper_bound(kLengthBase.begin(), kLengthBase.end(), length) -
-                                              kLengthBase.begin() - 1);
-      writer.Symbol(kFirstLength + static_cast<uint32_t>(code));
-      writer.Bits(static_cast<uint32_t>(length - kLengthBase[code]), kLengthExtra[code]);
-      writer.Bits(0, 5);  // distance 1
-      i += length;
+    size_t length = 0, distance = 0;
+    for (const size_t back : {size_t{1}, kPixelBytes}) {
+      if (back > i) continue;
+      size_t same = 0;
+      while (same < kLongestMatch && i + same < bytes.size() && bytes[i + same] == bytes[i + same - back]) ++same;
+      if (same > length) length = same, distance = back;
     }
+    if (length < kLeastMatch) {
+      writer.Symbol(static_cast<unsigned char>(bytes[i++]));
+      continue;
+    }
+    const size_t code =
+        static_cast<size_t>(std::upper_bound(kLengthBase.begin(), kLengthBase.end(), length) - kLengthBase.begin() - 1);
+    writer.Symbol(kFirstLength + static_cast<uint32_t>(code));
+    writer.Bits(static_cast<uint32_t>(length - kLengthBase[code]), kLengthExtra[code]);
+    writer.Distance(static_cast<uint32_t>(distance - 1));
+    i += length;
   }
   writer.Symbol(kEndOfBlock);
   return "\x78\x01" + writer.Finish() + BigEndian(Adler32(bytes));
 }
 
 std::string EncodePng(size_t width, size_t height, std::span<const uint8_t> rgb) {
-  CHECK(width > 0 && height > 0 && rgb.size() == width * height * 3);
+  CHECK(width > 0 && height > 0 && rgb.size() == width * height * kPixelBytes);
   constexpr char kUp = 2;  // the filter: what a row differs by from the one above
   std::string rows;
-  rows.reserve(height * (width * 3 + 1));
+  rows.reserve(height * (width * kPixelBytes + 1));
   for (size_t y = 0; y < height; ++y) {
     rows += kUp;
-    const std::span<const uint8_t> row = rgb.subspan(y * width * 3, width * 3);
+    const std::span<const uint8_t> row = rgb.subspan(y * width * kPixelBytes, width * kPixelBytes);
     for (size_t i = 0; i < row.size(); ++i)
-      rows += static_cast<char>(row[i] - (y > 0 ? rgb[(y - 1) * width * 3 + i] : 0));
+      rows += static_cast<char>(row[i] - (y > 0 ? rgb[(y - 1) * width * kPixelBytes + i] : 0));
   }
   const std::string head =
       BigEndian(static_cast<uint32_t>(width)) + BigEndian(static_cast<uint32_t>(height)) +

@@ -1,8 +1,8 @@
 // PNG, as much of it as a chart needs: eight bits a channel, red green blue, no library behind it.
 //
 // Charts are flat areas. Every row is stored as its difference from the row above, which makes most bytes 0, and runs
-// of equal bytes become matches at distance 1 in a deflate block with the fixed codes: a chart of a million pixels
-// takes a few ten kilobytes, without a search for matches or codes of its own.
+// of equal bytes or pixels become matches at distance 1 or 3 in a deflate block with the fixed codes: a chart of a
+// million pixels takes a few ten kilobytes, without a search for matches or codes of its own.
 #pragma once
 
 #include <cstddef>
