@@ -200,13 +200,13 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
   RETURN_IF_ERROR(bench.WarmUp());
   for (const int64_t depth : depths) {
     Measurement all;
-    for (int64_t run = 0; run < flags.repeat; ++run) {
+    for (int64_t run = 0; run < flags.repeat && !Interrupted(); ++run) {
       Bench::Outcome outcome = bench.Measure(depth, flags.gen, /*kinds=*/run == 0);
       RETURN_IF_ERROR(outcome.status);
-      if (!outcome.measurement.complete) break;
       all.Add(std::move(outcome.measurement));
     }
-    if (all.complete) measurements.push_back(std::move(all));
+    // One with fewer repetitions than it says would be none.
+    if (!Interrupted()) measurements.push_back(std::move(all));
     if (Interrupted()) break;
   }
   return Ok();
