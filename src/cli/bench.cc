@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/size.h"
+#include "cli/bench_report.h"
 #include "cli/clock.h"
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -22,51 +22,18 @@
 namespace infinigen {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct BenchFlags {
   std::string model, shape;
   std::string dtype = "bf16";
   DeviceFlags device;
   KvFlags kv;
-  int64_t batch = 1, prompt = 512, gen = 32;
+  int64_t batch = 1, prompt = 512, gen = 32, repeat = 1;
   std::vector<int64_t> depths;
   std::string fill = "prefill";
   std::string format = "md";
   bool dry_run = false;
   bool json = false;
   bool no_fetch = false, no_compute = false;
-};
-
-struct Measurement {
-  ExecutorOptions options;
-  int64_t depth = 0;
-  Timing timing;
-  PoolUse pool;
-  KvStats stats;            // of the steps measured
-  uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
-  DeviceUse device;
-  std::vector<ZoneTime> zones;                // of one step, by kind of work, where the backend can tell
-  double no_fetch_ms = 0, no_compute_ms = 0;  // a step without fetching, and without computing; 0: not measured
-  bool complete = false;                      // false: interrupted
-
-  double gigabytes_per_s() const {
-    const double mean_ms = Mean(timing.step_ms);
-    return mean_ms > 0 ? static_cast<double>(step_bytes) / mean_ms / 1e6 : 0;
-  }
-  // Of the time that fetching takes, the share that is not seen: a step takes longer than without by the rest.
-  double hidden_share() const {
-    double fetch_ms = no_compute_ms;
-    for (const ZoneTime& zone : zones)
-      if (zone.name == "fetch") fetch_ms = std::min(fetch_ms, zone.ms);
-    return fetch_ms > 0 ? std::clamp(1 - (Percentile(timing.step_ms, 50) - no_fetch_ms) / fetch_ms, 0.0, 1.0) : 0;
-  }
-  // Entries over the link to a GPU, where they live on the host.
-  double link_gigabytes_per_s() const {
-    const double ms = timing.decode_s * 1e3;
-    const bool far = options.device == Device::kCuda && !options.pool_on_device;
-    return far && ms > 0 ? static_cast<double>(stats.fetched_bytes) / ms / 1e6 : 0;
-  }
 };
 
 // Ids in a fixed order that visits the vocabulary evenly; the same for every run.
@@ -107,15 +74,17 @@ class Bench {
     Status status = Ok();
     Measurement measurement;
   };
-  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch.
-  Outcome Measure(int64_t depth, int64_t steps) {
+  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch. `kinds`: then looks
+  // at what a step is made of, where the backend can tell.
+  Outcome Measure(int64_t depth, int64_t steps, bool kinds = true) {
     Outcome outcome;
     outcome.measurement.options = executor_.options();
     outcome.measurement.depth = depth;
     std::vector<StepItem> items;
     outcome.status = Prefill(depth, steps, outcome.measurement, items);
     if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
-    if (outcome.status.ok() && steps > 0 && !executor_.options().method.evicts()) TimeKinds(outcome.measurement, items);
+    if (outcome.status.ok() && steps > 0 && kinds && !executor_.options().method.evicts())
+      TimeKinds(outcome.measurement, items);
     outcome.measurement.device = executor_.device_use();
     outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
     outcome.measurement.complete = !Interrupted();
@@ -220,109 +189,6 @@ class Bench {
   RandomIds ids_;
 };
 
-// ---- output ----
-
-Json CeilingsJson(const GpuCeilings& ceilings) {
-  return {{"device_gb_per_s", ceilings.device_gb_per_s},
-          {"to_device_gb_per_s", ceilings.to_device_gb_per_s},
-          {"to_host_gb_per_s", ceilings.to_host_gb_per_s}};
-}
-
-Json ResultsJson(const BenchFlags& flags, const Model& model, const Json& device,
-                 const std::vector<Measurement>& measurements) {
-  Json results = Json::array();
-  for (const Measurement& m : measurements) {
-    Json timing = TimingJson(m.timing);
-    timing["load_s"] = model.load_s;
-    results.push_back({{"kv", m.options.method.preset},
-                       {"depth", m.depth},
-                       {"batch", flags.batch},
-                       {"timing", std::move(timing)},
-                       {"step_bytes", m.step_bytes},
-                       {"gb_per_s", m.gigabytes_per_s()},
-                       {"kv_stats", KvStatsJson(m.pool, m.stats, {flags.kv.stats_per_layer, flags.kv.mass_recall})},
-                       {"kv_options", KvJson(m.options)},
-                       {"memory", MemoryJson(m.device)}});
-    if (m.zones.empty()) continue;
-    results.back()["link_gb_per_s"] = m.link_gigabytes_per_s();
-    for (const ZoneTime& zone : m.zones) results.back()["step_ms_by_kind"][std::string(zone.name)] = zone.ms;
-    if (m.no_fetch_ms > 0)
-      results.back().update({{"no_fetch_step_ms", m.no_fetch_ms},
-                             {"no_compute_step_ms", m.no_compute_ms},
-                             {"hidden_share", m.hidden_share()}});
-  }
-  return {{"model", ModelJson(model)},
-          {"device", device},
-          {"kv", measurements.empty() ? Json(nullptr) : KvJson(measurements[0].options)},
-          {"batch", flags.batch},
-          {"prompt", flags.prompt},
-          {"gen", flags.gen},
-          {"fill", flags.fill},
-          {"results", std::move(results)}};
-}
-
-// What a GPU's steps are made of, and what they could be.
-std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeilings& ceilings) {
-  std::string text = fmt::format(
-      "\nceilings measured here: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to the "
-      "host\n\n",
-      ceilings.device_gb_per_s, ceilings.to_device_gb_per_s, ceilings.to_host_gb_per_s);
-  text += "| kv | home | depth | prefill s | pinning s | link GB/s | hits | GPU peak |";
-  for (const ZoneTime& zone : measurements[0].zones) text += fmt::format(" {} ms |", zone.name);
-  text += "\n|---|---|--:|--:|--:|--:|--:|--:|";
-  for (size_t i = 0; i < measurements[0].zones.size(); ++i) text += "--:|";
-  for (const Measurement& m : measurements) {
-    text += fmt::format("\n| {} | {} | {} | {:.2f} | {:.2f} | {:.1f} | {} | {} |", m.options.method.preset,
-                        m.options.pool_on_device ? "device" : "host", m.depth, m.timing.prefill_s, m.device.pinning_s,
-                        m.link_gigabytes_per_s(), m.stats.fetches ? fmt::format("{:.3f}", m.stats.hit_ratio()) : "",
-                        FormatSize(m.device.peak_bytes));
-    for (const ZoneTime& zone : m.zones) text += fmt::format(" {:.2f} |", zone.ms);
-  }
-  text += "\n";
-  for (const Measurement& m : measurements)
-    if (m.no_fetch_ms > 0)
-      text += fmt::format(
-          "\n{} at {}: a step takes {:.2f} ms, {:.2f} without fetching, {:.2f} without computing (selection stays): "
-          "{:.0f} % of fetching is hidden under computing\n",
-          m.options.method.preset, m.depth, Percentile(m.timing.step_ms, 50), m.no_fetch_ms, m.no_compute_ms,
-          100 * m.hidden_share());
-  return text;
-}
-
-std::string Table(const BenchFlags& flags, const Model& model, const std::vector<Measurement>& measurements) {
-  const bool csv = flags.format == "csv";
-  const std::string head =
-      csv ? "model,dtype,backend,threads,kv,kv_type,batch,depth,gen,prefill_tok_s,decode_tok_s,step_ms_mean,step_ms_"
-            "p99,"
-            "step_bytes,gb_per_s,attended_ratio\n"
-          : "| model | type | backend | threads | kv | kv type | batch | depth | gen | prefill tok/s | decode tok/s | "
-            "step ms | p99 ms | step bytes | GB/s | attended |\n"
-            "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
-  std::string text = head;
-  for (const Measurement& m : measurements) {
-    const ExecutorOptions& options = m.options;
-    const Timing& t = m.timing;
-    const std::vector<std::string> cells = {model.config.name,
-                                            std::string(Name(model.dtype)),
-                                            BackendName(options.device),
-                                            fmt::format("{}", options.threads),
-                                            std::string(options.method.preset),
-                                            std::string(Name(options.kv_type)),
-                                            fmt::format("{}", flags.batch),
-                                            fmt::format("{}", m.depth),
-                                            fmt::format("{}", t.step_ms.size()),
-                                            fmt::format("{:.1f}", t.prefill_rate()),
-                                            fmt::format("{:.2f}", t.decode_rate()),
-                                            fmt::format("{:.2f}", Mean(t.step_ms)),
-                                            fmt::format("{:.2f}", Percentile(t.step_ms, 99)),
-                                            fmt::format("{}", m.step_bytes),
-                                            fmt::format("{:.2f}", m.gigabytes_per_s()),
-                                            fmt::format("{:.4f}", m.stats.All().attended_ratio())};
-    text += csv ? fmt::format("{}\n", fmt::join(cells, ",")) : fmt::format("| {} |\n", fmt::join(cells, " | "));
-  }
-  return text;
-}
-
 // ---- the command ----
 
 Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& executor,
@@ -333,10 +199,15 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
   Bench bench(model, executor, flags.fill == "synthetic", skips);
   RETURN_IF_ERROR(bench.WarmUp());
   for (const int64_t depth : depths) {
-    Bench::Outcome outcome = bench.Measure(depth, flags.gen);
-    RETURN_IF_ERROR(outcome.status);
-    if (!outcome.measurement.complete) break;
-    measurements.push_back(std::move(outcome.measurement));
+    Measurement all;
+    for (int64_t run = 0; run < flags.repeat && !Interrupted(); ++run) {
+      Bench::Outcome outcome = bench.Measure(depth, flags.gen, /*kinds=*/run == 0);
+      RETURN_IF_ERROR(outcome.status);
+      all.Add(std::move(outcome.measurement));
+    }
+    // One with fewer repetitions than it says would be none.
+    if (!Interrupted()) measurements.push_back(std::move(all));
+    if (Interrupted()) break;
   }
   return Ok();
 }
@@ -370,8 +241,9 @@ Result<int> RunAll(const BenchFlags& flags) {
 
   if (flags.dry_run) return DryRun(flags, *model, device, choices, context);
   std::vector<Measurement> measurements;
-  Json device_json;
+  nlohmann::ordered_json device_json;
   for (const KvChoice& kv : choices) {
+    if (Interrupted()) break;
     ASSIGN_OR_RETURN(const ExecutorOptions options,
                      OptionsFor(*model, device, kv, context, {.useful = flags.batch, .flag = flags.batch}));
     const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
@@ -380,20 +252,23 @@ Result<int> RunAll(const BenchFlags& flags) {
     device_json = DeviceJson(*executor);
     RETURN_IF_ERROR(MeasureDepths(flags, *model, *executor, depths, measurements));
   }
-  GpuCeilings ceilings;
-  const bool gpu = device.device == Device::kCuda && !measurements.empty();
-  if (gpu) {
-    ASSIGN_OR_RETURN(ceilings, MeasureGpu());
+  BenchReport report{.model = *model,
+                     .device = std::move(device_json),
+                     .batch = flags.batch,
+                     .prompt = flags.prompt,
+                     .gen = flags.gen,
+                     .repeat = flags.repeat,
+                     .fill = flags.fill,
+                     .detail = {flags.kv.stats_per_layer, flags.kv.mass_recall},
+                     .measurements = std::move(measurements),
+                     .complete = !Interrupted()};
+  if (device.device == Device::kCuda && !report.measurements.empty()) {
+    ASSIGN_OR_RETURN(report.ceilings, MeasureGpu());
   }
   Output output;
-  if (flags.format == "json") {
-    Json json = ResultsJson(flags, *model, device_json, measurements);
-    if (gpu) json["ceilings"] = CeilingsJson(ceilings);
-    output.Write(Dump(json));
-  } else {
-    output.Write(Table(flags, *model, measurements));
-    if (gpu && flags.format == "md") output.Write(GpuNotes(measurements, ceilings));
-  }
+  output.Write(flags.format == "json"  ? Dump(BenchJson(report))
+               : flags.format == "csv" ? BenchCsv(report)
+                                       : BenchMarkdown(report));
   RETURN_IF_ERROR(output.status());
   return Interrupted() ? kExitInterrupted : kExitOk;
 }
@@ -417,6 +292,8 @@ int RunBench(Arguments arguments) {
   flags.Integer("--batch", &values.batch, 1, 4096, "sequences, all at once (default 1)");
   flags.Integer("--prompt", &values.prompt, 1, kMaxContext, "tokens of each prompt (default 512)");
   flags.Integer("--gen", &values.gen, 0, INT32_MAX, "decode steps (default 32)");
+  flags.Integer("--repeat", &values.repeat, 1, 10000,
+                "measure everything N times: speeds get a deviation over the repetitions (default 1)");
   const auto set_depths = [&](const std::string& text) {
     return ParseIntegerList(text, 0, kMaxContext, &values.depths);
   };

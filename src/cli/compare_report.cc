@@ -36,8 +36,8 @@ Json PplJson(const CompareRow& row, const CompareResult& result, const StatsDeta
 }
 
 Json FactsJson(const CompareRow& row, const StatsDetail& detail) {
-  return {{"accuracy", ShareJson(row.facts->all)},
-          {"n", row.facts->all.n},
+  return {{"accuracy", AccuracyJson(row.facts->score)},
+          {"n", row.facts->score.all.n},
           {"cells", CellsJson(row.facts->cells)},
           {"needle_kv_stats", KvStatsJson(row.facts->pool, row.facts_stats, detail)}};
 }
@@ -99,7 +99,7 @@ void AddFactColumns(const NeedlePlan& plan, std::vector<Column>& columns) {
   for (size_t cell = 0; cell < plan.facts.size(); ++cell) {
     const int64_t facts = plan.facts[cell];
     const auto found = [cell](const CompareRow& row) {
-      return row.facts ? Json(row.facts->cells[cell].all.found) : Json(nullptr);
+      return row.facts ? Json(row.facts->cells[cell].score.all.found) : Json(nullptr);
     };
     columns.push_back({fmt::format("{} fact{}", facts, facts == 1 ? "" : "s"), fmt::format("facts_{}_found", facts),
                        found, [n = plan.n](const Json& of) { return fmt::format("{} of {}", of.get<int64_t>(), n); }});

@@ -3,38 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "cli/eval.h"
+#include "cli/needle_text.h"
+#include "text/story.h"
 
 namespace infinigen {
 namespace {
 
-// Keys are a side and a spot; both were in the shipped model's training.
-constexpr std::array<std::string_view, 24> kSides = {
-    "north", "south", "east",   "west",  "upper", "lower", "old",   "new",   "inner", "outer", "main",   "back",
-    "front", "first", "second", "small", "red",   "blue",  "green", "white", "black", "iron",  "wooden", "hidden"};
-constexpr std::array<std::string_view, 32> kSpots = {
-    "gate",    "tower",   "bridge",   "vault",      "cellar",      "garden",  "harbour", "station",
-    "library", "archive", "workshop", "office",     "hall",        "chapel",  "museum",  "stable",
-    "barn",    "mill",    "tunnel",   "lighthouse", "greenhouse",  "kitchen", "attic",   "courtyard",
-    "depot",   "shed",    "cabin",    "storehouse", "observatory", "bakery",  "school",  "boathouse"};
-static_assert(kSides.size() * kSpots.size() >= static_cast<size_t>(kMostFacts));
-
 constexpr double kFilled = 0.98;  // of the room; below that a part of a sentence is added
 constexpr double kShort = 0.9;    // of the room; below that the source had too little text
-
-std::vector<NeedleFact> DrawFacts(int64_t count, SplitMix& random) {
-  std::vector<NeedleFact> facts;
-  while (static_cast<int64_t>(facts.size()) < count) {
-    NeedleFact fact;
-    fact.key = fmt::format("the {} {}", random.Pick(kSides), random.Pick(kSpots));
-    fact.code = fmt::format("{}", 100000 + random.Below(900000));
-    const auto clashes = [&](const NeedleFact& other) { return other.key == fact.key || other.code == fact.code; };
-    if (std::none_of(facts.begin(), facts.end(), clashes)) facts.push_back(std::move(fact));
-  }
-  return facts;
-}
 
 // The first `words` words of a sentence, closed with a full stop.
 std::string Shortened(std::string_view sentence, size_t words) {
@@ -45,34 +23,14 @@ std::string Shortened(std::string_view sentence, size_t words) {
   return text + ".";
 }
 
-constexpr std::string_view kDigits = "0123456789";
-
 }  // namespace
-
-std::string NeedleFact::Statement() const { return fmt::format("The access code for {} is {}.", key, code); }
-std::string NeedleFact::Question() const { return fmt::format("What is the access code for {}?", key); }
-
-// A chat model answers with a sentence, the other forms with the code alone.
-int64_t AnswerTokens(NeedleForm form) { return form == NeedleForm::kChat ? 32 : 12; }
-int64_t AnswerRoom(NeedleForm form) { return AnswerTokens(form) + 4; }
-
-Verdict Judge(std::string_view answer, std::string_view code, NeedleForm form, bool ended) {
-  const size_t first = std::min(answer.find_first_of(kDigits), answer.size());
-  const std::string_view number = answer.substr(first, answer.find_first_not_of(kDigits, first) - first);
-  // Only a chat's sentence has words before the code.
-  if (form != NeedleForm::kChat && answer.substr(0, first).find_first_not_of(' ') != std::string_view::npos)
-    return Verdict::kWrong;
-  const bool whole = ended || first + number.size() < answer.size();  // no further digit can come
-  if (whole) return number == code ? Verdict::kRight : Verdict::kWrong;
-  return number == code.substr(0, number.size()) ? Verdict::kOpen : Verdict::kWrong;
-}
 
 // What a case is made of, before it is known how much of the filler fits.
 struct NeedleMaker::Draft {
   std::vector<FillerSentence> filler;
-  std::vector<NeedleFact> facts;  // the first one is asked for
-  std::vector<double> depths;     // of each fact, in [0, 1)
-  std::vector<int64_t> costs;     // [filler], tokens of each sentence alone
+  NeedleTask task;
+  std::vector<int64_t> costs;  // [filler], tokens of each sentence alone
+  size_t least = 2;            // sentences that a case has at least
 };
 
 Result<NeedleMaker> NeedleMaker::Make(const Tokenizer& tokenizer, NeedleForm form, std::optional<std::string> source,
@@ -96,10 +54,10 @@ Result<std::vector<int32_t>> NeedleMaker::Encode(std::string_view text) const {
   return ids;
 }
 
-std::string NeedleMaker::QuestionOf(const NeedleFact& fact) const {
-  if (form_ == NeedleForm::kContinuation) return fmt::format(" The access code for {} is", fact.key);
-  if (form_ == NeedleForm::kChat) return fmt::format("\n\n{}", fact.Question());
-  return fmt::format("\n\nQuestion: {}\nAnswer:", fact.Question());
+std::string NeedleMaker::QuestionOf(const NeedleTask& task) const {
+  if (form_ == NeedleForm::kContinuation) return task.opening;
+  if (form_ == NeedleForm::kChat) return fmt::format("\n\n{}", task.question);
+  return fmt::format("\n\nQuestion: {}\nAnswer:", task.question);
 }
 
 // The case with the first `sentences` sentences of the filler and `words` words of the next one. All of the prompt is
@@ -117,40 +75,72 @@ Result<NeedleCase> NeedleMaker::Build(const NeedleSpec& spec, const Draft& draft
     starts.push_back(bytes - filler[i].text.size());
     if (i > 0 && filler[i].before != "\n\n") places.push_back(i);
   }
-  if (places.empty()) return Invalid("there is no place between two sentences for a fact");
+  const std::vector<NeedleStatement>& statements = draft.task.statements;
+  if (places.empty() && !statements.empty()) return Invalid("there is no place between two sentences for a fact");
   std::vector<std::vector<size_t>> facts_before(filler.size());
-  for (size_t f = 0; f < draft.facts.size(); ++f) {
-    const double wanted = draft.depths[f] * static_cast<double>(bytes);
+  for (size_t f = 0; f < statements.size(); ++f) {
+    const double wanted = statements[f].depth * static_cast<double>(bytes);
     const auto far_enough = [&](size_t place) { return static_cast<double>(starts[place]) >= wanted; };
     const auto place = std::find_if(places.begin(), places.end(), far_enough);
     facts_before[place != places.end() ? *place : places.back()].push_back(f);
   }
 
-  NeedleCase made{.spec = spec, .asked = draft.facts[0]};
+  NeedleCase made{.spec = spec};
+  for (const std::string& text : draft.task.sought) made.sought.push_back({.text = text});
   for (size_t i = 0; i < filler.size(); ++i) {
     if (i > 0) made.text += filler[i].before;
     for (const size_t f : facts_before[i]) {
-      if (f == 0) made.fact_at = made.text.size();
-      made.text += draft.facts[f].Statement() + " ";
+      const NeedleStatement& said = statements[f];
+      if (said.sought) {
+        NeedleSought& sought = made.sought[*said.sought];
+        sought.statement = said.text;
+        sought.depth = said.depth;
+        sought.at = made.text.size();
+      }
+      made.text += said.text + " ";
     }
     made.text += filler[i].text;
   }
-  made.question = QuestionOf(made.asked);
+  made.question = QuestionOf(draft.task);
   ASSIGN_OR_RETURN(made.context, Encode(made.text + made.question));
   return made;
+}
+
+// Different words for a list: of the source, or nouns of the generated text.
+Result<std::vector<std::string>> NeedleMaker::WordPool(const NeedleSpec& spec, SplitMix& random) const {
+  std::vector<std::string> pool;
+  if (source_) {
+    std::string text;
+    for (const FillerSentence& sentence :
+         CutFiller(*source_, static_cast<size_t>(spec.length) * kFillerBytesPerToken, random))
+      text += sentence.text + " ";
+    pool = DistinctWords(text);
+  } else {
+    for (const std::string_view word : StoryNouns()) pool.emplace_back(word);
+  }
+  if (pool.size() < WordsNeeded(spec.facts))
+    return Invalid("the text has {} different words of 4 to 10 letters, and a list needs {}; pass a longer file",
+                   pool.size(), WordsNeeded(spec.facts));
+  return pool;
 }
 
 Result<NeedleMaker::Draft> NeedleMaker::Draw(const NeedleSpec& spec) const {
   SplitMix random(seed_);
   for (const int64_t part : {spec.length, spec.facts, spec.index})
     random = SplitMix(random.Next() ^ static_cast<uint64_t>(part));
+  // Those that ask for one are the same cases.
+  if (!AsksForOne(spec.family)) random = SplitMix(random.Next() ^ static_cast<uint64_t>(spec.family));
   Draft draft;
-  draft.facts = DrawFacts(spec.facts, random);
-  draft.depths.push_back((static_cast<double>(spec.index) + random.Unit()) / static_cast<double>(spec.n));
-  while (draft.depths.size() < draft.facts.size()) draft.depths.push_back(random.Unit());
-  const size_t enough = static_cast<size_t>(spec.length) * kFillerBytesPerToken;
-  draft.filler = source_ ? CutFiller(*source_, enough, random) : StoryFiller(random.Next(), enough);
-  if (draft.filler.size() < 2) return Invalid("the text has fewer than two sentences");
+  if (spec.family == NeedleFamily::kWords) {
+    ASSIGN_OR_RETURN(std::vector<std::string> pool, WordPool(spec, random));
+    draft.task = DrawWords(spec, std::move(pool), static_cast<size_t>(spec.length), random, &draft.filler);
+    draft.least = 1 + WordsInRound(spec.facts);
+  } else {
+    draft.task = DrawTask(spec, random);
+    const size_t enough = static_cast<size_t>(spec.length) * kFillerBytesPerToken;
+    draft.filler = source_ ? CutFiller(*source_, enough, random) : StoryFiller(random.Next(), enough);
+  }
+  if (draft.filler.size() < draft.least) return Invalid("the text has fewer than two sentences");
   for (const FillerSentence& sentence : draft.filler) {
     ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                      tokenizer_->Encode(" " + sentence.text, {.add_special = false, .parse_special = false}));
@@ -162,22 +152,25 @@ Result<NeedleMaker::Draft> NeedleMaker::Draw(const NeedleSpec& spec) const {
 // As much filler as the length has room for. How many sentences is guessed from the tokens of each, then corrected by
 // what the whole prompt really has; what is left is filled with a part of the next sentence.
 Result<NeedleCase> NeedleMaker::Fit(const NeedleSpec& spec, const Draft& draft) const {
-  const int64_t room = spec.length - AnswerRoom(form_);
+  const int64_t room = spec.length - AnswerRoom(spec, form_);
   const std::vector<int64_t>& costs = draft.costs;
-  ASSIGN_OR_RETURN(const std::vector<int32_t> fact_ids, Encode(draft.facts[0].Statement()));
-  int64_t left = room - spec.facts * static_cast<int64_t>(fact_ids.size());
+  int64_t left = room;
+  if (!draft.task.statements.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<int32_t> fact_ids, Encode(draft.task.statements[0].text));
+    left -= static_cast<int64_t>(draft.task.statements.size() * fact_ids.size());
+  }
   size_t count = 0;
   while (count < costs.size() && costs[count] <= left) left -= costs[count++];
-  count = std::max<size_t>(count, 2);
+  count = std::max(count, draft.least);
 
   ASSIGN_OR_RETURN(NeedleCase best, Build(spec, draft, count, 0));
   while (best.prompt_tokens() > room) {
-    if (count == 2)
+    if (count == draft.least)
       return Invalid(
           "{} tokens have no room for {} fact{}, the question and the answer; ask for a longer context or "
           "fewer facts",
           spec.length, spec.facts, spec.facts == 1 ? "" : "s");
-    for (int64_t over = best.prompt_tokens() - room; over > 0 && count > 2;) over -= costs[--count];
+    for (int64_t over = best.prompt_tokens() - room; over > 0 && count > draft.least;) over -= costs[--count];
     ASSIGN_OR_RETURN(best, Build(spec, draft, count, 0));
   }
   const auto gap = [&] { return room - best.prompt_tokens(); };
@@ -198,15 +191,18 @@ Result<NeedleCase> NeedleMaker::Fit(const NeedleSpec& spec, const Draft& draft) 
   return best;
 }
 
-// Cuts the prompt in two and finds the fact in it: both are where the prompt parts from that of a shorter text. A token
+// Cuts the prompt in two and finds the facts in it: all are where the prompt parts from that of a shorter text. A token
 // that lies across the end of the text (".\n\n") belongs to the question.
 Status NeedleMaker::Cut(NeedleCase* made) const {
   const auto parts_from = [&](const std::vector<int32_t>& ids) {
     return std::mismatch(made->context.begin(), made->context.end(), ids.begin(), ids.end()).first;
   };
-  // Without the space before the fact, which belongs to its first token.
-  ASSIGN_OR_RETURN(const std::vector<int32_t> before, Encode(made->text.substr(0, made->fact_at - 1)));
-  made->fact_token = parts_from(before) - made->context.begin();
+  for (NeedleSought& sought : made->sought) {
+    if (sought.statement.empty()) continue;
+    // Without the space before the fact, which belongs to its first token.
+    ASSIGN_OR_RETURN(const std::vector<int32_t> before, Encode(made->text.substr(0, sought.at - 1)));
+    sought.token = parts_from(before) - made->context.begin();
+  }
   ASSIGN_OR_RETURN(const std::vector<int32_t> text, Encode(made->text));
   const auto cut = parts_from(text);
   made->question_ids.assign(cut, made->context.end());
@@ -217,7 +213,7 @@ Status NeedleMaker::Cut(NeedleCase* made) const {
 Result<NeedleCase> NeedleMaker::Case(const NeedleSpec& spec) const {
   ASSIGN_OR_RETURN(const Draft draft, Draw(spec));
   ASSIGN_OR_RETURN(NeedleCase made, Fit(spec, draft));
-  if (static_cast<double>(made.prompt_tokens()) < kShort * static_cast<double>(spec.length - AnswerRoom(form_)))
+  if (static_cast<double>(made.prompt_tokens()) < kShort * static_cast<double>(spec.length - AnswerRoom(spec, form_)))
     return Invalid("the text is too short for a context of {} tokens: it gave {}; pass a longer file", spec.length,
                    made.prompt_tokens());
   RETURN_IF_ERROR(Cut(&made));

@@ -4,12 +4,12 @@
 
 #include "cli/clock.h"
 #include "cli/interrupt.h"
+#include "cli/needle_judge.h"
 #include "model/decoder.h"
 #include "text/stream_decoder.h"
 #include "text/unicode.h"
 
 namespace infinigen {
-namespace {}  // namespace
 
 struct NeedleRunner::Live {
   Live(const NeedleCase& from, size_t at, const Tokenizer& tokenizer)
@@ -61,10 +61,24 @@ void NeedleRunner::Accept(Live& live, std::span<const float> logits, const Needl
   }
   answer.text += text;
   if (watch.on_text && !text.empty()) watch.on_text(live.index, text);
-  const bool last = ended || static_cast<int64_t>(answer.tokens.size()) == AnswerTokens(form_);
-  const Verdict verdict = Judge(answer.text, live.planted.asked.code, form_, last);
-  answer.done = verdict != Verdict::kOpen;
-  answer.found = verdict == Verdict::kRight;
+  const bool last = ended || static_cast<int64_t>(answer.tokens.size()) == AnswerTokens(live.planted.spec, form_);
+  Judge(live, last);
+}
+
+void NeedleRunner::Judge(Live& live, bool ended) const {
+  NeedleAnswer& answer = live.answer;
+  if (AsksForOne(live.planted.spec.family)) {
+    const Verdict verdict = infinigen::Judge(answer.text, live.planted.sought[0].text, form_, ended);
+    answer.done = verdict != Verdict::kOpen;
+    answer.hits = {verdict == Verdict::kRight};
+  } else {
+    std::vector<std::string_view> sought;
+    for (const NeedleSought& one : live.planted.sought) sought.push_back(one.text);
+    ListScore score = ScoreList(answer.text, sought, form_, ended);
+    answer.done = score.done;
+    answer.hits = std::move(score.hits);
+  }
+  answer.found = answer.done && std::find(answer.hits.begin(), answer.hits.end(), false) == answer.hits.end();
 }
 
 void NeedleRunner::Decode(std::vector<Live>& live, const NeedleWatch& watch) {
@@ -94,7 +108,7 @@ Result<std::vector<NeedleAnswer>> NeedleRunner::Run(std::span<const NeedleCase> 
   live.reserve(cases.size());
   Status status = Ok();
   for (size_t i = 0; i < cases.size() && status.ok() && !Interrupted(); ++i) {
-    Result<SeqSlot> slot = executor_.Admit(cases[i].prompt_tokens() + AnswerTokens(form_));
+    Result<SeqSlot> slot = executor_.Admit(cases[i].prompt_tokens() + AnswerTokens(cases[i].spec, form_));
     if (!slot.ok()) {
       status = slot.error();
       break;

@@ -3,6 +3,7 @@
 // first decode step on, here steps with given tokens come before that.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -19,8 +20,15 @@
 namespace infinigen {
 
 struct NeedleAnswer {
-  bool done = false;  // false: interrupted before
-  bool found = false;
+  bool done = false;       // false: interrupted before
+  bool found = false;      // everything that was sought
+  std::vector<bool> hits;  // [sought], once done
+
+  double share() const {
+    return hits.empty()
+               ? 0
+               : static_cast<double>(std::count(hits.begin(), hits.end(), true)) / static_cast<double>(hits.size());
+  }
   std::vector<int32_t> tokens;
   std::string text;
 };
@@ -49,6 +57,7 @@ class NeedleRunner {
   Status Prefill(const NeedleCase& planted, Live& live, const NeedleWatch& watch);
   void Decode(std::vector<Live>& live, const NeedleWatch& watch);
   void Accept(Live& live, std::span<const float> logits, const NeedleWatch& watch);
+  void Judge(Live& live, bool ended) const;
 
   Executor& executor_;
   const Tokenizer& tokenizer_;

@@ -51,7 +51,43 @@ std::string Attended(const KvStats& stats, const PoolUse& pool, const ExecutorOp
                      FormatSize(read), 100 * stats.All().attended_ratio(), FormatSize(sketches));
 }
 
+// What a text was given.
+std::string Contents(const NeedleCase& planted) {
+  const int64_t facts = planted.spec.facts;
+  const std::string number = facts <= 2 ? NumberWord(facts) : fmt::format("{}", facts);
+  switch (planted.spec.family) {
+    case NeedleFamily::kMultiValue:
+      return fmt::format("{} access code{} for one place", number, facts == 1 ? "" : "s");
+    case NeedleFamily::kVariable:
+      return fmt::format("two chains of {} variable{}", number, facts == 1 ? "" : "s");
+    case NeedleFamily::kWords:
+      return facts == 1 ? "one word ten times as often as any other"
+                        : fmt::format("{} words ten times as often as the others", number);
+    default:
+      return fmt::format("{} access code{}", number, facts == 1 ? "" : "s");
+  }
+}
+
+std::string VerdictWords(const NeedleCase& planted, const NeedleAnswer& answer, const ShowStyle& style) {
+  const size_t count = planted.sought.size();
+  if (answer.found) return Marked(count == 1 ? "right" : fmt::format("right, all {}", count), "1;32", style);
+  std::vector<std::string> sought;
+  for (const NeedleSought& one : planted.sought) sought.push_back(one.text);
+  const ptrdiff_t hits = std::count(answer.hits.begin(), answer.hits.end(), true);
+  if (hits == 0)
+    return Marked(fmt::format("wrong, {} {}", count == 1 ? "it is" : "they are", Listed(sought)), "1;31", style);
+  return Marked(fmt::format("{} of {} right, they are {}", hits, count, Listed(sought)), "1;33", style);
+}
+
 }  // namespace
+
+bool IsBlank(std::string_view text) { return std::all_of(text.begin(), text.end(), IsSpace); }
+
+std::string MarkOf(const NeedleCase& planted) {
+  if (planted.sought[0].statement.empty()) return "the list";
+  const char* what = planted.spec.family == NeedleFamily::kVariable ? "variable" : "code";
+  return fmt::format("the {}{}", planted.sought.size() == 1 ? "" : "first ", what);
+}
 
 ShowStyle DetectStyle() {
   ShowStyle style;
@@ -93,32 +129,33 @@ std::string Wrapped(std::string_view text, size_t width, size_t most, bool from_
 
 std::string ShowCase(const NeedleCase& planted, std::string_view source, const ShowStyle& style) {
   const std::string_view text = planted.text;
-  const std::string statement = planted.asked.Statement();
-  const std::string_view before = text.substr(0, planted.fact_at);
-  const std::string_view after = text.substr(planted.fact_at + statement.size());
-  const int64_t others = planted.spec.facts - 1;
-  std::string screen = fmt::format(
-      "{}\n\n", Marked(fmt::format("A text of {} tokens, {} words ({}){}", Thousands(planted.prompt_tokens()),
-                                   Thousands(CountWords(text)), source,
-                                   others == 0   ? ", with one access code in it."
-                                   : others == 1 ? ", with two access codes in it."
-                                                 : fmt::format(", with {} access codes in it.", others + 1)),
-                       "1", style));
+  // A list has no sentence to show: its end stands for it.
+  const std::string& statement = planted.sought[0].statement;
+  const size_t at = statement.empty() ? text.size() : planted.sought[0].at;
+  const std::string_view before = text.substr(0, at), after = text.substr(at + statement.size());
+  std::string screen = fmt::format("{}\n\n", Marked(fmt::format("A text of {} tokens, {} words ({}), with {} in it.",
+                                                                Thousands(planted.prompt_tokens()),
+                                                                Thousands(CountWords(text)), source, Contents(planted)),
+                                                    "1", style));
   const std::string_view around = before.substr(before.size() - std::min(before.size(), kContextBytes));
   if (before.size() > 2 * kContextBytes) {
     screen += Wrapped(text.substr(0, kContextBytes), style.width - 2, kLinesAtEnds, false);
     screen += Gap(before, style);
   }
   screen += Wrapped(around, style.width - 2, kLinesAround, true);
-  screen += "  " + Marked(statement, "1;30;43", style) + "\n";
-  screen += Wrapped(after.substr(0, kContextBytes), style.width - 2, kLinesAround, false);
+  if (!statement.empty()) screen += "  " + Marked(statement, "1;30;43", style) + "\n";
+  if (!after.empty()) screen += Wrapped(after.substr(0, kContextBytes), style.width - 2, kLinesAround, false);
   if (after.size() > kContextBytes) screen += Gap(after, style);
   std::string_view question = planted.question;
   while (!question.empty() && IsSpace(question.front())) question.remove_prefix(1);
   screen += "\n";
   for (size_t end = 0; end != std::string_view::npos; question.remove_prefix(std::min(end + 1, question.size()))) {
     end = question.find('\n');
-    screen += fmt::format("  {}{}", question.substr(0, end), end == std::string_view::npos ? "" : "\n");
+    const std::string_view line = question.substr(0, end);
+    if (end == std::string_view::npos)
+      screen += fmt::format("  {}", line);  // where the answer comes
+    else
+      screen += Wrapped(line, style.width - 2, line.size(), false);
   }
   // Where the answer comes; the other forms end with "Answer:" or in the middle of a sentence.
   if (planted.question.back() == '?') screen += "\n  Answer: ";
@@ -129,16 +166,18 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
                         const PoolUse& pool, const KvStats& stats, const ExecutorOptions& options,
                         const ShowStyle& style) {
   if (!answer.done) return fmt::format("   <- {}\n", Marked("interrupted", "33", style));
-  const std::string verdict = answer.found ? Marked("right", "1;32", style)
-                                           : Marked(fmt::format("wrong, it is {}", planted.asked.code), "1;31", style);
-  const std::string_view since = std::string_view(planted.text).substr(planted.fact_at);
-  const int64_t back = planted.prompt_tokens() - planted.fact_token;
+  const NeedleSought& first = planted.sought[0];
+  std::string lay;
+  if (!first.statement.empty())
+    lay = fmt::format("{} lay {} tokens back, {} words of text before the question.\n",
+                      planted.sought.size() == 1 ? "The code" : "The first of them",
+                      Thousands(planted.prompt_tokens() - first.token),
+                      Thousands(CountWords(std::string_view(planted.text).substr(first.at))));
   return fmt::format(
-      "   <- {}\n\n"
-      "The code lay {} tokens back, {} words of text before the question.\n"
+      "   <- {}\n\n{}"
       "Read {} tokens in {:.1f} s ({} tok/s), then {} one by one ({:.1f} tok/s, {:.2f} ms each).\n"
       "KV cache {} ({}), memory {} at most, {} thread{}.\n{}",
-      verdict, Thousands(back), Thousands(CountWords(since)), Thousands(timing.prefill_tokens), timing.prefill_s,
+      VerdictWords(planted, answer, style), lay, Thousands(timing.prefill_tokens), timing.prefill_s,
       Thousands(static_cast<int64_t>(timing.prefill_rate())), timing.decode_tokens, timing.decode_rate(),
       Mean(timing.step_ms), FormatSize(pool.bytes), KvWords(options), FormatSize(PeakResidentBytes()), options.threads,
       options.threads == 1 ? "" : "s", Attended(stats, pool, options));

@@ -28,6 +28,11 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
                         const PoolUse& pool, const KvStats& stats, const ExecutorOptions& options,
                         const ShowStyle& style);
 
+// What the place of the first sought string is called under a picture of the context.
+std::string MarkOf(const NeedleCase& planted);
+
+bool IsBlank(std::string_view text);
+
 // Words of a text: runs of bytes that are no spaces.
 int64_t CountWords(std::string_view text);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "text/story.h"
 
@@ -9,6 +10,7 @@ namespace infinigen {
 namespace {
 
 bool IsCapital(char c) { return c >= 'A' && c <= 'Z'; }
+bool IsLetter(char c) { return IsCapital(c) || (c >= 'a' && c <= 'z'); }
 
 constexpr std::array<std::string_view, 5> kClosing = {"\"", "'", ")", "\u201d", "\u2019"};
 constexpr std::array<std::string_view, 4> kOpening = {"\"", "'", "\u201c", "\u2018"};
@@ -96,6 +98,25 @@ std::vector<FillerSentence> CutFiller(std::string_view text, size_t bytes, Split
   if (inside && !sentences.empty()) sentences.pop_back();
   if (inside && first > 0 && !sentences.empty()) sentences.erase(sentences.begin());
   return sentences;
+}
+
+std::vector<std::string> DistinctWords(std::string_view text) {
+  std::vector<std::string> words;
+  std::set<std::string> seen;
+  for (size_t i = 0; i < text.size();) {
+    size_t end = i;
+    while (end < text.size() && !IsSpace(text[end])) ++end;
+    // A word in its punctuation; what has any inside is none.
+    size_t begin = i, stop = end;
+    while (begin < stop && !IsLetter(text[begin])) ++begin;
+    while (stop > begin && !IsLetter(text[stop - 1])) --stop;
+    std::string word(text.substr(begin, stop - begin));
+    i = end + 1;
+    if (word.size() < 4 || word.size() > 10 || !std::all_of(word.begin(), word.end(), IsLetter)) continue;
+    for (char& c : word) c = IsCapital(c) ? static_cast<char>(c - 'A' + 'a') : c;
+    if (seen.insert(word).second) words.push_back(std::move(word));
+  }
+  return words;
 }
 
 }  // namespace infinigen

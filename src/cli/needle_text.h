@@ -32,4 +32,8 @@ std::vector<FillerSentence> StoryFiller(uint64_t seed, size_t bytes);
 // Whole sentences from a random place of `text`, about `bytes` of them; from its beginning when it has no more.
 std::vector<FillerSentence> CutFiller(std::string_view text, size_t bytes, SplitMix& random);
 
+// The different words of `text` that consist of 4 to 10 letters a-z (capitals made small), in the order of their first
+// appearance.
+std::vector<std::string> DistinctWords(std::string_view text);
+
 }  // namespace infinigen

@@ -265,4 +265,12 @@ std::vector<std::string> StoryWriter::Paragraph() {
   return paragraph;
 }
 
+std::vector<std::string_view> StoryNouns() {
+  std::vector<std::string_view> nouns;
+  for (const Words words : {Words(kThings), Words(kFoods), Words(kAnimals), Words(kJobs)})
+    for (const std::string_view word : words)
+      if (word.find(' ') == std::string_view::npos) nouns.push_back(word);
+  return nouns;
+}
+
 }  // namespace infinigen

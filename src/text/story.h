@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/split_mix.h"
@@ -25,5 +26,8 @@ class StoryWriter {
   SplitMix random_;
   size_t last_subject_ = SIZE_MAX;
 };
+
+// Single words that name things, foods, animals and trades, all different.
+std::vector<std::string_view> StoryNouns();
 
 }  // namespace infinigen

@@ -8,10 +8,12 @@ import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
 import unittest
+import zlib
 
 import cli_test
 from cli_test import Case, Run
@@ -176,6 +178,54 @@ class Needle(Case):
         self.assertEqual(process.wait(60), 0)
         self.assertIn(b"\x1b[1;30;43mThe access code for", seen)
 
+    def test_families_in_one_run_with_agreement_and_a_picture(self):
+        picture = self.path("map.png")
+        families = "single,multi-value,words"
+        command = ("eval", "needle", "-m", MODEL, "--lengths", "200,260", "--n", 2, "--family", families, "--kv", "streaming", "--against", "full")
+        run = Run(*command, "--heatmap", picture, "--json")
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        result = run.json()
+        streaming, full = result["results"]
+        self.assertEqual((streaming["kv"]["preset"], full["kv"]["preset"]), ("streaming", "full"))
+        self.assertEqual(result["families"], families.split(","))
+        self.assertEqual((result["accuracy"], result["n"], result["cells"]), (streaming["accuracy"], 12, streaming["cells"]))
+        self.assertTrue(result["complete"])
+        self.assertLess(streaming["accuracy"], full["accuracy"])
+        self.assertEqual(full["against_full"], {"n": 12, "same_answer": 1, "same_found": 1})
+        self.assertLess(streaming["against_full"]["same_answer"], 1)
+        for kv in result["results"]:
+            self.assertEqual([(c["family"], c["length"], c["facts"], c["n"]) for c in kv["cells"]],
+                             [(f, l, k, 2) for f, k in zip(families.split(","), (1, 4, 3)) for l in (200, 260)])
+            self.assertAlmostEqual(kv["accuracy"], sum(c["accuracy"] for c in kv["cells"]) / 6)
+            for cell in kv["cells"]:
+                bins = [b for b in kv["heatmap"] if (b["family"], b["length"]) == (cell["family"], cell["length"])]
+                self.assertEqual(len(bins), 1 if cell["family"] == "words" else 2)
+                strings = 1 if cell["family"] == "single" else cell["facts"]
+                self.assertEqual(sum(b["n"] for b in bins), 2 * strings)
+                self.assertAlmostEqual(sum(b["found"] for b in bins) / (2 * strings), cell["accuracy"])
+                if cell["family"] != "words":
+                    self.assertEqual(sum(d["found"] for d in cell["by_depth"]), sum(b["found"] for b in bins))
+        with open(picture, "rb") as file:
+            data = file.read()
+        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", data[16:24])
+        size, = struct.unpack(">I", data[33:37])
+        self.assertEqual(data[37:41], b"IDAT")
+        self.assertEqual(len(zlib.decompress(data[41:41 + size])), height * (1 + 3 * width))
+        self.assertEqual(zlib.crc32(data[37:41 + size]), struct.unpack(">I", data[41 + size:45 + size])[0])
+
+    def test_families_on_the_screen(self):
+        run = Run("eval", "needle", "-m", MODEL, "--lengths", 200, "--n", 1, "--family", "multi-query,words", "--kv", "full", "--facts", 2, "--show")
+        self.assertEqual((run.code, run.err), (0, ""), run)
+        self.assertEqual(run.out.count("Question: "), 2)
+        self.assertEqual(len(re.findall(r"   <- (right, all 2|\d of 2 right|wrong, they are)", run.out)), 2, run.out)
+        self.assertNotIn("| context |", run.out)
+        table = Run("eval", "needle", "-m", MODEL, "--lengths", 200, "--n", 1, "--family", "multi-key", "--facts", 2, "--kv", "full").out
+        self.assertIn("| full | multi-key | 200 | 2 | 1 | 1 | 100.0 % |", table)
+        single = Run("eval", "needle", "-m", MODEL, "--lengths", 200, "--n", 1, "--facts", 2, "--kv", "full", "--json").json()
+        key = Run("eval", "needle", "-m", MODEL, "--lengths", 200, "--n", 1, "--family", "multi-key", "--facts", 2, "--kv", "full", "--json").json()
+        self.assertEqual(single["cells"][0]["by_depth"], key["cells"][0]["by_depth"], "the same case")
+
     def test_depths_without_a_case_are_no_fractions(self):
         out = self.needle().out
         self.assertIn(" - |", out)
@@ -197,6 +247,10 @@ class Needle(Case):
         self.assert_error(self.needle("--show", "--json"), 2, "exclude")
         self.assert_error(self.needle("--lengths", 128, "--facts", 24), 1, "24 facts")
         self.assert_error(self.needle("--depth", "middle"), 2, "uniform")
+        self.assert_error(self.needle("--family", "single,frob"), 2, "frob", "multi-value")
+        self.assert_error(self.needle("--family", "words", "--facts", 17), 2, "words", 16)
+        self.assert_error(self.needle("--heatmap", self.path("none/map.png")), 1, "none/map.png")
+        self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "no room")
 
 
 if __name__ == "__main__":

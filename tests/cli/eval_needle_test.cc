@@ -8,6 +8,7 @@
 #include "cli/attention_picture.h"
 #include "cli/interrupt.h"
 #include "cli/needle_case.h"
+#include "cli/needle_judge.h"
 #include "cli/needle_run.h"
 #include "cli/needle_show.h"
 #include "cli/needle_text.h"
@@ -119,20 +120,22 @@ TEST_P(NeedlePlanting, KeepsItsPromises) {
         const NeedleCase made = maker.Case({.length = length, .facts = facts, .index = index, .n = n}).value();
         SCOPED_TRACE(fmt::format("{} tokens, {} facts, case {}", length, facts, index));
         // The asked fact is there once, between two sentences; every key and code is there once.
-        const std::string statement = made.asked.Statement();
-        EXPECT_EQ(made.text.substr(made.fact_at, statement.size()), statement);
+        ASSERT_EQ(made.sought.size(), 1u);
+        const NeedleSought& sought = made.sought[0];
+        const std::string& statement = sought.statement;
+        EXPECT_EQ(made.text.substr(sought.at, statement.size()), statement);
         EXPECT_EQ(Occurrences(made.text, statement), 1u);
-        EXPECT_EQ(Occurrences(made.text, made.asked.code), 1u);
-        EXPECT_EQ(Occurrences(made.text, "for " + made.asked.key + " is"), 1u);
+        EXPECT_EQ(Occurrences(made.text, sought.text), 1u);
+        EXPECT_EQ(Occurrences(statement, sought.text), 1u);
         EXPECT_EQ(Occurrences(made.text, "The access code for the "), static_cast<size_t>(facts));
-        EXPECT_NE(std::string(".!?\"\u201d").find(made.text[made.fact_at - 2]), std::string::npos);
-        EXPECT_EQ(made.text[made.fact_at + statement.size()], ' ');
+        EXPECT_NE(std::string(".!?\"\u201d").find(made.text[sought.at - 2]), std::string::npos);
+        EXPECT_EQ(made.text[sought.at + statement.size()], ' ');
         std::set<std::string> keys;
         for (size_t at = made.text.find("code for "); at != std::string::npos; at = made.text.find("code for ", at + 1))
           keys.insert(made.text.substr(at, made.text.find(" is ", at) - at));
         EXPECT_EQ(keys.size(), static_cast<size_t>(facts));
         // The budget of tokens.
-        const int64_t room = length - AnswerRoom(form);
+        const int64_t room = length - AnswerRoom(made.spec, form);
         EXPECT_LE(made.prompt_tokens(), room);
         EXPECT_GT(static_cast<double>(made.prompt_tokens()), 0.98 * static_cast<double>(room));
         // The depth: within its stratum, up to a few sentences (of the generated text: a paragraph's opening has no
@@ -149,7 +152,7 @@ TEST_P(NeedlePlanting, KeepsItsPromises) {
                               (chat ? "<|end|><|assistant|>" : ""));
         EXPECT_EQ(tokenizer.Encode(prompt, {.add_special = false}).value(), ids);
         const std::string from_fact =
-            tokenizer.Decode(std::span(ids).subspan(static_cast<size_t>(made.fact_token), 40), /*skip_special=*/false);
+            tokenizer.Decode(std::span(ids).subspan(static_cast<size_t>(sought.token), 40), /*skip_special=*/false);
         // Its first token may also hold the separator and the end of the sentence before (".\n").
         EXPECT_LE(from_fact.find(statement), 6u) << from_fact;
         EXPECT_LT(made.question_ids.size(), 48u);
@@ -225,7 +228,7 @@ TEST(NeedleRun, TheShippedModelFindsThem) {
     EXPECT_GT(runner.timing().decode_tokens, 0);
     // A code that was never planted is not found.
     NeedleCase other = cases[0];
-    other.asked.code = "000000";
+    other.sought[0].text = "000000";
     EXPECT_FALSE(runner.Run({&other, 1}, {}).value()[0].found);
   }
 }
@@ -283,8 +286,8 @@ TEST(NeedleShow, FitsAScreen) {
         ShowCase(made, "generated", plain) + ShowOutcome(made, {.done = true, .found = true}, {}, {}, {}, {}, plain);
     EXPECT_LE(Occurrences(screen, "\n"), 25u);
     EXPECT_EQ(Occurrences(screen, "\x1b"), 0u);
-    EXPECT_EQ(Occurrences(screen, made.asked.Statement()), 1u);
-    EXPECT_EQ(Occurrences(screen, made.asked.Question()), 1u);
+    EXPECT_EQ(Occurrences(screen, made.sought[0].statement), 1u);
+    EXPECT_EQ(Occurrences(screen, "What is the access code for"), 1u);
     for (size_t begin = 0, end; (end = screen.find('\n', begin)) != std::string::npos; begin = end + 1)
       EXPECT_LE(end - begin, 100u) << screen.substr(begin, end - begin);
     EXPECT_NE(ShowCase(made, "generated", {.width = 80, .colours = true}).find("\x1b["), std::string::npos);

@@ -5,9 +5,11 @@ usage: kv_cli_test.py INFINIGEN GOLDEN_MODELS SHIPPED_MODEL [unittest arguments]
 first: a run that selects leaves a skew file beside the model.
 """
 
+import csv
 import json
 import os
 import random
+import statistics
 import sys
 import unittest
 
@@ -291,8 +293,56 @@ class Bench(Case):
             self.assertIsNone(ours["timing"]["prefill_tok_s"])
         table = Run("bench", "-m", model(LLAMA), "--kv", "full,infinigen", "--fill", "synthetic", "--depth", 400, "--gen", 5,
                     "--kv-window", 8, "--kv-force-count", 50, "--format", "csv").out.splitlines()
-        self.assertEqual(table[0].split(",")[-1], "attended_ratio")
-        self.assertEqual([line.split(",")[-1] for line in table[1:]], ["1.0000", f"{50 / 403:.4f}"])
+        self.assertEqual([line["attended_ratio"] for line in csv.DictReader(table)], ["1.0000", f"{50 / 403:.4f}"])
+
+    def lines(self, text):
+        """A Markdown table's lines as dictionaries."""
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines()]
+        return [dict(zip(head, row, strict=True)) for row in rows]
+
+    def test_every_format_has_every_method_depth_and_repetition(self):
+        command = ("bench", "-m", model(LLAMA), "--kv", "infinigen,full", "--fill", "synthetic", "--depth", "200,300", "--gen", 4, "--repeat", 3,
+                   "--batch", 2, "--kv-window", 8, "--kv-force-count", 50)
+        results = Run(*command, "--format", "json").json()
+        self.assertEqual((results["repeat"], results["complete"]), (3, True))
+        medians = {(r["kv"], r["depth"]): r["timing"]["decode_step_ms_median"] for r in results["results"]}
+        self.assertEqual(list(medians), [("infinigen", 200), ("infinigen", 300), ("full", 200), ("full", 300)])
+        for result in results["results"]:
+            timing, runs = result["timing"], result["timing"]["decode_tok_s_runs"]
+            self.assertEqual(len(runs), 3)
+            self.assertAlmostEqual(timing["decode_tok_s"] / statistics.mean(runs), 1, 9)
+            self.assertAlmostEqual(timing["decode_tok_s_sd"] / statistics.stdev(runs), 1, 6)
+            self.assertAlmostEqual(timing["decode_s"], sum(2 * 4 / rate for rate in runs), 9)
+            self.assertGreater(timing["decode_step_ms_sd"], 0)
+            self.assertIsNone(timing["prefill_tok_s_sd"], "nothing was prefilled")
+            ratio = medians["infinigen", result["depth"]] / medians[result["kv"], result["depth"]]
+            self.assertAlmostEqual(result["speedup_vs_first"], ratio, 9)
+        # What is counted and not timed is the same in every format.
+        table = list(csv.DictReader(Run(*command, "--format", "csv").out.splitlines()))
+        markdown = self.lines(Run(*command).out)
+        for result, line, row in zip(results["results"], table, markdown, strict=True):
+            self.assertEqual((line["kv"], int(line["depth"]), line["gen"], line["repeat"]), (result["kv"], result["depth"], "4", "3"))
+            self.assertEqual((row["kv"], int(row["depth"]), row["gen"]), (result["kv"], result["depth"], "3 x 4"))
+            for field in ("fetched_bytes", "pool_peak_bytes", "sketch_bytes", "evicted"):
+                self.assertEqual(int(line[field]), result["kv_stats"][field])
+            self.assertEqual(int(line["step_bytes"]), result["step_bytes"])
+            self.assertEqual((line["prefill_tok_s"], row["prefill tok/s"], line["hit_ratio"]), ("", "-", ""))
+            self.assertRegex(row["decode tok/s"], r"^\d+\.\d\d ± \d+\.\d\d$")
+            self.assertRegex(row["step ms"], r"^\d+\.\d\d ± \d+\.\d\d$")
+            self.assertRegex(row["against infinigen"], r"^\d+\.\d\dx$")
+            for field in ("step_ms_sd", "step_ms_median", "decode_tok_s_sd", "speedup_vs_first"):
+                self.assertGreater(float(line[field]), 0)
+        self.assertEqual([row["against infinigen"] for row in markdown[:2]], ["1.00x", "1.00x"])
+
+    def test_one_repetition_has_no_deviation_and_no_step_no_speed(self):
+        command = ("bench", "-m", model(LLAMA), "--prompt", 9, "--kv", "full")
+        once = Run(*command, "--gen", 3, "--json").json()["results"][0]["timing"]
+        self.assertIsNone(once["decode_tok_s_sd"])
+        self.assertGreater(once["prefill_tok_s"], 0)
+        none = Run(*command, "--gen", 0, "--json").json()["results"][0]
+        self.assertEqual((none["speedup_vs_first"], none["timing"]["decode_tok_s"], none["timing"]["decode_step_ms_sd"]), (None, None, None))
+        row = self.lines(Run(*command, "--gen", 0).out)[0]
+        self.assertEqual((row["decode tok/s"], row["step ms"], row["against full"]), ("-", "-", "-"))
 
 
 class Shipped(Case):
