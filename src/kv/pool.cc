@@ -218,7 +218,7 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
     if (options_.limit_bytes - mapped_bytes_ < options_.side_bytes)
       return Exhausted("{} of {} of KV pool are free", FormatSize(options_.limit_bytes - mapped_bytes_),
                        FormatSize(options_.limit_bytes));
-    ASSIGN_OR_RETURN(side, Buffer::Make(*spaces_[0].memory, options_.side_bytes));
+    ASSIGN_OR_RETURN(side, Buffer::Make(side_memory_, options_.side_bytes));
   }
   const auto vacant = std::find_if(shared_.begin(), shared_.end(), [](const Shared& s) { return !s.exists; });
   const SharedId id(vacant - shared_.begin());

@@ -153,6 +153,7 @@ class Pool {
   }
 
   PoolOptions options_;
+  HostAllocator side_memory_;        // wherever the pool lives; outlives shared_
   std::array<Space, 2> spaces_;      // the pool's memory, and the near one
   std::vector<Sequence> sequences_;  // [max_sequences]
   std::vector<int32_t> quotas_;      // [max_sequences] rows of layers that keep everything

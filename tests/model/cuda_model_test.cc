@@ -1,6 +1,7 @@
 // Whole models on a GPU: against the CPU, against themselves with everything selected, and for a long time.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
 
 #include "model/cuda_executor.h"
@@ -133,6 +134,40 @@ int64_t ResidentKilobytes() {
   for (std::string line; std::getline(status, line);)
     if (line.rfind("VmRSS:", 0) == 0) return std::stoll(line.substr(6));
   return 0;
+}
+
+// A beginning that one sequence made and another one goes on from, wherever the entries live.
+TEST_F(CudaModel, SharedPrefixesSayWhatTheyWouldAlone) {
+  const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 300;
+  const std::vector<int32_t> ids = model.Ids(prompt + 10, 8);
+  for (const KvMethod& method :
+       {KvMethod(), Sparse(GuessSource::kPrevLayer), Sparse(GuessSource::kSelf, SelectKind::kQuest)}) {
+    for (const bool on_device : {false, true}) {
+      const std::unique_ptr<Executor> executor = Make(method, on_device, 2);
+      const auto say = [&](std::span<const SharedId> prefix, SharedId* shared) {
+        const int64_t first = 256 * static_cast<int64_t>(prefix.size());
+        const SeqSlot slot = executor->AdmitGrowing(512, prefix).value();
+        const std::span<const int32_t> rest = std::span(ids).first(prompt).subspan(static_cast<size_t>(first));
+        CHECK(executor->BeginPrefill(slot, first, rest).ok());
+        while (!executor->RunPrefillUnit(slot)) {
+        }
+        executor->EndPrefill(slot);
+        if (shared != nullptr) *shared = executor->Share(slot, 0).value();
+        std::vector<float> logits;
+        for (size_t row = prompt; row < ids.size(); ++row) {
+          const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
+          logits.resize(logits.size() + vocab);
+          executor->Step({&item, 1}, std::span(logits).last(vocab));
+        }
+        executor->Release(slot);
+        return logits;
+      };
+      SharedId shared;
+      const std::vector<float> first = say({}, &shared);
+      EXPECT_LT(Difference(say(std::array{shared}, nullptr), first), kHalfRounding) << method.preset << on_device;
+      executor->DropShared(shared);
+    }
+  }
 }
 
 TEST_F(CudaModel, TwoThousandStepsLeakNothing) {
