@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""What does a pool of 8 or 4 bits cost where only a selection of it is fetched?"""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from common import BARE, WALDEN, Experiment, against, command, compared, table
+from plot import bars, figure
+
+COMPARE = f"eval compare -f TEXT -c 4096 --limit-tokens 8192 --facts 1 --n 10 --gen 0 --kv infinigen {BARE}"
+ROW_BYTES = {"bf16": 128, "int8": 68, "int4": 36}  # a key or value of 64 numbers
+
+
+def read(output, keys):
+    """`bytes` that a step reads, against all entries in bf16."""
+    return [row | {"bytes": row["attended"] * ROW_BYTES[row["type"]] / ROW_BYTES["bf16"]} for row in compared(output, keys)]
+
+
+def label(row):
+    return f"{row['type']}, cap {row['cap']}"
+
+
+def plot(rows):
+    return figure(bars("Perplexity against full in bf16, %", [(label(r), 100 * (r["ppl_vs_full"] - 1)) for r in rows]),
+                  bars("Bytes read a step, % of all in bf16", [(label(r), 100 * r["bytes"]) for r in rows]))
+
+
+def tell(rows):
+    return table(["entries, cap", "bytes read", "perplexity", "facts"],
+                 [[label(r), f"{100 * r['bytes']:.1f} %", against(r["ppl_vs_full"]), f"{r['found']} of {r['cases']}"] for r in rows])
+
+
+EXPERIMENT = Experiment(
+    file=__file__, question=__doc__, read=read, plot=plot, table=tell,
+    commands=[command(f"{COMPARE} --kv-cap {cap} --kv-type {kind}", WALDEN, cap=cap, type=kind)
+              for cap in ("20%", "5%") for kind in ("bf16", "int8", "int4")])
+
+
+if __name__ == "__main__":
+    sys.exit(EXPERIMENT.main())
