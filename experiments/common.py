@@ -13,6 +13,7 @@ Accuracy has to come out as it was: to the last bit on the same processor and SI
 Speed is printed beside what was kept, with the ratio.
 """
 import argparse
+import atexit
 import dataclasses
 import json
 import lzma
@@ -87,6 +88,7 @@ class Runner:
     def __init__(self, binary, deadline=math.inf):
         self.binary, self.deadline, self.answers = binary, deadline, {}
         self.folder = tempfile.TemporaryDirectory(prefix="infinigen-experiments-")
+        atexit.register(self.folder.cleanup)
 
     def line(self, command):
         return [str(self.binary), *(w.path(self.folder.name) if isinstance(w, Text) else str(w) for w in command.words)]
@@ -132,23 +134,25 @@ class Runner:
         return None if run.returncode == 0 or no_gpu else f"exit code {run.returncode}: {run.stderr.strip()}"
 
 
+def processor(what):
+    """A line of /proc/cpuinfo; empty where there is none."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(what)), "")
+
+
 def simd_target():
     """What the CPU backend chooses at run time, by what Linux says of the processor (docs/cpu-backend.md)."""
-    try:
-        flags = next(line for line in open("/proc/cpuinfo") if line.startswith("flags")).split()
-    except (OSError, StopIteration):
-        return "portable"
-    if {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"} <= set(flags):
+    flags = set(processor("flags").split())
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"} <= flags:
         return "avx512"
-    return "avx2" if {"avx2", "fma", "bmi2", "f16c"} <= set(flags) else "portable"
+    return "avx2" if {"avx2", "fma", "bmi2", "f16c"} <= flags else "portable"
 
 
 def machine():
-    try:
-        name = next(line for line in open("/proc/cpuinfo") if line.startswith("model name")).split(":", 1)[1].strip()
-    except (OSError, StopIteration):
-        name = platform.machine()
-    return {"cpu": name, "cores": os.cpu_count(), "simd": simd_target()}
+    return {"cpu": processor("model name") or platform.machine(), "cores": os.cpu_count(), "simd": simd_target()}
 
 
 def same_place(a, b):

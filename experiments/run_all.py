@@ -35,15 +35,15 @@ def load(name):
     return module.EXPERIMENT
 
 
-def fill_tables(page):
+def filled(page):
     """Between `<!-- NAME -->` and `<!-- end -->` stands the table of experiment NAME, and nothing where it has no result."""
-    def filled(match):
+    def table(match):
         experiment = load(match[1])
         kept = experiment.kept()
         rows = experiment.rows(kept) if kept else []
         return f"<!-- {match[1]} -->\n" + (f"{experiment.table(rows)}\n" if rows else "") + "<!-- end -->"
 
-    page.write_text(re.sub(r"<!-- (\w+) -->\n(?:.*?)<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
+    return re.sub(r"<!-- (\w+) -->\n(?:.*?)<!-- end -->", table, page, flags=re.DOTALL)
 
 
 def run(experiments, arguments):
@@ -85,7 +85,7 @@ def main():
     if arguments.tables:
         for page in [ROOT / "docs/results.md", *(e.folder / "README.md" for e in experiments)]:
             if page.exists():
-                fill_tables(page)
+                page.write_text(filled(page.read_text()))
         return 0
     if arguments.plot_only:
         for experiment in experiments:

@@ -33,8 +33,8 @@ def tell(rows):
 EXPERIMENT = Experiment(
     file=__file__, question=__doc__, read=read, plot=plot, table=tell,
     commands=[command(f"{COMPARE} --kv full,int8,int4", WALDEN, setting=""),
-              *(command(f"{COMPARE} --kv infinigen,quest --kv-cap {cap} {BARE}", WALDEN, setting=f"cap {cap}") for cap in ("5%", "10%", "20%", "40%")),
-              *(command(f"{COMPARE} --kv h2o,streaming --kv-limit {limit}", WALDEN, setting=f"limit {limit}") for limit in ("5%", "10%", "20%", "40%"))])
+              *(command(f"{COMPARE} --kv infinigen,quest --kv-cap {cap} {BARE}", WALDEN, setting=f"cap {cap}") for cap in ("5%", "10%", "20%")),
+              *(command(f"{COMPARE} --kv h2o,streaming --kv-limit {limit}", WALDEN, setting=f"limit {limit}") for limit in ("10%", "20%", "50%"))])
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import BARE, WALDEN, Experiment, command, scored, table
-from plot import bars, figure, lines
+from plot import bars, figure
 
 import math
 
 LIMITED = "--kv infinigen --kv-window 64 --kv-min 64 --kv-limit 80%"
-POLICIES = {"all kept": f"--kv infinigen {BARE}", "all kept, no sinks": "--kv infinigen --kv-window 64 --kv-min 64 --kv-sinks 0",
+POLICIES = {"all kept": f"--kv infinigen {BARE}",
             "counter, no sinks": f"{LIMITED} --kv-evict counter --kv-sinks 0", "lru, no sinks": f"{LIMITED} --kv-evict lru --kv-sinks 0",
             "fifo, no sinks": f"{LIMITED} --kv-evict fifo --kv-sinks 0", "counter": f"{LIMITED} --kv-evict counter",
             "fifo": f"{LIMITED} --kv-evict fifo", "random": f"{LIMITED} --kv-evict random"}
