@@ -13,6 +13,7 @@ Names of experiments choose some. One that fails leaves the others alone; comman
 import argparse
 import importlib.util
 import math
+import os
 import pathlib
 import re
 import sys
@@ -36,14 +37,17 @@ def load(name):
 
 
 def filled(page):
-    """Between `<!-- NAME -->` and `<!-- end -->` stands the table of experiment NAME, and nothing where it has no result."""
+    """The text of a page where between `<!-- NAME -->` and `<!-- end -->` stand plot and table of experiment NAME, and
+    nothing where it has no result."""
     def table(match):
         experiment = load(match[1])
         kept = experiment.kept()
         rows = experiment.rows(kept) if kept else []
-        return f"<!-- {match[1]} -->\n" + (f"{experiment.table(rows)}\n" if rows else "") + "<!-- end -->"
+        plot = os.path.relpath(experiment.folder / "plot.svg", page.parent)
+        inside = f"![{experiment.question.strip().splitlines()[0]}]({plot})\n\n{experiment.table(rows)}\n" if rows else ""
+        return f"<!-- {match[1]} -->\n{inside}<!-- end -->"
 
-    return re.sub(r"<!-- (\w+) -->\n(?:.*?)<!-- end -->", table, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (\w+) -->\n(?:.*?)<!-- end -->", table, page.read_text(), flags=re.DOTALL)
 
 
 def run(experiments, arguments):
@@ -85,7 +89,7 @@ def main():
     if arguments.tables:
         for page in [ROOT / "docs/results.md", *(e.folder / "README.md" for e in experiments)]:
             if page.exists():
-                page.write_text(filled(page.read_text()))
+                page.write_text(filled(page))
         return 0
     if arguments.plot_only:
         for experiment in experiments:
