@@ -5,7 +5,7 @@
 import math
 from html import escape
 
-WIDTH, LEFT, RIGHT, PANEL, TOP = 480, 58, 14, 250, 34
+WIDTH, LEFT, RIGHT, PANEL, TOP = 480, 58, 24, 250, 34
 COLOURS = ["#1f618d", "#b03a2e", "#1e8449", "#9a7d0a", "#6c3483", "#34495e", "#d35400", "#148f77", "#7b241c", "#808b96"]
 
 
@@ -14,9 +14,7 @@ def text(x, y, words, anchor="middle", size=12, colour="#222"):
 
 
 def short(value):
-    """A tick as one reads it: 8K, 0.25, 1,500."""
-    if value >= 8192 and value % 1024 == 0:
-        return f"{value // 1024:g}K"
+    """A tick as one reads it: 0.25, 1,500."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -26,7 +26,7 @@ def plot(rows):
 
 def tell(rows):
     return table(["room for", "near", "HiSparse", "KB over the link a step"],
-                 [[f"{r['selections']} selections", percent(r["hit_ratio"]), percent(PUBLISHED[r["selections"]], 0) if r["selections"] in PUBLISHED else "-",
+                 [[f"{r['selections']} selection{'s' * (r['selections'] > 1)}", percent(r["hit_ratio"]), percent(PUBLISHED[r["selections"]], 0) if r["selections"] in PUBLISHED else "-",
                    f"{r['fetched_bytes_per_step'] / 1000:,.0f}"] for r in rows])
 
 
