@@ -8,6 +8,7 @@ tell it. From there:
     experiments/NAME/run.py --plot-only      draws plot.svg from result.json
     experiments/NAME/run.py --table          prints the table of docs/results.md from result.json
     experiments/NAME/run.py --dry-run        asks the program whether it would take each command
+    experiments/NAME/run.py --model DIR --out DIR      the same on another model (accuracy)
 
 Accuracy has to come out as it was: to the last bit on the same processor and SIMD target, within 0.1 % elsewhere.
 Speed is printed beside what was kept, with the ratio.
@@ -85,13 +86,14 @@ def command(line, *texts, timeout_s=None, **keys):
 class Runner:
     """Runs commands, each once: experiments that ask the same thing share the answer."""
 
-    def __init__(self, binary, deadline=math.inf):
-        self.binary, self.deadline, self.answers = binary, deadline, {}
+    def __init__(self, binary, deadline=math.inf, model=None):
+        self.binary, self.deadline, self.model, self.answers = binary, deadline, model, {}
         self.folder = tempfile.TemporaryDirectory(prefix="infinigen-experiments-")
         atexit.register(self.folder.cleanup)
 
     def line(self, command):
-        return [str(self.binary), *(w.path(self.folder.name) if isinstance(w, Text) else str(w) for w in command.words)]
+        words = [w.path(self.folder.name) if isinstance(w, Text) else str(w) for w in command.words]
+        return [str(self.binary), *words, *(["-m", str(self.model)] if self.model else [])]
 
     def json(self, command):
         """(parsed output, None), or (None, why there is none)."""
@@ -209,6 +211,8 @@ class Experiment:
                 device = output.get("device", {})
                 if device.get("backend") == "cuda":
                     result["machine"]["gpu"] = device["name"]
+                if runner.model:
+                    result["model"] = output["model"]["name"]
                 run["rows"] = self.read(output, command.keys)
             else:
                 run["error"] = why
@@ -261,6 +265,9 @@ class Experiment:
         parser = argparse.ArgumentParser(description=self.question)
         parser.add_argument("--binary", default=str(ROOT / "build/release/infinigen"))
         parser.add_argument("--out", type=pathlib.Path, default=self.folder, help="where result.json and plot.svg go")
+        if self.kind == "accuracy":
+            parser.add_argument("--model", help="a directory as Hugging Face lays it out (default: the shipped model)")
+        parser.set_defaults(model=None)
         what = parser.add_mutually_exclusive_group()
         for flag in ("--check", "--plot-only", "--table", "--dry-run"):
             what.add_argument(flag, action="store_true")
@@ -274,7 +281,9 @@ class Experiment:
             else:
                 self.draw(kept, arguments.out)
             return 0
-        runner = Runner(arguments.binary)
+        if arguments.model and not arguments.dry_run and (arguments.check or arguments.out == self.folder):
+            parser.error("what is kept is the shipped model's: pass --out with --model, and no --check")
+        runner = Runner(arguments.binary, model=arguments.model)
         if arguments.dry_run:
             refusals = [(command, runner.refused(command)) for command in self.commands]
             for command, why in refusals:

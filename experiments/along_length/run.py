@@ -19,11 +19,10 @@ def read(output, keys):
     return [scored(output, keys) | {"chunk_nll": [c["nll"] for c in output["chunks"]], "chunk_kld": [c["kld_mean"] for c in output["chunks"]]}]
 
 
-def quarters(row, full):
-    """Perplexity against full in the four quarters of a window, in percent."""
-    loss = [a - b for a, b in zip(row["chunk_nll"], full["chunk_nll"])]
-    size = len(loss) // 4
-    return [100 * math.expm1(sum(loss[i * size:(i + 1) * size]) / size) for i in range(4)]
+def quarter(row, name, which):
+    """The mean of a quarter of the window's chunks."""
+    size = len(row[name]) // 4
+    return sum(row[name][which * size:(which + 1) * size]) / size
 
 
 def plot(rows):
@@ -36,9 +35,9 @@ def plot(rows):
 
 
 def tell(rows):
-    full = rows[0]
-    return table(["method", "tokens 0-2K", "2K-4K", "4K-6K", "6K-8K"],
-                 [[row["method"], *(f"{q:+.2f} %" for q in quarters(row, full))] for row in rows[1:]])
+    loss = lambda row, which: f"{100 * math.expm1(quarter(row, 'chunk_nll', which) - quarter(rows[0], 'chunk_nll', which)):+.2f} %"
+    kl = lambda row: " ".join(f"{quarter(row, 'chunk_kld', which):.3f}" for which in range(4))
+    return table(["method", "perplexity, first 2K", "last 2K", "KL, by 2K"], [[r["method"], loss(r, 0), loss(r, 3), kl(r)] for r in rows[1:]])
 
 
 EXPERIMENT = Experiment(
