@@ -7,7 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import BARE, WALDEN, Experiment, against, command, compared, percent, series, table
 from plot import figure, lines
 
-COMPARE = "eval compare -f TEXT -c 4096 --limit-tokens 8192 --facts 1 --n 10 --gen 0"
+COMPARE = "eval compare -f TEXT -c 4096 --limit-tokens 8192 --facts 1 --n 8 --gen 0"
 BYTES = {"full": 1, "int8": 68 / 128, "int4": 36 / 128}  # of a row of 64 numbers, against bf16
 
 
