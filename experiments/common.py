@@ -47,8 +47,10 @@ class Text:
         return pathlib.Path(self.name).name if self.size is None else f"<(head -c {self.size} {pathlib.Path(self.name).name})"
 
     def path(self, folder):
-        corpus = pathlib.Path(os.environ.get("INFINIGEN_DATA") or ROOT.parent / "shared" / "corpus")
-        packed = next((p for p in (corpus / "eval" / f"{self.name}.xz", corpus / f"{self.name}.xz") if p.exists()), None)
+        given = os.environ.get("INFINIGEN_DATA")
+        places = [pathlib.Path(given)] if given else [ROOT.parent / "shared" / "corpus", ROOT / "shared" / "corpus"]
+        files = [place / below / f"{self.name}.xz" for place in places for below in ("eval", ".")]
+        packed = next((file for file in files if file.exists()), None)
         if packed is None:
             raise NoText(f"no corpus: {self.name}.xz is neither below $INFINIGEN_DATA nor in ../shared/corpus/eval")
         plain = pathlib.Path(folder) / f"{self.size or 'all'}-{pathlib.Path(self.name).name}"
