@@ -7,7 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import BARE, WALDEN, Experiment, command, percent, scored, series, table
 from plot import figure, lines
 
-SCORE = f"eval ppl -f TEXT -c 4096 --limit-tokens 4096 --kv infinigen --kv-cap 20% {BARE}"
+SCORE = f"eval ppl -f TEXT -c 2048 --limit-tokens 4096 --kv infinigen --kv-cap 20% {BARE}"
 RATIOS = [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 1.0]  # a sketch has a multiple of 8 of 64 numbers: 0.5 is 0.4, 0.9 is 1.0
 
 

@@ -7,7 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import BARE, WALDEN, Experiment, command, percent, scored, table
 from plot import bars, figure, lines
 
-SCORE = f"eval ppl -f TEXT -c 4096 --limit-tokens 8192 --kv-dense-layers 1 --kv-cap 20% {BARE} --mass-recall --stats-per-layer"
+SCORE = f"eval ppl -f TEXT -c 4096 --limit-tokens 4096 --kv-dense-layers 1 --kv-cap 20% {BARE} --mass-recall --stats-per-layer"
 SOURCES = {"the true scores (oracle)": "--kv oracle", "self": "--kv-from self", "prev-mid": "--kv-from prev-mid",
            "prev-layer": "--kv-from prev-layer", "prev-step": "--kv-from prev-step"}
 

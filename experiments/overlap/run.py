@@ -7,7 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import BARE, WALDEN, Experiment, command, percent, scored, table
 from plot import figure, lines
 
-SCORE = "eval ppl -f TEXT -c 8192 --limit-tokens 8192 --step-overlap"
+SCORE = "eval ppl -f TEXT -c 4096 --limit-tokens 4096 --step-overlap"
 SETTINGS = {"infinigen, defaults": "--kv infinigen", "infinigen, cap 20 %": f"--kv infinigen --kv-cap 20% {BARE}",
             "infinigen, cap 5 %": f"--kv infinigen --kv-cap 5% {BARE}", "quest, cap 5 %": f"--kv quest --kv-cap 5% {BARE}"}
 
