@@ -27,7 +27,7 @@ def plot(rows):
 
 def tell(rows):
     return table(["kv, setting", "read", "perplexity", "facts"],
-                 [[f"{r['kv']} {r['setting']}", percent(r["size"]), against(r["ppl_vs_full"]), f"{r['found']} of {r['cases']}"] for r in rows])
+                 [[f"{r['kv']} {r['setting']}".strip(), percent(r["size"]), against(r["ppl_vs_full"]), f"{r['found']} of {r['cases']}"] for r in rows])
 
 
 EXPERIMENT = Experiment(
