@@ -24,7 +24,7 @@ def plot(rows):
 
 def tell(rows):
     words = lambda r: f"alpha {r['alpha']}" if "alpha" in r else f"ratio {r['ratio']}"
-    return table(["", "attended", "perplexity", "KL"], [[words(r), percent(r["attended"]), f"{r['ppl']:.3f}", f"{r['kld']:.4f}"] for r in rows])
+    return table(["setting", "attended", "perplexity", "KL"], [[words(r), percent(r["attended"]), f"{r['ppl']:.3f}", f"{r['kld']:.4f}"] for r in rows])
 
 
 EXPERIMENT = Experiment(

@@ -24,7 +24,7 @@ def plot(rows):
 def tell(rows):
     ideal = pick(rows, home="device")
     number = lambda row, key: f"{row[key]:.1f}" if key in row else "-"
-    return table(["", "a step, ms (from ideal)", "without fetching", "without computing"],
+    return table(["kv", "a step, ms (from ideal)", "without fetching", "without computing"],
                  [[label(r), f"{r['step_ms']:.1f}" + (f" ({r['step_ms'] / ideal['step_ms']:.2f}x)" if ideal else ""),
                    number(r, "no_fetch_step_ms"), number(r, "no_compute_step_ms")] for r in rows])
 
