@@ -41,7 +41,7 @@ class Axis:
     def linear_ticks(self):
         rough = (self.high - self.low) / 5
         base = 10 ** math.floor(math.log10(rough))
-        step = next(m * base for m in (1, 2, 2.5, 5, 10) if m * base >= rough)
+        step = next(m * base for m in (1, 2, 5, 10) if m * base >= rough)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
