@@ -238,6 +238,12 @@ double LogSum(std::span<const float> logits) {
   return std::log(sum) + static_cast<double>(most);
 }
 
+void AddChunk(const PplChunk& more, PplChunk& sum) {
+  sum.nll += more.nll;
+  sum.kld += more.kld;
+  sum.tokens += more.tokens;
+}
+
 int64_t Top(std::span<const float> logits) { return std::max_element(logits.begin(), logits.end()) - logits.begin(); }
 
 }  // namespace
@@ -279,17 +285,24 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
   struct Sums {
     double nll = 0, kld = 0;
     int64_t same_top = 0, clear = 0, same_clear = 0;
+    std::vector<PplChunk> chunks;
   };
   const std::vector<PplWindow> windows = CutWindows(text, options);
   const int64_t length = windows.empty() ? 1 : windows[0].count;
   PplResult result;
   result.windows = static_cast<int64_t>(windows.size());
   std::vector<Sums> sums(windows.size());
+  const size_t chunks = options.chunk > 0 ? static_cast<size_t>((length + options.chunk - 1) / options.chunk) : 0;
+  for (Sums& of : sums) of.chunks.resize(chunks);
+  result.chunks.resize(chunks);
   const Clock::time_point start = Clock::now();
   const auto visit = [&](int64_t token, std::span<const float> logits, std::span<const float> full) {
     Sums& of = sums[static_cast<size_t>(token / length)];
-    of.nll += NegativeLogLikelihood(logits, text.ids[static_cast<size_t>(token)]);
-    of.kld += full.empty() ? 0 : KlDivergence(full, logits);
+    const double nll = NegativeLogLikelihood(logits, text.ids[static_cast<size_t>(token)]);
+    const double kld = full.empty() ? 0 : KlDivergence(full, logits);
+    of.nll += nll;
+    of.kld += kld;
+    if (chunks > 0) AddChunk({nll, kld, 1}, of.chunks[static_cast<size_t>(token % length / options.chunk)]);
     const bool same = full.empty() || Top(full) == Top(logits), clear = !full.empty() && TopGap(full) > kClearGap;
     of.same_top += same ? 1 : 0;
     of.clear += clear ? 1 : 0;
@@ -300,6 +313,7 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
       const size_t next = result.window_nll.size();
       result.window_nll.push_back(sums[next].nll);
       result.kld += sums[next].kld;
+      for (size_t i = 0; i < chunks; ++i) AddChunk(sums[next].chunks[i], result.chunks[i]);
       result.same_top += sums[next].same_top;
       result.clear += sums[next].clear;
       result.same_clear += sums[next].same_clear;

@@ -26,6 +26,7 @@ enum class PplMode { kStep, kBatched };
 struct PplOptions {
   int64_t context = 0;  // rows of a window at most; ≥ 2
   PplMode mode = PplMode::kBatched;
+  int64_t chunk = 0;  // predictions are also summed for every so many tokens along a window; 0: they are not
 };
 
 // A text as tokens.
@@ -46,6 +47,12 @@ std::vector<PplWindow> CutWindows(const PplText& text, const PplOptions& options
 // What a window feeds: opening, then its tokens but the last. Row r predicts token first + r + 1 − opening.
 std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window);
 
+// Predictions of the same stretch of every window: what a method loses as the context grows.
+struct PplChunk {
+  double nll = 0, kld = 0;  // sums
+  int64_t tokens = 0;       // scored
+};
+
 struct PplResult {
   std::vector<double> window_nll;  // Σ −ln p of each finished window's scored tokens, in order
   int64_t windows = 0;             // to be scored; more than window_nll has: interrupted
@@ -56,6 +63,7 @@ struct PplResult {
   int64_t same_top = 0;            // predictions whose most likely token is that of full
   int64_t clear = 0;               // predictions where full's best is ahead of its second by more than kClearGap
   int64_t same_clear = 0;          // of those, the same most likely token
+  std::vector<PplChunk> chunks;    // of the finished windows, along the window; empty unless asked for
   PoolUse pool;
 
   bool complete() const { return static_cast<int64_t>(window_nll.size()) == windows; }

@@ -13,6 +13,7 @@
 #include "cli/ppl_task.h"
 #include "cli/prompts.h"
 #include "cli/selection_overlap.h"
+#include "cli/step_overlap.h"
 #include "text/stream_decoder.h"
 
 namespace infinigen {
@@ -26,7 +27,8 @@ struct PplFlags {
   int64_t context = 0;  // 0: not given
   std::string mode = "batched";
   int64_t limit_tokens = 0;  // 0: all
-  bool overlap = false;
+  bool overlap = false, step_overlap = false;
+  int64_t chunk = 0;  // 0: not given
 };
 
 // Bytes that the scored tokens of the first `count` windows spell. A character that begins before them counts whole.
@@ -48,6 +50,23 @@ double BitsPerByte(const PplResult& result, int64_t bytes) {
 
 double TokensPerSecond(const PplResult& result) {
   return result.seconds > 0 ? static_cast<double>(result.tokens) / result.seconds : 0;
+}
+
+Json ChunksJson(const PplResult& result) {
+  Json chunks = Json::array();
+  for (const PplChunk& chunk : result.chunks) {
+    const double tokens = static_cast<double>(chunk.tokens);
+    chunks.push_back({{"tokens", chunk.tokens}, {"nll", chunk.nll / tokens}, {"kld_mean", chunk.kld / tokens}});
+  }
+  return chunks;
+}
+
+Json StepOverlapJson(const StepOverlap& overlap) {
+  Json shares = Json::array(), layers = Json::array();
+  for (size_t i = 0; i < StepOverlap::kSteps.size(); ++i) shares.push_back(overlap.share(i));
+  for (const LayerId layer : overlap.layers())
+    layers.push_back({{"layer", layer.value()}, {"share", overlap.share(0, layer)}});
+  return {{"steps", StepOverlap::kSteps}, {"share", std::move(shares)}, {"layers", std::move(layers)}};
 }
 
 Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSession& session, const PplResult& result,
@@ -99,14 +118,37 @@ std::string ResultText(const PplFlags& flags, const PplOptions& options, const E
       result.windows, options.context, flags.mode, KvWords(run), TokensPerSecond(result), against);
 }
 
+std::string ChunksText(int64_t chunk, const PplResult& result) {
+  std::string text = "| tokens | ppl | KL |\n|---|--:|--:|\n";
+  for (size_t i = 0; i < result.chunks.size(); ++i) {
+    const PplChunk& of = result.chunks[i];
+    const int64_t first = static_cast<int64_t>(i) * chunk;
+    const double tokens = static_cast<double>(of.tokens);
+    text += fmt::format("| {}-{} | {:.3f} | {:.5f} |\n", first, first + chunk - 1, std::exp(of.nll / tokens),
+                        of.kld / tokens);
+  }
+  return text;
+}
+
+std::string StepOverlapText(const StepOverlap& overlap) {
+  std::string text = "of what a step chose, chosen before too:";
+  for (size_t i = 0; i < StepOverlap::kSteps.size(); ++i)
+    text += fmt::format(" {:.1f} % ({})", 100 * overlap.share(i), StepOverlap::kSteps[i]);
+  return text + " steps\n";
+}
+
 Result<int> EvalPpl(const PplFlags& flags) {
   ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
   RETURN_IF_ERROR(CheckScorable(session.kv.method));
   if (flags.overlap && (flags.common.against != "cpu" || session.kv.method.evicts()))
     return Invalid("--selection-overlap goes with --against cpu, and with methods that keep every entry");
+  if (flags.step_overlap &&
+      (flags.overlap || session.kv.method.evicts() || session.kv.method.select == SelectKind::kAll))
+    return Invalid(
+        "--step-overlap goes with methods that select and keep every entry, and without --selection-overlap");
   PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
   ASSIGN_OR_RETURN(source.bytes, ReadText(flags.file));
-  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
+  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched, .chunk = flags.chunk};
   ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model->config, flags.context));
   ASSIGN_OR_RETURN(const PplTask task, MakePplTask(session, source, options));
   const int64_t useful = options.mode == PplMode::kStep ? static_cast<int64_t>(task.windows.size()) : 1;
@@ -119,10 +161,12 @@ Result<int> EvalPpl(const PplFlags& flags) {
   // Of both, the lists: what a layer chose depends on what came before it, so not all are the same.
   const SelectRule& rule = session.executor->options().method.rule;
   SelectionOverlap overlap(rule.sinks, rule.window);
+  StepOverlap step_overlap(rule.sinks, rule.window);
   if (flags.overlap) {
     session.executor->ObserveSelection(overlap.Kept());
     session.full->ObserveSelection(overlap.Compared());
   }
+  if (flags.step_overlap) session.executor->ObserveSelection(step_overlap.Observer());
   StatusLine status;
   const auto show = [&](const PplResult& sofar) {
     status.Draw(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(), sofar.windows,
@@ -133,8 +177,16 @@ Result<int> EvalPpl(const PplFlags& flags) {
   status.Erase();
   const int64_t bytes = ScoredBytes(session.tokenizer(), task.text, task.windows, result.window_nll.size());
   Output output;
-  output.Write(flags.common.json ? Dump(ResultJson(flags, options, session, result, overlap.share(), bytes))
-                                 : ResultText(flags, options, session, result, overlap.share(), bytes));
+  if (flags.common.json) {
+    Json json = ResultJson(flags, options, session, result, overlap.share(), bytes);
+    if (flags.chunk > 0) json["chunks"] = ChunksJson(result);
+    if (flags.step_overlap) json["step_overlap"] = StepOverlapJson(step_overlap);
+    output.Write(Dump(json));
+  } else {
+    output.Write(ResultText(flags, options, session, result, overlap.share(), bytes));
+    if (flags.chunk > 0) output.Write(ChunksText(flags.chunk, result));
+    if (flags.step_overlap) output.Write(StepOverlapText(step_overlap));
+  }
   RETURN_IF_ERROR(output.status());
   if (result.complete()) return kExitOk;
   if (!flags.common.json)
@@ -159,6 +211,9 @@ int RunEvalPpl(Arguments arguments) {
                "what predictions are compared with: --kv full on the same device, or the same --kv on the CPU");
   flags.Switch("--selection-overlap", &values.overlap,
                "with --against cpu: also how far both select the same entries (every 16th token)");
+  flags.Switch("--step-overlap", &values.step_overlap,
+               "also how much of what a token selects was selected 1 to 64 tokens before");
+  flags.Integer("--chunk", &values.chunk, 1, kMaxContext, "also apart for every N tokens along a window");
   AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.file.empty()) return FailUsage("eval ppl", "a text is missing: pass its file with -f");

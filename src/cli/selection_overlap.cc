@@ -6,11 +6,10 @@
 
 namespace infinigen {
 
-// Of a list that ends with the token's own row, what is there for its score.
-std::vector<int32_t> SelectionOverlap::Choice(std::span<const int32_t> rows) const {
+std::vector<int32_t> ChosenByScore(std::span<const int32_t> rows, int64_t sinks, int64_t window) {
   std::vector<int32_t> chosen;
   for (const int32_t row : rows.first(rows.size() - 1))
-    if (row >= sinks_ && row < rows.back() - window_) chosen.push_back(row);
+    if (row >= sinks && row < rows.back() - window) chosen.push_back(row);
   return chosen;
 }
 

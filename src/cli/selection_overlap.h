@@ -18,6 +18,10 @@
 
 namespace infinigen {
 
+// Of a list that ends with the token's own row, what is there for its score: neither the first `sinks` rows nor the
+// last `window` ones.
+std::vector<int32_t> ChosenByScore(std::span<const int32_t> rows, int64_t sinks, int64_t window);
+
 class SelectionOverlap {
  public:
   // Of lists that always have the first `sinks` rows and the last `window` ones, which do not count. A list for every
@@ -34,7 +38,7 @@ class SelectionOverlap {
  private:
   using Key = std::tuple<LayerId, SeqSlot, KvHead, int32_t>;  // the last: the token's own row, which ends its list
 
-  std::vector<int32_t> Choice(std::span<const int32_t> rows) const;
+  std::vector<int32_t> Choice(std::span<const int32_t> rows) const { return ChosenByScore(rows, sinks_, window_); }
 
   int64_t sinks_, window_, every_;
   std::map<Key, std::vector<int32_t>> kept_;

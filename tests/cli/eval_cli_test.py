@@ -86,6 +86,24 @@ class Ppl(Case):
         self.assertIsNone(self.ppl("--kv", "full", "--json", "--limit-tokens", 64, "--against", "cpu").json()["selection_overlap"])
         self.assert_error(self.ppl("--selection-overlap"), 1, "--against cpu")
 
+    def test_along_the_window_and_from_step_to_step(self):
+        flags = ("--limit-tokens", 256, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--chunk", 64, "--step-overlap")
+        for mode in ("batched", "step"):
+            run = self.ppl("--json", "--mode", mode, *flags).json()
+            self.assertEqual([chunk["tokens"] for chunk in run["chunks"]], [128, 128])
+            self.assertAlmostEqual(sum(chunk["nll"] for chunk in run["chunks"]) / 2, run["nll"], 9)
+            self.assertAlmostEqual(sum(chunk["kld_mean"] for chunk in run["chunks"]) / 2, run["kld_mean"], 9)
+            overlap = run["step_overlap"]
+            self.assertEqual(overlap["steps"], [1, 2, 4, 8, 16, 32, 64])
+            self.assertTrue(all(0 < share < 1 for share in overlap["share"]), overlap)
+            self.assertEqual(len(overlap["layers"]), 12)
+        text = self.ppl(*flags).out
+        self.assertIn("| 64-127 |", text)
+        self.assertIn("of what a step chose, chosen before too:", text)
+        self.assertNotIn("chunks", self.ppl("--json", "--limit-tokens", 64).json())
+        self.assert_error(self.ppl("--kv", "full", "--step-overlap"), 1, "select")
+        self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "keep every entry")
+
     def test_limit_and_environment(self):
         self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)
         env = {"INFINIGEN_FILE": self.write("t.txt", TEXT), "INFINIGEN_MODEL": MODEL, "INFINIGEN_LIMIT_TOKENS": "100", "INFINIGEN_JSON": "1"}

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/eval_perplexity.h"
+#include "cli/step_overlap.h"
 #include "golden/golden_run.h"
 
 namespace infinigen {
@@ -91,6 +92,51 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
       }
     }
   }
+}
+
+// Chunks lie along every window and add up to the whole, in either mode.
+TEST(EvalPpl, ChunksAddUp) {
+  const std::string directory = kRoot + "/tests/golden/models/llama_gqa_tied";
+  for (const std::vector<int32_t>& opening : {std::vector<int32_t>{}, std::vector<int32_t>{3}}) {
+    PplText text = TextOf(directory, opening);
+    text.ids.resize(80);  // 32, 32 and 16 tokens
+    const auto model =
+        LoadModel(directory, {.threads = 1, .max_tokens = 32, .max_batch = 4, .kv_type = StoreType::kF32});
+    EXPECT_TRUE(Score(*model->executor, text, {.context = 32}).chunks.empty());
+    const PplResult result = Score(*model->executor, text, {.context = 32, .chunk = 12});
+    ASSERT_EQ(result.chunks.size(), 3u);
+    const int64_t unscored = opening.empty() ? 3 : 0;  // the first of every window
+    EXPECT_EQ(result.chunks[0].tokens, 36 - unscored);
+    EXPECT_EQ(result.chunks[1].tokens, 12 + 12 + 4);
+    EXPECT_EQ(result.chunks[2].tokens, 8 + 8) << "the last chunk of a window may be shorter";
+    double nll = 0;
+    for (const PplChunk& chunk : result.chunks) nll += chunk.nll;
+    EXPECT_NEAR(nll / static_cast<double>(result.tokens), result.nll(), 1e-12);
+    const PplResult step = Score(*model->executor, text, {.context = 32, .mode = PplMode::kStep, .chunk = 12});
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(step.chunks[i].nll, result.chunks[i].nll, 1e-9);
+  }
+}
+
+// Lists that end with the token's own row; 1 sink and a window of 2, which do not count.
+TEST(StepOverlap, CountsWhatWasChosenAtBothTimes) {
+  StepOverlap overlap(1, 2);
+  const SelectionObserver observe = overlap.Observer();
+  const auto see = [&](int64_t layer, const std::vector<int32_t>& rows) {
+    observe(LayerId(layer), SeqSlot(0), KvHead(0), rows);
+  };
+  EXPECT_TRUE(std::isnan(overlap.share(0)));
+  see(0, {0, 2, 3, 8, 9, 10});
+  see(0, {0, 2, 4, 9, 10, 11});      // of 2 and 4, the step before had 2
+  see(0, {0, 2, 4, 9, 10, 11, 12});  // of 2, 4 and 9: 9 was in the window then, 2 and 4 were chosen
+  see(1, {0, 5, 9, 10, 11});
+  see(1, {0, 6, 10, 11, 12});
+  EXPECT_DOUBLE_EQ(overlap.share(0, LayerId(0)), 3.0 / 4);
+  EXPECT_DOUBLE_EQ(overlap.share(1, LayerId(0)), 1.0 / 2) << "two steps before: of 2 and 4, 2";
+  EXPECT_DOUBLE_EQ(overlap.share(0, LayerId(1)), 0);
+  EXPECT_DOUBLE_EQ(overlap.share(0), 3.0 / 5);
+  EXPECT_EQ(overlap.layers(), (std::vector<LayerId>{LayerId(0), LayerId(1)}));
+  see(0, {0, 2, 4, 9, 10, 11});  // row 11 once more: another sequence, with nothing before it
+  EXPECT_DOUBLE_EQ(overlap.share(0, LayerId(0)), 3.0 / 4);
 }
 
 // Full's windows may be kept for the next method: the numbers stay, whatever fits, and what is kept is read once.

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""What does each way of keeping the cache lose, against the share of the cache that it reads or keeps?"""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from common import BARE, WALDEN, Experiment, against, command, compared, percent, series, table
+from plot import figure, lines
+
+COMPARE = "eval compare -f TEXT -c 4096 --limit-tokens 8192 --facts 1 --n 8 --gen 0"
+BYTES = {"full": 1, "int8": 68 / 128, "int4": 36 / 128}  # of a row of 64 numbers, against bf16
+
+
+def read(output, keys):
+    """`size` is what a step reads: entries attended to, as a share of all, or their bytes."""
+    return [row | {"size": BYTES.get(row["kv"], row["attended"])} for row in compared(output, keys)]
+
+
+def plot(rows):
+    return figure(
+        lines("Perplexity against full", "share of the cache read a step, %", "%",
+              series([r | {"x": 100 * r["size"], "y": 100 * (r["ppl_vs_full"] - 1)} for r in rows], "kv", "x", "y")),
+        lines("Planted facts found", "share of the cache read a step, %", "%",
+              series([r | {"x": 100 * BYTES.get(r["kv"], r["needle_attended"]), "y": 100 * r["found"] / r["cases"]} for r in rows],
+                     "kv", "x", "y")))
+
+
+def tell(rows):
+    return table(["kv, setting", "read", "perplexity", "facts"],
+                 [[f"{r['kv']} {r['setting']}".strip(), percent(r["size"]), against(r["ppl_vs_full"]), f"{r['found']} of {r['cases']}"] for r in rows])
+
+
+EXPERIMENT = Experiment(
+    file=__file__, question=__doc__, read=read, plot=plot, table=tell,
+    commands=[command(f"{COMPARE} --kv full,int8,int4", WALDEN, setting=""),
+              *(command(f"{COMPARE} --kv infinigen,quest --kv-cap {cap} {BARE}", WALDEN, setting=f"cap {cap}") for cap in ("5%", "10%", "20%")),
+              *(command(f"{COMPARE} --kv h2o,streaming --kv-limit {limit}", WALDEN, setting=f"limit {limit}") for limit in ("10%", "20%", "50%"))])
+
+
+if __name__ == "__main__":
+    sys.exit(EXPERIMENT.main())

@@ -1,0 +1,123 @@
+"""Small SVG charts, narrow enough for a phone. Standard library only, and the same bytes for the same numbers.
+
+    figure(lines("title", "x", "y", {"name": [(x, y), ...]}), bars("title", [("label", value), ...]))
+"""
+import math
+from html import escape
+
+WIDTH, LEFT, RIGHT, PANEL, TOP = 480, 58, 24, 250, 34
+COLOURS = ["#1f618d", "#b03a2e", "#1e8449", "#9a7d0a", "#6c3483", "#34495e", "#d35400", "#148f77", "#7b241c", "#808b96"]
+
+
+def text(x, y, words, anchor="middle", size=12, colour="#222"):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(str(words))}</text>'
+
+
+def short(value):
+    """A tick as one reads it: 0.25, 1,500."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+class Axis:
+    """A range of numbers on a range of pixels, linear or logarithmic, with its ticks."""
+
+    def __init__(self, values, start, end, log=False, ticks=None):
+        self.log, self.start, self.end = log, start, end
+        low, high = min(values), max(values)
+        if not log and not ticks:
+            margin = (high - low or abs(high) or 1) * 0.06
+            low, high = low - (margin if low else 0), high + margin
+        elif log and not ticks:
+            low, high = low / 1.15, high * 1.15
+        self.low, self.high = self.place(low), self.place(high)
+        self.ticks = ticks or (self.log_ticks() if log else self.linear_ticks())
+
+    def place(self, value):
+        return math.log(value) if self.log else value
+
+    def at(self, value):
+        return self.start + (self.place(value) - self.low) / ((self.high - self.low) or 1) * (self.end - self.start)
+
+    def linear_ticks(self):
+        rough = (self.high - self.low) / 5
+        base = 10 ** math.floor(math.log10(rough))
+        step = next(m * base for m in (1, 2, 5, 10) if m * base >= rough)
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def log_ticks(self):
+        decades = range(math.floor(self.low / math.log(10)), math.ceil(self.high / math.log(10)) + 1)
+        within = [m * 10.0**e for e in decades for m in (1, 2, 5) if self.low <= math.log(m * 10.0**e) <= self.high]
+        return within if len(within) > 1 else [math.exp(self.low), math.exp(self.high)]
+
+
+def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None):
+    """One line a name; points are sorted by x. Returns (height, how to draw it from a given y)."""
+    series = {name: sorted(points) for name, points in series.items() if points}
+    if not series:
+        return nothing(title)
+    legend_rows = math.ceil(len(series) / 2)
+    height = TOP + PANEL + 46 + 18 * legend_rows
+
+    def draw(top):
+        points = [point for line in series.values() for point in line]
+        bottom = top + TOP + PANEL
+        x = Axis([p[0] for p in points], LEFT, WIDTH - RIGHT, log_x, x_ticks)
+        y = Axis([p[1] for p in points], bottom, top + TOP, log_y)
+        out = [text(WIDTH / 2, top + 20, title, size=14)]
+        for tick in x.ticks:
+            out += [f'<line x1="{x.at(tick):.1f}" y1="{top + TOP}" x2="{x.at(tick):.1f}" y2="{bottom}" stroke="#e4e4e4"/>',
+                    text(x.at(tick), bottom + 16, short(tick))]
+        for tick in y.ticks:
+            out += [f'<line x1="{LEFT}" y1="{y.at(tick):.1f}" x2="{WIDTH - RIGHT}" y2="{y.at(tick):.1f}" stroke="#e4e4e4"/>',
+                    text(LEFT - 6, y.at(tick) + 4, short(tick), "end")]
+        out += [text((LEFT + WIDTH - RIGHT) / 2, bottom + 34, x_label),
+                f'<g transform="translate(13 {(top + TOP + bottom) / 2:.1f}) rotate(-90)">{text(0, 0, y_label)}</g>']
+        for i, (name, line) in enumerate(series.items()):
+            colour = COLOURS[i % len(COLOURS)]
+            path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in line)
+            out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            if len(line) <= 16:
+                out += [f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="3" fill="{colour}"/>' for a, b in line]
+            column, row = i % 2, i // 2
+            at_x, at_y = LEFT + column * (WIDTH - LEFT) / 2, bottom + 54 + 18 * row
+            out += [f'<rect x="{at_x:.1f}" y="{at_y - 9:.1f}" width="14" height="4" fill="{colour}"/>',
+                    text(at_x + 20, at_y - 2, name, "start")]
+        return out
+
+    return height, draw
+
+
+def bars(title, items, unit=""):
+    """A bar a label, lying, with its number behind it."""
+    items = [(label, value) for label, value in items if value is not None]
+    if not items:
+        return nothing(title)
+    height = TOP + 40 * len(items) + 8
+
+    def draw(top):
+        most = max(value for _, value in items) or 1
+        out = [text(WIDTH / 2, top + 20, title, size=14)]
+        for i, (label, value) in enumerate(items):
+            y = top + TOP + 40 * i
+            length = value / most * (WIDTH - 2 * RIGHT - 90)
+            out += [text(RIGHT, y + 12, label, "start"),
+                    f'<rect x="{RIGHT}" y="{y + 17}" width="{max(length, 1):.1f}" height="14" fill="{COLOURS[i % len(COLOURS)]}"/>',
+                    text(RIGHT + length + 6, y + 29, f"{value:,.4g}{unit}", "start")]
+        return out
+
+    return height, draw
+
+
+def nothing(title):
+    return TOP, lambda top: [text(WIDTH / 2, top + 20, f"{title}: not measured", size=14)]
+
+
+def figure(*panels):
+    """Panels below each other."""
+    body, top = [], 0
+    for height, draw in panels:
+        body += draw(top)
+        top += height
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" font-family="sans-serif">',
+                      f'<rect width="{WIDTH}" height="{top}" fill="white"/>', *body, "</svg>", ""])
