@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/size.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -80,6 +81,7 @@ struct Loaded {
   std::optional<ChatPrompt> chat;
   std::string chat_refusal;
   std::unique_ptr<Executor> executor;
+  uint64_t prefix_bytes = 0;  // what cached prefixes may take
 };
 
 // As many sequences as asked for. Where memory does not hold all of them at full length they share what there is:
@@ -117,7 +119,9 @@ Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceCh
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));
-  return PlanServer(model, options, kv, flags);
+  RunPlan plan = PlanServer(model, options, kv, flags);
+  if (plan.refusal.empty()) PlanPrefixes(&plan);
+  return plan;
 }
 
 Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
@@ -134,6 +138,7 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
   } else {
     loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
   }
+  loaded.prefix_bytes = plan.prefix_bytes;
   ASSIGN_OR_RETURN(loaded.executor, Launch(model, kv, plan.options));
   return loaded;
 }
@@ -151,7 +156,8 @@ ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
           .sampling = ResolveSampling(flags.sampling),
           .random_seeds = flags.sampling.seed < 0,
           .details_json = Dump(details),
-          .max_waiting = flags.queue};
+          .max_waiting = flags.queue,
+          .prefix_limit_bytes = loaded.prefix_bytes};
 }
 
 // A connection is a file descriptor, and the usual limit of 1,024 is soft.
@@ -211,9 +217,10 @@ Result<int> Serve(const ServeFlags& flags) {
   server->DrainOnSignals();
   api.Serve(Serving(flags, loaded));
   const ExecutorOptions& options = loaded.executor->options();
-  fmt::print(stderr, "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} thread{}\n",
-             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options), options.threads,
-             options.threads == 1 ? "" : "s");
+  fmt::print(stderr,
+             "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
+             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
+             FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
   server->Wait();
   api.Stop();
   return kExitOk;

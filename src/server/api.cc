@@ -97,8 +97,11 @@ struct Api::Serving {
   Serving(ServedModel model_, Metrics& metrics_)
       : model(std::move(model_)),
         metrics(metrics_),
-        engine(*model.executor, {.grows = true, .reuses_prefixes = true, .turn_prefill_tokens = kTurnPrefillTokens}),
-        watch(engine, metrics_),
+        engine(*model.executor, {.grows = true,
+                                 .reuses_prefixes = true,
+                                 .prefix_limit_bytes = model.prefix_limit_bytes,
+                                 .turn_prefill_tokens = kTurnPrefillTokens}),
+        watch(engine, metrics_, model.prefix_limit_bytes),
         thread(engine, [this] { AfterTurn(); }) {}
 
   void AfterTurn() {
@@ -109,10 +112,12 @@ struct Api::Serving {
     const EngineStats& stats = engine.stats();
     metrics.Update({.kv = model.executor->Stats(),
                     .pool_bytes = stats.pool_bytes,
-                    .cached_bytes = stats.cached_bytes,
+                    .prefix_bytes = stats.prefix_bytes,
+                    .prefix_limit_bytes = model.prefix_limit_bytes,
                     .pool_limit_bytes = PoolLimit(*model.executor),
                     .preemptions = stats.preemptions,
-                    .replayed_tokens = stats.replayed_tokens});
+                    .replayed_tokens = stats.replayed_tokens,
+                    .prefilled_tokens = stats.prefill_tokens});
   }
   int64_t context() const { return model.executor->options().max_tokens; }
   int64_t vocab() const { return model.executor->config().vocab; }

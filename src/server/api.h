@@ -26,10 +26,11 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;  // null: prompts are token ids
   const ChatPrompt* chat = nullptr;      // null: chat_refusal says why
   std::string chat_refusal;
-  SamplingOptions sampling;   // of requests that do not say
-  bool random_seeds = true;   // such requests differ from each other
-  std::string details_json;   // members of /props: "model", "device", "kv"
-  int64_t max_waiting = 128;  // sequences beyond those that run
+  SamplingOptions sampling;                  // of requests that do not say
+  bool random_seeds = true;                  // such requests differ from each other
+  std::string details_json;                  // members of /props: "model", "device", "kv"
+  int64_t max_waiting = 128;                 // sequences beyond those that run
+  uint64_t prefix_limit_bytes = UINT64_MAX;  // of what prompts begin with, while nobody uses it
 };
 
 class Api {
