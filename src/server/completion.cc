@@ -117,8 +117,19 @@ void Completion::BeginStream() {
   }
 }
 
+// A comment, which clients skip. In the queue too: from then on an error is an event.
+bool Completion::Beat(Clock::time_point now) {
+  if (over_ || context_.heartbeat_s == 0) return false;
+  if (now - last_sent_ < std::chrono::seconds(context_.heartbeat_s)) return true;
+  BeginStream();
+  last_sent_ = now;
+  exchange_->Write(": still at it\n\n");
+  return true;
+}
+
 void Completion::Send(Json chunk) {
   if (over_) return;
+  last_sent_ = Clock::now();
   if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
   exchange_->Write(Event(chunk));
 }

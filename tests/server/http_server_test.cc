@@ -58,15 +58,18 @@ class Client {
 class Served {
  public:
   explicit Served(HttpLimits limits = {}) {
-    HttpHandler handler{
-        .admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
-          if (head.path != "/refused") return nullptr;
-          return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
-        },
-        .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
-        .fail = [](int status,
-                   std::string_view reason) { return HttpReply{.status = status, .body = std::string(reason)}; },
-        .drain = [this] { drained_ = true; }};
+    HttpHandler handler{.admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
+                          if (head.path != "/refused") return nullptr;
+                          return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
+                        },
+                        .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
+                        .fail =
+                            [](const HttpRequest& head, int status, std::string_view reason) {
+                              return HttpReply{.status = status,
+                                               .body = head.peer + " " + head.path + ": " + std::string(reason)};
+                            },
+                        .drain = [this] { drained_ = true; },
+                        .cut = [this] { cut_ = true; }};
     server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
     server_->Start();
   }
@@ -79,6 +82,7 @@ class Served {
   HttpServer& server() { return *server_; }
   int gone() const { return gone_; }
   bool drained() const { return drained_; }
+  bool cut() const { return cut_; }
 
  private:
   void Handle(std::shared_ptr<HttpExchange> exchange) {
@@ -110,7 +114,7 @@ class Served {
   std::unique_ptr<HttpServer> server_;
   std::mutex mutex_;
   std::vector<std::thread> threads_;
-  std::atomic<bool> ending_{false}, drained_{false};
+  std::atomic<bool> ending_{false}, drained_{false}, cut_{false};
   std::atomic<int> gone_{0};
 };
 
