@@ -146,7 +146,10 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
   context_.watch.Token(choice.id);
   pool_bytes_ = engine_->executor().pool_bytes();
   if (over_) return false;
-  if (!std::exchange(counting_, true)) stats_before_ = engine_->executor().Stats();
+  if (!std::exchange(counting_, true)) {
+    stats_before_ = engine_->executor().Stats();
+    sequences_before_ = engine_->stats().decode_tokens;
+  }
   if (request_.logprobs)
     choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});
   Release(choice, choice.text.Push(token), /*end=*/false);
@@ -203,7 +206,7 @@ Json Completion::Stats() const {
   Executor& executor = engine_->executor();
   KvStats stats = executor.Stats();
   if (counting_) stats = stats - stats_before_;
-  return StepStatsJson(stats, pool_bytes_);
+  return StepStatsJson(stats, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
 }
 
 void Completion::FinishAll() {

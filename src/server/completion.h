@@ -85,7 +85,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
   bool over_ = false;      // answered, or nobody listens
   bool counting_ = false;  // stats_before_ is set
   KvStats stats_before_;
-  uint64_t pool_bytes_ = 0;  // when the latest token came: a finished sequence has given its own back
+  int64_t sequences_before_ = 0;  // of all steps until then
+  uint64_t pool_bytes_ = 0;       // when the latest token came: a finished sequence has given its own back
 };
 
 }  // namespace infinigen
