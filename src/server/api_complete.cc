@@ -55,10 +55,12 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
 
 // What selection can do is the engine's to say; whether there is one, the server's.
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
-  const std::string_view preset = options.method.preset;
+  const KvMethod& method = options.method;
+  const std::string_view preset = method.preset;
   const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
-  const bool refused =
-      (asks_for_selection && preset != "infinigen") || (wish.full == true && preset != "infinigen" && preset != "full");
+  // Whoever selects can select everything.
+  const bool has_all = preset == "full" || (method.select != SelectKind::kAll && !method.evicts());
+  const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);
   if (!refused) return std::nullopt;
   return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),
                   .code = "unsupported_parameter",

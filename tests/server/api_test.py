@@ -72,8 +72,11 @@ class Routes(Case):
             length = len(SERVER.get(path).body)
             self.assertEqual((reply.status, reply.body, int(reply.headers["Content-Length"])), (200, b"", length), path)
         self.assertEqual(SERVER.ask("HEAD", "/metrics").status, 200)
-        stream = SERVER.ask("HEAD", "/kv", timeout=5)  # which has no end
-        self.assertEqual((stream.status, stream.headers["Content-Type"]), (200, "text/event-stream"))
+        # /kv has no end, but a head: the next request of the connection is answered.
+        both = SERVER.raw(b"HEAD /kv HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                          b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 2)
+        self.assertEqual(both.count(b"HTTP/1.1 200 OK"), 2, both)
+        self.assertIn(b"text/event-stream", both)
 
     def test_targets_may_name_the_server(self):
         answer = SERVER.raw(f"GET http://127.0.0.1:{SERVER.port}/health HTTP/1.1\r\nHost: localhost\r\n"
@@ -344,6 +347,21 @@ class Errors(Case):
         self.assertIn("8192", error["message"])
         full = self.text(prompt=[5] * 8192, max_tokens=50)
         self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
+
+
+class Presets(Case):
+    def test_whoever_selects_can_select_everything(self):
+        server = Server(BINARY, "--kv", "quest", "--quiet")
+        try:
+            def ask(kv):
+                return server.post(TEXT, {"prompt": "The lamp in the hall was lit. " * 300, "max_tokens": 4, "kv": kv})
+
+            self.assertLess(ask(None).json["kv_stats"]["attended_ratio"], 1)
+            self.assertEqual(ask({"preset": "full"}).json["kv_stats"]["attended_ratio"], 1)
+            for kv in ({"preset": "infinigen"}, {"cap": 0.1}):
+                self.assertEqual((ask(kv).status, ask(kv).error["param"]), (400, "kv"))
+        finally:
+            self.assertEqual(server.stop(), 0)
 
 
 class Load(Case):
