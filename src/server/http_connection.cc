@@ -118,7 +118,8 @@ void Connection::Handshake() {
   tls_->async_handshake(asio::ssl::stream_base::server,
                         asio::bind_executor(strand_, [self = shared_from_this()](error_code error) {
                           if (error) return self->Close();
-                          self->NextRequest();
+                          // It may have been closed after the last byte came and before this was called.
+                          if (self->state_ != State::kClosed) self->NextRequest();
                         }));
 }
 

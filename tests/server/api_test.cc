@@ -51,6 +51,28 @@ TEST(Description, SaysHowEveryRouteCanEnd) {
     }
 }
 
+TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
+  Api api({}, /*log_requests=*/false);
+  const HttpHandler handler = api.handler();
+  const auto check = [&](int status, const std::string& type, const std::string& code, bool retry) {
+    const HttpReply reply = handler.fail({.request_id = "mine-1", .peer = "10.0.0.1"}, status, "why");
+    const nlohmann::json error = nlohmann::json::parse(reply.body)["error"];
+    EXPECT_EQ(reply.status, status);
+    EXPECT_EQ(error["type"], type) << status;
+    EXPECT_EQ(error["code"], code) << status;
+    EXPECT_EQ(error["message"], "why");
+    std::set<std::pair<std::string, std::string>> headers(reply.headers.begin(), reply.headers.end());
+    EXPECT_TRUE(headers.contains({"X-Request-Id", "mine-1"})) << status;
+    EXPECT_EQ(headers.contains({"Retry-After", "1"}), retry) << status;
+  };
+  check(400, "invalid_request_error", "bad_request", false);
+  check(408, "invalid_request_error", "timeout", false);
+  check(413, "invalid_request_error", "too_large", false);
+  check(431, "invalid_request_error", "too_large", false);
+  check(429, "rate_limit_error", "too_many_bodies", true);
+  check(503, "server_error", "too_many_connections", true);
+}
+
 TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
   std::mutex gate;
   std::vector<int> ran;
