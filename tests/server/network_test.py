@@ -249,14 +249,14 @@ class Large(unittest.TestCase):
     def test_the_memory_of_one_request_is_bounded(self):
         before = self.server.memory()
         many = {"prompt": "a", "max_tokens": 2, "ignore_eos": True, "n": 128}
-        refused = self.server.post(TEXT, {**many, "stop": ["q" * 8_000_000]})
+        refused = self.server.post(TEXT, {**many, "stop": ["q" * 2_000_000]})
         self.assertEqual((refused.status, refused.error["param"]), (400, "stop"))
-        refused = self.server.post(TEXT, {**many, "logit_bias": {f"{i:07}": 0 for i in range(500_000)}})
+        refused = self.server.post(TEXT, {**many, "logit_bias": {f"{i:07}": 0 for i in range(100_000)}})
         self.assertEqual((refused.status, refused.error["param"]), (400, "logit_bias"))
         allowed = self.server.post(TEXT, {**many, "stop": ["q" * 1024] * 16,
                                           "logit_bias": {f"{i % 1000:0{4 + i // 1000}}": 0 for i in range(4000)}})
         self.assertEqual((allowed.status, len(allowed.json["choices"])), (200, 128))
-        self.assertLess(self.server.memory("VmHWM"), before + 400, "MiB")  # a body, and what parsing it takes for a moment
+        self.assertLess(self.server.memory("VmHWM"), before + 200, "MiB")  # a body, and what parsing it takes for a moment
 
     def test_others_go_on_while_large_bodies_are_read(self):
         text = "".join(chr(97 + (i * 7919 >> 3) % 26) + ("" if i % 6 else " ") for i in range(2_000_000))
