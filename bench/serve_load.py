@@ -107,8 +107,12 @@ def run_load(address, arguments):
             if to_send > 0:
                 begin(body(arguments.prompt, arguments.gen))
                 to_send -= 1
-        if arguments.long and long_one is None and len(finished) == 0 and time.perf_counter() - start > 1:
+        # Once the others stream, or it would say nothing about their gaps.
+        streaming = finished or all(key.data.times for key in selector.get_map().values())
+        if arguments.long and long_one is None and live > 0 and streaming:
             long_one = begin(body(arguments.long, 1))
+    if arguments.long and long_one is None:
+        sys.exit("--long: the others were done before it could begin; raise --gen or --requests")
     return finished, long_one, time.perf_counter() - start
 
 
@@ -142,6 +146,9 @@ def show(result):
     print(f"token gap    mean {gap['mean']:.2f} ms, median {gap['p50']:.2f}, p99 {gap['p99']:.2f}, longest {gap['max']:.2f}")
     if "long" in result:
         long = result["long"]
+        if long["ttft_s"] is None:
+            print("long prompt  failed: is it longer than the context?")
+            return
         print(f"long prompt  {long['prompt_tokens']} tokens, first token after {long['ttft_s']:.2f} s; others' gaps meanwhile: "
               f"p99 {long['gap_ms_p99_meanwhile']:.2f} ms of {long['gaps_meanwhile']}")
     if "bench" in result:
@@ -202,7 +209,10 @@ def main():
         print(json.dumps(result))
     else:
         show(result)
-    return 1 if result["failed"] or not result["requests"] else 0
+    without_gaps = "long" in result and not result["long"]["gaps_meanwhile"]
+    if without_gaps:
+        print("--long: no token of the others came while it was read; raise --gen or --requests", file=sys.stderr)
+    return 1 if result["failed"] or not result["requests"] or without_gaps else 0
 
 
 if __name__ == "__main__":

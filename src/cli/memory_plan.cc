@@ -152,6 +152,17 @@ RunPlan PlanRunHere(const Model& model, ExecutorOptions options, std::optional<u
   return plan;
 }
 
+void PlanPrefixes(RunPlan* plan) {
+  ExecutorOptions& options = plan->options;
+  const MemoryPlan& parts = plan->parts;
+  if (options.method.evicts() || options.method.prompt_columns) return;  // such entries are nobody else's
+  const uint64_t context = parts.pool_bytes_per_token * static_cast<uint64_t>(options.max_tokens) +
+                           parts.sketch_bytes / static_cast<uint64_t>(options.max_batch);
+  const uint64_t wanted = std::max(parts.pool_bytes / 2, context);
+  options.pool_limit_bytes = std::min(options.pool_limit_bytes, parts.pool_bytes + wanted);
+  plan->prefix_bytes = std::min(wanted, options.pool_limit_bytes);
+}
+
 std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   const ExecutorOptions& options = plan.options;
   std::string text = fmt::format("memory plan: {}, context {} tokens, batch {}, --kv {}, entries in {}\n", config.name,
@@ -170,16 +181,21 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
        !gpu ? per_token : fmt::format("{}, {}", per_token, parts.pool_on_device ? "on the GPU" : "on the host"));
   if (parts.near_pool_bytes > 0)
     line("", parts.near_pool_bytes, "of the pool on the GPU: layers that are attended to whole");
+  if (plan.prefix_bytes > 0)
+    line("prefixes", plan.extra_prefix_bytes(),
+         fmt::format("of at most {} for what prompts begin with{}", FormatSize(plan.prefix_bytes),
+                     plan.extra_prefix_bytes() < plan.prefix_bytes ? "; the rest where the pool is free" : ""));
   if (gpu) line("stages", parts.stage_bytes, "");
   if (gpu) line("logits", parts.sampling_bytes, "on the host");
   line("workspace", parts.workspace_bytes, "");
   line("prefill", parts.prefill_bytes, "");
-  line("total", parts.total_bytes(), "");
+  const uint64_t extra = plan.extra_prefix_bytes();
+  line("total", parts.total_bytes() + extra, "");
   if (gpu) {
-    line("on GPU", parts.device_bytes(),
+    line("on GPU", parts.device_bytes() + (parts.pool_on_device ? extra : 0),
          fmt::format("of {} that may be used, {} of them for driver and libraries",
                      FormatSize(options.device_memory_bytes), FormatSize(kGpuMarginBytes)));
-    line("on host", parts.host_bytes(), "");
+    line("on host", parts.host_bytes() + (parts.pool_on_device ? 0 : extra), "");
   }
   line("available", plan.available_bytes,
        fmt::format("{}of which {} are kept free", gpu ? "on the host, " : "", FormatSize(kMarginBytes)));

@@ -1,10 +1,14 @@
 // `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, answers until a signal, drains.
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/size.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -33,6 +37,7 @@ struct ServeFlags {
   std::string tls_cert, tls_key;
   int64_t queue = 128;
   int64_t drain_s = 30;
+  int64_t heartbeat_s = 10;
   bool quiet = false;
   std::string model;
   DeviceFlags device;
@@ -60,6 +65,9 @@ void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Integer("--queue", &values->queue, 0, 1 << 20,
                 "sequences that may wait beyond those that run; more are told to come back later (default 128)");
   flags.Integer("--drain", &values->drain_s, 0, 86400, "seconds that running requests have after SIGTERM (default 30)");
+  flags.Integer(
+      "--heartbeat", &values->heartbeat_s, 0, 86400,
+      "seconds of silence after which a stream gets a comment, so that no proxy cuts it; 0: never (default 10)");
   flags.Switch("--quiet", &values->quiet, "no line on stderr for every request");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
@@ -80,6 +88,7 @@ struct Loaded {
   std::optional<ChatPrompt> chat;
   std::string chat_refusal;
   std::unique_ptr<Executor> executor;
+  uint64_t prefix_bytes = 0;  // what cached prefixes may take
 };
 
 // As many sequences as asked for. Where memory does not hold all of them at full length they share what there is:
@@ -117,7 +126,9 @@ Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceCh
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));
-  return PlanServer(model, options, kv, flags);
+  RunPlan plan = PlanServer(model, options, kv, flags);
+  if (plan.refusal.empty()) PlanPrefixes(&plan);
+  return plan;
 }
 
 Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
@@ -134,6 +145,7 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
   } else {
     loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
   }
+  loaded.prefix_bytes = plan.prefix_bytes;
   ASSIGN_OR_RETURN(loaded.executor, Launch(model, kv, plan.options));
   return loaded;
 }
@@ -151,7 +163,9 @@ ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
           .sampling = ResolveSampling(flags.sampling),
           .random_seeds = flags.sampling.seed < 0,
           .details_json = Dump(details),
-          .max_waiting = flags.queue};
+          .max_waiting = flags.queue,
+          .heartbeat_s = static_cast<int>(flags.heartbeat_s),
+          .prefix_limit_bytes = loaded.prefix_bytes};
 }
 
 // A connection is a file descriptor, and the usual limit of 1,024 is soft.
@@ -200,21 +214,31 @@ Result<int> Serve(const ServeFlags& flags) {
                    .tls_cert = flags.tls_cert,
                    .tls_key = flags.tls_key};
   http.limits.drain_s = static_cast<int>(flags.drain_s);
-  ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server, HttpServer::Bind(http, api.handler()));
+  std::atomic<bool> loading{true};
+  HttpHandler handler = api.handler();
+  handler.drain = [&loading, then = handler.drain] {
+    // Nothing runs that would be worth waiting for, and loading cannot be interrupted.
+    if (loading.exchange(false)) std::_Exit(kExitOk);
+    then();
+  };
+  ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server, HttpServer::Bind(http, std::move(handler)));
   api.set_http(server.get());
+  server->DrainOnSignals();
   server->Start();
   const bool bracket = flags.host.find(':') != std::string::npos;
   Output().Write(fmt::format("listening on {}://{}{}{}:{}\n", flags.tls_cert.empty() ? "http" : "https",
                              bracket ? "[" : "", flags.host, bracket ? "]" : "", server->port()));
 
   ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
-  server->DrainOnSignals();
   api.Serve(Serving(flags, loaded));
+  while (!loading.exchange(false)) ::pause();  // a signal was first: the process is ending
   const ExecutorOptions& options = loaded.executor->options();
-  fmt::print(stderr, "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} thread{}\n",
-             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options), options.threads,
-             options.threads == 1 ? "" : "s");
+  fmt::print(stderr,
+             "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
+             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
+             FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
   server->Wait();
+  server->Stop();  // before what its handlers use
   api.Stop();
   return kExitOk;
 }

@@ -41,7 +41,10 @@ Engine::Engine(Executor& executor, const EngineOptions& options)
   items_.reserve(batch);
   stats_.step_ms.reserve(kStepSamples);  // a step allocates nothing
   logits_.resize(batch * static_cast<size_t>(executor.config().vocab));
-  if (options_.reuses_prefixes) prefixes_ = std::make_unique<PrefixCache>(executor);
+  if (!options_.reuses_prefixes) return;
+  prefix_extent_bytes_ = executor.shared_extent_bytes() + kExtentTokens * executor.Stats().sketch_row_bytes;
+  const uint64_t most = std::min<uint64_t>(options_.prefix_limit_bytes / prefix_extent_bytes_, INT64_MAX);
+  prefixes_ = std::make_unique<PrefixCache>(executor, static_cast<int64_t>(most));
 }
 
 Engine::~Engine() {
@@ -76,8 +79,6 @@ Result<RequestId> Engine::Submit(Request request) {
   auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
   // The last generated token is never attended to, so it needs no row.
   live->final_tokens = std::min(context, prompt + std::max<int64_t>(live->request.max_new_tokens - 1, 0));
-  live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
-  live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - prompt));
   requests_.push_back(std::move(live));
   return id;
 }
@@ -218,7 +219,7 @@ void Engine::RunDecodeStep() {
 void Engine::Accept(Live& live, std::span<float> logits) {
   const std::span<const int32_t> history = live.history;
   const std::optional<int32_t> token =
-      live.sampler.Sample(logits, history, history.subspan(live.request.prompt.size()));
+      live.sampler.Sample(logits, history, history.subspan(static_cast<size_t>(live.prompt_tokens())));
   if (!token) return Finish(live, FinishReason::kError, "the model gave no finite logit");
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
   if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
@@ -257,7 +258,9 @@ void Engine::SweepFinished() {
 void Engine::UpdateStats() {
   stats_.running = Running();
   stats_.waiting = Waiting();
-  stats_.cached_bytes = prefixes_ ? static_cast<uint64_t>(prefixes_->unpinned()) * executor_.shared_extent_bytes() : 0;
+  const uint64_t cached = prefixes_ ? static_cast<uint64_t>(prefixes_->unpinned()) : 0;
+  stats_.cached_bytes = cached * executor_.shared_extent_bytes();
+  stats_.prefix_bytes = cached * prefix_extent_bytes_;
   stats_.pool_bytes = executor_.pool_bytes() - stats_.cached_bytes;
 }
 

@@ -33,6 +33,8 @@ struct EngineOptions {
   bool grows = false;
   // Sequences begin with what others had in common with them. Only where quotas grow.
   bool reuses_prefixes = false;
+  // What may stay of them, sketches included, while nobody uses it. Whoever needs the room takes it from there first.
+  uint64_t prefix_limit_bytes = UINT64_MAX;
   // Requests that wait beyond those that a free slot is there for; one more is refused.
   int64_t max_waiting = INT64_MAX;
   // Prefill units of a turn go on until so many tokens went through a layer; 0: one unit. A short prompt is then done
@@ -58,6 +60,7 @@ struct EngineStats {
   int64_t waiting = 0;
   uint64_t pool_bytes = 0;    // entries of requests that run or are kept
   uint64_t cached_bytes = 0;  // entries that leave when somebody needs the room
+  uint64_t prefix_bytes = 0;  // the same with their sketches: at most prefix_limit_bytes
 };
 
 class Engine {
@@ -124,6 +127,7 @@ class Engine {
   Executor& executor_;
   const EngineOptions options_;
   std::unique_ptr<PrefixCache> prefixes_;       // null: none are reused
+  uint64_t prefix_extent_bytes_ = 0;            // of a cached extent, its sketches included
   std::deque<std::unique_ptr<Live>> requests_;  // in order of arrival, until finished
   // Rows that outlived their request. The slot was admitted for the whole context, so any request fits into it.
   struct Kept {

@@ -1,6 +1,5 @@
 // Who gets room in the pool, and who has to give it back.
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <utility>
 
@@ -25,11 +24,13 @@ SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
   return rule;
 }
 
-// Entries of steps that attend to everything are those of a prefill.
-uint64_t SettingOf(const SelectRule& rule, const KvMethod& method) {
-  const bool everything = rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0;
-  if (method.select == SelectKind::kAll || everything) return 0;
-  return (std::bit_cast<uint64_t>(rule.cap) * 0x9e3779b97f4a7c15ull ^ std::bit_cast<uint32_t>(rule.alpha)) | 1;
+// Entries of steps that attend to everything are those of a prefill. Alpha and cap are all that a request can change of
+// the rule.
+PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
+  const bool everything =
+      rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 && rule.force_count == 0;
+  if (method.select == SelectKind::kAll || everything) return {};
+  return {.selects = true, .alpha = rule.alpha, .cap = rule.cap};
 }
 
 }  // namespace
@@ -58,6 +59,9 @@ void Engine::Admit() {
     if (method.select != SelectKind::kAll) executor_.SetRule(live->slot, rule);
     live->Become(RequestState::kAdmitted);
     ++running;
+    // Only now, since it may be the whole context: who waits holds a prompt and no more.
+    live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
+    live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - live->prompt_tokens()));
     if (live->preempted) continue;
     live->admitted = EngineClock::now();
     live->result.queue_s = Seconds(live->admitted - live->submitted);
@@ -77,7 +81,7 @@ Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
 
 bool Engine::TakeOverKept(Live& live) {
   if (!kept_) return false;
-  const std::vector<int32_t>& prompt = live.request.prompt;
+  const std::vector<int32_t>& prompt = live.history;  // nothing was generated yet
   const std::vector<int32_t>& tokens = kept_->tokens;
   const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
   // At least one token runs, for its logits.

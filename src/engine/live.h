@@ -27,7 +27,8 @@ struct Engine::Live {
   SeqSlot slot;                  // from admission on
   int64_t final_tokens = 0;      // rows it may reach
   int64_t rows = 0;              // complete in every layer
-  std::vector<int32_t> history;  // prompt, then what was generated
+  std::vector<int32_t> history;  // prompt, then what was generated; request.prompt moved here
+  int64_t prompt_count = 0;
 
   // Of the part that is prefilled at the moment: the prompt, or after a preemption what was generated.
   int64_t prefill_end = 0;
@@ -36,7 +37,7 @@ struct Engine::Live {
   int64_t unit_tokens = 0;
 
   // Where entries are shared.
-  uint64_t setting = 0;                  // of its selection; 0: everything is attended to
+  PrefixCache::Setting setting;          // of its selection
   bool shares = true;                    // it may, with what that costs
   PrefixCache::Path path;                // of the extents that are complete, as far as they are in the cache
   std::vector<PrefixCache::Kind> kinds;  // of the path that a preemption took
@@ -48,9 +49,13 @@ struct Engine::Live {
   EngineClock::time_point first_token;
 
   Live(RequestId id_, Request request_, int64_t vocab)
-      : id(id_), request(std::move(request_)), sampler(request.sampling, vocab), history(request.prompt) {}
+      : id(id_),
+        request(std::move(request_)),
+        sampler(request.sampling, vocab),
+        history(std::move(request.prompt)),
+        prompt_count(std::ssize(history)) {}
 
-  int64_t prompt_tokens() const { return std::ssize(request.prompt); }
+  int64_t prompt_tokens() const { return prompt_count; }
   // Rows of everything but the newest token, which the next step brings.
   int64_t rows_before_step() const { return result.tokens.empty() ? prompt_tokens() : std::ssize(history) - 1; }
   bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }

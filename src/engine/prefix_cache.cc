@@ -1,6 +1,7 @@
 #include "engine/prefix_cache.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace infinigen {
 
@@ -25,20 +26,24 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
 
 }  // namespace
 
-uint64_t PrefixCache::HashOf(uint64_t before, uint64_t setting, std::span<const int32_t> tokens) {
-  uint64_t hash = Mix(before, setting);
+uint64_t PrefixCache::HashOf(uint64_t before, const Setting& setting, std::span<const int32_t> tokens) {
+  uint64_t hash = Mix(before, setting.selects);
+  hash = Mix(Mix(hash, std::bit_cast<uint32_t>(setting.alpha)), std::bit_cast<uint64_t>(setting.cap));
   for (const int32_t token : tokens) hash = Mix(hash, static_cast<uint32_t>(token));
   return hash;
 }
 
-PrefixCache::PrefixCache(Executor& executor) : executor_(executor) {}
+PrefixCache::PrefixCache(Executor& executor, int64_t most_unpinned)
+    : executor_(executor), most_unpinned_(most_unpinned) {
+  CHECK(most_unpinned >= 0);
+}
 
 PrefixCache::~PrefixCache() {
   DropAll();
   CHECK(nodes_.empty());
 }
 
-PrefixCache::Node* PrefixCache::Child(const Node* parent, uint64_t setting, std::span<const int32_t> tokens,
+PrefixCache::Node* PrefixCache::Child(const Node* parent, const Setting& setting, std::span<const int32_t> tokens,
                                       const Kind* kind) const {
   const auto [first, last] = nodes_.equal_range(HashOf(parent == nullptr ? 0 : parent->hash, setting, tokens));
   const auto same = std::find_if(first, last, [&](const auto& place) {
@@ -62,11 +67,11 @@ PrefixCache::Path PrefixCache::Walk(std::span<const int32_t> tokens, Choose choo
   return path;
 }
 
-PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, uint64_t setting) {
+PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, const Setting& setting) {
   return Walk(tokens, [&](const Path& path, std::span<const int32_t> stretch) {
     const Node* parent = path.empty() ? nullptr : path.back();
-    Node* node = Child(parent, 0, stretch, nullptr);
-    return node != nullptr || setting == 0 ? node : Child(parent, setting, stretch, nullptr);
+    Node* node = Child(parent, {}, stretch, nullptr);
+    return node != nullptr || !setting.selects ? node : Child(parent, setting, stretch, nullptr);
   });
 }
 
@@ -78,9 +83,9 @@ PrefixCache::Path PrefixCache::FindAgain(std::span<const int32_t> tokens, std::s
   });
 }
 
-PrefixCache::Kind PrefixCache::NextKind(const Path& path, uint64_t setting, int64_t steps_from) {
-  const bool selected_before = !path.empty() && path.back()->kind.setting != 0;
-  if (setting == 0 || (!selected_before && steps_from >= kExtentTokens)) return {};
+PrefixCache::Kind PrefixCache::NextKind(const Path& path, const Setting& setting, int64_t steps_from) {
+  const bool selected_before = !path.empty() && path.back()->kind.setting.selects;
+  if (!setting.selects || (!selected_before && steps_from >= kExtentTokens)) return {};
   return {setting, std::clamp<int64_t>(steps_from, 0, kExtentTokens)};
 }
 
@@ -123,6 +128,7 @@ void PrefixCache::Release(Path& path) {
     if (--node->pins == 0) --pinned_;
   }
   path.clear();
+  while (unpinned() > most_unpinned_) CHECK(DropOldest());
 }
 
 bool PrefixCache::DropOldest() {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -47,9 +48,10 @@ struct SamplingOptions {
   float min_p = 0.05f;          // drop what is less likely than this share of the most likely; 0: none
   float repeat_penalty = 1.0f;  // > 1: tokens among the last `repeat_window` become less likely
   int32_t repeat_window = 64;
-  float presence_penalty = 0;                         // subtracted once from every token that was generated
-  float frequency_penalty = 0;                        // and for every time it was
-  std::vector<std::pair<int32_t, float>> logit_bias;  // (token, added to its logit), tokens of the vocabulary
+  float presence_penalty = 0;   // subtracted once from every token that was generated
+  float frequency_penalty = 0;  // and for every time it was
+  // (token, added to its logit), tokens of the vocabulary, each once. Shared by all choices of a request; null: none.
+  std::shared_ptr<const std::vector<std::pair<int32_t, float>>> logit_bias;
   int32_t top_logprobs = -1;  // >= 0: on_logprobs is told each token's, and those of so many alternatives
   uint64_t seed = 0;
 };

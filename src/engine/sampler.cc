@@ -11,7 +11,8 @@ Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
     : options_(options), vocab_(vocab), generator_(options.seed) {
   CHECK(options.temperature >= 0 && options.top_k >= 0 && options.top_p > 0 && options.min_p >= 0 &&
         options.repeat_penalty > 0 && options.repeat_window >= 0);
-  for (const auto& [token, bias] : options.logit_bias) CHECK(token >= 0 && token < vocab && std::isfinite(bias));
+  if (options.logit_bias == nullptr) return;
+  for (const auto& [token, bias] : *options.logit_bias) CHECK(token >= 0 && token < vocab && std::isfinite(bias));
 }
 
 void Sampler::TakeMemory() {
@@ -30,8 +31,9 @@ std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const 
   CHECK(static_cast<int64_t>(logits.size()) <= vocab_);
   TakeMemory();
   if (options_.top_logprobs >= 0) KeepLogprobs(logits);
-  for (const auto& [token, bias] : options_.logit_bias)
-    if (static_cast<size_t>(token) < logits.size()) logits[static_cast<size_t>(token)] += bias;
+  if (options_.logit_bias != nullptr)
+    for (const auto& [token, bias] : *options_.logit_bias)
+      if (static_cast<size_t>(token) < logits.size()) logits[static_cast<size_t>(token)] += bias;
   Penalise(logits, history);
   PenaliseGenerated(logits, generated);
   const std::optional<int32_t> token = Choose(logits);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 namespace infinigen {
 namespace {
@@ -80,8 +81,12 @@ Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return IoError("--api-key-file {}: cannot be read", path);
   std::vector<std::string> keys;
+  const std::string_view byte_order_mark = "\xEF\xBB\xBF";  // some editors begin a file with it
+  bool first = true;
   for (std::string line; std::getline(file, line);) {
+    if (std::exchange(first, false) && line.compare(0, 3, byte_order_mark) == 0) line.erase(0, 3);
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) line.pop_back();
+    line.erase(0, line.find_first_not_of(" \t"));
     if (!line.empty() && line.front() != '#') keys.push_back(line);
   }
   if (keys.empty()) return Invalid("--api-key-file {}: has no key", path);

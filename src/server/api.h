@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -26,10 +28,12 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;  // null: prompts are token ids
   const ChatPrompt* chat = nullptr;      // null: chat_refusal says why
   std::string chat_refusal;
-  SamplingOptions sampling;   // of requests that do not say
-  bool random_seeds = true;   // such requests differ from each other
-  std::string details_json;   // members of /props: "model", "device", "kv"
-  int64_t max_waiting = 128;  // sequences beyond those that run
+  SamplingOptions sampling;                  // of requests that do not say
+  bool random_seeds = true;                  // such requests differ from each other
+  std::string details_json;                  // members of /props: "model", "device", "kv"
+  int64_t max_waiting = 128;                 // sequences beyond those that run
+  int heartbeat_s = 10;                      // of silence, after which a stream says that it is alive; 0: never
+  uint64_t prefix_limit_bytes = UINT64_MAX;  // of what prompts begin with, while nobody uses it
 };
 
 class Api {
@@ -45,8 +49,11 @@ class Api {
 
   // Once: from here on requests are answered.
   void Serve(ServedModel model);
-  // Cancels what runs. After it no request is answered.
+  // Cancels what runs. Precondition: no handler is called any more (HttpServer::Stop).
   void Stop();
+
+  // Methods and paths, as openapi.json writes them.
+  static std::vector<std::pair<std::string, std::string>> DescribedRoutes();
 
  private:
   struct Serving;
@@ -55,8 +62,11 @@ class Api {
 
   std::unique_ptr<HttpReply> Admit(const HttpRequest& head);
   void Handle(std::shared_ptr<HttpExchange> exchange);
-  HttpReply Fail(int status, std::string_view reason);
+  HttpReply Fail(const HttpRequest& head, int status, std::string_view reason);
   void OnDrain();
+  void OnCut();
+  static ApiError ShuttingDown();
+  static std::span<const Route> Routes();
   static const Route* FindRoute(std::string_view path);
   static std::optional<ApiError> CheckRoute(const HttpRequest& head);
 
@@ -72,6 +82,9 @@ class Api {
   void File(Call& call);
   void Complete(Call& call, ApiKind kind);
 
+  // Every reply goes through one of these, or is a stream that logs itself: one line and one count each.
+  void Answer(const Call& call, HttpReply reply, const std::string& note = {});
+  void Refuse(const Call& call, const ApiError& error);
   HttpReply Dress(const HttpRequest& head, const std::string& id, HttpReply reply) const;
   void Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note);
 
@@ -81,6 +94,7 @@ class Api {
   const HttpServer* http_ = nullptr;
   std::unique_ptr<Serving> owned_;
   std::atomic<Serving*> serving_{nullptr};
+  std::atomic<bool> cut_{false};  // time is up
 };
 
 }  // namespace infinigen

@@ -117,8 +117,19 @@ void Completion::BeginStream() {
   }
 }
 
+// A comment, which clients skip. In the queue too: from then on an error is an event.
+bool Completion::Beat(Clock::time_point now) {
+  if (over_ || context_.heartbeat_s == 0) return false;
+  if (now - last_sent_ < std::chrono::seconds(context_.heartbeat_s)) return true;
+  BeginStream();
+  last_sent_ = now;
+  exchange_->Write(": still at it\n\n");
+  return true;
+}
+
 void Completion::Send(Json chunk) {
   if (over_) return;
+  last_sent_ = Clock::now();
   if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
   exchange_->Write(Event(chunk));
 }
@@ -135,7 +146,10 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
   context_.watch.Token(choice.id);
   pool_bytes_ = engine_->executor().pool_bytes();
   if (over_) return false;
-  if (!std::exchange(counting_, true)) stats_before_ = engine_->executor().Stats();
+  if (!std::exchange(counting_, true)) {
+    stats_before_ = engine_->executor().Stats();
+    sequences_before_ = engine_->stats().decode_tokens;
+  }
   if (request_.logprobs)
     choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});
   Release(choice, choice.text.Push(token), /*end=*/false);
@@ -192,7 +206,7 @@ Json Completion::Stats() const {
   Executor& executor = engine_->executor();
   KvStats stats = executor.Stats();
   if (counting_) stats = stats - stats_before_;
-  return StepStatsJson(stats, pool_bytes_);
+  return StepStatsJson(stats, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
 }
 
 void Completion::FinishAll() {

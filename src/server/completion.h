@@ -27,6 +27,7 @@ struct CompletionContext {
   std::string preset;
   std::function<HttpReply(HttpReply)> dress;  // adds the headers that every reply has
   std::function<void(int status, const std::string& note)> log;
+  int heartbeat_s = 0;
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {
@@ -37,6 +38,10 @@ class Completion : public std::enable_shared_from_this<Completion> {
 
   void Submit(Engine& engine);
   void Cancel(Engine& engine);
+  bool streams() const { return request_.stream; }
+  // Now and then: a stream that was silent for long says that it is alive, so that nobody on the way cuts it. False: it
+  // needs that no more.
+  bool Beat(std::chrono::steady_clock::time_point now);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,13 +78,15 @@ class Completion : public std::enable_shared_from_this<Completion> {
   std::vector<Choice> choices_;
   Engine* engine_ = nullptr;
   const Clock::time_point arrived_ = Clock::now();
+  Clock::time_point last_sent_ = arrived_;
   Usage usage_;
   size_t done_ = 0;
   bool begun_ = false;     // the stream's head is out
   bool over_ = false;      // answered, or nobody listens
   bool counting_ = false;  // stats_before_ is set
   KvStats stats_before_;
-  uint64_t pool_bytes_ = 0;  // when the latest token came: a finished sequence has given its own back
+  int64_t sequences_before_ = 0;  // of all steps until then
+  uint64_t pool_bytes_ = 0;       // when the latest token came: a finished sequence has given its own back
 };
 
 }  // namespace infinigen

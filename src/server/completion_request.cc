@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace infinigen {
@@ -37,7 +38,12 @@ class Fields {
   bool Integer(const char* name, int64_t least, int64_t most, int64_t* value) {
     const Json* json = Find(name);
     if (json == nullptr) return false;
-    if (!ToInteger(*json, value)) return Refuse(name, fmt::format("must be an integer, not {}", Kind(*json))), false;
+    if (!ToInteger(*json, value)) {
+      const bool large = json->is_number_integer();  // an integer, but of more than 63 bits
+      return Refuse(name, large ? fmt::format("must be from {} to {}, not {}", least, most, json->get<uint64_t>())
+                                : fmt::format("must be an integer, not {}", Kind(*json))),
+             false;
+    }
     if (*value < least || *value > most)
       return Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, *value)), false;
     return true;
@@ -226,6 +232,8 @@ void ReadSampling(Fields& fields, int64_t vocab, CompletionRequest* request) {
   const Json* bias = fields.Find("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Refuse("logit_bias", "must map token ids to numbers from -100 to 100");
+  if (bias->size() > kMostBiases) return fields.Refuse("logit_bias", fmt::format("at most {} tokens", kMostBiases));
+  std::map<int32_t, float> biases;  // "7" and "07" are one token: the last counts
   for (const auto& [key, value] : bias->items()) {
     int64_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
@@ -233,22 +241,28 @@ void ReadSampling(Fields& fields, int64_t vocab, CompletionRequest* request) {
       return fields.Refuse("logit_bias", fmt::format("'{}' is no token id below {}", key.substr(0, 32), vocab));
     if (!value.is_number() || !(std::abs(value.get<double>()) <= 100))
       return fields.Refuse("logit_bias", fmt::format("of token {} must be a number from -100 to 100", token));
-    sampling.logit_bias.emplace_back(static_cast<int32_t>(token), value.get<float>());
+    biases[static_cast<int32_t>(token)] = value.get<float>();
   }
+  if (!biases.empty())
+    sampling.logit_bias = std::make_shared<const std::vector<std::pair<int32_t, float>>>(biases.begin(), biases.end());
 }
 
 void ReadStops(Fields& fields, CompletionRequest* request) {
   const Json* stop = fields.Find("stop");
   if (stop == nullptr) return;
-  if (stop->is_string()) {
-    request->stops.push_back(stop->get<std::string>());
-    return;
-  }
+  const auto add = [&](const Json& item) {
+    const std::string& text = item.get_ref<const std::string&>();
+    if (text.size() > kMostStopBytes)
+      return fields.Refuse("stop",
+                           fmt::format("a string has {} bytes, at most {} are allowed", text.size(), kMostStopBytes));
+    request->stops.push_back(text);
+  };
+  if (stop->is_string()) return add(*stop);
   if (!stop->is_array()) return fields.Refuse("stop", "must be a string or an array of strings");
   if (stop->size() > kMostStops) return fields.Refuse("stop", fmt::format("at most {} strings", kMostStops));
   for (const Json& item : *stop) {
     if (!item.is_string()) return fields.Refuse("stop", fmt::format("must be strings, not {}", Fields::Kind(item)));
-    request->stops.push_back(item.get<std::string>());
+    add(item);
   }
 }
 
@@ -290,6 +304,7 @@ void ReadKv(Fields& fields, CompletionRequest* request) {
   double number = 0;
   if (of.Number("alpha", 0, 1e6, &number)) request->kv.alpha = static_cast<float>(number);
   if (of.Number("cap", 0, 1, &number)) request->kv.cap = number;
+  if (request->kv.cap == 0.0) of.Refuse("cap", "must be above 0 and at most 1, not 0");
   if (preset == "full" && (request->kv.alpha || request->kv.cap))
     of.Refuse("preset", "\"full\" attends to everything: it takes neither alpha nor cap");
   fields.Adopt(of.error());

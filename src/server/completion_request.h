@@ -43,7 +43,11 @@ enum class ApiKind : uint8_t { kChat, kText };
 
 // Choices that one HTTP request may ask for: prompts times n.
 inline constexpr int64_t kMostChoices = 128;
+// OpenAI allows four stop strings and says nothing about their length; clients of other servers send more. Every choice
+// of a request has its own copy.
 inline constexpr size_t kMostStops = 16;
+inline constexpr size_t kMostStopBytes = 1024;
+inline constexpr size_t kMostBiases = 4096;
 inline constexpr int64_t kMostLogprobs = 20;
 // Nesting of a body: nothing of the API needs more than a handful.
 inline constexpr int kMostDepth = 32;

@@ -1,5 +1,5 @@
 // HTTP/1.1 without its library: what a handler sees of a request, and how it answers. The server behind it is
-// server/http_server.cc, the only file that knows Boost.
+// server/http_server.cc and http_connection.cc, the only files that know Boost.
 //
 // A connection carries one exchange at a time. Its reply is either whole (Reply) or a stream (Begin, Write…, End),
 // given from any thread, at once or later. A client that went away, or reads too slowly to be waited for, ends the
@@ -21,7 +21,7 @@ namespace infinigen {
 
 struct HttpRequest {
   std::string method;
-  std::string path;                                     // of the target, before any '?'
+  std::string path;                                     // of the target, before any '?'; of http://host/path too
   std::string query;                                    // after it
   std::string host, origin, authorization, request_id;  // header fields; empty when absent
   std::string cors_headers;                             // Access-Control-Request-Headers
@@ -50,21 +50,26 @@ class HttpExchange {
   virtual void OnGone(std::function<void()> gone) = 0;
 };
 
-// Both on an I/O thread.
+// All on an I/O thread.
 struct HttpHandler {
   // Before the body is read: a reply here ends the exchange and the connection. nullptr: read on.
   std::function<std::unique_ptr<HttpReply>(const HttpRequest& head)> admit;
   std::function<void(std::shared_ptr<HttpExchange> exchange)> handle;
-  // An error of the connection's own (a malformed request, a limit): its body, and for the record.
-  std::function<HttpReply(int status, std::string_view reason)> fail;
-  // The server was told to end: streams without one of their own should end now.
+  // An error of the connection's own (a malformed request, a limit): its body, and for the record. `head` as far as it
+  // was understood; the peer is always there.
+  std::function<HttpReply(const HttpRequest& head, int status, std::string_view reason)> fail;
+  // The server was told to end: streams without an end of their own should end now.
   std::function<void()> drain;
+  // drain_s are over: whoever still runs should say so and end. What is left kLastWordsSeconds later is cut.
+  std::function<void()> cut;
 };
+
+inline constexpr int kLastWordsSeconds = 2;
 
 struct HttpLimits {
   uint32_t header_bytes = 16 << 10;
   uint64_t body_bytes = 8 << 20;
-  uint64_t all_bodies_bytes = 256 << 20;  // of requests that are being read or answered
+  uint64_t all_bodies_bytes = 256 << 20;  // of requests that are being read or answered, or were sent ahead
   size_t connections = 2048;
   size_t backlog_bytes = 256 << 10;  // of a stream: what a slow reader may leave unread
   int idle_s = 60;                   // until a request's header is complete
@@ -90,16 +95,18 @@ class HttpServer {
  public:
   // Binds and listens; nothing is accepted before Start.
   static Result<std::unique_ptr<HttpServer>> Bind(const HttpOptions& options, HttpHandler handler);
-  virtual ~HttpServer() = default;  // ends everything at once
+  virtual ~HttpServer() = default;  // Stop()
 
   virtual uint16_t port() const = 0;
   virtual void Start() = 0;
-  // From now on SIGTERM and SIGINT drain: no new connection, idle ones are closed, running exchanges have drain_s. A
-  // second signal finds the system's default action.
+  // Before Start. From now on SIGTERM and SIGINT drain: no new connection, idle ones are closed, running exchanges have
+  // drain_s. A second signal finds the system's default action.
   virtual void DrainOnSignals() = 0;
   virtual void Drain() = 0;
   // Until drained.
   virtual void Wait() = 0;
+  // Closes every connection and ends the I/O threads: from here on no handler is called, and no OnGone.
+  virtual void Stop() = 0;
   virtual HttpCounters counters() const = 0;
 };
 

@@ -62,11 +62,12 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
   return all;
 }
 
-KvWatch::KvWatch(Engine& engine, const Metrics& metrics)
+KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes)
     : engine_(engine),
       metrics_(metrics),
       picture_(engine.executor().config().layers),
-      pool_limit_bytes_(PoolLimit(engine.executor())) {}
+      pool_limit_bytes_(PoolLimit(engine.executor())),
+      prefix_limit_bytes_(prefix_limit_bytes) {}
 
 KvWatch::~KvWatch() {
   if (!watchers_.empty()) engine_.executor().ObserveSelection({});
@@ -162,6 +163,8 @@ void KvWatch::Send() {
                       {"fetched_bytes_per_s", recent.fetches ? Json(per_second(recent.fetched_bytes)) : Json(nullptr)},
                       {"pool_bytes", engine_.stats().pool_bytes},
                       {"pool_limit_bytes", pool_limit_bytes_},
+                      {"prefix_bytes", engine_.stats().prefix_bytes},
+                      {"prefix_limit_bytes", prefix_limit_bytes_},
                       {"kv", sequence.preset},
                       {"running", metrics_.running()},
                       {"waiting", metrics_.waiting()}};

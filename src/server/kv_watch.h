@@ -45,7 +45,7 @@ class KvPicture {
 class KvWatch {
  public:
   // Both outlive it.
-  KvWatch(Engine& engine, const Metrics& metrics);
+  KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes);
   ~KvWatch();
 
   void Add(std::shared_ptr<HttpExchange> watcher);
@@ -85,7 +85,7 @@ class KvWatch {
   KvPicture picture_;
   Clock::time_point last_event_ = Clock::now();
   KvStats before_;
-  const uint64_t pool_limit_bytes_;
+  const uint64_t pool_limit_bytes_, prefix_limit_bytes_;
 };
 
 }  // namespace infinigen

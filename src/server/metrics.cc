@@ -104,16 +104,19 @@ std::string Metrics::Render(const HttpCounters& http) const {
   Value("num_requests_running", "gauge", "Sequences being prefilled or decoded.", real(running_), &text);
   Value("num_requests_waiting", "gauge", "Sequences in the queue.", real(inside_ - running_), &text);
   const double limit = real(engine_.pool_limit_bytes);
-  Value("kv_cache_usage_perc", "gauge", "Used share of the KV pool, 1 is full.",
+  Value("kv_cache_usage_perc", "gauge", "Share of the KV pool that sequences have, 1 is full.",
         limit > 0 ? real(engine_.pool_bytes) / limit : 0, &text);
-  Value("kv_prefix_cache_bytes", "gauge", "Entries of prefixes that leave when somebody needs the room.",
-        real(engine_.cached_bytes), &text);
+  Value("prefix_cache_bytes", "gauge", "Entries and sketches of prefixes that leave when somebody needs the room.",
+        real(engine_.prefix_bytes), &text);
+  Value("prefix_cache_limit_bytes", "gauge", "What they may take.", real(engine_.prefix_limit_bytes), &text);
   Value("num_preemptions_total", "counter", "Sequences that gave their entries up for an older one.",
         real(engine_.preemptions), &text);
   Value("replayed_tokens_total", "counter", "Tokens computed again after that.", real(engine_.replayed_tokens), &text);
   Value("prompt_tokens_total", "counter", "Prompt tokens of requests that were admitted.", real(prompt_tokens_), &text);
   Value("prompt_tokens_cached_total", "counter", "Of them, those that were not computed again.", real(cached_tokens_),
         &text);
+  Value("prefilled_tokens_total", "counter", "Tokens that went through a prefill, again after a preemption included.",
+        real(engine_.prefilled_tokens), &text);
   Value("generation_tokens_total", "counter", "Generated tokens.", real(generated_tokens_), &text);
   first_token_.Render("time_to_first_token_seconds", "From a request's arrival to its first token.", &text);
   gap_.Render("inter_token_latency_seconds", "Between two tokens of a sequence.", &text);
@@ -128,7 +131,8 @@ std::string Metrics::Render(const HttpCounters& http) const {
   Value("kv_hit_ratio", "gauge", "Of entries wanted near, those that were; 0 where entries are read in place.",
         engine_.kv.hit_ratio(), &text);
   if (!engine_.kv.fetches)  // read in place: there is nothing to wait for
-    Value("kv_fetch_stall_seconds_total", "counter", "Time that steps waited for entries to arrive.", 0, &text);
+    Value("kv_fetch_stall_seconds_total", "counter",
+          "Time that steps waited for entries to arrive: none, they are read in place.", 0, &text);
   Value("http_connections", "gauge", "Open connections.", real(http.connections), &text);
   Value("http_connections_refused_total", "counter", "Connections beyond the limit.", real(http.refused), &text);
   Value("http_slow_readers_total", "counter", "Connections dropped because nobody read.", real(http.dropped_slow),

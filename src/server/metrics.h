@@ -31,10 +31,11 @@ class Histogram {
 // The engine's side of things, as it last was.
 struct EngineSnapshot {
   KvStats kv;
-  uint64_t pool_bytes = 0;        // of sequences that run
-  uint64_t cached_bytes = 0;      // of prefixes that nobody uses at the moment
+  uint64_t pool_bytes = 0;    // of sequences that run
+  uint64_t prefix_bytes = 0;  // of prefixes that nobody uses at the moment, sketches included
+  uint64_t prefix_limit_bytes = 0;
   uint64_t pool_limit_bytes = 0;  // 0: not known yet
-  int64_t preemptions = 0, replayed_tokens = 0;
+  int64_t preemptions = 0, replayed_tokens = 0, prefilled_tokens = 0;
 };
 
 class Metrics {

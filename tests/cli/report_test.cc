@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/size.h"
 #include "cli/console.h"
 #include "cli/progress.h"
 
@@ -226,6 +227,37 @@ TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
   const RunPlan less = PlanRun(config, 0, options, one - 1, kGiB);
   EXPECT_THAT(less.refusal, HasSubstr("does not hold a sequence of 512 tokens"));
   EXPECT_EQ(less.largest_context, 511) << "to the row";
+}
+
+TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
+  const ModelConfig config = SmallLlama();
+  ExecutorOptions options{.max_tokens = 512, .max_batch = 8, .kv_type = StoreType::kF16};
+  const uint64_t one = 512 * 2 * 2 * 2 * 8 * 2;
+  RunPlan plan = PlanRun(config, 0, options, std::nullopt, kGiB);
+  PlanPrefixes(&plan);
+  EXPECT_EQ(plan.prefix_bytes, 4 * one) << "half of the pool";
+  EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one) << "and beside it: all that the pool will ever take is planned";
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   of at most 256.0 KiB for"));
+  EXPECT_THAT(DescribePlan(config, plan),
+              HasSubstr(fmt::format("total     {:>12}", FormatSize(plan.parts.total_bytes() + 4 * one))));
+  // Within a limit that was given, and never less than a context.
+  plan = PlanRun(config, 0, options, 2 * one, kGiB);
+  PlanPrefixes(&plan);
+  EXPECT_EQ(plan.prefix_bytes, one);
+  EXPECT_EQ(plan.options.pool_limit_bytes, 2 * one);
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("0 B   of at most 64.0 KiB"));
+  options.max_batch = 1;
+  plan = PlanRun(config, 0, options, std::nullopt, kGiB);
+  PlanPrefixes(&plan);
+  EXPECT_EQ(plan.prefix_bytes, one);
+  // Nothing is shared by sequences that evict.
+  options.method.retain = &kRetainCounter;
+  options.method.limit.share = 0.4;
+  plan = PlanRun(config, 0, options, std::nullopt, kGiB);
+  const uint64_t limit = plan.options.pool_limit_bytes;
+  PlanPrefixes(&plan);
+  EXPECT_EQ(plan.prefix_bytes, 0u);
+  EXPECT_EQ(plan.options.pool_limit_bytes, limit);
 }
 
 TEST(MemoryPlanning, SketchesArePlannedFor) {

@@ -15,7 +15,8 @@ using Kind = PrefixCache::Kind;
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  static constexpr uint64_t kSetting = 5;
+  static constexpr PrefixCache::Setting kSetting{.selects = true, .alpha = 4, .cap = 0.1};
+  static constexpr PrefixCache::Setting kOther{.selects = true, .alpha = 4, .cap = 0.2};
 
   // A sequence of 768 rows with entries, in a slot of its own.
   SeqSlot Sequence(std::span<const SharedId> prefix = {}) {
@@ -37,7 +38,7 @@ class PrefixCacheTest : public testing::Test {
     executor->Release(slot);
     cache.Release(path);
   }
-  size_t Found(std::span<const int32_t> tokens, uint64_t setting = 0) {
+  size_t Found(std::span<const int32_t> tokens, const PrefixCache::Setting& setting = {}) {
     PrefixCache::Path path = cache.Find(tokens, setting);
     const size_t found = path.size();
     cache.Release(path);
@@ -65,7 +66,7 @@ TEST_F(PrefixCacheTest, EntriesOfStepsAreFoundByTheirOwnSettingOnly) {
   Add({{1, {}}, {2, {kSetting, 100}}, {3, {kSetting, 0}}});
   EXPECT_EQ(Found(Text({1, 2, 3})), 1u);
   EXPECT_EQ(Found(Text({1, 2, 3}), kSetting), 3u);
-  EXPECT_EQ(Found(Text({1, 2, 3}), kSetting + 1), 1u);
+  EXPECT_EQ(Found(Text({1, 2, 3}), kOther), 1u);
   const auto again = [&](std::vector<Kind> kinds) {
     PrefixCache::Path path = cache.FindAgain(Text({1, 2, 3}), kinds);
     const size_t found = path.size();
@@ -86,7 +87,7 @@ TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 300), Kind{});
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 256), Kind{});
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 255), (Kind{kSetting, 255}));
-  EXPECT_EQ(PrefixCache::NextKind(none, 0, 0), Kind{});
+  EXPECT_EQ(PrefixCache::NextKind(none, {}, 0), Kind{});
   Add({{1, {kSetting, 10}}});
   PrefixCache::Path path = cache.Find(Stretch(1), kSetting);
   EXPECT_EQ(PrefixCache::NextKind(path, kSetting, 300), (Kind{kSetting, 256})) << "prefilled, but behind such entries";
@@ -97,7 +98,7 @@ TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
 TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
   Add({{1, {}}, {2, {}}});
   Add({{1, {}}, {3, {}}});
-  PrefixCache::Path path = cache.Find(Text({1, 3}), 0);
+  PrefixCache::Path path = cache.Find(Text({1, 3}), {});
   EXPECT_EQ(cache.unpinned(), 1);
   EXPECT_TRUE(cache.DropOldest());
   EXPECT_FALSE(cache.DropOldest());
@@ -110,6 +111,39 @@ TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
   EXPECT_EQ(executor->pool_bytes(), 0u);
 }
 
+TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
+  PrefixCache small(*executor, 3);
+  const auto add = [&](std::initializer_list<int32_t> stretches) {
+    const SeqSlot slot = Sequence();
+    PrefixCache::Path path;
+    for (const int32_t token : stretches) ASSERT_TRUE(small.Extend(path, slot, Stretch(token), {}));
+    executor->Release(slot);
+    small.Release(path);
+  };
+  const auto found = [&](const std::vector<int32_t>& tokens) {
+    PrefixCache::Path path = small.Find(tokens, {});
+    const size_t count = path.size();
+    small.Release(path);
+    return count;
+  };
+  add({1, 2});
+  add({3});
+  EXPECT_EQ(small.nodes(), 3);
+  EXPECT_EQ(found(Text({1, 2})), 2u);  // used again: now 3 is the oldest
+  add({4});
+  EXPECT_EQ(small.nodes(), 3);
+  EXPECT_EQ(found(Stretch(3)), 0u);
+  EXPECT_EQ(found(Text({1, 2})), 2u);
+  // What somebody uses counts for that one.
+  PrefixCache::Path path = small.Find(Text({1, 2}), {});
+  add({5, 6});
+  EXPECT_EQ(small.nodes(), 5);
+  EXPECT_EQ(small.unpinned(), 3);
+  small.Release(path);
+  EXPECT_EQ(small.nodes(), 3);
+  EXPECT_EQ(executor->pool_bytes(), 3 * executor->shared_extent_bytes());
+}
+
 // Two texts with the same hash are easily made: first tokens that leave equal high halves behind after the second, and
 // a third that makes up for the low ones.
 TEST_F(PrefixCacheTest, AnEqualHashIsNotAnEqualText) {
@@ -117,15 +151,15 @@ TEST_F(PrefixCacheTest, AnEqualHashIsNotAnEqualText) {
   std::vector<int32_t> a = Stretch(7), b = a;
   for (int32_t token = 0; a[0] == b[0]; ++token) {
     ASSERT_LT(token, 1 << 22);
-    const uint64_t hash = PrefixCache::HashOf(0, 0, std::array{token, 7});
+    const uint64_t hash = PrefixCache::HashOf(0, {}, std::array{token, 7});
     const auto [place, fresh] = seen.emplace(hash >> 32, token);
     if (fresh) continue;
     a[0] = place->second, b[0] = token;
-    const uint64_t other = PrefixCache::HashOf(0, 0, std::array{a[0], 7});
+    const uint64_t other = PrefixCache::HashOf(0, {}, std::array{a[0], 7});
     b[2] = static_cast<int32_t>(static_cast<uint32_t>(a[2]) ^ static_cast<uint32_t>(hash ^ other));
   }
   ASSERT_NE(a, b);
-  ASSERT_EQ(PrefixCache::HashOf(0, 0, a), PrefixCache::HashOf(0, 0, b));
+  ASSERT_EQ(PrefixCache::HashOf(0, {}, a), PrefixCache::HashOf(0, {}, b));
   const SeqSlot slot = Sequence();
   PrefixCache::Path path;
   ASSERT_TRUE(cache.Extend(path, slot, a, {}));

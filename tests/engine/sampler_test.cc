@@ -16,6 +16,10 @@ SamplingOptions Plain(float temperature) {
   return {.temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0, .repeat_penalty = 1, .seed = 1};
 }
 
+std::shared_ptr<const std::vector<std::pair<int32_t, float>>> Bias(std::pair<int32_t, float> bias) {
+  return std::make_shared<const std::vector<std::pair<int32_t, float>>>(1, bias);
+}
+
 std::optional<int32_t> SampleOnce(const SamplingOptions& options, std::vector<float> logits,
                                   std::vector<int32_t> history = {}) {
   return Sampler(options, static_cast<int64_t>(logits.size())).Sample(logits, history);
@@ -100,9 +104,9 @@ TEST(Sampler, SameSeedSameDraws) {
 
 TEST(Sampler, BiasIsAddedToTheLogit) {
   SamplingOptions options = Plain(0);
-  options.logit_bias = {{2, 3.5f}};
+  options.logit_bias = Bias({2, 3.5f});
   EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
-  options.logit_bias = {{1, -100.0f}};
+  options.logit_bias = Bias({1, -100.0f});
   EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
 }
 
@@ -127,7 +131,7 @@ TEST(Sampler, PenaltiesCountWhatWasGeneratedAlone) {
 TEST(Sampler, LogprobsAreTheModelsOwn) {
   SamplingOptions options = Plain(0);
   options.top_logprobs = 2;
-  options.logit_bias = {{3, 50.0f}};
+  options.logit_bias = Bias({3, 50.0f});
   const std::vector<float> logits = {std::log(0.5f), kNan, std::log(0.3f), std::log(0.2f)};
   Sampler sampler(options, 4);
   std::vector<float> scratch = logits;

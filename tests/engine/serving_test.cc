@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <map>
 #include <random>
 #include <set>
@@ -410,6 +411,41 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
   Run(engine, prompts[3], 2);
   EXPECT_EQ(Run(engine, prompts[3], 2).kept_tokens, 512);
   EXPECT_EQ(Run(engine, prompts[0], 2).tokens, Alone({}, prompts[0], 2));
+}
+
+TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
+  const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .batch = 1});
+  const uint64_t extent = 256 * (RowBytes() + executor->Stats().sketch_row_bytes);
+  ASSERT_GT(extent, 256 * RowBytes()) << "sketches are part of it";
+  EngineOptions options = kReuse;
+  options.prefix_limit_bytes = 5 * extent + extent / 2;
+  Engine engine(*executor, options);
+  std::vector<std::vector<int32_t>> prompts;
+  for (uint32_t i = 0; i < 4; ++i) {
+    prompts.push_back(Model().Ids(600, 130 + i));
+    Run(engine, prompts[i], 2);  // leaves two extents
+    EXPECT_EQ(engine.stats().prefix_bytes, std::min<uint64_t>(2 * (i + 1), 5) * extent);
+    EXPECT_LE(engine.stats().prefix_bytes, options.prefix_limit_bytes);
+  }
+  EXPECT_EQ(Run(engine, prompts[3], 2).kept_tokens, 512);
+  EXPECT_EQ(Run(engine, prompts[1], 2).kept_tokens, 256) << "its end went";
+  EXPECT_EQ(Run(engine, prompts[0], 2).kept_tokens, 0) << "the oldest";
+}
+
+// Neighbours among floats, of which an equal hash would be easily made.
+TEST_F(Prefixes, SettingsAreComparedToTheLastBit) {
+  const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen()});
+  Engine engine(*executor, kReuse);
+  const RequestKv kv{.alpha = 4.0f, .cap = 0.1};
+  const std::vector<int32_t> prompt = Model().Ids(100, 140);
+  const auto kept = [&](const RequestKv& next) {
+    engine.DropKept();  // who finds nothing reads all, and that serves everybody
+    const std::vector<int32_t> text = Join(Join(prompt, Run(engine, prompt, 200, kv).tokens), {1, 2, 3});
+    return Run(engine, text, 1, next).kept_tokens;
+  };
+  EXPECT_EQ(kept(kv), 256);
+  EXPECT_EQ(kept({.alpha = std::nextafter(4.0f, 5.0f), .cap = 0.1}), 0);
+  EXPECT_EQ(kept({.alpha = 4.0f, .cap = std::nextafter(0.1, 1.0)}), 0);
 }
 
 TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {

@@ -25,7 +25,8 @@ void CheckRequest(const infinigen::CompletionRequest& request, size_t size) {
   CHECK(sampling.temperature >= 0 && sampling.temperature <= 2);
   CHECK(sampling.top_p > 0 && sampling.top_p <= 1 && sampling.min_p >= 0 && sampling.top_k >= 0);
   CHECK(sampling.repeat_penalty > 0 && sampling.top_logprobs >= -1 && sampling.top_logprobs <= 20);
-  for (const auto& [token, bias] : sampling.logit_bias) CHECK(token >= 0 && token < kVocab && std::abs(bias) <= 100);
+  if (sampling.logit_bias != nullptr)
+    for (const auto& [token, bias] : *sampling.logit_bias) CHECK(token >= 0 && token < kVocab && std::abs(bias) <= 100);
   CHECK(request.n >= 1 && request.n <= infinigen::kMostChoices && request.max_tokens >= -1);
   CHECK(request.stops.size() <= infinigen::kMostStops);
   CHECK(request.kind == infinigen::ApiKind::kChat ? !request.messages.empty() : !request.prompts.empty());

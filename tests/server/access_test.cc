@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 namespace infinigen {
 namespace {
 
@@ -29,6 +31,19 @@ TEST(Access, KeysGuardAllButHealth) {
   EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic dTprMQ==")), 200);  // u:k1
   EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic azE=")), 401);      // k1
   EXPECT_EQ(StatusOf(access, Head("/", "localhost", "", "Basic ====")), 401);
+}
+
+TEST(Access, KeyFilesOfEveryEditorAreRead) {
+  const std::string path = testing::TempDir() + "/keys_of_access_test";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return ReadKeyFile(path).value();
+  };
+  using Keys = std::vector<std::string>;
+  EXPECT_EQ(read("\xEF\xBB\xBFone\r\n  two \t\r\n\tthree"), (Keys{"one", "two", "three"}));
+  EXPECT_EQ(read("\xEF\xBB\xBF# who\n  # and why\n \t \nfour five\n"), (Keys{"four five"}));
+  std::ofstream(path) << "\xEF\xBB\xBF\r\n  # none\r\n";
+  EXPECT_FALSE(ReadKeyFile(path).ok());
 }
 
 TEST(Access, AnEmptyKeyNeverFits) {

@@ -8,7 +8,6 @@ import concurrent.futures
 import json
 import math
 import sys
-import time
 import unittest
 
 import served
@@ -67,10 +66,53 @@ class Routes(Case):
         self.assertIn("default-src 'none'", page.headers["Content-Security-Policy"])
         self.assertIn("paths", SERVER.get("/openapi.json").json)
 
-    def test_head_gives_the_length_alone(self):
-        body = SERVER.get("/health").body
-        reply = SERVER.ask("HEAD", "/health")
-        self.assertEqual((reply.status, reply.body, int(reply.headers["Content-Length"])), (200, b"", len(body)))
+    def test_head_gives_the_head_alone(self):
+        for path in ("/health", "/v1/models", "/v1/models/infinigen-mini", "/props", "/", "/openapi.json"):
+            reply = SERVER.ask("HEAD", path)
+            length = len(SERVER.get(path).body)
+            self.assertEqual((reply.status, reply.body, int(reply.headers["Content-Length"])), (200, b"", length), path)
+        self.assertEqual(SERVER.ask("HEAD", "/metrics").status, 200)
+        # /kv has no end, but a head: the next request of the connection is answered.
+        both = SERVER.raw(b"HEAD /kv HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                          b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 2)
+        self.assertEqual(both.count(b"HTTP/1.1 200 OK"), 2, both)
+        self.assertIn(b"text/event-stream", both)
+
+    def test_targets_may_name_the_server(self):
+        answer = SERVER.raw(f"GET http://127.0.0.1:{SERVER.port}/health HTTP/1.1\r\nHost: localhost\r\n"
+                            "Connection: close\r\n\r\n".encode())
+        self.assertTrue(answer.startswith(b"HTTP/1.1 200"), answer)
+        foreign = SERVER.raw(b"GET http://evil.example/props HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        self.assertTrue(foreign.startswith(b"HTTP/1.1 403"), foreign)
+
+    def test_every_reply_is_logged_and_counted_once(self):
+        asked = [("GET", "/health", None, 200), ("GET", "/metrics", None, 200), ("GET", "/v1/models", None, 200),
+                 ("GET", "/v1/models/other", None, 404), ("GET", "/props", None, 200), ("GET", "/", None, 200),
+                 ("GET", "/openapi.json", None, 200), ("HEAD", "/kv", None, 200), ("GET", "/nothing", None, 404),
+                 ("PUT", TEXT, "{}", 405), ("POST", "/tokenize", {"content": "a"}, 200), ("POST", "/tokenize", {}, 400),
+                 ("POST", "/detokenize", {"tokens": [500]}, 200), ("POST", "/tokenize", {"content": "a " * 20000}, 200),
+                 ("POST", TEXT, {"prompt": "a", "max_tokens": 1}, 200), ("POST", TEXT, {"prompt": "a " * 20000}, 400),
+                 ("POST", CHAT, {"messages": HELLO, "max_tokens": 1, "stream": True}, 200), ("POST", CHAT, {}, 400),
+                 ("OPTIONS", TEXT, None, 204)]
+        before = SERVER.replies()
+        for i, (method, path, body, status) in enumerate(asked):
+            headers = {"X-Request-Id": f"once-{i}"}
+            if method == "OPTIONS":
+                headers["Origin"] = "https://elsewhere.example"
+            self.assertEqual(SERVER.ask(method, path, body, headers).status, status, path)
+        broken = SERVER.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: once-broken\r\n"
+                            b"Content-Length: 90000000\r\n\r\n", 2)
+        self.assertIn(b"413", broken[:20])
+        self.assertIn(b"X-Request-Id: once-broken", broken)
+        SERVER.await_log(" once-broken ")
+        asked.append(("POST", "/tokenize", None, 413))
+        # The metrics that were read before count too.
+        self.assertEqual(SERVER.replies(), before + 1 + len(asked))
+        for i, (method, path, _, status) in enumerate(asked):
+            name = f" once-{i} " if i < len(asked) - 1 else " once-broken "
+            lines = [line for line in SERVER.log if name in line]
+            self.assertEqual(len(lines), 1, (method, path, lines))
+            self.assertIn(f" 127.0.0.1 {method} {path} {status} ", lines[0])
 
     def test_tokens_and_back(self):
         text = "Zwölf Boxkämpfer, 日本 🙂\n"
@@ -236,6 +278,8 @@ class Answers(Case):
         for name, kv in {"own": {"preset": "infinigen"}, "full": {"preset": "full"}, "less": {"alpha": 1, "cap": 0.02},
                          "more": {"cap": 1, "alpha": 1000}}.items():
             ratios[name] = self.text(prompt=prompt, max_tokens=6, kv=kv)["kv_stats"]["attended_ratio"]
+            alone = self.text(max_tokens=6, kv=kv)["kv_stats"]["sequences_per_step"]
+            self.assertEqual(alone, 1)
         self.assertEqual(ratios["full"], 1)
         self.assertEqual(ratios["more"], 1)
         self.assertLess(ratios["own"], 1)
@@ -247,18 +291,20 @@ class Answers(Case):
 
     def test_a_long_prefix_is_read_once(self):
         prefix = "".join(f"Chapter {i}: the lamp in the hall was lit. " for i in range(350))
-        times, answers = [], []
+        computed, answers = [SERVER.metric("prefilled_tokens_total")], []
         for question in ("Who lit it?", "Who lit it?", "And why?"):
-            start = time.monotonic()
             answers.append(self.text(prompt=prefix + question, max_tokens=1))
-            times.append(time.monotonic() - start)
+            tokens = answers[-1]["usage"]
+            computed.append(computed[-1] + tokens["prompt_tokens"] - tokens["prompt_tokens_details"]["cached_tokens"])
+            SERVER.await_metric("prefilled_tokens_total", computed[-1])  # what went through the model, and no more
         cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
         total = answers[0]["usage"]["prompt_tokens"]
         self.assertEqual(cached[0], 0)
         self.assertGreater(cached[1], total - 600)
         self.assertGreater(cached[2], total - 600)
-        self.assertLess(max(times[1:]), times[0] / 3)
         self.assertEqual(answers[0]["choices"], answers[1]["choices"])
+        self.assertGreater(SERVER.metric("prefix_cache_bytes"), 0)
+        self.assertLessEqual(SERVER.metric("prefix_cache_bytes"), SERVER.metric("prefix_cache_limit_bytes"))
 
     def test_a_long_context_is_selected_from(self):
         prompt = "The lamp in the hall was lit. " * 400
@@ -276,11 +322,11 @@ class Errors(Case):
     def test_wrong_fields_are_named(self):
         for field, values in {
                 "messages": [5, "x", [], [5], None], "max_tokens": ["5", 1.5, -1, [], 2**40, 1e300],
-                "temperature": ["hot", -1, 3, True], "top_p": [-0.1, 1.1, "x"], "seed": ["x", 1.5, 2**64],
-                "stop": [5, [5], ["x"] * 17, {}], "n": [0, -1, 1000, "2", 1.5], "logprobs": ["yes", 3],
+                "temperature": ["hot", -1, 3, True], "top_p": [-0.1, 1.1, "x"], "seed": ["x", 1.5, 2**64, 2**64 - 1],
+                "stop": [5, [5], ["x"] * 17, {}, "x" * 1025], "n": [0, -1, 1000, "2", 1.5], "logprobs": ["yes", 3],
                 "top_logprobs": [3], "logit_bias": [5, [1], {"x": 1}, {"5": "x"}, {"-1": 0}, {"99999999": 1}, {"5": 101}],
                 "presence_penalty": [3, "x"], "frequency_penalty": [-3], "stream": ["true", 1],
-                "stream_options": [{"include_usage": True}], "kv": [[], 5], "model": [5], "tools": [[{}]],
+                "stream_options": [{"include_usage": True}], "kv": [[], 5, {"cap": 0}], "model": [5], "tools": [[{}]],
                 "response_format": [{"type": "json_object"}, 5], "min_p": [2], "top_k": [-1, "x"]}.items():
             for value in values:
                 error = self.refused(CHAT, {"messages": HELLO, "max_tokens": 1, field: value})
@@ -301,6 +347,21 @@ class Errors(Case):
         self.assertIn("8192", error["message"])
         full = self.text(prompt=[5] * 8192, max_tokens=50)
         self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
+
+
+class Presets(Case):
+    def test_whoever_selects_can_select_everything(self):
+        server = Server(BINARY, "--kv", "quest", "--quiet")
+        try:
+            def ask(kv):
+                return server.post(TEXT, {"prompt": "The lamp in the hall was lit. " * 300, "max_tokens": 4, "kv": kv})
+
+            self.assertLess(ask(None).json["kv_stats"]["attended_ratio"], 1)
+            self.assertEqual(ask({"preset": "full"}).json["kv_stats"]["attended_ratio"], 1)
+            for kv in ({"preset": "infinigen"}, {"cap": 0.1}):
+                self.assertEqual((ask(kv).status, ask(kv).error["param"]), (400, "kv"))
+        finally:
+            self.assertEqual(server.stop(), 0)
 
 
 class Load(Case):
@@ -358,6 +419,9 @@ class Picture(Case):
         self.assertLess(event["selected_ratio"], 1)
         self.assertEqual((event["kv"], event["hit_ratio"]), ("infinigen", None))
         self.assertGreater(event["pool_bytes"], 0)
+        self.assertGreaterEqual(event["prefix_bytes"], 0)
+        self.assertLess(event["attended_ratio"], 1)
+        self.assertEqual(event["prefix_limit_bytes"], SERVER.metric("prefix_cache_limit_bytes"))
 
 
 if __name__ == "__main__":

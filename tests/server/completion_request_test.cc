@@ -1,5 +1,6 @@
 #include "server/completion_request.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace infinigen {
@@ -39,7 +40,7 @@ TEST(CompletionRequest, FieldsAreTaken) {
   EXPECT_EQ(request.stops, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(request.n, 3);
   EXPECT_EQ(request.sampling.top_logprobs, 4);
-  EXPECT_EQ(request.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, -2.5f}}));
+  EXPECT_EQ(*request.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, -2.5f}}));
   EXPECT_TRUE(request.stream && request.include_usage);
   EXPECT_EQ(request.kv.full, false);
   EXPECT_EQ(request.kv.alpha, 4.0f);
@@ -68,7 +69,11 @@ TEST(CompletionRequest, WhatIsWrongIsNamed) {
            {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options.include_usage"},
            {R"("kv":{"preset":"quest"})", "kv.preset"},
            {R"("kv":{"cap":1.5})", "kv.cap"},
+           {R"("kv":{"cap":0})", "kv.cap"},
            {R"("n":129)", "n"},
+           {R"("stop":")" + std::string(1025, 'q') + R"(")", "stop"},
+           {R"("stop":["a",")" + std::string(1025, 'q') + R"("])", "stop"},
+           {R"("stop":["a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a"])", "stop"},
            {R"("best_of":2)", "best_of"},
            {R"("tools":[{"type":"function"}])", "tools"},
        }) {
@@ -79,6 +84,22 @@ TEST(CompletionRequest, WhatIsWrongIsNamed) {
     EXPECT_NE(parsed.error().message.find(name), std::string::npos);
   }
   EXPECT_EQ(Text(R"({"prompt":["a","b"],"n":65})").error().parameter, "n");
+}
+
+TEST(CompletionRequest, ATokenIsBiasedOnceAndNotTooManyAre) {
+  const auto parsed = Chat(R"("logit_bias":{"007":1,"07":2,"7":3,"8":4})");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(*(*parsed).sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, 3.0f}, {8, 4.0f}}));
+  EXPECT_EQ((*Chat(R"("logit_bias":{})")).sampling.logit_bias, nullptr);
+  std::string many;
+  for (size_t i = 0; i <= kMostBiases; ++i) many += fmt::format("{}\"{:0{}}\":0", i == 0 ? "" : ",", 7, i + 1);
+  EXPECT_EQ(Chat(R"("logit_bias":{)" + many + "}").error().parameter, "logit_bias");
+}
+
+TEST(CompletionRequest, NumbersThatAreTooLargeAreSaidToBe) {
+  EXPECT_EQ(Chat(R"("seed":18446744073709551615)").error().message,
+            "'seed': must be from -9223372036854775808 to 9223372036854775807, not 18446744073709551615");
+  EXPECT_EQ(Chat(R"("seed":1.5)").error().message, "'seed': must be an integer, not a number");
 }
 
 TEST(CompletionRequest, NullAndUnknownFieldsSayNothing) {

@@ -58,15 +58,18 @@ class Client {
 class Served {
  public:
   explicit Served(HttpLimits limits = {}) {
-    HttpHandler handler{
-        .admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
-          if (head.path != "/refused") return nullptr;
-          return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
-        },
-        .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
-        .fail = [](int status,
-                   std::string_view reason) { return HttpReply{.status = status, .body = std::string(reason)}; },
-        .drain = [this] { drained_ = true; }};
+    HttpHandler handler{.admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
+                          if (head.path != "/refused") return nullptr;
+                          return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
+                        },
+                        .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
+                        .fail =
+                            [](const HttpRequest& head, int status, std::string_view reason) {
+                              return HttpReply{.status = status,
+                                               .body = head.peer + " " + head.path + ": " + std::string(reason)};
+                            },
+                        .drain = [this] { drained_ = true; },
+                        .cut = [this] { cut_ = true; }};
     server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
     server_->Start();
   }
@@ -79,6 +82,7 @@ class Served {
   HttpServer& server() { return *server_; }
   int gone() const { return gone_; }
   bool drained() const { return drained_; }
+  bool cut() const { return cut_; }
 
  private:
   void Handle(std::shared_ptr<HttpExchange> exchange) {
@@ -110,7 +114,7 @@ class Served {
   std::unique_ptr<HttpServer> server_;
   std::mutex mutex_;
   std::vector<std::thread> threads_;
-  std::atomic<bool> ending_{false}, drained_{false};
+  std::atomic<bool> ending_{false}, drained_{false}, cut_{false};
   std::atomic<int> gone_{0};
 };
 
@@ -147,6 +151,89 @@ TEST(HttpServer, WhoLeavesIsNoticed) {
   }
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_TRUE(Eventually([&] { return served.server().counters().connections == 0; }));
+}
+
+TEST(HttpServer, WhoSentAheadAndLeftIsNoticed) {
+  Served served;
+  {
+    Client client(served.port());
+    std::string ahead = Client::Get("/endless");
+    while (ahead.size() < 200 << 10) ahead += Client::Get("/later");
+    client.Send(ahead);
+    client.Read("x\r\n");
+  }
+  EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return served.server().counters().connections == 0; }));
+}
+
+TEST(HttpServer, ARequestMayBeSentAheadButNoMore) {
+  HttpLimits limits;
+  limits.body_bytes = 100 << 10;
+  Served served(limits);
+  Client client(served.port());
+  const std::string body(100 << 10, 'b');
+  client.Send(Client::Get("/later") + "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  const std::string text = client.Read("");
+  EXPECT_NE(text.find("later"), std::string::npos);
+  EXPECT_EQ(text.substr(text.size() - body.size()), body);
+  Client greedy(served.port());
+  greedy.Send(Client::Get("/endless"));
+  greedy.Read("x\r\n");
+  greedy.Send(body + body);
+  EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+}
+
+TEST(HttpServer, TargetsMayNameTheServer) {
+  Served served;
+  Client client(served.port());
+  client.Send("POST HTTP://other:1/echo?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody");
+  EXPECT_EQ(client.Read("body").substr(0, 15), "HTTP/1.1 200 OK");
+  client.Send("GET http://other/refused HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(client.Read("refused").substr(0, 12), "HTTP/1.1 404");
+}
+
+TEST(HttpServer, ErrorsOfTheConnectionSayWhoseTheyAre) {
+  HttpLimits limits;
+  limits.body_bytes = 10;
+  Served served(limits);
+  Client client(served.port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n");
+  EXPECT_NE(client.Read("").find("\r\n\r\n127.0.0.1 /echo: the body is too long"), std::string::npos);
+}
+
+// Connections that come while the server begins to end are closed with the others: nothing waits for drain_s.
+TEST(HttpServer, NobodyIsForgottenWhoComesDuringTheEnd) {
+  for (int round = 0; round < 10; ++round) {
+    Served served;
+    std::atomic<bool> ending{false};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([&] {
+        std::vector<std::unique_ptr<Client>> clients;
+        while (!ending && clients.size() < 200) clients.push_back(std::make_unique<Client>(served.port()));
+        while (!ending) std::this_thread::yield();
+      });
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    const auto start = std::chrono::steady_clock::now();
+    served.server().Drain();
+    served.server().Wait();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    ending = true;
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(served.server().counters().connections, 0u);
+  }
+}
+
+TEST(HttpServer, AfterStopNothingIsCalled) {
+  Served served;
+  Client client(served.port()), other(served.port());
+  client.Send(Client::Get("/endless"));
+  client.Read("x\r\n");
+  served.server().Stop();
+  EXPECT_EQ(served.gone(), 1) << "who runs is told before it returns";
+  EXPECT_EQ(served.server().counters().connections, 0u);
+  EXPECT_EQ(other.Read(""), "");
 }
 
 TEST(HttpServer, WhoDoesNotReadIsDropped) {
@@ -211,6 +298,7 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   EXPECT_NE(reply.find("Connection: close"), std::string::npos);
   served.server().Wait();
   EXPECT_TRUE(served.drained());
+  EXPECT_TRUE(served.cut()) << "who is cut may say so first";
   EXPECT_EQ(served.gone(), 1);  // the endless one, cut
   EXPECT_FALSE(Client(served.port()).connected());
 }

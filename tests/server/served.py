@@ -94,6 +94,8 @@ class Server:
             raise AssertionError("the stream does not end with an empty line")
         data = []
         for event in events:
+            if event.startswith(": "):
+                continue
             if not event.startswith("data: "):
                 raise AssertionError(event)
             data.append(event[6:])
@@ -119,12 +121,22 @@ class Server:
                 return float(line.split()[-1])
         raise AssertionError(f"no metric {name}")
 
+    def replies(self):
+        """How many were counted, of every status."""
+        lines = self.get("/metrics").body.decode().splitlines()
+        return sum(int(line.split()[-1]) for line in lines if line.startswith("infinigen_http_replies_total{"))
+
     def await_metric(self, name, value, seconds=10):
         deadline = time.monotonic() + seconds * SLOW
         while (now := self.metric(name)) != value:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{name} is {now}, not {value}")
             time.sleep(0.02)
+
+    def memory(self, what="VmRSS"):
+        """Of the process, in MiB; VmHWM is its peak."""
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith(what)) / 1024
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)

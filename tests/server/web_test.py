@@ -225,7 +225,8 @@ def picture(case):
     assert "layers" in label and "%" in label, label
     assert page.js("document.getElementById('say-picture').textContent"), "no summary for a screen reader"
     assert not page.js("document.getElementById('mark').hidden")
-    assert page.js("document.getElementById('n-pool').textContent") != "–"
+    pool = page.js("document.getElementById('n-pool').textContent")
+    assert " of " in pool and (" kept of earlier texts" in pool or not case.fake), pool
     if case.screenshot:
         send(page, "Tell me a story about a fox.")
         page.wait("document.querySelectorAll('.answer').length === 2 && " + TEXT + ".length > 60", 60)

@@ -132,7 +132,8 @@ export class Panel {
     set('n-requests', event.waiting ? `${event.running} + ${event.waiting} waiting` : `${event.running ?? '–'}`);
     const limit = event.pool_limit_bytes;
     const used = limit > 0 ? Math.min(1, event.pool_bytes / limit) : 0;
-    set('n-pool', limit > 0 ? `${bytes(event.pool_bytes)} of ${bytes(limit)}` : bytes(event.pool_bytes));
+    const cached = event.prefix_bytes > 0 ? `, and ${bytes(event.prefix_bytes)} kept of earlier texts` : '';
+    set('n-pool', (limit > 0 ? `${bytes(event.pool_bytes)} of ${bytes(limit)}` : bytes(event.pool_bytes)) + cached);
     $('pool').setAttribute('aria-valuenow', Math.round(100 * used));
     $('pool').setAttribute('aria-valuetext', $('n-pool').textContent);
     $('pool').firstElementChild.style.width = `${(100 * used).toFixed(1)}%`;

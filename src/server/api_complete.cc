@@ -1,0 +1,137 @@
+// /v1/chat/completions and /v1/completions: from a body to sequences in the engine's queue.
+#include <fmt/format.h>
+
+#include <random>
+#include <utility>
+
+#include "server/openai_format.h"
+#include "server/serving.h"
+#include "text/unicode.h"
+
+namespace infinigen {
+namespace {
+
+// OpenAI's default of /v1/completions; a chat goes on until the model ends it or the context is full.
+constexpr int64_t kDefaultTextTokens = 16;
+
+}  // namespace
+
+void Api::Chat(Call& call) { Complete(call, ApiKind::kChat); }
+void Api::Text(Call& call) { Complete(call, ApiKind::kText); }
+
+namespace {
+
+// Token ids of every prompt of a request, none longer than the context.
+ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionRequest& request, const ServedModel& model,
+                                                           int64_t context) {
+  std::vector<std::vector<int32_t>> all;
+  if (request.kind == ApiKind::kChat) {
+    if (model.chat == nullptr) return ApiError{.message = model.chat_refusal, .code = "no_chat_template"};
+    Result<std::vector<TokenId>> ids = model.chat->Encode(request.messages);
+    if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "messages"};
+    all.push_back(std::move(*ids));
+  }
+  for (const PromptText& prompt : request.prompts) {
+    if (const auto* given = std::get_if<std::vector<int32_t>>(&prompt)) {
+      all.push_back(*given);
+      continue;
+    }
+    if (model.tokenizer == nullptr)
+      return ApiError{.message = "this model has no tokenizer: send token ids", .parameter = "prompt"};
+    Result<std::vector<TokenId>> ids = model.tokenizer->Encode(std::get<std::string>(prompt));
+    if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "prompt"};
+    all.push_back(std::move(*ids));
+  }
+  for (const std::vector<int32_t>& ids : all) {
+    const char* parameter = request.kind == ApiKind::kChat ? "messages" : "prompt";
+    if (ids.empty()) return ApiError{.message = "the prompt has no tokens", .parameter = parameter};
+    if (static_cast<int64_t>(ids.size()) > context)
+      return ApiError{.message = fmt::format("the prompt has {} tokens, the context holds {}", ids.size(), context),
+                      .code = "context_length_exceeded",
+                      .parameter = parameter};
+  }
+  return all;
+}
+
+// What selection can do is the engine's to say; whether there is one, the server's.
+std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
+  const KvMethod& method = options.method;
+  const std::string_view preset = method.preset;
+  const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
+  // Whoever selects can select everything.
+  const bool has_all = preset == "full" || (method.select != SelectKind::kAll && !method.evicts());
+  const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);
+  if (!refused) return std::nullopt;
+  return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),
+                  .code = "unsupported_parameter",
+                  .parameter = "kv"};
+}
+
+std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
+  std::vector<std::string> texts;
+  for (const PromptText& prompt : request.prompts) {
+    const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    if (ids == nullptr)
+      texts.push_back(std::get<std::string>(prompt));
+    else
+      texts.push_back(tokenizer == nullptr ? "" : ReplaceInvalidUtf8(tokenizer->Decode(*ids, /*skip_special=*/true)));
+  }
+  return texts;
+}
+
+}  // namespace
+
+void Api::Complete(Call& call, ApiKind kind) {
+  Serving* serving = call.serving;
+  const ServedModel& model = serving->model;
+  const std::shared_ptr<HttpExchange> exchange = call.exchange;
+  const auto refuse = [&](const ApiError& error) { Refuse(call, error); };
+  if (cut_) return refuse(ShuttingDown());
+
+  SamplingOptions defaults = model.sampling;
+  if (model.random_seeds) defaults.seed = std::random_device()();
+  ApiResult<CompletionRequest> request = ParseCompletion(kind, call.head().body, defaults, serving->vocab());
+  if (!request.ok()) return refuse(request.error());
+  if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
+  ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context());
+  if (!prompts.ok()) return refuse(prompts.error());
+  if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
+
+  const int64_t choices = static_cast<int64_t>(prompts->size()) * request->n;
+  const int64_t places = model.executor->options().max_batch + model.max_waiting;
+  if (choices > places)
+    return refuse({.message = fmt::format("{} choices are asked for, the server has {} places", choices, places),
+                   .parameter = "n"});
+  if (!metrics_.TryEnter(choices, places))
+    return refuse({.status = 429,
+                   .message = fmt::format("the queue is full ({} places); try again later", places),
+                   .type = "rate_limit_error",
+                   .code = "queue_full",
+                   .parameter = {},
+                   .retry_after_s = 1});
+
+  const AnswerHead answer{.kind = kind,
+                          .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
+                          .created = std::time(nullptr),
+                          .model = model.name};
+  std::vector<std::string> echoes = request->echo ? Echoes(*request, model.tokenizer) : std::vector<std::string>();
+  CompletionContext context{
+      .metrics = metrics_,
+      .watch = serving->watch,
+      .tokenizer = model.tokenizer,
+      .preset = request->kv.full == true ? "full" : std::string(model.executor->options().method.preset),
+      .dress = [this, exchange, id = call.id](HttpReply r) { return Dress(exchange->request(), id, std::move(r)); },
+      .log = [this, call](int status,
+                          const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
+      .heartbeat_s = model.heartbeat_s};
+  const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),
+                                                       std::move(*prompts), std::move(echoes));
+  serving->thread.Post([serving, completion](Engine& engine) {
+    completion->Submit(engine);
+    if (completion->streams()) serving->streams.push_back(completion);
+  });
+  exchange->OnGone(
+      [serving, completion] { serving->thread.Post([completion](Engine& engine) { completion->Cancel(engine); }); });
+}
+
+}  // namespace infinigen

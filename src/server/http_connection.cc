@@ -1,0 +1,418 @@
+#include "server/http_connection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/bind_executor.hpp>
+#include <utility>
+
+#include "base/check.h"
+
+namespace infinigen {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+// Of one read.
+constexpr size_t kReadBytes = 16 << 10;
+// Parsed bytes are forgotten when there are so many of them, or nothing else.
+constexpr size_t kForgetBytes = 1 << 20;
+// Small, so that a slow reader is noticed by us and not hidden by the kernel.
+constexpr int kSendBufferBytes = 128 << 10;
+
+}  // namespace
+
+// What a handler has of a connection: one request and its reply. Ends when either does.
+class Exchange : public HttpExchange {
+ public:
+  Exchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
+      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {}
+  ~Exchange() override {
+    if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // nobody is left who could answer
+  }
+
+  const HttpRequest& request() const override { return request_; }
+  void Reply(HttpReply reply) override {
+    ended_ = true;
+    OnConnection([reply = std::move(reply)](Connection& c) {
+      c.SendHead(reply, /*stream=*/false);
+      c.Finish();
+    });
+  }
+  void Begin(HttpReply head) override {
+    OnConnection([head = std::move(head)](Connection& c) {
+      c.SendHead(head, /*stream=*/true);
+      if (!head.body.empty()) c.WriteChunk(head.body);
+    });
+  }
+  void Write(std::string bytes) override {
+    if (bytes.empty()) return;
+    OnConnection([bytes = std::move(bytes)](Connection& c) { c.WriteChunk(bytes); });
+  }
+  void End() override {
+    ended_ = true;
+    OnConnection([](Connection& c) {
+      if (c.chunked_) c.Queue("0\r\n\r\n");
+      c.Finish();
+    });
+  }
+  void OnGone(std::function<void()> gone) override {
+    asio::post(connection_->strand_, [c = connection_, number = number_, gone = std::move(gone)]() mutable {
+      if (c->exchange_ != number || c->finished_) return;
+      c->gone_ = std::move(gone);
+      if (c->state_ == Connection::State::kClosed) c->TellGone();
+    });
+  }
+
+ private:
+  template <class F>
+  void OnConnection(F f) {
+    asio::post(connection_->strand_, [c = connection_, number = number_, f = std::move(f)]() mutable {
+      if (c->exchange_ == number && c->state_ == Connection::State::kHandling && !c->finished_) f(*c);
+    });
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  const HttpRequest request_;
+  const uint64_t number_;
+  std::atomic<bool> ended_{false};
+};
+
+Connection::Connection(ConnectionHost& host, tcp::socket socket)
+    : host_(host), strand_(asio::make_strand(host.io)), socket_(std::move(socket)), timer_(strand_) {
+  if (host.tls) tls_.emplace(socket_, *host.tls);
+  error_code ignored;
+  const tcp::endpoint peer = socket_.remote_endpoint(ignored);
+  peer_ = ignored ? "-" : peer.address().to_string();
+  socket_.set_option(tcp::no_delay(true), ignored);
+  socket_.set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
+}
+
+void Connection::Start() {
+  OnStrand([](Connection& c) {
+    c.WatchDeadline();
+    if (c.tls_)
+      c.Handshake();
+    else
+      c.NextRequest();
+  });
+}
+
+void Connection::CloseIfIdle() {
+  OnStrand([](Connection& c) {
+    const bool idle = c.state_ == State::kHandshake || (c.state_ == State::kReading && !c.head_seen_);
+    if (idle) c.Close();
+  });
+}
+
+void Connection::CloseNow() {
+  OnStrand([](Connection& c) { c.Close(); });
+}
+
+void Connection::Handshake() {
+  SetDeadline(host_.limits.idle_s);
+  tls_->async_handshake(asio::ssl::stream_base::server,
+                        asio::bind_executor(strand_, [self = shared_from_this()](error_code error) {
+                          if (error) return self->Close();
+                          // It may have been closed after the last byte came and before this was called.
+                          if (self->state_ != State::kClosed) self->NextRequest();
+                        }));
+}
+
+void Connection::NextRequest() {
+  state_ = State::kReading;
+  ++exchange_;
+  body_bytes_ = 0;
+  CountBytes(unparsed());
+  parser_.emplace();
+  parser_->header_limit(host_.limits.header_bytes);
+  parser_->body_limit(host_.limits.body_bytes);
+  parser_->eager(true);
+  head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  gone_ = nullptr;
+  SetDeadline(host_.limits.idle_s);
+  Parse();
+}
+
+void Connection::Read() {
+  if (reading_ || state_ == State::kClosed) return;
+  reading_ = true;
+  chunk_.resize(kReadBytes);
+  const auto buffer = asio::buffer(chunk_);
+  auto done = asio::bind_executor(
+      strand_, [self = shared_from_this()](error_code error, size_t bytes) { self->OnRead(error, bytes); });
+  if (tls_)
+    tls_->async_read_some(buffer, std::move(done));
+  else
+    socket_.async_read_some(buffer, std::move(done));
+}
+
+void Connection::OnRead(error_code error, size_t bytes) {
+  reading_ = false;
+  if (state_ == State::kClosed) return;
+  if (state_ == State::kClosing) {  // whatever still comes is thrown away until the other side closes
+    if (error) return Close();
+    return Read();
+  }
+  if (error) return Close();
+  input_.append(chunk_.data(), bytes);
+  if (state_ == State::kReading)
+    Parse();
+  else
+    OnReadAhead();
+}
+
+// While an answer is made. What comes early is kept, up to a whole request. Whoever sends more is not waited for: to
+// stop reading instead would be not to see it leave.
+void Connection::OnReadAhead() {
+  const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
+  if (!CountBytes(body_bytes_ + unparsed()) || !fits) return Close();
+  Read();
+}
+
+bool Connection::CountBytes(uint64_t bytes) {
+  host_.body_bytes += bytes - counted_bytes_;  // modulo 2^64, as it should be
+  counted_bytes_ = bytes;
+  return host_.body_bytes <= host_.limits.all_bodies_bytes;
+}
+
+void Connection::Parse() {
+  while (state_ == State::kReading) {
+    if (unparsed() == 0) {
+      input_.clear();
+      parsed_ = 0;
+      return Read();
+    }
+    error_code error;
+    const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
+    parsed_ += used;
+    if (parsed_ >= kForgetBytes) {  // seldom: a client may send many requests at once
+      input_.erase(0, parsed_);
+      parsed_ = 0;
+    }
+    if (error == http::error::need_more) {
+      error = {};
+      if (!head_seen_ && !parser_->is_header_done()) {
+        if (unparsed() > host_.limits.header_bytes) return Fail(431, "the header is too long");
+        return Read();
+      }
+    }
+    if (error == http::error::header_limit) return Fail(431, "the header is too long");
+    if (error == http::error::body_limit) return Fail(413, "the body is too long");
+    if (error) return Fail(400, error.message());
+    if (parser_->is_header_done() && !head_seen_) {
+      head_seen_ = true;
+      SetDeadline(host_.limits.body_s);
+      if (!AdmitHead()) return;
+    }
+    body_bytes_ = parser_->get().body().size();
+    if (!CountBytes(body_bytes_ + unparsed())) return Fail(429, "too many requests are being read");
+    if (parser_->is_done()) return Handle();
+    if (used == 0) return Read();
+  }
+}
+
+HttpRequest Connection::Head() const {
+  const auto& message = parser_->get();
+  const auto field = [&](auto name) {
+    const auto value = message[name];
+    return std::string(value.data(), value.size());
+  };
+  HttpRequest head;
+  head.method = std::string(message.method_string());
+  std::string target(message.target());
+  head.host = field(http::field::host);
+  // http://host/path, as to a proxy: such a host counts before the field.
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (target.size() < scheme.size() || !boost::beast::iequals(target.substr(0, scheme.size()), scheme)) continue;
+    const size_t end = std::min(target.find_first_of("/?", scheme.size()), target.size());
+    head.host = target.substr(scheme.size(), end - scheme.size());
+    target.erase(0, end);
+    if (target.empty() || target[0] == '?') target.insert(0, 1, '/');
+    break;
+  }
+  const size_t mark = target.find('?');
+  head.path = target.substr(0, mark);
+  if (mark != std::string::npos) head.query = target.substr(mark + 1);
+  head.origin = field(http::field::origin);
+  head.authorization = field(http::field::authorization);
+  head.request_id = field("X-Request-Id");
+  head.cors_headers = field(http::field::access_control_request_headers);
+  head.peer = peer_;
+  return head;
+}
+
+// False: the request was answered already.
+bool Connection::AdmitHead() {
+  const auto& message = parser_->get();
+  keep_alive_ = message.keep_alive() && !host_.draining;
+  without_body_ = message.method() == http::verb::head;
+  if (message.version() != 10 && message.version() != 11) return Fail(505, "HTTP/1.0 or 1.1"), false;
+  if (message.version() == 11 && message.count(http::field::host) != 1) return Fail(400, "one Host, please"), false;
+  if (message.count(http::field::transfer_encoding) > 0 && !message.chunked())
+    return Fail(400, "an unknown transfer encoding"), false;
+  chunked_ = message.version() == 11;  // of a reply that is a stream
+  if (std::unique_ptr<HttpReply> reply = host_.handler.admit(Head())) {
+    state_ = State::kHandling;
+    keep_alive_ = keep_alive_ && parser_->is_done();
+    SendHead(*reply, /*stream=*/false);
+    Finish();
+    return false;
+  }
+  const auto length = parser_->content_length();
+  if (length && *length > host_.limits.body_bytes) return Fail(413, "the body is too long"), false;
+  const bool waits = message.version() == 11 && boost::beast::iequals(message[http::field::expect], "100-continue");
+  if (waits && !parser_->is_done()) Queue("HTTP/1.1 100 Continue\r\n\r\n");
+  return true;
+}
+
+void Connection::Handle() {
+  state_ = State::kHandling;
+  SetDeadline(-1);
+  HttpRequest request = Head();
+  request.body = std::move(parser_->get().body());
+  const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request), exchange_);
+  Read();  // to notice when the client leaves
+  host_.handler.handle(exchange);
+}
+
+// An error that leaves the connection in an unknown place: it is closed after the answer.
+void Connection::Fail(int status, std::string_view reason) {
+  state_ = State::kHandling;
+  keep_alive_ = false;
+  SendHead(host_.handler.fail(Head(), status, reason), /*stream=*/false);
+  Finish();
+}
+
+void Connection::SendHead(const HttpReply& reply, bool stream) {
+  if (replied_) return;
+  replied_ = true;
+  const bool chunked = stream && chunked_;
+  if (stream && !chunked) keep_alive_ = false;
+  if (host_.draining) keep_alive_ = false;
+  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: infinigen\r\n", reply.status, StatusText(reply.status));
+  if (!reply.type.empty()) text += fmt::format("Content-Type: {}\r\n", reply.type);
+  for (const auto& [name, value] : reply.headers) text += fmt::format("{}: {}\r\n", name, value);
+  if (chunked)
+    text += "Transfer-Encoding: chunked\r\n";
+  else if (!stream && reply.status != 204)
+    text += fmt::format("Content-Length: {}\r\n", reply.body.size());
+  text += keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
+  if (!stream) chunked_ = false;
+  if (!stream && !without_body_) text += reply.body;
+  Queue(std::move(text));
+}
+
+void Connection::WriteChunk(const std::string& bytes) {
+  if (without_body_) return;
+  Queue(chunked_ ? fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes) : bytes);
+  if (queued_bytes_ > host_.limits.backlog_bytes) {
+    host_.CountSlow();
+    Close();
+  }
+}
+
+void Connection::Queue(std::string bytes) {
+  if (state_ == State::kClosed) return;
+  queued_bytes_ += bytes.size();
+  output_.push_back(std::move(bytes));
+  if (!writing_) WriteSome();
+}
+
+void Connection::WriteSome() {
+  writing_ = true;
+  SetDeadline(host_.limits.write_s);
+  const auto buffer = asio::buffer(output_.front().data() + written_, output_.front().size() - written_);
+  auto done = asio::bind_executor(
+      strand_, [self = shared_from_this()](error_code error, size_t bytes) { self->OnWritten(error, bytes); });
+  if (tls_)
+    tls_->async_write_some(buffer, std::move(done));
+  else
+    socket_.async_write_some(buffer, std::move(done));
+}
+
+void Connection::OnWritten(error_code error, size_t bytes) {
+  writing_ = false;
+  if (state_ == State::kClosed) return;
+  if (error) return Close();
+  written_ += bytes;
+  queued_bytes_ -= bytes;
+  if (written_ == output_.front().size()) {
+    output_.pop_front();
+    written_ = 0;
+  }
+  if (!output_.empty()) return WriteSome();
+  OnAllWritten();
+}
+
+// Nothing is left to send; more may come, unless the answer is finished.
+void Connection::OnAllWritten() {
+  if (!finished_) return SetDeadline(state_ == State::kReading ? host_.limits.body_s : -1);
+  if (keep_alive_ && !host_.draining) return NextRequest();
+  EndOutput();
+}
+
+// The client is told that nothing follows, and has a moment to close its side: closing with unread bytes would reset
+// the connection and might cost the client its answer.
+void Connection::EndOutput() {
+  state_ = State::kClosing;
+  SetDeadline(2);
+  input_.clear();
+  parsed_ = 0;
+  Read();
+  if (tls_)  // without close_notify it could not tell this end from one that somebody on the way made up
+    return tls_->async_shutdown(asio::bind_executor(strand_, [self = shared_from_this()](error_code) {
+      error_code ignored;
+      self->socket_.shutdown(tcp::socket::shutdown_send, ignored);
+    }));
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+}
+
+void Connection::Finish() {
+  finished_ = true;
+  gone_ = nullptr;
+  if (state_ != State::kClosed && !writing_ && output_.empty()) OnAllWritten();
+}
+
+void Connection::Close() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_both, ignored);
+  socket_.close(ignored);
+  timer_.cancel();
+  CountBytes(0);
+  TellGone();
+  host_.Closed(this);
+}
+
+void Connection::TellGone() {
+  if (gone_) std::exchange(gone_, nullptr)();
+}
+
+void Connection::SetDeadline(int seconds) {
+  deadline_ = seconds < 0 ? Clock::time_point::max() : Clock::now() + std::chrono::seconds(seconds);
+}
+
+// One timer that looks once a second: deadlines move with every byte, and exactness is worth nothing here.
+void Connection::WatchDeadline() {
+  timer_.expires_after(std::chrono::seconds(1));
+  timer_.async_wait([weak = weak_from_this()](error_code error) {
+    const std::shared_ptr<Connection> self = weak.lock();
+    if (error || self == nullptr || self->state_ == State::kClosed) return;
+    if (Clock::now() >= self->deadline_) {
+      if (self->writing_) self->host_.CountSlow();
+      const bool late = self->state_ == State::kReading && self->head_seen_ && !self->writing_;
+      if (!late) return self->Close();
+      self->Fail(408, "the body took too long");
+    }
+    self->WatchDeadline();
+  });
+}
+
+}  // namespace infinigen

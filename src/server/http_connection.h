@@ -1,0 +1,126 @@
+// Connection: one client of the HTTP server, on a strand of its own, so that its state needs no lock.
+//
+//            bytes                      parsed                    handled
+//   reading ───────► parser ─► head ─► admit? ─► body ─► handle ─► … Reply | Begin Write End ─► reading again
+//      ▲                                                               │ queue of bytes to write, bounded for streams
+//      └── one read is always under way: also while an answer is made, since its end of file means that nobody waits
+//
+// Bytes are parsed by Beast (which refuses every request whose length can be read in two ways) and written by hand.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <chrono>
+#include <deque>
+#include <optional>
+
+#include "server/http.h"
+
+namespace infinigen {
+
+class Connection;
+
+// What connections share; outlives them. Its functions may be called from any thread.
+class ConnectionHost {
+ public:
+  ConnectionHost(const HttpOptions& options, HttpHandler handler_)
+      : limits(options.limits), handler(std::move(handler_)) {}
+  virtual ~ConnectionHost() = default;
+
+  virtual void Closed(Connection* connection) = 0;
+  virtual void CountSlow() = 0;
+
+  const HttpLimits limits;
+  const HttpHandler handler;
+  boost::asio::io_context io;
+  std::optional<boost::asio::ssl::context> tls;
+  std::atomic<uint64_t> body_bytes{0};  // of all connections
+  std::atomic<bool> draining{false};
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(ConnectionHost& host, boost::asio::ip::tcp::socket socket);
+  // Any thread, all of them.
+  void Start();
+  void CloseIfIdle();
+  void CloseNow();
+
+ private:
+  friend class Exchange;
+  enum class State { kHandshake, kReading, kHandling, kClosing, kClosed };
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+  using Clock = std::chrono::steady_clock;
+  using error_code = boost::system::error_code;
+
+  // On the strand, all of them.
+  void Handshake();
+  void NextRequest();
+  void Read();
+  void OnRead(error_code error, size_t bytes);
+  void OnReadAhead();
+  void Parse();
+  bool AdmitHead();
+  void Handle();
+  void Fail(int status, std::string_view reason);
+  void SendHead(const HttpReply& reply, bool stream);
+  void Queue(std::string bytes);
+  void WriteChunk(const std::string& bytes);
+  void WriteSome();
+  void OnWritten(error_code error, size_t bytes);
+  void OnAllWritten();
+  void Finish();  // the reply's last byte is queued
+  void EndOutput();
+  void Close();
+  void TellGone();
+  void SetDeadline(int seconds);
+  void WatchDeadline();
+  // False: all connections together hold too much.
+  bool CountBytes(uint64_t bytes);
+  size_t unparsed() const { return input_.size() - parsed_; }
+  HttpRequest Head() const;
+  template <class F>
+  void OnStrand(F f) {
+    boost::asio::post(strand_, [self = shared_from_this(), f = std::move(f)]() mutable { f(*self); });
+  }
+
+  ConnectionHost& host_;
+  boost::asio::strand<boost::asio::io_context::executor_type> strand_;
+  boost::asio::ip::tcp::socket socket_;
+  std::optional<boost::asio::ssl::stream<boost::asio::ip::tcp::socket&>> tls_;
+  boost::asio::steady_timer timer_;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  State state_ = State::kHandshake;
+  std::string peer_;
+
+  std::vector<char> chunk_;  // where a read that is under way puts its bytes: nobody else's
+  std::string input_;        // read; from parsed_ on not yet parsed
+  size_t parsed_ = 0;
+  std::optional<Parser> parser_;
+  bool head_seen_ = false;
+  bool reading_ = false;
+  uint64_t body_bytes_ = 0;     // of the request that is read or answered
+  uint64_t counted_bytes_ = 0;  // in the host's sum
+
+  uint64_t exchange_ = 0;  // which of the connection's exchanges is under way
+  bool keep_alive_ = false;
+  bool chunked_ = false;
+  bool replied_ = false;   // head is queued
+  bool finished_ = false;  // and the last byte
+  bool without_body_ = false;
+  std::function<void()> gone_;
+  std::deque<std::string> output_;
+  size_t written_ = 0;  // of output_.front()
+  size_t queued_bytes_ = 0;
+  bool writing_ = false;
+};
+
+}  // namespace infinigen

@@ -1,0 +1,35 @@
+// Worker: one thread for what takes too long for an I/O thread, whose streams would stand still meanwhile: parsing and
+// encoding of large bodies. One at a time, so that the memory of that is bounded too; those that wait have a bound.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace infinigen {
+
+class Worker {
+ public:
+  explicit Worker(size_t most_waiting);
+  // Ends after the task under way; those that wait are dropped.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Any thread. In order. False: too many wait, and this one is not among them.
+  bool Post(std::function<void()> task);
+
+ private:
+  void Run();
+
+  const size_t most_waiting_;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::deque<std::function<void()>> tasks_;
+  bool ending_ = false;
+  std::thread thread_;  // last: starts when all else is there
+};
+
+}  // namespace infinigen

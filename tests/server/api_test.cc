@@ -1,0 +1,101 @@
+// The routes that the server knows are those that its description has, and each says how it can end.
+#include "server/api.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "server/web_files.h"
+#include "server/worker.h"
+
+namespace infinigen {
+namespace {
+
+nlohmann::json Description() {
+  for (const WebFile& file : WebFiles())
+    if (file.name == "openapi.json") return nlohmann::json::parse(file.bytes);
+  return {};
+}
+
+TEST(Description, HasEveryRouteAndNoOther) {
+  std::set<std::pair<std::string, std::string>> described;
+  const nlohmann::json all = Description();
+  for (const auto& [path, methods] : all["paths"].items())
+    for (const auto& [method, route] : methods.items()) {
+      std::string upper = method;
+      for (char& c : upper) c = static_cast<char>(c - 32);
+      described.emplace(upper, path);
+    }
+  const auto known = Api::DescribedRoutes();
+  EXPECT_EQ(described, (std::set<std::pair<std::string, std::string>>(known.begin(), known.end())));
+}
+
+TEST(Description, SaysHowEveryRouteCanEnd) {
+  const nlohmann::json all = Description();
+  for (const auto& [path, methods] : all["paths"].items())
+    for (const auto& [method, route] : methods.items()) {
+      std::set<std::string> wanted = {"200", "400", "431", "503"};
+      if (path != "/health") wanted.insert({"401", "403"});
+      if (method == "post") wanted.insert({"408", "413", "429"});
+      if (path.ends_with("completions")) wanted.insert("500");
+      if (path.find('{') != std::string::npos) wanted.insert("404");
+      std::set<std::string> said;
+      for (const auto& [status, reply] : route["responses"].items()) {
+        said.insert(status);
+        if (!reply.contains("$ref")) continue;
+        const std::string pointer = reply["$ref"].get<std::string>().substr(1);
+        EXPECT_TRUE(all.contains(nlohmann::json::json_pointer(pointer))) << pointer;
+      }
+      EXPECT_EQ(said, wanted) << method << " " << path;
+    }
+}
+
+TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
+  Api api({}, /*log_requests=*/false);
+  const HttpHandler handler = api.handler();
+  const auto check = [&](int status, const std::string& type, const std::string& code, bool retry) {
+    const HttpReply reply = handler.fail({.request_id = "mine-1", .peer = "10.0.0.1"}, status, "why");
+    const nlohmann::json error = nlohmann::json::parse(reply.body)["error"];
+    EXPECT_EQ(reply.status, status);
+    EXPECT_EQ(error["type"], type) << status;
+    EXPECT_EQ(error["code"], code) << status;
+    EXPECT_EQ(error["message"], "why");
+    std::set<std::pair<std::string, std::string>> headers(reply.headers.begin(), reply.headers.end());
+    EXPECT_TRUE(headers.contains({"X-Request-Id", "mine-1"})) << status;
+    EXPECT_EQ(headers.contains({"Retry-After", "1"}), retry) << status;
+  };
+  check(400, "invalid_request_error", "bad_request", false);
+  check(408, "invalid_request_error", "timeout", false);
+  check(413, "invalid_request_error", "too_large", false);
+  check(431, "invalid_request_error", "too_large", false);
+  check(429, "rate_limit_error", "too_many_bodies", true);
+  check(503, "server_error", "too_many_connections", true);
+}
+
+TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
+  std::mutex gate;
+  std::vector<int> ran;
+  {
+    Worker worker(2);
+    std::atomic<bool> first{false};
+    std::unique_lock closed(gate);
+    ASSERT_TRUE(worker.Post([&] {
+      first = true;
+      const std::lock_guard wait(gate);
+      ran.push_back(0);
+    }));
+    while (!first) std::this_thread::yield();
+    EXPECT_TRUE(worker.Post([&] { ran.push_back(1); }));
+    EXPECT_TRUE(worker.Post([&] { ran.push_back(2); }));
+    EXPECT_FALSE(worker.Post([&] { ran.push_back(3); })) << "two wait already";
+    closed.unlock();
+    std::atomic<bool> last{false};
+    while (!worker.Post([&] { last = true; })) std::this_thread::yield();
+    while (!last) std::this_thread::yield();
+  }
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
+}  // namespace
+}  // namespace infinigen
