@@ -16,13 +16,17 @@ def read(output, keys):
     return [row | {"size": BYTES.get(row["kv"], row["attended"])} for row in compared(output, keys)]
 
 
+def line(row):
+    return row["kv"] + (", a layer early" if "early" in row["setting"] else "")
+
+
 def plot(rows):
     return figure(
         lines("Perplexity against full", "share of the cache read a step, %", "%",
-              series([r | {"x": 100 * r["size"], "y": 100 * (r["ppl_vs_full"] - 1)} for r in rows], "kv", "x", "y")),
+              series([r | {"x": 100 * r["size"], "y": 100 * (r["ppl_vs_full"] - 1)} for r in rows], line, "x", "y")),
         lines("Planted facts found", "share of the cache read a step, %", "%",
               series([r | {"x": 100 * BYTES.get(r["kv"], r["needle_attended"]), "y": 100 * r["found"] / r["cases"]} for r in rows],
-                     "kv", "x", "y")))
+                     line, "x", "y")))
 
 
 def tell(rows):
@@ -34,6 +38,8 @@ EXPERIMENT = Experiment(
     file=__file__, question=__doc__, read=read, plot=plot, table=tell,
     commands=[command(f"{COMPARE} --kv full,int8,int4", WALDEN, setting=""),
               *(command(f"{COMPARE} --kv infinigen,quest --kv-cap {cap} {BARE}", WALDEN, setting=f"cap {cap}") for cap in ("5%", "10%", "20%")),
+              *(command(f"{COMPARE} --kv infinigen --kv-from prev-layer --kv-cap {cap} {BARE}", WALDEN, setting=f"cap {cap}, guessed a layer early")
+                for cap in ("5%", "20%")),
               *(command(f"{COMPARE} --kv h2o,streaming --kv-limit {limit}", WALDEN, setting=f"limit {limit}") for limit in ("10%", "20%", "50%"))])
 
 

@@ -165,11 +165,11 @@ class Chat {
     if (lines_.terminal())
       output_.Write(fmt::format("({})\n", text));
     else
-      fmt::print(stderr, "infinigen: {}\n", OneLine(text));
+      PrintStderr("infinigen: {}\n", OneLine(text));
   }
   void Refuse(std::string_view text) {
     refused_ = refused_ || !lines_.terminal();
-    fmt::print(stderr, "infinigen: {}\n", OneLine(text));
+    PrintStderr("infinigen: {}\n", OneLine(text));
   }
 
   Conversation& conversation_;

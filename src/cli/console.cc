@@ -1,6 +1,5 @@
 #include "cli/console.h"
 
-#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,18 +15,20 @@ std::string OneLine(std::string_view text) {
   return line;
 }
 
+void WriteStderr(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
 int Fail(const Error& error) {
-  fmt::print(stderr, "infinigen: {}\n", OneLine(error.message));
+  PrintStderr("infinigen: {}\n", OneLine(error.message));
   return kExitError;
 }
 
 int FailUsage(std::string_view where, std::string_view message) {
   const std::string command = where.empty() ? "infinigen" : fmt::format("infinigen {}", where);
-  fmt::print(stderr, "infinigen: {} (see {} -h)\n", OneLine(message), command);
+  PrintStderr("infinigen: {} (see {} -h)\n", OneLine(message), command);
   return kExitUsage;
 }
 
-void Warn(std::string_view message) { fmt::print(stderr, "infinigen: warning: {}\n", OneLine(message)); }
+void Warn(std::string_view message) { PrintStderr("infinigen: warning: {}\n", OneLine(message)); }
 
 void Output::Write(std::string_view text) {
   while (!text.empty() && !closed_ && failure_ == 0) {

@@ -4,14 +4,24 @@
 // not allow it, 2 the command line is wrong, 130 interrupted.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/result.h"
 
 namespace infinigen {
 
 enum ExitCode : int { kExitOk = 0, kExitError = 1, kExitUsage = 2, kExitInterrupted = 130 };
+
+// To stderr. A reader that went away, or a full disk, loses the text and nothing else: there is nobody left to tell.
+void WriteStderr(std::string_view text);
+template <class... Args>
+void PrintStderr(fmt::format_string<Args...> format, Args&&... args) {
+  WriteStderr(fmt::format(format, std::forward<Args>(args)...));
+}
 
 // Both print "infinigen: …" and return the exit code. `where` is the command ("generate"), empty before one is known.
 int Fail(const Error& error);

@@ -160,14 +160,14 @@ StatusLine::StatusLine() : terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 void StatusLine::Draw(std::string_view text) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r\x1b[K{}", text);
+  PrintStderr("\r\x1b[K{}", text);
   std::fflush(stderr);
   drawn_ = true;
 }
 
 void StatusLine::Erase() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  PrintStderr("\r\x1b[K");
   std::fflush(stderr);
   drawn_ = false;
 }

@@ -250,13 +250,12 @@ Result<int> EvalChoice(const ChoiceFlags& flags) {
   output.Write(json ? Dump(ResultJson(flags, input, session, result)) : ResultTable(flags, input, session, result));
   RETURN_IF_ERROR(output.status());
   if (!json)
-    fmt::print(
-        stderr, "{}",
-        Statistics(result, session.executor->Stats(), session.executor->options(), flags.common.kv.stats_per_layer));
+    PrintStderr("{}", Statistics(result, session.executor->Stats(), session.executor->options(),
+                                 flags.common.kv.stats_per_layer));
   if (result.complete()) return kExitOk;
   if (!json)
-    fmt::print(stderr, "infinigen: interrupted: {} of {} questions are done, the numbers are theirs\n", result.n(),
-               result.wanted);
+    PrintStderr("infinigen: interrupted: {} of {} questions are done, the numbers are theirs\n", result.n(),
+                result.wanted);
   return kExitInterrupted;
 }
 

@@ -88,9 +88,9 @@ Result<int> Report(const CompareFlags& flags, const CompareTask& task, const Eva
   output.Write(json ? Dump(ResultJson(flags, task, session, result))
                     : CompareTable(task, result, flags.format == "csv"));
   RETURN_IF_ERROR(output.status());
-  if (!json && any) fmt::print(stderr, "{}", Caption(task, result));
+  if (!json && any) PrintStderr("{}", Caption(task, result));
   if (result.complete) return kExitOk;
-  if (!json) fmt::print(stderr, "infinigen: interrupted: what is missing in the table was not finished\n");
+  if (!json) PrintStderr("infinigen: interrupted: what is missing in the table was not finished\n");
   return kExitInterrupted;
 }
 

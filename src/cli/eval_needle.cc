@@ -68,10 +68,11 @@ Status ShowFirst(const NeedleFlags& flags, Executor& executor, NeedleTable& tabl
     output.Write(std::string_view(line).substr(0, end));
     spaces = line.substr(end);
   };
+  const Timing before = runner.timing();
   ASSIGN_OR_RETURN(const std::vector<NeedleAnswer> answers, runner.Run({&planted, 1}, watch));
   progress.Erase();
-  output.Write(
-      ShowOutcome(planted, answers[0], runner.timing(), runner.pool(), executor.Stats(), executor.options(), style));
+  output.Write(ShowOutcome(planted, answers[0], runner.timing().Since(before), runner.pool(), executor.Stats(),
+                           executor.options(), style));
   executor.ObserveSelection({});
   if (picture.seen() && answers[0].done)
     output.Write(fmt::format(
@@ -129,13 +130,12 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
     output.Write((flags.show ? "\n" : "") + NeedleMarkdown(flags.plan, runs));
   RETURN_IF_ERROR(output.status());
   for (const NeedleKvRun& run : runs)
-    if (!flags.common.json && !flags.show)
-      fmt::print(stderr, "{}", NeedleStatistics(run, flags.common.kv.stats_per_layer));
+    if (!flags.common.json && !flags.show) PrintStderr("{}", NeedleStatistics(run, flags.common.kv.stats_per_layer));
   RETURN_IF_ERROR(drawn);
   if (complete) return kExitOk;
   if (!flags.common.json)
-    fmt::print(stderr, "infinigen: interrupted: {} of {} cases are done, the numbers are theirs\n", done,
-               flags.plan.cases() * static_cast<int64_t>(wanted));
+    PrintStderr("infinigen: interrupted: {} of {} cases are done, the numbers are theirs\n", done,
+                flags.plan.cases() * static_cast<int64_t>(wanted));
   return kExitInterrupted;
 }
 

@@ -190,8 +190,8 @@ Result<int> EvalPpl(const PplFlags& flags) {
   RETURN_IF_ERROR(output.status());
   if (result.complete()) return kExitOk;
   if (!flags.common.json)
-    fmt::print(stderr, "infinigen: interrupted: {} of {} windows are done, the numbers are theirs\n",
-               result.window_nll.size(), result.windows);
+    PrintStderr("infinigen: interrupted: {} of {} windows are done, the numbers are theirs\n", result.window_nll.size(),
+                result.windows);
   return kExitInterrupted;
 }
 

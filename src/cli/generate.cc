@@ -197,8 +197,8 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
   int64_t generated = 0;
   for (const Outcome& outcome : result.outcomes) generated += static_cast<int64_t>(outcome.tokens.size());
   if (!flags.json)
-    fmt::print(stderr, "{}{}", StatisticsLines(result.timing, generated, result.pool, stats, executor.options()),
-               flags.kv.stats_per_layer ? LayerTable(stats) : "");
+    PrintStderr("{}{}", StatisticsLines(result.timing, generated, result.pool, stats, executor.options()),
+                flags.kv.stats_per_layer ? LayerTable(stats) : "");
   return result.interrupted ? kExitInterrupted : kExitOk;
 }
 

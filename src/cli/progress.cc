@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cli/console.h"
+
 namespace infinigen {
 namespace {
 
@@ -44,8 +46,8 @@ void Progress::Advance(int64_t units) {
   const Clock::time_point now = Clock::now();
   if (now - start_ < kFirstDrawn || now - last_drawn_ < kRedrawn) return;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  fmt::print(stderr, "\r\x1b[K{}",
-             ProgressLine(static_cast<double>(units_done_) / static_cast<double>(units_), tokens_, elapsed));
+  PrintStderr("\r\x1b[K{}",
+              ProgressLine(static_cast<double>(units_done_) / static_cast<double>(units_), tokens_, elapsed));
   std::fflush(stderr);
   drawn_ = true;
   last_drawn_ = now;
@@ -53,7 +55,7 @@ void Progress::Advance(int64_t units) {
 
 void Progress::Erase() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  PrintStderr("\r\x1b[K");
   std::fflush(stderr);
   drawn_ = false;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -25,6 +26,15 @@ struct Timing {
 
   double prefill_rate() const { return prefill_s > 0 ? static_cast<double>(prefill_tokens) / prefill_s : 0; }
   double decode_rate() const { return decode_s > 0 ? static_cast<double>(decode_tokens) / decode_s : 0; }
+  // What came after `before`, an earlier state of this.
+  Timing Since(const Timing& before) const {
+    return {.load_s = load_s,
+            .prefill_tokens = prefill_tokens - before.prefill_tokens,
+            .prefill_s = prefill_s - before.prefill_s,
+            .decode_tokens = decode_tokens - before.decode_tokens,
+            .decode_s = decode_s - before.decode_s,
+            .step_ms = {step_ms.begin() + std::ssize(before.step_ms), step_ms.end()}};
+  }
 };
 
 struct PoolUse {

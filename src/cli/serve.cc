@@ -233,10 +233,9 @@ Result<int> Serve(const ServeFlags& flags) {
   api.Serve(Serving(flags, loaded));
   while (!loading.exchange(false)) ::pause();  // a signal was first: the process is ending
   const ExecutorOptions& options = loaded.executor->options();
-  fmt::print(stderr,
-             "infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
-             loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
-             FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
+  PrintStderr("infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
+              loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
+              FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
   server->Wait();
   server->Stop();  // before what its handlers use
   api.Stop();

@@ -154,8 +154,8 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& directory, co
   if (found) return std::move(*found);
 
   ASSIGN_OR_RETURN(const CalibrationText text, ReadCalibrationText(model, ""));
-  fmt::print(stderr, "calibrating {} on {}{}{}\n", OneLine(model.config.name), model.tokenizer == nullptr ? "" : "the ",
-             text.name, directory.empty() ? "" : " (once per model)");
+  PrintStderr("calibrating {} on {}{}{}\n", OneLine(model.config.name), model.tokenizer == nullptr ? "" : "the ",
+              text.name, directory.empty() ? "" : " (once per model)");
   ASSIGN_OR_RETURN(Skew skew, CalibrateModel(model, text, device, /*positions=*/0));
   if (directory.empty()) return skew;
   const Result<std::string> saved = SaveSkew(skew, directory);

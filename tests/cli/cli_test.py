@@ -288,6 +288,20 @@ class Text(Case):
         self.assertEqual(process.stderr.count(b"\n"), 1)
         self.assertIn(b"standard output", process.stderr)
 
+    def test_nobody_hears_what_is_said_beside(self):
+        """stderr on a full disk, closed, or a pipe that nobody reads: what goes to stdout, and the exit code, are as ever."""
+        expected = subprocess.run([BINARY, *map(str, self.common)], capture_output=True).stdout
+        with open("/dev/full", "wb") as full:
+            process = subprocess.run([BINARY, *map(str, self.common)], stdout=subprocess.PIPE, stderr=full)
+            self.assertEqual((process.returncode, process.stdout), (0, expected))
+            self.assertEqual(subprocess.run([BINARY, "inspect", "-m", "/nowhere"], stderr=full).returncode, 1)
+        self.assertEqual(subprocess.run(["sh", "-c", '"$0" inspect -m /nowhere 2>&-', BINARY]).returncode, 1)
+        read, write = os.pipe()
+        os.close(read)
+        process = subprocess.run([BINARY, *map(str, self.common)], stdout=subprocess.PIPE, stderr=write)
+        os.close(write)
+        self.assertEqual((process.returncode, process.stdout), (0, expected))
+
 
 class Contract(Case):
     def test_json_fields(self):

@@ -91,7 +91,8 @@ class Compared(Case):
     def test_a_tenth_of_a_percent_is_the_limit_elsewhere(self):
         self.assertEqual(self.changed(ppl=36.1 * 1.0009)[0], [])
         self.assertEqual(len(self.changed(ppl=36.1 * 1.0011)[0]), 1)
-        self.assertEqual(len(self.changed(kld=0.007 + 0.0011)[0]), 1, "0.1 % of a perplexity in nats")
+        self.assertEqual(len(self.changed(kld=0.007 + 0.0011)[0]), 1, "a hundredth of a percent of a perplexity in nats")
+        self.assertEqual(len(self.changed(kld=0.007 + 0.0002)[0]), 1)
 
     def test_counts_and_words_are_exact_everywhere(self):
         for values in ({"found": 8}, {"kv": "quest"}, {"chunks": [3.5]}, {"chunks": [3.5, 3.7]}, {"more": 1}, {"ppl": None}):
@@ -177,9 +178,14 @@ class OnSpeed(Case):
         row = {"kv": "full", "batch": 4, "step_ms": 100.0}
         old = {"machine": {"cpu": "a"}, "runs": [{"rows": [row]}]}
         with self.quiet():
-            self.assertEqual(experiment.compare_speed(old, {"machine": {"cpu": "b"}, "runs": [{"rows": [row | {"step_ms": 50.0}]}]}), 0)
+            again = lambda gpu, *rows: experiment.compare_speed(old | {"machine": {"cpu": "a", "gpu": "one"}}, {"machine": {"cpu": "a", "gpu": gpu}, "runs": [{"rows": rows}]})
+            self.assertEqual(again("another", row | {"step_ms": 50.0}), 0, "another GPU has its own times")
             self.assertIn("step_ms 100 50 0.500", self.out.getvalue())
-            self.assertEqual(experiment.compare_speed(old, {"machine": {"cpu": "b"}, "runs": []}), 1)
+            self.assertEqual(again("one", row | {"step_ms": 105.0}), 0)
+            self.assertEqual(again("one", row | {"step_ms": 50.0}), 1, "as fast would be a surprise too")
+            self.assertEqual(again("one", row | {"step_ms": 1000.0}), 1)
+            self.assertEqual(again("one", row | {"kv": "int4"}), 1, "rows are paired by what they are of")
+            self.assertEqual(again("one"), 1)
 
 
 class Committed(Case):
@@ -194,7 +200,10 @@ class Committed(Case):
     def test_every_folder_is_known_and_told_in_three_sentences(self):
         self.assertEqual(sorted(p.parent.name for p in (ROOT / "experiments").glob("*/run.py")), sorted(EVERY))
         for name in EVERY:
-            self.assertTrue((ROOT / "experiments" / name / "README.md").exists(), name)
+            told = (ROOT / "experiments" / name / "README.md").read_text()
+            self.assertIn("?", told, f"{name}: the question")
+            answer = told.split("<!-- end -->")[1]
+            self.assertGreaterEqual(len(answer.split(". ")), 2, f"{name}: the answer, and what it means")
 
     def test_results_are_those_of_the_scripts(self):
         for name in EVERY:
@@ -204,6 +213,7 @@ class Committed(Case):
                 continue
             with self.subTest(name):
                 self.assertEqual([run["command"] for run in kept["runs"]], [str(c) for c in experiment.commands])
+                self.assertEqual([run["error"] for run in kept["runs"] if "error" in run], [], "what failed is no result")
                 self.assertEqual((experiment.folder / "plot.svg").read_text(), experiment.plot(experiment.rows(kept)))
 
     def test_tables_are_those_of_the_results(self):
