@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -203,7 +204,7 @@ class Committed(Case):
             told = (ROOT / "experiments" / name / "README.md").read_text()
             self.assertIn("?", told, f"{name}: the question")
             answer = told.split("<!-- end -->")[1]
-            self.assertGreaterEqual(len(answer.split(". ")), 2, f"{name}: the answer, and what it means")
+            self.assertGreaterEqual(len(re.findall(r"[.:;](?:\s|$)", answer)), 2, f"{name}: the answer, and what it means")
 
     def test_results_are_those_of_the_scripts(self):
         for name in EVERY:
