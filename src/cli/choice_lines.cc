@@ -295,7 +295,9 @@ Status Answer(const Parsed& parsed, ChoiceFormat format, const std::string& path
   if (!label) return Invalid("{}:{}: the right answer is missing", path, item.line);
   const int64_t answer = *label - (format == ChoiceFormat::kWinoGrande ? 1 : 0);
   if (answer < 0 || answer >= static_cast<int64_t>(item.count()))
-    return Invalid("{}:{}: the answer {} is none of the {} choices", path, item.line, *label, item.count());
+    return labels ? Invalid("{}: label {} is {}, none of the {} choices of {}:{}", labels->path, index + 1, *label,
+                            item.count(), path, item.line)
+                  : Invalid("{}:{}: the answer {} is none of the {} choices", path, item.line, *label, item.count());
   item.answer = static_cast<size_t>(answer);
   return Ok();
 }
