@@ -204,9 +204,9 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
 
 Json Completion::Stats() const {
   Executor& executor = engine_->executor();
-  KvStats stats = executor.Stats();
-  if (counting_) stats = stats - stats_before_;
-  return StepStatsJson(stats, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
+  const KvStats now = executor.Stats();
+  if (!counting_) return StepStatsJson(now - now, 0, pool_bytes_);  // no token came: no step was this request's
+  return StepStatsJson(now - stats_before_, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
 }
 
 void Completion::FinishAll() {

@@ -46,7 +46,7 @@ class HttpExchange {
   virtual void Write(std::string bytes) = 0;
   virtual void End() = 0;
   // `gone` is called once, from any thread, when the client cannot be answered any more; at once if that is already so.
-  // Never after the reply's end. It must not call back into the exchange.
+  // Never after the reply's end. It must not call back into the exchange. A second `gone` takes the first one's place.
   virtual void OnGone(std::function<void()> gone) = 0;
 };
 

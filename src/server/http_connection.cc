@@ -30,8 +30,11 @@ constexpr int kSendBufferBytes = 128 << 10;
 class Exchange : public HttpExchange {
  public:
   Exchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
-      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {}
+      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {
+    connection_->host_.body_bytes += request_.body.size();
+  }
   ~Exchange() override {
+    connection_->host_.body_bytes -= request_.body.size();
     if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // nobody is left who could answer
   }
 
@@ -126,7 +129,6 @@ void Connection::Handshake() {
 void Connection::NextRequest() {
   state_ = State::kReading;
   ++exchange_;
-  body_bytes_ = 0;
   CountBytes(unparsed());
   parser_.emplace();
   parser_->header_limit(host_.limits.header_bytes);
@@ -170,7 +172,7 @@ void Connection::OnRead(error_code error, size_t bytes) {
 // stop reading instead would be not to see it leave.
 void Connection::OnReadAhead() {
   const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
-  if (!CountBytes(body_bytes_ + unparsed()) || !fits) return Close();
+  if (!CountBytes(unparsed()) || !fits) return Close();
   Read();
 }
 
@@ -209,8 +211,7 @@ void Connection::Parse() {
       SetDeadline(host_.limits.body_s);
       if (!AdmitHead()) return;
     }
-    body_bytes_ = parser_->get().body().size();
-    if (!CountBytes(body_bytes_ + unparsed())) return Fail(429, "too many requests are being read");
+    if (!CountBytes(parser_->get().body().size() + unparsed())) return Fail(429, "too many requests are being read");
     if (parser_->is_done()) return Handle();
     if (used == 0) return Read();
   }
@@ -276,7 +277,8 @@ void Connection::Handle() {
   HttpRequest request = Head();
   request.body = std::move(parser_->get().body());
   const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request), exchange_);
-  Read();  // to notice when the client leaves
+  CountBytes(unparsed());  // the body is the exchange's, which may outlive the connection
+  Read();                  // to notice when the client leaves
   host_.handler.handle(exchange);
 }
 

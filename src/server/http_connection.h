@@ -42,7 +42,7 @@ class ConnectionHost {
   const HttpHandler handler;
   boost::asio::io_context io;
   std::optional<boost::asio::ssl::context> tls;
-  std::atomic<uint64_t> body_bytes{0};  // of all connections
+  std::atomic<uint64_t> body_bytes{0};  // of all connections and exchanges: until it is freed
   std::atomic<bool> draining{false};
 };
 
@@ -107,8 +107,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   bool head_seen_ = false;
   bool reading_ = false;
-  uint64_t body_bytes_ = 0;     // of the request that is read or answered
-  uint64_t counted_bytes_ = 0;  // in the host's sum
+  uint64_t counted_bytes_ = 0;  // in the host's sum: what was read and is no exchange's yet
 
   uint64_t exchange_ = 0;  // which of the connection's exchanges is under way
   bool keep_alive_ = false;

@@ -276,6 +276,33 @@ class Large(unittest.TestCase):
         self.assertLess(slowest, (time.monotonic() - start) / 3)
 
 
+    def test_bodies_whose_clients_left_are_not_read(self):
+        def left():
+            lines = self.server.get("/metrics").body.decode().splitlines()
+            return sum(int(line.split()[-1]) for line in lines if 'http_replies_total{code="499"}' in line)
+
+        # The first, of spaces, is read for a second or so; the others wait behind it, and their clients do not.
+        big, small = (request("/tokenize", {"content": " " * size}) for size in (3_000_000, 50_000))
+        before = left()
+        first = self.server.socket(60)
+        first.sendall(big)
+        time.sleep(0.2)
+        connections = []
+        for _ in range(6):
+            connections.append(self.server.socket())
+            connections[-1].sendall(small)
+        for connection in connections:
+            connection.close()
+        deadline = time.monotonic() + 10 * served.SLOW
+        while left() < before + 6 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertEqual(left(), before + 6)
+        first.settimeout(0.01)
+        with self.assertRaises(TimeoutError, msg="they were dropped while the first was read, not read after it"):
+            first.recv(1)
+        first.close()
+
+
 class Access(unittest.TestCase):
     def test_keys_guard_every_route(self):
         with tempfile.NamedTemporaryFile("w", suffix=".keys") as file:
