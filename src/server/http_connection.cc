@@ -23,8 +23,23 @@ constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kForgetBytes = 1 << 20;
 // Small, so that a slow reader is noticed by us and not hidden by the kernel.
 constexpr int kSendBufferBytes = 128 << 10;
+// Extensions of a chunk: nobody is known to send any.
+constexpr size_t kExtensionBytes = 4 << 10;
+// Beside them, a line has a size (sixteen digits) and three line ends at most.
+constexpr size_t kChunkLineBytes = kExtensionBytes + 32;
+
+// Beast joins such lines with a space; others on the way may read two fields, or none.
+bool HasFoldedLine(std::string_view head) {
+  head = head.substr(0, head.find("\r\n\r\n"));
+  return head.find("\n ") != head.npos || head.find("\n\t") != head.npos;
+}
 
 }  // namespace
+
+void Connection::ChunkLine::operator()(uint64_t /*size*/, boost::beast::string_view extensions,
+                                       error_code& error) const {
+  if (extensions.size() > kExtensionBytes) error = http::error::bad_chunk_extension;
+}
 
 // What a handler has of a connection: one request and its reply. Ends when either does.
 class Exchange : public HttpExchange {
@@ -134,7 +149,8 @@ void Connection::NextRequest() {
   parser_->header_limit(host_.limits.header_bytes);
   parser_->body_limit(host_.limits.body_bytes);
   parser_->eager(true);
-  head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  parser_->on_chunk_header(chunk_line_);
+  folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -191,6 +207,8 @@ void Connection::Parse() {
     }
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
+    if (!head_seen_ && parser_->is_header_done())
+      folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
     parsed_ += used;
     if (parsed_ >= kForgetBytes) {  // seldom: a client may send many requests at once
       input_.erase(0, parsed_);
@@ -213,8 +231,21 @@ void Connection::Parse() {
     }
     if (!CountBytes(parser_->get().body().size() + unparsed())) return Fail(429, "too many requests are being read");
     if (parser_->is_done()) return Handle();
-    if (used == 0) return Read();
+    if (used == 0) return CheckUnfinished() ? Read() : void();
   }
+}
+
+// What the parser left, because its end has not come: a chunk's line, or the last one's with all trailers. False: it is
+// too long already, and answered.
+bool Connection::CheckUnfinished() {
+  std::string_view rest = std::string_view(input_).substr(parsed_);
+  if (rest.starts_with("\r\n")) rest.remove_prefix(2);  // of the chunk before it
+  if (rest.find('\n') == rest.npos) {
+    if (rest.size() <= kChunkLineBytes) return true;
+    return Fail(400, make_error_code(http::error::bad_chunk_extension).message()), false;
+  }
+  if (rest.size() <= host_.limits.header_bytes) return true;
+  return Fail(431, "the trailer is too long"), false;
 }
 
 HttpRequest Connection::Head() const {
@@ -254,8 +285,12 @@ bool Connection::AdmitHead() {
   without_body_ = message.method() == http::verb::head;
   if (message.version() != 10 && message.version() != 11) return Fail(505, "HTTP/1.0 or 1.1"), false;
   if (message.version() == 11 && message.count(http::field::host) != 1) return Fail(400, "one Host, please"), false;
-  if (message.count(http::field::transfer_encoding) > 0 && !message.chunked())
-    return Fail(400, "an unknown transfer encoding"), false;
+  if (folded_) return Fail(400, "a header line is folded"), false;
+  if (message.count(http::field::transfer_encoding) > 0) {
+    if (message.version() == 10) return Fail(400, "HTTP/1.0 has no transfer encodings"), false;
+    if (!boost::beast::iequals(message[http::field::transfer_encoding], "chunked"))
+      return Fail(400, "an unknown transfer encoding"), false;
+  }
   chunked_ = message.version() == 11;  // of a reply that is a stream
   if (std::unique_ptr<HttpReply> reply = host_.handler.admit(Head())) {
     state_ = State::kHandling;

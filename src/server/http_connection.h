@@ -60,6 +60,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
+  // Refuses a chunk whose extensions, which nobody here reads, are long.
+  struct ChunkLine {
+    void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) const;
+  };
 
   // On the strand, all of them.
   void Handshake();
@@ -69,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnReadAhead();
   void Parse();
   bool AdmitHead();
+  bool CheckUnfinished();
   void Handle();
   void Fail(int status, std::string_view reason);
   void SendHead(const HttpReply& reply, bool stream);
@@ -104,8 +109,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<char> chunk_;  // where a read that is under way puts its bytes: nobody else's
   std::string input_;        // read; from parsed_ on not yet parsed
   size_t parsed_ = 0;
+  ChunkLine chunk_line_;
   std::optional<Parser> parser_;
   bool head_seen_ = false;
+  bool folded_ = false;  // a line of the head goes on in the next
   bool reading_ = false;
   uint64_t counted_bytes_ = 0;  // in the host's sum: what was read and is no exchange's yet
 
