@@ -188,7 +188,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   if (head.body.size() <= kInPlaceBytes || !route->needs_model) return (this->*route->run)(call);
   // Who leaves before the body's turn takes it along. The route itself says what becomes of it later on.
   const Call unread{.exchange = nullptr, .id = call.id, .start = call.start, .serving = call.serving};
-  exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)] {
+  exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)](HttpGone) {
     const std::shared_ptr<HttpExchange> held = weak.lock();
     if (held == nullptr || !unread.serving->worker.Withdraw(held.get())) return;
     Log(held->request(), unread.id, 499, unread.seconds(), "the client left before its request was read");
@@ -340,7 +340,7 @@ void Api::Watch(Call& call) {
   head.body = ": the picture of the cache follows\n\n";
   exchange->Begin(Dress(call.head(), call.id, std::move(head)));
   serving->thread.Post([serving, exchange](Engine&) { serving->watch.Add(exchange); });
-  exchange->OnGone([serving, watcher = exchange.get()] {
+  exchange->OnGone([serving, watcher = exchange.get()](HttpGone) {
     serving->thread.Post([serving, watcher](Engine&) { serving->watch.Remove(watcher); });
   });
 }

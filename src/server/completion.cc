@@ -92,8 +92,9 @@ void Completion::Submit(Engine& engine) {
   }
 }
 
-void Completion::Cancel(Engine& engine) {
-  if (!std::exchange(over_, true)) context_.log(499, "the client left");
+void Completion::Cancel(Engine& engine, HttpGone why) {
+  const char* note = why == HttpGone::kLeft ? "the client left" : "the client read too slowly and was dropped";
+  if (!std::exchange(over_, true)) context_.log(499, note);
   for (const Choice& choice : choices_)
     if (choice.submitted && !choice.done) engine.Cancel(choice.id);
 }

@@ -78,7 +78,7 @@ class Exchange : public HttpExchange {
       c.Finish();
     });
   }
-  void OnGone(std::function<void()> gone) override {
+  void OnGone(std::function<void(HttpGone)> gone) override {
     asio::post(connection_->strand_, [c = connection_, number = number_, gone = std::move(gone)]() mutable {
       if (c->exchange_ != number || c->finished_) return;
       c->gone_ = std::move(gone);
@@ -347,10 +347,7 @@ void Connection::SendHead(const HttpReply& reply, bool stream) {
 void Connection::WriteChunk(const std::string& bytes) {
   if (without_body_) return;
   Queue(chunked_ ? fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes) : bytes);
-  if (queued_bytes_ > host_.limits.backlog_bytes) {
-    host_.CountSlow();
-    Close();
-  }
+  if (queued_bytes_ > host_.limits.backlog_bytes) DropSlow();
 }
 
 void Connection::Queue(std::string bytes) {
@@ -428,8 +425,14 @@ void Connection::Close() {
   host_.Closed(this);
 }
 
+void Connection::DropSlow() {
+  too_slow_ = true;
+  host_.CountSlow();
+  Close();
+}
+
 void Connection::TellGone() {
-  if (gone_) std::exchange(gone_, nullptr)();
+  if (gone_) std::exchange(gone_, nullptr)(too_slow_ ? HttpGone::kTooSlow : HttpGone::kLeft);
 }
 
 void Connection::SetDeadline(int seconds) {
@@ -443,8 +446,8 @@ void Connection::WatchDeadline() {
     const std::shared_ptr<Connection> self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
     if (Clock::now() >= self->deadline_) {
-      if (self->writing_) self->host_.CountSlow();
-      const bool late = self->state_ == State::kReading && self->head_seen_ && !self->writing_;
+      if (self->writing_) return self->DropSlow();
+      const bool late = self->state_ == State::kReading && self->head_seen_;
       if (!late) return self->Close();
       self->Fail(408, "the body took too long");
     }

@@ -85,6 +85,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Finish();  // the reply's last byte is queued
   void EndOutput();
   void Close();
+  void DropSlow();
   void TellGone();
   void SetDeadline(int seconds);
   void WatchDeadline();
@@ -122,7 +123,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool replied_ = false;   // head is queued
   bool finished_ = false;  // and the last byte
   bool without_body_ = false;
-  std::function<void()> gone_;
+  std::function<void(HttpGone)> gone_;
+  bool too_slow_ = false;  // to be waited for
   std::deque<std::string> output_;
   size_t written_ = 0;  // of output_.front()
   size_t queued_bytes_ = 0;

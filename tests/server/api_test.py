@@ -188,6 +188,16 @@ class Answers(Case):
         stats = self.text(max_tokens=2)["kv_stats"]
         self.assertEqual((stats["sequences_per_step"], stats["attended_ratio"]), (1, 1))
 
+    def test_the_memory_of_logprobs_is_bounded(self):
+        many = {"messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 20, "n": 8}
+        entries = 8 * 2000 * 21
+        reply = self.refused(CHAT, {**many, "max_tokens": 2000}, parameter="logprobs", says=str(entries))
+        self.assertIn("262144", reply["message"])
+        self.refused(CHAT, many, parameter="logprobs")  # up to the context
+        self.assertEqual(len(self.chat(**{**many, "max_tokens": 2})["choices"]), 8)
+        events, done = SERVER.stream(CHAT, many)  # of which nothing is kept
+        self.assertTrue(done)
+
     def test_streamed_equals_whole(self):
         for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "The old house"}),
                            (TEXT, {"prompt": ["One", "Two"], "n": 2}), (CHAT, {"messages": HELLO, "stop": ["mo"]}),

@@ -81,6 +81,7 @@ class Served {
   uint16_t port() const { return server_->port(); }
   HttpServer& server() { return *server_; }
   int gone() const { return gone_; }
+  int slow() const { return slow_; }
   void DropHeld() {
     const std::lock_guard lock(mutex_);
     held_.clear();
@@ -94,12 +95,18 @@ class Served {
     if (path == "/echo") return exchange->Reply({.body = exchange->request().body});
     if (path == "/forgotten") return;
     if (path == "/held") {
-      exchange->OnGone([this] { ++gone_; });
+      exchange->OnGone([this](HttpGone why) {
+        slow_ += why == HttpGone::kTooSlow;
+        ++gone_;
+      });
       const std::lock_guard lock(mutex_);
       held_.push_back(std::move(exchange));
       return;
     }
-    exchange->OnGone([this] { ++gone_; });
+    exchange->OnGone([this](HttpGone why) {
+      slow_ += why == HttpGone::kTooSlow;
+      ++gone_;
+    });
     const std::lock_guard lock(mutex_);
     threads_.emplace_back([this, exchange, path] {
       if (path == "/endless" || path == "/flood") {
@@ -126,7 +133,7 @@ class Served {
   std::vector<std::thread> threads_;
   std::vector<std::shared_ptr<HttpExchange>> held_;
   std::atomic<bool> ending_{false}, drained_{false}, cut_{false};
-  std::atomic<int> gone_{0};
+  std::atomic<int> gone_{0}, slow_{0};
 };
 
 template <class F>
@@ -253,6 +260,7 @@ TEST(HttpServer, WhoDoesNotReadIsDropped) {
   client.Send(Client::Get("/flood"));
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_EQ(served.server().counters().dropped_slow, 1u);
+  EXPECT_EQ(served.slow(), 1);
 }
 
 TEST(HttpServer, AnExchangeThatNobodyAnswersIsClosed) {

@@ -236,6 +236,7 @@ class Leaving(Shared):
         connection.sendall(request(CHAT, {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True,
                                           "logprobs": True, "top_logprobs": 20, "stream": True}))
         self.server.await_metric("http_slow_readers_total", slow + 1, seconds=40)
+        self.server.await_log("read too slowly")
         self.server.await_metric("num_requests_running", 0)
         connection.close()
 
@@ -446,6 +447,12 @@ class Access(unittest.TestCase):
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
         self.assertIn("--api-key-file", fails("--api-key-file", "/nothing"))
         self.assertIn("empty", fails("--api-key", ""))
+        self.assertIn("empty", fails("--api-key-file", ""))
+        for name in ("INFINIGEN_API_KEY", "INFINIGEN_API_KEY_FILE"):
+            run = subprocess.run([BINARY, "serve", "--port", "0"], capture_output=True, text=True, timeout=30, check=False,
+                                 env={**os.environ, name: ""})
+            self.assertEqual((run.returncode, run.stdout, len(run.stderr.splitlines())), (1, "", 1), run)
+            self.assertIn("empty", run.stderr)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
         self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
