@@ -150,7 +150,7 @@ void Connection::NextRequest() {
   parser_->body_limit(host_.limits.body_bytes);
   parser_->eager(true);
   parser_->on_chunk_header(chunk_line_);
-  folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  in_trailers_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -221,6 +221,7 @@ void Connection::Parse() {
         return Read();
       }
     }
+    if (in_trailers_ && used > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
     if (error) return Fail(400, error.message());
@@ -244,8 +245,9 @@ bool Connection::CheckUnfinished() {
     if (rest.size() <= kChunkLineBytes) return true;
     return Fail(400, make_error_code(http::error::bad_chunk_extension).message()), false;
   }
+  in_trailers_ = true;
   if (rest.size() <= host_.limits.header_bytes) return true;
-  return Fail(431, "the trailer is too long"), false;
+  return Fail(431, "the trailers are too long"), false;
 }
 
 HttpRequest Connection::Head() const {

@@ -113,7 +113,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ChunkLine chunk_line_;
   std::optional<Parser> parser_;
   bool head_seen_ = false;
-  bool folded_ = false;  // a line of the head goes on in the next
+  bool folded_ = false;       // a line of the head goes on in the next
+  bool in_trailers_ = false;  // the last chunk's line is there, what follows it not all
   bool reading_ = false;
   uint64_t counted_bytes_ = 0;  // in the host's sum: what was read and is no exchange's yet
 

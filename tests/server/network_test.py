@@ -123,8 +123,9 @@ class Malformed(Shared):
                 ("of the last chunk", head + size + b"\r\n" + body + b"\r\n0;x=" + b"y" * 5000 + b"\r\n\r\n", 400),
                 ("endless extensions", head + size + b";x=" + b"y" * 100_000, 400),
                 ("extensions of a later chunk", head + b"1\r\n{\r\n2;" + b"y" * 100_000, 400),
-                ("a trailer", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 1000 + b"\r\n", 200),
-                ("an endless trailer", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 20_000, 431)):
+                ("trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 1000 + b"\r\n", 200),
+                ("long trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 3200 + b"\r\n", 431),
+                ("endless trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 20_000, 431)):
             with self.subTest(name), self.server.socket() as connection:
                 try:
                     connection.sendall(data)
