@@ -33,6 +33,7 @@ struct ServeFlags {
   int64_t port = 8080;
   std::vector<std::string> keys;
   std::string key_file;
+  bool key_file_given = false;
   std::vector<std::string> cors_origins;
   std::string tls_cert, tls_key;
   int64_t queue = 128;
@@ -176,7 +177,20 @@ void RaiseFileLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// A variable that is there and empty is a secret that did not arrive, not a wish to serve without one.
+Status CheckKeysArrived(const ServeFlags& flags) {
+  const auto empty = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && *value == '\0';
+  };
+  if (flags.keys.empty() && empty("INFINIGEN_API_KEY")) return Invalid("INFINIGEN_API_KEY: a key must not be empty");
+  if (flags.key_file.empty() && (flags.key_file_given || empty("INFINIGEN_API_KEY_FILE")))
+    return Invalid("--api-key-file: the name must not be empty");
+  return Ok();
+}
+
 Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
+  RETURN_IF_ERROR(CheckKeysArrived(flags));
   AccessOptions access{.keys = flags.keys, .cors_origins = flags.cors_origins, .host = flags.host};
   if (!flags.key_file.empty()) {
     ASSIGN_OR_RETURN(const std::vector<std::string> more, ReadKeyFile(flags.key_file));
@@ -249,6 +263,7 @@ int RunServe(Arguments arguments) {
   Flags flags("serve", "Answer OpenAI's API over HTTP, with a web page to chat and to watch the KV cache.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  values.key_file_given = flags.Given("api-key-file");
   const Result<int> exit_code = Serve(values);
   return exit_code.ok() ? *exit_code : Fail(exit_code.error());
 }

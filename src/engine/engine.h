@@ -135,7 +135,7 @@ class Engine {
     std::vector<int32_t> tokens;  // one per row
   };
   std::optional<Kept> kept_;
-  int32_t next_id_ = 0;
+  int64_t next_id_ = 0;
   EngineStats stats_;
 
   // Scratch of a step, sized once.

@@ -12,6 +12,7 @@
 // back in the pool, or kept for the conversation's next request.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,11 +22,21 @@
 #include <utility>
 #include <vector>
 
-#include "base/strong_index.h"
+#include "base/check.h"
 
 namespace infinigen {
 
-using RequestId = StrongIndex<struct RequestIdTag>;
+// In order of submission, from 0. No index: a server may see more than fit into 32 bits.
+class RequestId {
+ public:
+  RequestId() = default;
+  explicit constexpr RequestId(int64_t value) : value_(value) { DCHECK(value >= 0); }
+  constexpr int64_t value() const { return value_; }
+  auto operator<=>(const RequestId&) const = default;
+
+ private:
+  int64_t value_ = 0;
+};
 
 enum class RequestState : uint8_t { kQueued, kAdmitted, kPrefilling, kDecoding, kPreempted, kDone, kCancelled };
 

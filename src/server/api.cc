@@ -186,7 +186,15 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   const Route* route = FindRoute(head.path);  // Admit saw to it that there is one
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
   if (head.body.size() <= kInPlaceBytes || !route->needs_model) return (this->*route->run)(call);
-  const bool taken = call.serving->worker.Post([this, call, route]() mutable { (this->*route->run)(call); });
+  // Who leaves before the body's turn takes it along. The route itself says what becomes of it later on.
+  const Call unread{.exchange = nullptr, .id = call.id, .start = call.start, .serving = call.serving};
+  exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)](HttpGone) {
+    const std::shared_ptr<HttpExchange> held = weak.lock();
+    if (held == nullptr || !unread.serving->worker.Withdraw(held.get())) return;
+    Log(held->request(), unread.id, 499, unread.seconds(), "the client left before its request was read");
+  });
+  const bool taken =
+      call.serving->worker.Post(exchange.get(), [this, call, route]() mutable { (this->*route->run)(call); });
   if (!taken)
     Refuse(call, {.status = 429,
                   .message = "too many large requests wait to be read; try again later",
@@ -332,7 +340,7 @@ void Api::Watch(Call& call) {
   head.body = ": the picture of the cache follows\n\n";
   exchange->Begin(Dress(call.head(), call.id, std::move(head)));
   serving->thread.Post([serving, exchange](Engine&) { serving->watch.Add(exchange); });
-  exchange->OnGone([serving, watcher = exchange.get()] {
+  exchange->OnGone([serving, watcher = exchange.get()](HttpGone) {
     serving->thread.Post([serving, watcher](Engine&) { serving->watch.Remove(watcher); });
   });
 }

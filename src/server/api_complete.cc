@@ -1,7 +1,9 @@
 // /v1/chat/completions and /v1/completions: from a body to sequences in the engine's queue.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "server/openai_format.h"
@@ -53,6 +55,22 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
   return all;
 }
 
+// A stream's logprobs leave with their text, a whole answer's are kept until its end.
+std::optional<ApiError> CheckLogprobs(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts,
+                                      int64_t context) {
+  if (!request.logprobs || request.stream) return std::nullopt;
+  int64_t tokens = 0;
+  for (const std::vector<int32_t>& prompt : prompts)
+    tokens += request.n * std::min(request.max_tokens, context - std::ssize(prompt) + 1);
+  const int64_t logged = tokens * (request.sampling.top_logprobs + 1);
+  if (logged <= kMostLoggedTokens) return std::nullopt;
+  return ApiError{.message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, an answer holds "
+                                         "{}; lower max_tokens, n or the alternatives, or ask for a stream",
+                                         logged, kMostLoggedTokens),
+                  .code = "too_many_logprobs",
+                  .parameter = "logprobs"};
+}
+
 // What selection can do is the engine's to say; whether there is one, the server's.
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
   const KvMethod& method = options.method;
@@ -97,6 +115,8 @@ void Api::Complete(Call& call, ApiKind kind) {
   if (!prompts.ok()) return refuse(prompts.error());
   if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
 
+  if (const auto error = CheckLogprobs(*request, *prompts, serving->context())) return refuse(*error);
+
   const int64_t choices = static_cast<int64_t>(prompts->size()) * request->n;
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
   if (choices > places)
@@ -130,8 +150,9 @@ void Api::Complete(Call& call, ApiKind kind) {
     completion->Submit(engine);
     if (completion->streams()) serving->streams.push_back(completion);
   });
-  exchange->OnGone(
-      [serving, completion] { serving->thread.Post([completion](Engine& engine) { completion->Cancel(engine); }); });
+  exchange->OnGone([serving, completion](HttpGone why) {
+    serving->thread.Post([completion, why](Engine& engine) { completion->Cancel(engine, why); });
+  });
 }
 
 }  // namespace infinigen

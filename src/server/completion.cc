@@ -92,8 +92,9 @@ void Completion::Submit(Engine& engine) {
   }
 }
 
-void Completion::Cancel(Engine& engine) {
-  if (!std::exchange(over_, true)) context_.log(499, "the client left");
+void Completion::Cancel(Engine& engine, HttpGone why) {
+  const char* note = why == HttpGone::kLeft ? "the client left" : "the client read too slowly and was dropped";
+  if (!std::exchange(over_, true)) context_.log(499, note);
   for (const Choice& choice : choices_)
     if (choice.submitted && !choice.done) engine.Cancel(choice.id);
 }
@@ -204,9 +205,9 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
 
 Json Completion::Stats() const {
   Executor& executor = engine_->executor();
-  KvStats stats = executor.Stats();
-  if (counting_) stats = stats - stats_before_;
-  return StepStatsJson(stats, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
+  const KvStats now = executor.Stats();
+  if (!counting_) return StepStatsJson(now - now, 0, pool_bytes_);  // no token came: no step was this request's
+  return StepStatsJson(now - stats_before_, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
 }
 
 void Completion::FinishAll() {

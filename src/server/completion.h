@@ -37,7 +37,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
              CompletionRequest request, std::vector<std::vector<int32_t>> prompts, std::vector<std::string> echoes);
 
   void Submit(Engine& engine);
-  void Cancel(Engine& engine);
+  void Cancel(Engine& engine, HttpGone why);
   bool streams() const { return request_.stream; }
   // Now and then: a stream that was silent for long says that it is alive, so that nobody on the way cuts it. False: it
   // needs that no more.

@@ -296,6 +296,9 @@ void ReadKv(Fields& fields, CompletionRequest* request) {
   if (kv == nullptr) return;
   if (!kv->is_object()) return fields.Refuse("kv", "must be an object like {\"preset\": \"full\"}");
   Fields of(*kv, "kv.");
+  for (const auto& [name, value] : kv->items())
+    if (name != "preset" && name != "alpha" && name != "cap")
+      return fields.Refuse(fmt::format("kv.{}", name.substr(0, 32)), "is none of preset, alpha and cap");
   std::string preset;
   of.Text("preset", &preset);
   if (!preset.empty() && preset != "full" && preset != "infinigen")

@@ -36,6 +36,8 @@ struct HttpReply {
   std::vector<std::pair<std::string, std::string>> headers;  // without line ends; the server's own are added
 };
 
+enum class HttpGone : uint8_t { kLeft, kTooSlow };
+
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -46,8 +48,8 @@ class HttpExchange {
   virtual void Write(std::string bytes) = 0;
   virtual void End() = 0;
   // `gone` is called once, from any thread, when the client cannot be answered any more; at once if that is already so.
-  // Never after the reply's end. It must not call back into the exchange.
-  virtual void OnGone(std::function<void()> gone) = 0;
+  // Never after the reply's end. It must not call back into the exchange. A second `gone` takes the first one's place.
+  virtual void OnGone(std::function<void(HttpGone why)> gone) = 0;
 };
 
 // All on an I/O thread.

@@ -23,15 +23,33 @@ constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kForgetBytes = 1 << 20;
 // Small, so that a slow reader is noticed by us and not hidden by the kernel.
 constexpr int kSendBufferBytes = 128 << 10;
+// Extensions of a chunk: nobody is known to send any.
+constexpr size_t kExtensionBytes = 4 << 10;
+// Beside them, a line has a size (sixteen digits) and three line ends at most.
+constexpr size_t kChunkLineBytes = kExtensionBytes + 32;
+
+// Beast joins such lines with a space; others on the way may read two fields, or none.
+bool HasFoldedLine(std::string_view head) {
+  head = head.substr(0, head.find("\r\n\r\n"));
+  return head.find("\n ") != head.npos || head.find("\n\t") != head.npos;
+}
 
 }  // namespace
+
+void Connection::ChunkLine::operator()(uint64_t /*size*/, boost::beast::string_view extensions,
+                                       error_code& error) const {
+  if (extensions.size() > kExtensionBytes) error = http::error::bad_chunk_extension;
+}
 
 // What a handler has of a connection: one request and its reply. Ends when either does.
 class Exchange : public HttpExchange {
  public:
   Exchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
-      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {}
+      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {
+    connection_->host_.body_bytes += request_.body.size();
+  }
   ~Exchange() override {
+    connection_->host_.body_bytes -= request_.body.size();
     if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // nobody is left who could answer
   }
 
@@ -60,7 +78,7 @@ class Exchange : public HttpExchange {
       c.Finish();
     });
   }
-  void OnGone(std::function<void()> gone) override {
+  void OnGone(std::function<void(HttpGone)> gone) override {
     asio::post(connection_->strand_, [c = connection_, number = number_, gone = std::move(gone)]() mutable {
       if (c->exchange_ != number || c->finished_) return;
       c->gone_ = std::move(gone);
@@ -126,13 +144,13 @@ void Connection::Handshake() {
 void Connection::NextRequest() {
   state_ = State::kReading;
   ++exchange_;
-  body_bytes_ = 0;
   CountBytes(unparsed());
   parser_.emplace();
   parser_->header_limit(host_.limits.header_bytes);
   parser_->body_limit(host_.limits.body_bytes);
   parser_->eager(true);
-  head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  parser_->on_chunk_header(chunk_line_);
+  in_trailers_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -170,7 +188,7 @@ void Connection::OnRead(error_code error, size_t bytes) {
 // stop reading instead would be not to see it leave.
 void Connection::OnReadAhead() {
   const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
-  if (!CountBytes(body_bytes_ + unparsed()) || !fits) return Close();
+  if (!CountBytes(unparsed()) || !fits) return Close();
   Read();
 }
 
@@ -189,6 +207,8 @@ void Connection::Parse() {
     }
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
+    if (!head_seen_ && parser_->is_header_done())
+      folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
     parsed_ += used;
     if (parsed_ >= kForgetBytes) {  // seldom: a client may send many requests at once
       input_.erase(0, parsed_);
@@ -201,6 +221,7 @@ void Connection::Parse() {
         return Read();
       }
     }
+    if (in_trailers_ && used > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
     if (error) return Fail(400, error.message());
@@ -209,11 +230,24 @@ void Connection::Parse() {
       SetDeadline(host_.limits.body_s);
       if (!AdmitHead()) return;
     }
-    body_bytes_ = parser_->get().body().size();
-    if (!CountBytes(body_bytes_ + unparsed())) return Fail(429, "too many requests are being read");
+    if (!CountBytes(parser_->get().body().size() + unparsed())) return Fail(429, "too many requests are being read");
     if (parser_->is_done()) return Handle();
-    if (used == 0) return Read();
+    if (used == 0) return CheckUnfinished() ? Read() : void();
   }
+}
+
+// What the parser left, because its end has not come: a chunk's line, or the last one's with all trailers. False: it is
+// too long already, and answered.
+bool Connection::CheckUnfinished() {
+  std::string_view rest = std::string_view(input_).substr(parsed_);
+  if (rest.starts_with("\r\n")) rest.remove_prefix(2);  // of the chunk before it
+  if (rest.find('\n') == rest.npos) {
+    if (rest.size() <= kChunkLineBytes) return true;
+    return Fail(400, make_error_code(http::error::bad_chunk_extension).message()), false;
+  }
+  in_trailers_ = true;
+  if (rest.size() <= host_.limits.header_bytes) return true;
+  return Fail(431, "the trailers are too long"), false;
 }
 
 HttpRequest Connection::Head() const {
@@ -253,8 +287,12 @@ bool Connection::AdmitHead() {
   without_body_ = message.method() == http::verb::head;
   if (message.version() != 10 && message.version() != 11) return Fail(505, "HTTP/1.0 or 1.1"), false;
   if (message.version() == 11 && message.count(http::field::host) != 1) return Fail(400, "one Host, please"), false;
-  if (message.count(http::field::transfer_encoding) > 0 && !message.chunked())
-    return Fail(400, "an unknown transfer encoding"), false;
+  if (folded_) return Fail(400, "a header line is folded"), false;
+  if (message.count(http::field::transfer_encoding) > 0) {
+    if (message.version() == 10) return Fail(400, "HTTP/1.0 has no transfer encodings"), false;
+    if (!boost::beast::iequals(message[http::field::transfer_encoding], "chunked"))
+      return Fail(400, "an unknown transfer encoding"), false;
+  }
   chunked_ = message.version() == 11;  // of a reply that is a stream
   if (std::unique_ptr<HttpReply> reply = host_.handler.admit(Head())) {
     state_ = State::kHandling;
@@ -276,7 +314,8 @@ void Connection::Handle() {
   HttpRequest request = Head();
   request.body = std::move(parser_->get().body());
   const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request), exchange_);
-  Read();  // to notice when the client leaves
+  CountBytes(unparsed());  // the body is the exchange's, which may outlive the connection
+  Read();                  // to notice when the client leaves
   host_.handler.handle(exchange);
 }
 
@@ -310,10 +349,7 @@ void Connection::SendHead(const HttpReply& reply, bool stream) {
 void Connection::WriteChunk(const std::string& bytes) {
   if (without_body_) return;
   Queue(chunked_ ? fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes) : bytes);
-  if (queued_bytes_ > host_.limits.backlog_bytes) {
-    host_.CountSlow();
-    Close();
-  }
+  if (queued_bytes_ > host_.limits.backlog_bytes) DropSlow();
 }
 
 void Connection::Queue(std::string bytes) {
@@ -391,8 +427,14 @@ void Connection::Close() {
   host_.Closed(this);
 }
 
+void Connection::DropSlow() {
+  too_slow_ = true;
+  host_.CountSlow();
+  Close();
+}
+
 void Connection::TellGone() {
-  if (gone_) std::exchange(gone_, nullptr)();
+  if (gone_) std::exchange(gone_, nullptr)(too_slow_ ? HttpGone::kTooSlow : HttpGone::kLeft);
 }
 
 void Connection::SetDeadline(int seconds) {
@@ -406,8 +448,8 @@ void Connection::WatchDeadline() {
     const std::shared_ptr<Connection> self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
     if (Clock::now() >= self->deadline_) {
-      if (self->writing_) self->host_.CountSlow();
-      const bool late = self->state_ == State::kReading && self->head_seen_ && !self->writing_;
+      if (self->writing_) return self->DropSlow();
+      const bool late = self->state_ == State::kReading && self->head_seen_;
       if (!late) return self->Close();
       self->Fail(408, "the body took too long");
     }

@@ -42,7 +42,7 @@ class ConnectionHost {
   const HttpHandler handler;
   boost::asio::io_context io;
   std::optional<boost::asio::ssl::context> tls;
-  std::atomic<uint64_t> body_bytes{0};  // of all connections
+  std::atomic<uint64_t> body_bytes{0};  // of all connections and exchanges: until it is freed
   std::atomic<bool> draining{false};
 };
 
@@ -60,6 +60,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
+  // Refuses a chunk whose extensions, which nobody here reads, are long.
+  struct ChunkLine {
+    void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) const;
+  };
 
   // On the strand, all of them.
   void Handshake();
@@ -69,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnReadAhead();
   void Parse();
   bool AdmitHead();
+  bool CheckUnfinished();
   void Handle();
   void Fail(int status, std::string_view reason);
   void SendHead(const HttpReply& reply, bool stream);
@@ -80,6 +85,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Finish();  // the reply's last byte is queued
   void EndOutput();
   void Close();
+  void DropSlow();
   void TellGone();
   void SetDeadline(int seconds);
   void WatchDeadline();
@@ -104,11 +110,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<char> chunk_;  // where a read that is under way puts its bytes: nobody else's
   std::string input_;        // read; from parsed_ on not yet parsed
   size_t parsed_ = 0;
+  ChunkLine chunk_line_;
   std::optional<Parser> parser_;
   bool head_seen_ = false;
+  bool folded_ = false;       // a line of the head goes on in the next
+  bool in_trailers_ = false;  // the last chunk's line is there, what follows it not all
   bool reading_ = false;
-  uint64_t body_bytes_ = 0;     // of the request that is read or answered
-  uint64_t counted_bytes_ = 0;  // in the host's sum
+  uint64_t counted_bytes_ = 0;  // in the host's sum: what was read and is no exchange's yet
 
   uint64_t exchange_ = 0;  // which of the connection's exchanges is under way
   bool keep_alive_ = false;
@@ -116,7 +124,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool replied_ = false;   // head is queued
   bool finished_ = false;  // and the last byte
   bool without_body_ = false;
-  std::function<void()> gone_;
+  std::function<void(HttpGone)> gone_;
+  bool too_slow_ = false;  // to be waited for
   std::deque<std::string> output_;
   size_t written_ = 0;  // of output_.front()
   size_t queued_bytes_ = 0;

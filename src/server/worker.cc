@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace infinigen {
@@ -18,13 +19,23 @@ Worker::~Worker() {
   thread_.join();
 }
 
-bool Worker::Post(std::function<void()> task) {
+bool Worker::Post(const void* owner, std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
     if (tasks_.size() >= most_waiting_) return false;
-    tasks_.push_back(std::move(task));
+    tasks_.push_back({owner, std::move(task)});
   }
   woken_.notify_one();
+  return true;
+}
+
+bool Worker::Withdraw(const void* owner) {
+  Task dropped;  // and freed outside the lock
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(tasks_, owner, &Task::owner);
+  if (found == tasks_.end()) return false;
+  dropped = std::move(*found);
+  tasks_.erase(found);
   return true;
 }
 
@@ -33,7 +44,7 @@ void Worker::Run() {
   // thread alone, on Linux; not worth an error.
   if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10) != 0) errno = 0;
   for (;;) {
-    std::function<void()> task;
+    Task task;
     {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
@@ -41,7 +52,7 @@ void Worker::Run() {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task();
+    task.run();
   }
 }
 

@@ -19,15 +19,22 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   // Any thread. In order. False: too many wait, and this one is not among them.
-  bool Post(std::function<void()> task);
+  bool Post(const void* owner, std::function<void()> task);
+  // Any thread. Drops, unrun, what `owner` posted, and frees its place. False: it runs, has run, or was never there.
+  bool Withdraw(const void* owner);
 
  private:
+  struct Task {
+    const void* owner;  // a name, never followed
+    std::function<void()> run;
+  };
+
   void Run();
 
   const size_t most_waiting_;
   std::mutex mutex_;
   std::condition_variable woken_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   bool ending_ = false;
   std::thread thread_;  // last: starts when all else is there
 };

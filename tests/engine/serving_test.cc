@@ -42,8 +42,8 @@ std::unique_ptr<Executor> MakeModel(const Setup& setup) {
 }
 
 struct Client {
-  std::map<int32_t, RequestResult> results;
-  std::set<int32_t> begun;  // whose prompt was seen to be read
+  std::map<int64_t, RequestResult> results;
+  std::set<int64_t> begun;  // whose prompt was seen to be read
 
   Request Make(std::vector<int32_t> prompt, int64_t n, RequestKv kv = {}) {
     Request request{.prompt = std::move(prompt), .max_new_tokens = n, .sampling = {.temperature = 0}, .kv = kv};
@@ -184,8 +184,8 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4, .pool_rows = 6 * 256});
   Client client;
   Engine engine(*executor, {.grows = true});
-  std::vector<int32_t> done;
-  std::map<int32_t, int64_t> said;
+  std::vector<int64_t> done;
+  std::map<int64_t, int64_t> said;
   for (uint32_t i = 0; i < 3; ++i) {
     Request request = client.Make(Model().Ids(200, 70 + i), 600);
     request.on_token = [&](RequestId id, int32_t) { return ++said[id.value()] > 0; };
@@ -199,7 +199,7 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   }
   while (engine.RunOnce()) {
   }
-  EXPECT_EQ(done, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(done, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_GT(engine.stats().preemptions, 0);
 }
 

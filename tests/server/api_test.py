@@ -172,6 +172,32 @@ class Answers(Case):
         self.assertEqual(choice["finish_reason"], "stop")
         self.assertEqual(self.chat(max_tokens=0)["usage"]["completion_tokens"], 0)
 
+    def test_stats_are_of_the_requests_own_steps(self):
+        self.text(max_tokens=6)  # what earlier requests did is nobody's later on
+        end, = SERVER.post("/tokenize", {"content": "<|endoftext|>"}).json["tokens"]
+        for fields in ({"max_tokens": 0}, {"max_tokens": 1}, {"logit_bias": {str(end): 100}}, {"max_tokens": 0, "stream": True},
+                       {"max_tokens": 1, "n": 2}):
+            if fields.pop("stream", False):
+                stats = SERVER.stream(TEXT, {"prompt": "The old house", **fields})[0][-1]["kv_stats"]
+            else:
+                stats = self.text(**fields)["kv_stats"]
+            for name in ("selected_ratio", "extra_ratio", "attended_ratio", "hit_ratio"):
+                self.assertIsNone(stats[name], (fields, stats))
+            for name in ("fetched_bytes", "fetched_bytes_per_step", "sequences_per_step", "evicted"):
+                self.assertEqual(stats[name], 0, (fields, stats))
+        stats = self.text(max_tokens=2)["kv_stats"]
+        self.assertEqual((stats["sequences_per_step"], stats["attended_ratio"]), (1, 1))
+
+    def test_the_memory_of_logprobs_is_bounded(self):
+        many = {"messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 20, "n": 8}
+        entries = 8 * 2000 * 21
+        reply = self.refused(CHAT, {**many, "max_tokens": 2000}, parameter="logprobs", says=str(entries))
+        self.assertIn("262144", reply["message"])
+        self.refused(CHAT, many, parameter="logprobs")  # up to the context
+        self.assertEqual(len(self.chat(**{**many, "max_tokens": 2})["choices"]), 8)
+        events, done = SERVER.stream(CHAT, many)  # of which nothing is kept
+        self.assertTrue(done)
+
     def test_streamed_equals_whole(self):
         for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "The old house"}),
                            (TEXT, {"prompt": ["One", "Two"], "n": 2}), (CHAT, {"messages": HELLO, "stop": ["mo"]}),

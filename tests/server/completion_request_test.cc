@@ -70,6 +70,7 @@ TEST(CompletionRequest, WhatIsWrongIsNamed) {
            {R"("kv":{"preset":"quest"})", "kv.preset"},
            {R"("kv":{"cap":1.5})", "kv.cap"},
            {R"("kv":{"cap":0})", "kv.cap"},
+           {R"("kv":{"alhpa":4})", "kv.alhpa"},
            {R"("n":129)", "n"},
            {R"("stop":")" + std::string(1025, 'q') + R"(")", "stop"},
            {R"("stop":["a",")" + std::string(1025, 'q') + R"("])", "stop"},

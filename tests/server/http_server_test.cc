@@ -81,6 +81,11 @@ class Served {
   uint16_t port() const { return server_->port(); }
   HttpServer& server() { return *server_; }
   int gone() const { return gone_; }
+  int slow() const { return slow_; }
+  void DropHeld() {
+    const std::lock_guard lock(mutex_);
+    held_.clear();
+  }
   bool drained() const { return drained_; }
   bool cut() const { return cut_; }
 
@@ -89,7 +94,19 @@ class Served {
     const std::string path = exchange->request().path;
     if (path == "/echo") return exchange->Reply({.body = exchange->request().body});
     if (path == "/forgotten") return;
-    exchange->OnGone([this] { ++gone_; });
+    if (path == "/held") {
+      exchange->OnGone([this](HttpGone why) {
+        slow_ += why == HttpGone::kTooSlow;
+        ++gone_;
+      });
+      const std::lock_guard lock(mutex_);
+      held_.push_back(std::move(exchange));
+      return;
+    }
+    exchange->OnGone([this](HttpGone why) {
+      slow_ += why == HttpGone::kTooSlow;
+      ++gone_;
+    });
     const std::lock_guard lock(mutex_);
     threads_.emplace_back([this, exchange, path] {
       if (path == "/endless" || path == "/flood") {
@@ -114,8 +131,9 @@ class Served {
   std::unique_ptr<HttpServer> server_;
   std::mutex mutex_;
   std::vector<std::thread> threads_;
+  std::vector<std::shared_ptr<HttpExchange>> held_;
   std::atomic<bool> ending_{false}, drained_{false}, cut_{false};
-  std::atomic<int> gone_{0};
+  std::atomic<int> gone_{0}, slow_{0};
 };
 
 template <class F>
@@ -242,6 +260,7 @@ TEST(HttpServer, WhoDoesNotReadIsDropped) {
   client.Send(Client::Get("/flood"));
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_EQ(served.server().counters().dropped_slow, 1u);
+  EXPECT_EQ(served.slow(), 1);
 }
 
 TEST(HttpServer, AnExchangeThatNobodyAnswersIsClosed) {
@@ -270,6 +289,26 @@ TEST(HttpServer, Limits) {
   Client three(served.port());
   EXPECT_EQ(three.Read("").substr(0, 12), "HTTP/1.1 503");
   EXPECT_EQ(served.server().counters().refused, 1u);
+}
+
+TEST(HttpServer, ABodyCountsUntilItIsFreed) {
+  HttpLimits limits;
+  limits.all_bodies_bytes = 100;
+  Served served(limits);
+  const auto post = [](const std::string& path) {
+    return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 80\r\n\r\n" + std::string(80, 'x');
+  };
+  const auto echo = [&] {
+    Client client(served.port());
+    client.Send(post("/echo"));
+    return client.Read("\r\n\r\n").substr(0, 12);
+  };
+  EXPECT_EQ(echo(), "HTTP/1.1 200");
+  { Client(served.port()).Send(post("/held")); }
+  ASSERT_TRUE(Eventually([&] { return served.gone() == 1; }));
+  EXPECT_EQ(echo(), "HTTP/1.1 429") << "whoever sent it is gone, the body is not";
+  served.DropHeld();
+  EXPECT_TRUE(Eventually([&] { return echo() == "HTTP/1.1 200"; }));
 }
 
 TEST(HttpServer, SilenceEnds) {

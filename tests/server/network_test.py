@@ -60,40 +60,79 @@ class Shared(unittest.TestCase):
 
 class Malformed(Shared):
     def test_requests_that_can_be_read_in_two_ways(self):
-        head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\n"
+        body = json.dumps({"prompt": "a", "max_tokens": 1})
+        n, chunks = len(body), f"{len(body):x}\r\n{body}\r\n0\r\n\r\n"
+        line = f"POST {TEXT} HTTP/1.1\r\n"
+        head, chunked = line + "Host: localhost\r\n", "Transfer-Encoding: chunked\r\n"
         smuggled = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        # The body is a good one: what is refused is how it comes.
+        for good in (head + f"Content-Length: {n}\r\n\r\n" + body, head + chunked + "\r\n" + chunks,
+                     head + "Transfer-Encoding: Chunked\r\n\r\n" + chunks,
+                     head + chunked + "X: a b\r\n\r\n" + chunks[:-2] + "T: x\r\n\r\n"):
+            answer = self.server.raw(good.replace("localhost\r\n", "localhost\r\nConnection: close\r\n", 1).encode())
+            self.assertRegex(answer, rb"^HTTP/1\.1 200 ")
         for name, text in {
-                "both lengths": head + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
-                "both, other order": head + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled,
-                "two lengths": head + "Content-Length: 2\r\nContent-Length: 50\r\n\r\n{}" + smuggled,
-                "a list of lengths": head + "Content-Length: 2, 50\r\n\r\n{}" + smuggled,
-                "a negative length": head + "Content-Length: -1\r\n\r\n" + smuggled,
-                "a signed length": head + "Content-Length: +2\r\n\r\n{}" + smuggled,
-                "a huge length": head + "Content-Length: 99999999999999999999\r\n\r\n{}" + smuggled,
-                "a hexadecimal length": head + "Content-Length: 0x2\r\n\r\n{}" + smuggled,
-                "a chunk of no size": head + "Transfer-Encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + smuggled,
-                "a chunk of bad size": head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n{}\r\n0\r\n\r\n" + smuggled,
-                "a chunk of huge size": head + "Transfer-Encoding: chunked\r\n\r\n" + "f" * 40 + "\r\n{}\r\n" + smuggled,
-                "a chunk of negative size": head + "Transfer-Encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n" + smuggled,
-                "a chunk longer than said": head + "Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + smuggled,
-                "another encoding": head + "Transfer-Encoding: gzip\r\n\r\n{}" + smuggled,
-                "chunked, but not last": head + "Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n" + smuggled,
-                "a space before the colon": head + "Content-Length : 2\r\n\r\n{}" + smuggled,
-                "a folded header": head + "X: a\r\n b\r\nContent-Length: 2\r\n\r\n{}",
-                "no host": f"POST {TEXT} HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}" + smuggled,
-                "two hosts": head + "Host: other\r\nContent-Length: 2\r\n\r\n{}" + smuggled,
-                "another version": f"POST {TEXT} HTTP/2.0\r\nHost: localhost\r\n\r\n",
+                "both lengths": head + f"Content-Length: {n}\r\n" + chunked + "\r\n" + chunks,
+                "both, other order": head + chunked + f"Content-Length: {n}\r\n\r\n" + chunks,
+                "two lengths": head + f"Content-Length: {n}\r\nContent-Length: 50\r\n\r\n" + body,
+                "a list of lengths": head + f"Content-Length: {n}, 50\r\n\r\n" + body,
+                "a negative length": head + "Content-Length: -1\r\n\r\n",
+                "a signed length": head + f"Content-Length: +{n}\r\n\r\n" + body,
+                "a huge length": head + "Content-Length: 99999999999999999999\r\n\r\n" + body,
+                "a hexadecimal length": head + f"Content-Length: 0x{n:x}\r\n\r\n" + body,
+                "a chunk of no size": head + chunked + f"\r\n\r\n{body}\r\n0\r\n\r\n",
+                "a chunk of bad size": head + chunked + f"\r\nxyz\r\n{body}\r\n0\r\n\r\n",
+                "a chunk of huge size": head + chunked + "\r\n" + "f" * 40 + f"\r\n{body}\r\n",
+                "a chunk of negative size": head + chunked + f"\r\n-{n:x}\r\n{body}\r\n0\r\n\r\n",
+                "a chunk longer than said": head + chunked + f"\r\n{n - 1:x}\r\n{body}\r\n0\r\n\r\n",
+                "another encoding": head + "Transfer-Encoding: gzip\r\n\r\n" + body,
+                "two encodings": head + "Transfer-Encoding: gzip, chunked\r\n\r\n" + chunks,
+                "chunked twice": head + "Transfer-Encoding: chunked, chunked\r\n\r\n" + chunks,
+                "two fields of encodings": head + chunked + chunked + "\r\n" + chunks,
+                "nearly chunked": head + "Transfer-Encoding: xchunked\r\n\r\n" + chunks,
+                "chunked, with a parameter": head + "Transfer-Encoding: chunked;q=1\r\n\r\n" + chunks,
+                "chunked, but not last": head + "Transfer-Encoding: chunked, gzip\r\n\r\n" + chunks,
+                "chunked of old": f"POST {TEXT} HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\n" + chunked +
+                                  "\r\n" + chunks,
+                "a space before the colon": head + f"Content-Length : {n}\r\n\r\n" + body,
+                "a folded header": head + f"X: a\r\n b\r\nContent-Length: {n}\r\n\r\n" + body,
+                "a length in a fold": head + f"X: a\r\n\tContent-Length: 1\r\nContent-Length: {n}\r\n\r\n" + body,
+                "no host": line + f"Content-Length: {n}\r\n\r\n" + body,
+                "two hosts": head + f"Host: other\r\nContent-Length: {n}\r\n\r\n" + body,
+                "another version": f"POST {TEXT} HTTP/2.0\r\nHost: localhost\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no version": f"GET {TEXT}\r\n\r\n", "nonsense": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-                "a bare carriage return": head + "X: a\rb\r\nContent-Length: 2\r\n\r\n{}",
-                "a zero in a name": head + "X\0: a\r\nContent-Length: 2\r\n\r\n{}"}.items():
+                "a bare carriage return": head + f"X: a\rb\r\nContent-Length: {n}\r\n\r\n" + body,
+                "a zero in a name": head + f"X\0: a\r\nContent-Length: {n}\r\n\r\n" + body}.items():
             with self.subTest(name):
-                answer = self.server.raw(text.encode("latin-1"), seconds=1)
+                start = time.monotonic()
+                answer = self.server.raw((text + smuggled).encode("latin-1"), seconds=4)
+                self.assertLess(time.monotonic() - start, 3.5 * served.SLOW, "the connection is closed")
+                self.assertRegex(answer, rb"^HTTP/1\.1 (400|413|505) ")
+                self.assertIn(b'"error"', answer)
                 self.assertNotIn(b'{"status":"ok"}', answer)
-                self.assertLessEqual(answer.count(b"HTTP/1.1 "), 1, answer)
-                if answer:
-                    self.assertRegex(answer, rb"^HTTP/1\.1 (4\d\d|505) ")
-                    self.assertIn(b'"error"', answer)
+                self.assertEqual(answer.count(b"HTTP/1.1 "), 1, answer)
         self.assertEqual(self.server.get("/health").status, 200)
+
+    def test_what_stands_between_chunks_is_bounded(self):
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+        size = b"%x" % len(body)
+        for name, data, status in (
+                ("extensions", head + size + b";x=" + b"y" * 3000 + b"\r\n" + body + b"\r\n0\r\n\r\n", 200),
+                ("long extensions", head + size + b";x=" + b"y" * 5000 + b"\r\n" + body + b"\r\n0\r\n\r\n", 400),
+                ("of the last chunk", head + size + b"\r\n" + body + b"\r\n0;x=" + b"y" * 5000 + b"\r\n\r\n", 400),
+                ("endless extensions", head + size + b";x=" + b"y" * 100_000, 400),
+                ("extensions of a later chunk", head + b"1\r\n{\r\n2;" + b"y" * 100_000, 400),
+                ("trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 1000 + b"\r\n", 200),
+                ("long trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 3200 + b"\r\n", 431),
+                ("endless trailers", head + size + b"\r\n" + body + b"\r\n0\r\n" + b"T: x\r\n" * 20_000, 431)):
+            with self.subTest(name), self.server.socket() as connection:
+                try:
+                    connection.sendall(data)
+                except OSError:
+                    pass  # it did not listen to the end, as it should not
+                connection.settimeout(3 * served.SLOW)
+                self.assertEqual(connection.recv(65536).split()[1], b"%d" % status)
 
     def test_limits(self):
         long_header = self.server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40000 + b"\r\n\r\n", 2)
@@ -198,6 +237,7 @@ class Leaving(Shared):
         connection.sendall(request(CHAT, {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True,
                                           "logprobs": True, "top_logprobs": 20, "stream": True}))
         self.server.await_metric("http_slow_readers_total", slow + 1, seconds=40)
+        self.server.await_log("read too slowly")
         self.server.await_metric("num_requests_running", 0)
         connection.close()
 
@@ -274,6 +314,33 @@ class Large(unittest.TestCase):
             slowest = max(slowest, time.monotonic() - asked)
         self.assertEqual(statuses, [400, 400])  # beyond the context
         self.assertLess(slowest, (time.monotonic() - start) / 3)
+
+
+    def test_bodies_whose_clients_left_are_not_read(self):
+        def left():
+            lines = self.server.get("/metrics").body.decode().splitlines()
+            return sum(int(line.split()[-1]) for line in lines if 'http_replies_total{code="499"}' in line)
+
+        # The first, of spaces, is read for a second or so; the others wait behind it, and their clients do not.
+        big, small = (request("/tokenize", {"content": " " * size}) for size in (3_000_000, 50_000))
+        before = left()
+        first = self.server.socket(60)
+        first.sendall(big)
+        time.sleep(0.2)
+        connections = []
+        for _ in range(6):
+            connections.append(self.server.socket())
+            connections[-1].sendall(small)
+        for connection in connections:
+            connection.close()
+        deadline = time.monotonic() + 10 * served.SLOW
+        while left() < before + 6 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertEqual(left(), before + 6)
+        first.settimeout(0.01)
+        with self.assertRaises(TimeoutError, msg="they were dropped while the first was read, not read after it"):
+            first.recv(1)
+        first.close()
 
 
 class Access(unittest.TestCase):
@@ -381,6 +448,12 @@ class Access(unittest.TestCase):
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
         self.assertIn("--api-key-file", fails("--api-key-file", "/nothing"))
         self.assertIn("empty", fails("--api-key", ""))
+        self.assertIn("empty", fails("--api-key-file", ""))
+        for name in ("INFINIGEN_API_KEY", "INFINIGEN_API_KEY_FILE"):
+            run = subprocess.run([BINARY, "serve", "--port", "0"], capture_output=True, text=True, timeout=30, check=False,
+                                 env={**os.environ, name: ""})
+            self.assertEqual((run.returncode, run.stdout, len(run.stderr.splitlines())), (1, "", 1), run)
+            self.assertIn("empty", run.stderr)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
         self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
