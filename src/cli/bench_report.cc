@@ -31,12 +31,6 @@ std::string WithDeviation(bool known, double value, const std::optional<double>&
   return text;
 }
 
-std::string CsvField(std::string text) {
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  for (size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
-  return fmt::format("\"{}\"", text);
-}
-
 // What a GPU's steps are made of, and what they could be.
 std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeilings& ceilings) {
   std::string text = fmt::format(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/size.h"
+#include "cli/report.h"
 
 namespace infinigen {
 namespace {
@@ -141,9 +142,7 @@ std::string Replaced(std::string text, std::string_view what, std::string_view b
 
 std::string CsvCell(const Json& value) {
   if (value.is_null()) return {};
-  if (!value.is_string()) return value.dump();
-  const std::string text = value.get<std::string>();
-  return text.find_first_of(",\"\n") == std::string::npos ? text : '"' + Replaced(text, "\"", "\"\"") + '"';
+  return value.is_string() ? CsvField(value.get<std::string>()) : value.dump();
 }
 
 }  // namespace

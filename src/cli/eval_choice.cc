@@ -147,12 +147,6 @@ Json SameJson(const EvalSession& session, const ChoiceResult& result) {
   return known ? Json(result.share(result.same)) : Json(nullptr);
 }
 
-std::string CsvText(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + "\"";
-}
-
 // The numbers of a run, in the order of the table's columns.
 Json Numbers(const ChoiceFlags& flags, const ChoiceInput& input, const EvalSession& session,
              const ChoiceResult& result) {
@@ -203,7 +197,7 @@ std::string ResultTable(const ChoiceFlags& flags, const ChoiceInput& input, cons
   if (flags.format == "csv") {
     const auto cell = [](const Json& value) {
       const bool known = !value.is_null() && !(value.is_number_float() && std::isnan(value.get<double>()));
-      return !known ? std::string() : value.is_string() ? CsvText(value.get<std::string>()) : value.dump();
+      return !known ? std::string() : value.is_string() ? CsvField(value.get<std::string>()) : value.dump();
     };
     std::string heads = "kv", cells(options.method.preset);
     for (const auto& [name, value] : numbers.items()) heads += "," + name, cells += "," + cell(value);

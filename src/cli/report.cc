@@ -45,6 +45,12 @@ double Percentile(std::vector<float> values, double percent) {
   return *nth;
 }
 
+std::string CsvField(std::string text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  for (size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
+  return fmt::format("\"{}\"", text);
+}
+
 std::string BackendName(Device device) {
   return device == Device::kReference ? "reference" : device == Device::kCuda ? "cuda" : "cpu";
 }

@@ -44,6 +44,7 @@ struct PoolUse {
 
 double Mean(const std::vector<float>& values);                 // 0 when empty
 double Percentile(std::vector<float> values, double percent);  // nearest rank; 0 when empty
+std::string CsvField(std::string text);                        // in quotes where it needs them
 
 nlohmann::ordered_json ModelJson(const Model& model);
 nlohmann::ordered_json DeviceJson(const Executor& executor);

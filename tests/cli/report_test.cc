@@ -144,6 +144,14 @@ TEST(Report, TimingOfNothingIsNull) {
   EXPECT_EQ(timing["decode_step_ms_p99"], 3.0);
 }
 
+TEST(Report, CsvFieldsComeBackAsTheyWere) {
+  EXPECT_EQ(CsvField("copa"), "copa");
+  EXPECT_EQ(CsvField(""), "");
+  EXPECT_EQ(CsvField("a,b"), "\"a,b\"");
+  EXPECT_EQ(CsvField("\"a\" said"), "\"\"\"a\"\" said\"");
+  EXPECT_EQ(CsvField("two\nlines"), "\"two\nlines\"");
+}
+
 TEST(Report, PercentileIsTheNearestRank) {
   std::vector<float> values;
   for (int i = 200; i >= 1; --i) values.push_back(static_cast<float>(i));
