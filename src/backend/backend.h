@@ -128,7 +128,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
                            LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
                            LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot,
                            int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
-                           std::span<const ByteMove> moves) {
+                           std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -159,6 +159,12 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Record(queue) } -> std::same_as<Ticket>;
   { b.Wait(queue, ticket) } -> std::same_as<void>;  // later operations of `queue` start after `ticket`
   { b.Synchronize(ticket) } -> std::same_as<void>;  // the host waits
+
+  // How long steps wait for what is fetched. By the queue that fetches, before its ticket; by the one that waits,
+  // before it does; and when both are past that, once for each step, for `n` clocks.
+  { b.NoteArrived(queue, clock) } -> std::same_as<void>;
+  { b.NoteReady(queue, clock) } -> std::same_as<void>;
+  { b.CountWaits(queue, clock, n) } -> std::same_as<void>;
 
   // out[i] = table[ids[i]], converted.                 table [vocab][hidden], out [count][hidden]
   { b.Embed(queue, batch, c, t) } -> std::same_as<void>;
@@ -229,11 +235,11 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 
 // Backends that bring selected entries near instead of reading them over the link (kv/near_view.h). A layer's step is
 // Select, FindNear, then FetchNear beside other work, AppendNear, AttendNear. Tokens of one call are of different
-// sequences; the list of a token holds no more rows than there are places.
+// sequences.
 template <class B>
 concept FetchingBackend = Backend<B> &&
     requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
-             AttentionShape shape, NearEntries near, NearList list, NearTotals* totals, SeqSlot slot,
+             AttentionShape shape, NearEntries near, NearList list, NearTotals* totals, FetchClock* clock, SeqSlot slot,
              double forced_hits) {
   // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
   // by other operations than AppendNear.
@@ -241,14 +247,15 @@ concept FetchingBackend = Backend<B> &&
   // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
   // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
   // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
-  // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once.
+  // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once. Of a list
+  // with more rows than there are places every row stays at home; the hot set stays as it is, but forgets the own row.
   { b.FindNear(queue, batch, selection, near, forced_hits, list, totals) } -> std::same_as<void>;
-  // The entries of the missing rows, from the pool to their places.
-  { b.FetchNear(queue, batch, selection, entries, near, list) } -> std::same_as<void>;
-  // Append, to the tokens' own places. The pool's entries are Append's.
+  // The entries of the missing rows, from the pool to their places; then notes that they have arrived.
+  { b.FetchNear(queue, batch, selection, entries, near, list, clock) } -> std::same_as<void>;
+  // Append, to the tokens' own places, where they have one. The pool's entries are Append's.
   { b.AppendNear(queue, batch, c, c, near, list) } -> std::same_as<void>;
-  // AttendSelected from places: the same result, bit for bit.
-  { b.AttendNear(queue, c, batch, selection, shape, near, list, t) } -> std::same_as<void>;
+  // AttendSelected from places, and from the pool what is at home: the same result, bit for bit.
+  { b.AttendNear(queue, c, batch, selection, shape, entries, near, list, t) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

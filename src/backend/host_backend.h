@@ -2,6 +2,7 @@
 // so that tickets are complete when they are made.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 
 #include "backend/backend.h"
@@ -38,8 +39,18 @@ class HostBackend {
   Ticket Record(Queue) { return {}; }
   void Wait(Queue, Ticket) {}
   void Synchronize(Ticket) {}
+  void NoteArrived(Queue, FetchClock* clock) { clock->arrived = Now(); }
+  void NoteReady(Queue, FetchClock* clock) { clock->ready = Now(); }
+  void CountWaits(Queue, FetchClock* clocks, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) clocks[i].waited += clocks[i].Wait();
+  }
 
  private:
+  static uint64_t Now() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  }
+
   HostAllocator memory_;
 };
 

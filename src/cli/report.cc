@@ -127,6 +127,7 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
       {"fetched_bytes", stats.fetched_bytes},
       {"fetched_bytes_per_step", stats.steps > 0 ? stats.fetched_bytes / static_cast<uint64_t>(stats.steps) : 0},
       {"hit_ratio", OrNull(stats.fetches, stats.hit_ratio())},
+      {"fetch_stall_s", static_cast<double>(stats.stall_ns) * 1e-9},
       {"evicted", stats.evicted},
       {"pool_bytes", pool.bytes},
       {"pool_peak_bytes", pool.peak_bytes},

@@ -121,9 +121,8 @@ Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceCh
   const bool shared = kv.method.evicts() && kv.limit_bytes;
   const int64_t batch = flags.batch > 0 ? flags.batch : shared ? 1 : kServedBatch;
   ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(model, device, kv, context, {.useful = batch, .flag = batch}));
-  // A request may ask for everything, except where places on a GPU are planned for the cap.
-  const bool fetches = device.device == Device::kCuda && !options.pool_on_device;
-  if (options.method.select != SelectKind::kAll && !options.method.evicts() && !fetches) options.method.largest_cap = 1;
+  // A request may ask for everything. Places on a GPU are planned for the cap; whoever has more reads over the link.
+  if (options.method.select != SelectKind::kAll && !options.method.evicts()) options.method.largest_cap = 1;
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));

@@ -177,6 +177,7 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   Publish(live);
   if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
+  live.kv_before = executor_.SlotStats(live.slot);
   if (!live.result.tokens.empty()) return;  // its next token is known
   live.first_token = EngineClock::now();
   live.result.prefill_s = Seconds(live.first_token - live.admitted);
@@ -234,8 +235,14 @@ void Engine::Accept(Live& live, std::span<float> logits) {
   if (enough || full) Finish(live, FinishReason::kLength);
 }
 
+// What its own steps did, before its place goes to somebody else.
+void Engine::CountSteps(Live& live) {
+  if (live.state == RequestState::kDecoding) live.result.kv.Add(executor_.SlotStats(live.slot) - live.kv_before);
+}
+
 void Engine::Finish(Live& live, FinishReason reason, std::string error) {
   if (live.holds_slot()) {
+    CountSteps(live);
     if (live.request.keep_rows && !options_.grows && reason != FinishReason::kError && !kept_) {
       executor_.EndPrefill(live.slot);
       live.history.resize(static_cast<size_t>(live.rows));

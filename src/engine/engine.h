@@ -122,6 +122,7 @@ class Engine {
   void EndPrefill(Live& live, std::span<float> logits);
   void RunDecodeStep();
   void Accept(Live& live, std::span<float> logits);
+  void CountSteps(Live& live);
   void Finish(Live& live, FinishReason reason, std::string error = {});
 
   Executor& executor_;

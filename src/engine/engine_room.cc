@@ -183,6 +183,7 @@ Engine::Live* Engine::Youngest() const {
 
 void Engine::Preempt(Live& live) {
   live.kinds = PrefixCache::Kinds(live.path);
+  CountSteps(live);
   GiveUp(live);
   live.rows = live.prefill_units = live.prefill_units_done = 0;
   live.preempted = true;

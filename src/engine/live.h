@@ -42,6 +42,7 @@ struct Engine::Live {
   PrefixCache::Path path;                // of the extents that are complete, as far as they are in the cache
   std::vector<PrefixCache::Kind> kinds;  // of the path that a preemption took
 
+  KvStats kv_before;       // of its place, when its latest run of steps began
   bool preempted = false;  // ever
   bool counted = false;    // its prompt, in the statistics
   EngineClock::time_point submitted = EngineClock::now();

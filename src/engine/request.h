@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kv/stats.h"
 
 namespace infinigen {
 
@@ -89,6 +90,7 @@ struct RequestResult {
   std::string error;            // one line, with kError
   std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
   int64_t kept_tokens = 0;      // of the prompt, whose rows were there already: from before, or another's
+  KvStats kv;                   // what its own steps attended to
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits
   double decode_s = 0;

@@ -4,6 +4,8 @@
 // Every (sequence, KV head) of a layer has `capacity` places for entries. With a hot set, places keep what they hold
 // from step to step, tables tell what that is, and only rows that are nowhere are fetched. Without one, places are
 // those of the list: everything is fetched anew, and the memory is shared by layers.
+//
+// A list that is longer than there are places stays away: all of it is read where it is, over the link.
 #pragma once
 
 #include <cstddef>
@@ -35,12 +37,13 @@ struct NearEntries {
   constexpr int32_t* PlaceOf(int64_t slot, int64_t head) const { return place_of + List(slot, head) * rows; }
 };
 
-// Where the rows of a selection are, and which of them have to be fetched. Of the same shape as the selection.
+// Where the rows of a selection are, and which of them have to be fetched. Of the same shape as the selection. What is
+// negative is no place but a row of the pool.
 struct NearList {
-  int32_t* places = nullptr;       // [tokens][kv_heads][capacity] place of each listed row
+  int32_t* places = nullptr;       // [tokens][kv_heads][capacity] place of each listed row, or AtHome(row)
   int32_t* misses = nullptr;       // [tokens][kv_heads][capacity] which of the list are fetched, ascending
   int32_t* miss_counts = nullptr;  // [tokens][kv_heads]
-  int32_t* own = nullptr;          // [tokens][kv_heads] place of the token's own entry
+  int32_t* own = nullptr;          // [tokens][kv_heads] place of the token's own entry, or AtHome(row)
   int64_t capacity = 0;
   int64_t kv_heads = 0;
 
@@ -48,13 +51,30 @@ struct NearList {
   constexpr int32_t* Misses(int64_t token, int64_t head) const { return misses + (token * kv_heads + head) * capacity; }
   constexpr int32_t& MissCount(int64_t token, int64_t head) const { return miss_counts[token * kv_heads + head]; }
   constexpr int32_t& Own(int64_t token, int64_t head) const { return own[token * kv_heads + head]; }
+
+  // A row that has no place, and back.
+  static constexpr int32_t AtHome(int32_t row) { return ~row; }
 };
 
 // Summed over steps and KV heads of one sequence in one layer: listed rows but the tokens' own, and those of them that
-// were fetched.
+// were fetched, or read over the link.
 struct NearTotals {
   uint64_t wanted = 0;
   uint64_t fetched = 0;
+
+  constexpr void Add(const NearTotals& other) {
+    wanted += other.wanted;
+    fetched += other.fetched;
+  }
+};
+
+// How long steps wait for a layer's entries, in nanoseconds of the compute device's clock. Memory of that device.
+struct FetchClock {
+  uint64_t ready = 0;    // when the latest step had nothing else to do
+  uint64_t arrived = 0;  // when its entries were there
+  uint64_t waited = 0;   // in all steps that were counted
+
+  constexpr uint64_t Wait() const { return arrived > ready ? arrived - ready : 0; }
 };
 
 // Which of a list are fetched, where a share of them is taken to be there already: every so many-eth, evenly spread.

@@ -29,6 +29,12 @@ struct SelectionTotals {
   uint64_t chosen = 0;    // by threshold and cap
   uint64_t attended = 0;  // chosen, sinks, window, current token
   uint64_t retained = 0;  // rows there were to choose from
+
+  constexpr void Add(const SelectionTotals& other) {
+    chosen += other.chosen;
+    attended += other.attended;
+    retained += other.retained;
+  }
 };
 
 // The rows that each (token, KV head) attends to: ascending, without repetition, the current token's included. Memory

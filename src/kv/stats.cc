@@ -6,9 +6,7 @@ namespace infinigen {
 
 void LayerKvStats::Add(const LayerKvStats& other) {
   selects = selects || other.selects;
-  totals.chosen += other.totals.chosen;
-  totals.attended += other.totals.attended;
-  totals.retained += other.totals.retained;
+  totals.Add(other.totals);
   seen += other.seen;
   mass.count += other.mass.count;
   mass.sum += other.mass.sum;
@@ -28,6 +26,13 @@ LayerKvStats KvStats::All() const {
   return sum;
 }
 
+void KvStats::AddUpLayers() {
+  LayerKvStats others;
+  for (const LayerKvStats& layer : layers)
+    if (!layer.selects) others.Add(layer);
+  layers = {Selecting(), others};
+}
+
 KvStats KvStats::operator-(const KvStats& before) const {
   CHECK(before.layers.size() == layers.size());
   KvStats rest = *this;
@@ -37,6 +42,7 @@ KvStats KvStats::operator-(const KvStats& before) const {
   rest.near.wanted -= before.near.wanted;
   rest.near.fetched -= before.near.fetched;
   rest.fetched_bytes -= before.fetched_bytes;
+  rest.stall_ns -= before.stall_ns;
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerKvStats& of = rest.layers[i];
     const LayerKvStats& old = before.layers[i];
@@ -49,6 +55,22 @@ KvStats KvStats::operator-(const KvStats& before) const {
     for (int bin = 0; bin <= MassTotals::kBins; ++bin) of.mass.bins[bin] -= old.mass.bins[bin];
   }
   return rest;
+}
+
+void KvStats::Add(const KvStats& other) {
+  if (layers.empty()) {
+    *this = other;
+    return;
+  }
+  if (other.layers.empty()) return;
+  CHECK(layers.size() == other.layers.size());
+  steps += other.steps;
+  evicted += other.evicted;
+  read_bytes += other.read_bytes;
+  near.Add(other.near);
+  fetched_bytes += other.fetched_bytes;
+  stall_ns += other.stall_ns;
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].Add(other.layers[i]);
 }
 
 double MeanShare(const MassTotals& mass) { return mass.count == 0 ? 0 : mass.sum / static_cast<double>(mass.count); }

@@ -40,6 +40,7 @@ struct KvStats {
   bool fetches = false;           // there are such
   uint64_t hot_bytes = 0;         // of the hot set
   uint64_t fetched_bytes = 0;     // that came from the pool to where attention reads
+  uint64_t stall_ns = 0;          // that steps waited for them, of all sequences; 0 where they are read in place
   uint64_t entry_row_bytes = 0;   // one token's entries in all layers
   uint64_t sketch_row_bytes = 0;  // one token's sketches in all layers
 
@@ -52,8 +53,12 @@ struct KvStats {
   LayerKvStats Selecting() const;
   // attended_ratio of all layers.
   LayerKvStats All() const;
+  // From here on there are two layers: all that select, and the others.
+  void AddUpLayers();
   // What came since `before`, earlier of the same run.
   KvStats operator-(const KvStats& before) const;
+  // And what another run of the same model did; nothing and something is that.
+  void Add(const KvStats& other);
 };
 
 // The mean share, and the share below which `percent` of all lie. Both 0 when nothing was measured.

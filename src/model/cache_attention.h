@@ -67,7 +67,10 @@ class CacheAttention {
   // `bases` [layers]; those of layers without sketches are not looked at.
   Status Start(std::span<const SketchMatrices> bases) {
     if (method_.evicts()) Put(std::vector<int32_t>(static_cast<size_t>(shape_.tokens())), work_.zeros);
-    if (remote()) RETURN_IF_ERROR(StartStage());
+    if (remote()) {
+      Put(std::vector<FetchClock>(static_cast<size_t>(config_.layers)), work_.clocks);
+      RETURN_IF_ERROR(StartStage());
+    }
     if (method_.select == SelectKind::kAll) return Ok();
     ASSIGN_OR_RETURN(sketch_memory_, Buffer::Make(backend_.compute_memory(), shape_.sketch_bytes()));
     at_.SetSketches(sketch_memory_.data());
@@ -167,7 +170,10 @@ class CacheAttention {
     stage_.BeginFetching();
     for (int64_t layer = 0; layer < std::min(config_.layers, stage_.kStages); ++layer) FetchLayer(LayerId(layer));
   }
-  void EndStep() { fetching_ = {}; }
+  void EndStep() {
+    fetching_ = {};
+    if (remote()) backend_.CountWaits(Queue::kCompute, work_.clocks, config_.layers);
+  }
   // Steps enqueue the same operations whatever the rows, and nobody on the host looks on.
   bool replayable() const { return !stages_steps() && !method_.measure_mass && !observer_; }
 
@@ -282,9 +288,10 @@ class CacheAttention {
     }
   }
 
-  // Counts of steps so far; `kept` are the rows of `seen` tokens that layers that evict had. The host waits.
-  KvStats Stats(int64_t steps, uint64_t seen, uint64_t kept) {
-    return KvCounts<B>(backend_, shape_, work_, pool_, at_).At(steps, seen, kept);
+  // What the steps of `counts` attended to: of all sequences so far, or of those that had `slot`. The host waits.
+  KvStats Stats(const StepCounts& counts) { return KvCounts<B>(backend_, shape_, work_, pool_, at_).All(counts); }
+  KvStats Stats(const StepCounts& counts, SeqSlot slot) {
+    return KvCounts<B>(backend_, shape_, work_, pool_, at_).Of(counts, slot);
   }
   void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
 
@@ -331,9 +338,10 @@ class CacheAttention {
       backend_.AppendNear(queue, batch, heads.k, heads.v, at_.Places(layer), at_.List(layer));
       Measure(layer, batch, heads, at_.Entries(layer));
       meanwhile();
+      backend_.NoteReady(queue, Clock(layer));
       backend_.Wait(queue, fetched_[at_.Turn(layer)]);
-      backend_.AttendNear(queue, heads.q, batch, at_.Chosen(layer), attention_, at_.Places(layer), at_.List(layer),
-                          heads.out);
+      backend_.AttendNear(queue, heads.q, batch, at_.Chosen(layer), attention_, at_.Entries(layer), at_.Places(layer),
+                          at_.List(layer), heads.out);
     }
   }
 
@@ -349,7 +357,7 @@ class CacheAttention {
                         totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
       backend_.FetchNear(Queue::kFetch, batch, at_.Chosen(layer), at_.Entries(layer), at_.Places(layer),
-                         at_.List(layer));
+                         at_.List(layer), Clock(layer));
       fetched_[at_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
   }
@@ -376,7 +384,7 @@ class CacheAttention {
   // Where a step attends to all rows of a layer; the new entries are there too.
   LayerEntries BringAll(LayerId layer, const TokenBatch& batch, const LayerHeads& heads) {
     if (fetching_.empty()) return at_.Entries(layer);
-    stage_.AwaitFetched(layer);
+    stage_.AwaitFetched(layer, Clock(layer));
     backend_.Append(Queue::kCompute, batch, heads.k, heads.v, Near(layer));
     return Near(layer);
   }
@@ -385,7 +393,8 @@ class CacheAttention {
     stage_.LetGo(layer);
     if (layer.value() + stage_.kStages < config_.layers) FetchLayer(LayerId(layer.value() + stage_.kStages));
   }
-  void FetchLayer(LayerId layer) { stage_.Fetch(layer, fetching_); }
+  void FetchLayer(LayerId layer) { stage_.Fetch(layer, fetching_, Clock(layer)); }
+  FetchClock* Clock(LayerId layer) const { return work_.clocks + layer.value(); }
 
   // The last queries of a prompt are what its marks are made of.
   void Seed(LayerId layer, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,

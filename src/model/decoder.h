@@ -214,16 +214,19 @@ class Decoder {
     cache_.FillBooks(slot, rows);
   }
 
+  // Of all steps so far: a step of several sequences is one. Of those of a slot: each of its tokens is one.
   KvStats Stats() {
-    KvStats stats = cache_.Stats(steps_, token_rows_, kept_token_rows_);
-    stats.evicted = evicted_rows_ * static_cast<uint64_t>(pool_.options().evicting_layers() * config_.kv_heads);
-    return stats;
+    StepCounts all;
+    for (const StepCounts& of : counts_) all.Add(of);
+    all.steps = steps_;
+    return cache_.Stats(all);
   }
+  KvStats Stats(SeqSlot slot) { return cache_.Stats(counts_[slot.index()], slot); }
 
   static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
                                 int64_t max_batch, DType activation, bool remote) {
     const bool fetches = FetchingBackend<B> && remote && method.select != SelectKind::kAll;
-    return {config, pool, method, max_batch, B::kChunkTokens, activation, fetches};
+    return {config, pool, method, max_batch, B::kChunkTokens, activation, remote, fetches};
   }
 
  private:
@@ -428,15 +431,18 @@ class Decoder {
   void CountSteps(int64_t steps, int64_t tokens) {
     steps_ += steps;
     for (size_t i = 0; i < static_cast<size_t>(tokens); ++i) {
-      token_rows_ += static_cast<uint64_t>(host_rows_[i]) + 1;
-      kept_token_rows_ += static_cast<uint64_t>(host_kept_[i]) + 1;
+      StepCounts& of = counts_[static_cast<size_t>(host_slots_[i])];
+      ++of.steps;
+      of.seen += static_cast<uint64_t>(host_rows_[i]) + 1;
+      of.kept += static_cast<uint64_t>(host_kept_[i]) + 1;
       CountEvicted(SeqSlot(host_slots_[i]), host_rows_[i], 1);
     }
   }
   // Tokens [first, first + count) of the sequence have come.
   void CountEvicted(SeqSlot slot, int64_t first, int64_t count) {
     const int64_t quota = pool_.quota(slot).kept;
-    evicted_rows_ += static_cast<uint64_t>(std::max<int64_t>(0, first + count - std::max(first, quota)));
+    counts_[slot.index()].evicted +=
+        static_cast<uint64_t>(std::max<int64_t>(0, first + count - std::max(first, quota)));
   }
 
   // ---- before the first and after the last layer ----
@@ -527,6 +533,7 @@ class Decoder {
     host_rows_.resize(tokens);
     host_kept_.resize(tokens);
     step_rows_.reserve(static_cast<size_t>(max_batch_));
+    counts_.resize(static_cast<size_t>(pool_.options().max_sequences));
     return backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
                             config_.head_dim);
   }
@@ -550,9 +557,7 @@ class Decoder {
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
   std::vector<int32_t> host_kept_;                          // the same: the last row in layers that evict
   int64_t steps_ = 0;
-  uint64_t token_rows_ = 0;       // Σ tokens so far, over all tokens of steps
-  uint64_t kept_token_rows_ = 0;  // the same in a layer that evicts
-  uint64_t evicted_rows_ = 0;     // of one KV head in one such layer
+  std::vector<StepCounts> counts_;  // [max_batch] of the sequences that had a slot, so far
 };
 
 }  // namespace infinigen

@@ -141,6 +141,7 @@ class DecoderExecutor final : public Executor {
   void ObserveSelection(SelectionObserver observer) override { decoder_->ObserveSelection(std::move(observer)); }
   void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) override { decoder_->FillSynthetic(slot, rows, seed); }
   KvStats Stats() override { return decoder_->Stats(); }
+  KvStats SlotStats(SeqSlot slot) override { return decoder_->Stats(slot); }
 
   uint64_t pool_bytes() const override { return pool_.used_bytes(); }
   uint64_t pool_peak_bytes() const override { return pool_.peak_bytes(); }

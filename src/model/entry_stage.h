@@ -95,15 +95,19 @@ class EntryStage {
 
   // Everything enqueued for compute so far is home before what follows is fetched.
   void BeginFetching() { backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute)); }
-  void Fetch(LayerId layer, std::span<const SlotRows> sequences) {
+  void Fetch(LayerId layer, std::span<const SlotRows> sequences, FetchClock* clock) {
     const size_t stage = static_cast<size_t>(Stage(layer));
     backend_.Wait(Queue::kFetch, free_[stage]);
     moves_.clear();
     for (const SlotRows& sequence : sequences) AddMoves(layer, sequence.slot, 0, sequence.rows, /*homewards=*/false);
     backend_.Move(Queue::kFetch, moves_);
+    backend_.NoteArrived(Queue::kFetch, clock);
     fetched_[stage] = backend_.Record(Queue::kFetch);
   }
-  void AwaitFetched(LayerId layer) { backend_.Wait(Queue::kCompute, fetched_[static_cast<size_t>(Stage(layer))]); }
+  void AwaitFetched(LayerId layer, FetchClock* clock) {
+    backend_.NoteReady(Queue::kCompute, clock);
+    backend_.Wait(Queue::kCompute, fetched_[static_cast<size_t>(Stage(layer))]);
+  }
   // Compute needs the layer no more, and the next may be fetched in its place.
   void LetGo(LayerId layer) { free_[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kCompute); }
 

@@ -167,6 +167,9 @@ class Executor {
 
   // Of all decode steps so far. Not while a step runs.
   virtual KvStats Stats() = 0;
+  // Of the tokens that went as steps through sequences with this place: what came between two calls is a sequence's
+  // own. Layers are added up; mass and waiting are not told apart.
+  virtual KvStats SlotStats(SeqSlot /*slot*/) { return {}; }
 
   virtual uint64_t pool_bytes() const = 0;
   virtual uint64_t pool_peak_bytes() const = 0;

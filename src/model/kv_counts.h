@@ -10,6 +10,21 @@
 
 namespace infinigen {
 
+// Steps, and rows of one KV head in one layer.
+struct StepCounts {
+  int64_t steps = 0;
+  uint64_t seen = 0;     // Σ tokens so far, over all tokens of steps
+  uint64_t kept = 0;     // the same in a layer that evicts
+  uint64_t evicted = 0;  // in prefills and steps
+
+  void Add(const StepCounts& other) {
+    steps += other.steps;
+    seen += other.seen;
+    kept += other.kept;
+    evicted += other.evicted;
+  }
+};
+
 template <Backend B>
 class KvCounts {
  public:
@@ -23,63 +38,70 @@ class KvCounts {
         pool_(pool),
         at_(at) {}
 
-  // Counts of steps so far; `kept` are the rows of `seen` tokens that layers that evict had. The host waits.
-  KvStats At(int64_t steps, uint64_t seen, uint64_t kept) {
-    KvStats stats;
-    stats.steps = steps;
-    stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * pool_.options().layout.row_bytes();
-    stats.sketch_row_bytes = static_cast<uint64_t>(shape_.sketch_layers() * config_.kv_heads) *
-                             shape_.sketch_layout().block_bytes() / kSketchBlock;
-    if (method_.select == SelectKind::kQuest)
-      stats.sketch_row_bytes = static_cast<uint64_t>(shape_.bounds_layers() * config_.kv_heads) *
-                               shape_.bounds_layout().page_bytes() / kPageRows;
-    stats.layers.resize(static_cast<size_t>(config_.layers));
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      LayerKvStats& of = stats.layers[layer.index()];
-      of.selects = method_.selects(layer);
-      if (of.selects) {
-        Collect(layer, of);
-      } else {
-        of.totals.attended = of.totals.retained =
-            (method_.evicts(layer) ? kept : seen) * static_cast<uint64_t>(config_.kv_heads);
-      }
-      of.seen = seen * static_cast<uint64_t>(config_.kv_heads);
-      stats.read_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
-      if (at_.fetches(layer))
-        CollectNear(layer, stats);
-      else if (at_.far(layer) || !at_.remote())
-        stats.fetched_bytes += of.totals.attended * pool_.options().layout.entry_bytes();
+  // Of all sequences so far. The host waits.
+  KvStats All(const StepCounts& counts) {
+    KvStats stats = Sum(counts, 0, shape_.pool.max_sequences);
+    if (method_.measure_mass) {
+      const std::vector<MassTotals> mass = Fetch(work_.mass, config_.layers);
+      for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
     }
-    if (method_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
-    stats.fetched_bytes += stats.near.fetched * pool_.options().layout.entry_bytes();
+    if (!at_.remote()) return stats;
+    for (const FetchClock& clock : Fetch(work_.clocks, config_.layers)) stats.stall_ns += clock.waited;
+    return stats;
+  }
+  // Of those that had the slot, layers added up; mass and waiting are not counted by sequence.
+  KvStats Of(const StepCounts& counts, SeqSlot slot) {
+    KvStats stats = Sum(counts, slot.value(), slot.value() + 1);
+    stats.AddUpLayers();
     return stats;
   }
 
  private:
-  void Collect(LayerId layer, LayerKvStats& of) {
-    std::vector<SelectionTotals> totals(static_cast<size_t>(shape_.pool.max_sequences));
-    const SelectionTotals* place = work_.totals + layer.index() * totals.size();
-    backend_.Synchronize(
-        backend_.Download(Queue::kCompute, place, totals.size() * sizeof(SelectionTotals), totals.data()));
-    for (const SelectionTotals& slot : totals) {
-      of.totals.chosen += slot.chosen;
-      of.totals.attended += slot.attended;
-      of.totals.retained += slot.retained;
+  // Of slots [begin, end).
+  KvStats Sum(const StepCounts& counts, int64_t begin, int64_t end) {
+    const EntryLayout& layout = pool_.options().layout;
+    const auto heads = static_cast<uint64_t>(config_.kv_heads);
+    KvStats stats;
+    stats.steps = counts.steps;
+    stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * layout.row_bytes();
+    stats.sketch_row_bytes =
+        static_cast<uint64_t>(shape_.sketch_layers()) * heads * shape_.sketch_layout().block_bytes() / kSketchBlock;
+    if (method_.select == SelectKind::kQuest)
+      stats.sketch_row_bytes =
+          static_cast<uint64_t>(shape_.bounds_layers()) * heads * shape_.bounds_layout().page_bytes() / kPageRows;
+    stats.evicted = counts.evicted * static_cast<uint64_t>(pool_.options().evicting_layers()) * heads;
+    stats.layers.resize(static_cast<size_t>(config_.layers));
+    const int64_t sequences = shape_.pool.max_sequences;
+    const auto totals = Fetch(work_.totals, work_.totals == nullptr ? 0 : config_.layers * sequences);
+    const auto near = Fetch(work_.near_totals, work_.near_totals == nullptr ? 0 : config_.layers * sequences);
+    for (LayerId layer : IdRange<LayerId>(config_.layers)) {
+      LayerKvStats& of = stats.layers[layer.index()];
+      of.selects = method_.selects(layer);
+      for (int64_t i = layer.value() * sequences + begin; of.selects && i < layer.value() * sequences + end; ++i)
+        of.totals.Add(totals[static_cast<size_t>(i)]);
+      if (!of.selects)
+        of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.kept : counts.seen) * heads;
+      of.seen = counts.seen * heads;
+      stats.read_bytes += of.totals.attended * layout.entry_bytes();
+      if (at_.fetches(layer)) {
+        stats.fetches = true;
+        for (int64_t i = layer.value() * sequences + begin; i < layer.value() * sequences + end; ++i)
+          stats.near.Add(near[static_cast<size_t>(i)]);
+      } else if (at_.far(layer) || !at_.remote()) {
+        stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
+      }
     }
-    if (method_.measure_mass)
-      backend_.Synchronize(
-          backend_.Download(Queue::kCompute, work_.mass + layer.value(), sizeof(MassTotals), &of.mass));
+    if (method_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
+    stats.fetched_bytes += stats.near.fetched * layout.entry_bytes();
+    return stats;
   }
 
-  void CollectNear(LayerId layer, KvStats& stats) {
-    std::vector<NearTotals> totals(static_cast<size_t>(shape_.pool.max_sequences));
-    const NearTotals* place = work_.near_totals + layer.index() * totals.size();
-    backend_.Synchronize(backend_.Download(Queue::kCompute, place, totals.size() * sizeof(NearTotals), totals.data()));
-    stats.fetches = true;
-    for (const NearTotals& slot : totals) {
-      stats.near.wanted += slot.wanted;
-      stats.near.fetched += slot.fetched;
-    }
+  template <class T>
+  std::vector<T> Fetch(const T* place, int64_t count) {
+    std::vector<T> host(static_cast<size_t>(count));
+    if (count > 0)
+      backend_.Synchronize(backend_.Download(Queue::kCompute, place, host.size() * sizeof(T), host.data()));
+    return host;
   }
 
   B& backend_;

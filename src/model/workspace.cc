@@ -129,6 +129,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.rows = carver.Array<int32_t>(tokens);
   w.tables = carver.Array<std::byte*>(config.layers * sequences * shape.pool.extents_per_slot());
   w.quotas = carver.Array<int32_t>(sequences);
+  if (shape.remote) w.clocks = carver.Array<FetchClock>(config.layers);
   if (shape.method.select != SelectKind::kAll) WalkSelection(carver, shape, w);
   if (shape.method.evicts()) WalkRetained(carver, shape, w);
   return w;

@@ -24,7 +24,8 @@ struct WorkspaceShape {
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
-  bool fetches = false;  // selected entries come from a remote pool
+  bool remote = false;   // the pool is behind a link
+  bool fetches = false;  // selected entries come from there
 
   // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
   DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
@@ -64,10 +65,10 @@ struct WorkspaceShape {
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
-  // Rows that a step attends to at most, in layers that select.
+  // Rows that a step attends to at most, in layers that select, by the method's own rule. A sequence whose rule lets it
+  // have more reads them where they are.
   int64_t selected_rows() const {
-    SelectRule rule = method.rule;
-    rule.cap = method.LargestCap();
+    const SelectRule& rule = method.rule;
     const int64_t n = kept_rows(), page = method.page();
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
@@ -135,6 +136,7 @@ struct Workspace {
   std::array<Selection, 2> selection;  // of S tokens; the second only where a shape has two selections
   std::array<NearList, 2> near;        // of the selections, where they are fetched
   NearTotals* near_totals = nullptr;   // [layers][max_sequences], likewise
+  FetchClock* clocks = nullptr;        // [layers], where the pool is remote
   SelectRule* rules = nullptr;         // [max_sequences]
   SelectionTotals* totals = nullptr;   // [layers][max_sequences]
   MassTotals* mass = nullptr;          // [layers]

@@ -147,10 +147,6 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
   context_.watch.Token(choice.id);
   pool_bytes_ = engine_->executor().pool_bytes();
   if (over_) return false;
-  if (!std::exchange(counting_, true)) {
-    stats_before_ = engine_->executor().Stats();
-    sequences_before_ = engine_->stats().decode_tokens;
-  }
   if (request_.logprobs)
     choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});
   Release(choice, choice.text.Push(token), /*end=*/false);
@@ -183,6 +179,7 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   context_.metrics.Finished(result.reason, choice.started,
                             std::chrono::duration<double>(Clock::now() - arrived_).count());
   context_.watch.Finished(choice.id);
+  kv_.Add(result.kv);
   if (choice.prompt * static_cast<size_t>(request_.n) == static_cast<size_t>(choice.answer.index))
     usage_.cached_tokens += result.kept_tokens;  // of n choices, the first one's
   if (over_) return;
@@ -197,17 +194,10 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   const bool last = done_ == choices_.size();
   if (request_.stream) {
     Json chunk = ChunkJson(head_, choice.answer, context_.tokenizer);
-    if (last && !request_.include_usage) chunk["kv_stats"] = Stats();
+    if (last && !request_.include_usage) chunk["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
     Send(std::move(chunk));
   }
   if (last) FinishAll();
-}
-
-Json Completion::Stats() const {
-  Executor& executor = engine_->executor();
-  const KvStats now = executor.Stats();
-  if (!counting_) return StepStatsJson(now - now, 0, pool_bytes_);  // no token came: no step was this request's
-  return StepStatsJson(now - stats_before_, engine_->stats().decode_tokens - sequences_before_, pool_bytes_);
 }
 
 void Completion::FinishAll() {
@@ -216,7 +206,7 @@ void Completion::FinishAll() {
   if (request_.stream) {
     if (request_.include_usage) {
       Json chunk = UsageChunk(head_, usage_);
-      chunk["kv_stats"] = Stats();
+      chunk["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
       Send(std::move(chunk));
     }
     exchange_->Write("data: [DONE]\n\n");
@@ -225,7 +215,7 @@ void Completion::FinishAll() {
     std::vector<AnswerChoice> answers;
     for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
     Json answer = AnswerJson(head_, answers, usage_, context_.tokenizer);
-    answer["kv_stats"] = Stats();
+    answer["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
     exchange_->Reply(context_.dress({.status = 200, .body = Compact(answer)}));
   }
   over_ = true;

@@ -68,7 +68,6 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void Send(nlohmann::ordered_json chunk);
   void FinishAll();
   void FailAll(const ApiError& error);
-  nlohmann::ordered_json Stats() const;
 
   const CompletionContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
@@ -81,12 +80,10 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Clock::time_point last_sent_ = arrived_;
   Usage usage_;
   size_t done_ = 0;
-  bool begun_ = false;     // the stream's head is out
-  bool over_ = false;      // answered, or nobody listens
-  bool counting_ = false;  // stats_before_ is set
-  KvStats stats_before_;
-  int64_t sequences_before_ = 0;  // of all steps until then
-  uint64_t pool_bytes_ = 0;       // when the latest token came: a finished sequence has given its own back
+  bool begun_ = false;       // the stream's head is out
+  bool over_ = false;        // answered, or nobody listens
+  KvStats kv_;               // of the choices that are done
+  uint64_t pool_bytes_ = 0;  // when the latest token came: a finished sequence has given its own back
 };
 
 }  // namespace infinigen

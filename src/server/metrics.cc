@@ -130,9 +130,9 @@ std::string Metrics::Render(const HttpCounters& http) const {
         engine_.kv.layers.empty() ? 1.0 : engine_.kv.Selecting().selected_ratio(), &text);
   Value("kv_hit_ratio", "gauge", "Of entries wanted near, those that were; 0 where entries are read in place.",
         engine_.kv.hit_ratio(), &text);
-  if (!engine_.kv.fetches)  // read in place: there is nothing to wait for
-    Value("kv_fetch_stall_seconds_total", "counter",
-          "Time that steps waited for entries to arrive: none, they are read in place.", 0, &text);
+  Value("kv_fetch_stall_seconds_total", "counter",
+        "Time that steps waited for entries to arrive, added up over layers; 0 where they are read in place.",
+        real(engine_.kv.stall_ns) * 1e-9, &text);
   Value("http_connections", "gauge", "Open connections.", real(http.connections), &text);
   Value("http_connections_refused_total", "counter", "Connections beyond the limit.", real(http.refused), &text);
   Value("http_slow_readers_total", "counter", "Connections dropped because nobody read.", real(http.dropped_slow),

@@ -91,19 +91,18 @@ Json UsageJson(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-Json StepStatsJson(const KvStats& stats, int64_t sequences, uint64_t pool_bytes) {
+Json StepStatsJson(const KvStats& stats, uint64_t pool_bytes) {
   const LayerKvStats selecting = stats.Selecting();
   const auto of_steps = [&](double ratio) { return stats.steps > 0 ? Json(ratio) : Json(nullptr); };
-  return {
-      {"selected_ratio", of_steps(selecting.selected_ratio())},
-      {"extra_ratio", of_steps(selecting.extra_ratio())},
-      {"attended_ratio", of_steps(stats.All().attended_ratio())},
-      {"fetched_bytes", stats.fetched_bytes},
-      {"fetched_bytes_per_step", stats.steps > 0 ? stats.fetched_bytes / static_cast<uint64_t>(stats.steps) : 0},
-      {"hit_ratio", stats.fetches ? of_steps(stats.hit_ratio()) : Json(nullptr)},
-      {"evicted", stats.evicted},
-      {"sequences_per_step", stats.steps > 0 ? static_cast<double>(sequences) / static_cast<double>(stats.steps) : 0.0},
-      {"pool_bytes", pool_bytes}};
+  return {{"selected_ratio", of_steps(selecting.selected_ratio())},
+          {"extra_ratio", of_steps(selecting.extra_ratio())},
+          {"attended_ratio", of_steps(stats.All().attended_ratio())},
+          {"fetched_bytes", stats.fetched_bytes},
+          {"fetched_bytes_per_step", stats.steps > 0 ? stats.fetched_bytes / static_cast<uint64_t>(stats.steps) : 0},
+          {"hit_ratio", stats.fetches ? of_steps(stats.hit_ratio()) : Json(nullptr)},
+          {"evicted", stats.evicted},
+          {"steps", stats.steps},
+          {"pool_bytes", pool_bytes}};
 }
 
 Json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,

@@ -50,8 +50,8 @@ std::string ErrorBody(const ApiError& error);
 HttpReply ErrorReply(const ApiError& error);
 
 nlohmann::ordered_json UsageJson(const Usage& usage);
-// Of the steps that ran while a request decoded, its neighbours' among them: `sequences` of all those steps together.
-nlohmann::ordered_json StepStatsJson(const KvStats& stats, int64_t sequences, uint64_t pool_bytes);
+// Of a request's own steps; `pool_bytes` is the pool's.
+nlohmann::ordered_json StepStatsJson(const KvStats& stats, uint64_t pool_bytes);
 
 // The whole answer; `extra` are further members of the object.
 nlohmann::ordered_json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,

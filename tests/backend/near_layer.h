@@ -55,8 +55,10 @@ class NearLayer {
         used_(backend, Heads() * static_cast<size_t>(shape.places) * 4),
         place_of_(backend, Heads() * static_cast<size_t>(shape.rows) * 4),
         totals_(backend, static_cast<size_t>(shape.slots) * sizeof(NearTotals)),
+        clock_(backend, sizeof(FetchClock)),
         mirror_(Heads() * static_cast<size_t>(shape.rows)) {
     totals_.Put(std::vector<NearTotals>(static_cast<size_t>(shape.slots)));
+    clock_.Put(std::vector<FetchClock>(1));
     for (int64_t slot = 0; slot < shape.slots; ++slot) {
       std::vector<NearToken> all;
       all.reserve(static_cast<size_t>(shape.rows));
@@ -104,7 +106,7 @@ class NearLayer {
     backend_.FindNear(Queue::kCompute, step.batch(), step.selection(), near(), forced_hits, step.list(),
                       totals_.template as<NearTotals>());
     backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute));
-    backend_.FetchNear(Queue::kFetch, step.batch(), step.selection(), home_.view(), near(), step.list());
+    backend_.FetchNear(Queue::kFetch, step.batch(), step.selection(), home_.view(), near(), step.list(), clock());
     backend_.Wait(Queue::kCompute, backend_.Record(Queue::kFetch));
     backend_.AppendNear(Queue::kCompute, step.batch(), step.keys, step.values, near(), step.list());
     backend_.Append(Queue::kCompute, step.batch(), step.keys, step.values, home_.view());
@@ -132,13 +134,15 @@ class NearLayer {
     list.places += lists * list.capacity;
     const TokenBatch batch = step_->batch().Range(first, count);
     if (from_places)
-      backend_.AttendNear(Queue::kCompute, dqueries, batch, selection, shape, near(), list, dout);
+      backend_.AttendNear(Queue::kCompute, dqueries, batch, selection, shape, home_.view(), near(), list, dout);
     else
       backend_.AttendSelected(Queue::kCompute, dqueries, batch, selection, shape, home_.view(), dout);
     return dout.Fetch().bytes;
   }
 
   void Forget(int64_t slot) { backend_.ForgetNear(Queue::kCompute, near(), SeqSlot(slot)); }
+  FetchClock* clock() const { return clock_.template as<FetchClock>(); }
+  FetchClock Clock() const { return clock_.template Get<FetchClock>()[0]; }
   std::vector<NearTotals> Totals() const { return totals_.template Get<NearTotals>(); }
   // All places; one of them is at At(slot, head, place).
   Bytes Data() const { return data_.template Get<std::byte>(); }
@@ -235,7 +239,7 @@ class NearLayer {
   NearShape shape_;
   Random random_;
   TestEntries<B> home_;
-  DeviceBytes<B> data_, holds_, used_, place_of_, totals_;
+  DeviceBytes<B> data_, holds_, used_, place_of_, totals_, clock_;
   std::vector<Bytes> mirror_;  // [slots][kv_heads][rows] of the pool
   std::unique_ptr<Operands> step_;
 };
@@ -247,6 +251,13 @@ class HotModel {
 
   NearOutcome Find(const std::vector<int32_t>& list, int32_t own, int32_t position) {
     NearOutcome outcome;
+    if (std::ssize(list) > capacity_) {  // stays at home
+      for (const int32_t row : list) outcome.places.push_back(NearList::AtHome(row));
+      outcome.own = NearList::AtHome(own);
+      for (auto& [place, held] : held_)
+        if (held.row == own) held.row = -1;
+      return outcome;
+    }
     std::map<int32_t, int32_t> place_of;
     for (const auto& [place, held] : held_) place_of[held.row] = place;
     std::vector<int32_t> homeless;

@@ -214,12 +214,15 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
     const Bytes data = layer.Data();
     size_t at = 0;
     for_lists([&](const NearToken& token, int64_t head, HotModel& model) {
-      model.At(want[at].own) = layer.Home(token.slot, head, token.own[static_cast<size_t>(head)]);
+      if (want[at].own >= 0)
+        model.At(want[at].own) = layer.Home(token.slot, head, token.own[static_cast<size_t>(head)]);
       ASSERT_EQ(got[at].places, want[at].places) << "step " << s;
       ASSERT_EQ(got[at].misses, want[at].misses) << "step " << s;
       ASSERT_EQ(got[at].own, want[at].own) << "step " << s;
-      for (const int32_t place : want[at].places)
+      for (const int32_t place : want[at].places) {
+        if (place < 0) continue;
         ASSERT_TRUE(layer.At(data, token.slot, head, place) == model.At(place)) << "step " << s << " place " << place;
+      }
       ++at;
     });
     if (::testing::Test::HasFatalFailure()) return;
@@ -232,6 +235,55 @@ TYPED_TEST(NearTest, TheHotSetIsThePlainModels) {
     typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .places = places}, 5);
     Replay(layer, 300, places == 70 ? 40 : places, false);
   }
+}
+
+// A list that is longer than there are places is nobody's business near by, and the sets of others go on.
+TYPED_TEST(NearTest, LongListsStayAtHome) {
+  typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .places = 24}, 10);
+  Replay(layer, 200, 40, false);
+  typename TestFixture::Layer evicting(this->backend(), {.slots = 2, .rows = 310, .places = 24}, 11);
+  Replay(evicting, 200, 40, true);
+
+  for (const bool hot : {false, true}) {
+    typename TestFixture::Layer one(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 60, .places = 4, .hot = hot},
+                                    12);
+    const std::vector<NearOutcome> outcomes = one.Step({{0, 9, {9}, {{1, 2, 5, 7, 9}}}});
+    EXPECT_EQ(outcomes[0].places, (std::vector<int32_t>{~1, ~2, ~5, ~7, ~9}));
+    EXPECT_EQ(outcomes[0].misses, std::vector<int32_t>{});
+    EXPECT_EQ(one.Totals()[0].wanted, 4u);
+    EXPECT_EQ(one.Totals()[0].fetched, 4u) << "they cross the link all the same";
+  }
+}
+
+// Steps between two notes take longer than the clock's tick.
+TYPED_TEST(NearTest, WaitsAreFromReadyToArrived) {
+  typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 400, .places = 60}, 13);
+  int32_t position = 200;
+  const auto step = [&] {
+    layer.Step({{0, position, {position}, {RandomList(layer.random(), position, position, 50, {})}}});
+    ++position;
+  };
+  DeviceBytes<typename TypeParam::B> memory(this->backend(), 2 * sizeof(FetchClock));
+  memory.Put(std::vector<FetchClock>(2));
+  FetchClock* clocks = memory.template as<FetchClock>();
+  auto& b = this->backend();
+  b.NoteReady(Queue::kCompute, clocks);
+  b.NoteArrived(Queue::kCompute, clocks + 1);
+  step();
+  b.NoteArrived(Queue::kCompute, clocks);
+  b.NoteReady(Queue::kCompute, clocks + 1);
+  b.CountWaits(Queue::kCompute, clocks, 2);
+  const auto after_one = memory.template Get<FetchClock>();
+  EXPECT_GT(after_one[0].waited, 0u);
+  EXPECT_EQ(after_one[0].waited, after_one[0].arrived - after_one[0].ready);
+  EXPECT_EQ(after_one[1].waited, 0u);
+  b.NoteReady(Queue::kCompute, clocks);
+  b.CountWaits(Queue::kCompute, clocks, 2);
+  EXPECT_EQ(memory.template Get<FetchClock>()[0].waited, after_one[0].waited) << "arrived before it was ready";
+
+  const uint64_t before = layer.Clock().arrived;
+  step();
+  EXPECT_GT(layer.Clock().arrived, before) << "FetchNear notes it";
 }
 
 // In layers that evict, a new entry may take over a row that the hot set knows.
@@ -268,7 +320,7 @@ TYPED_TEST(NearTest, AttentionIsThatOfThePool) {
                               .hot = hot};
         typename TestFixture::Layer layer(this->backend(), shape, 9);
         Random& random = layer.random();
-        const int64_t counts[] = {1, 600, 257, 64, 17, 300};
+        const int64_t counts[] = {1, 600, 257, 650, 17, 300};
         for (int32_t step = 0; step < (hot ? 3 : 1); ++step) {
           std::vector<NearToken> tokens;
           for (const int32_t slot : {1, 2, 0}) {

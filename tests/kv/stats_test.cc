@@ -77,6 +77,26 @@ TEST(KvStats, WhatCameSince) {
   EXPECT_EQ(SharePercentile(since.layers[0].mass, 0), 0.75) << "the share before is gone from its bin";
 }
 
+TEST(KvStats, RunsAddUp) {
+  KvStats a, b;
+  a.layers = {Layer(false, 0, 10, 10), Layer(true, 1, 2, 10), Layer(true, 3, 4, 10)};
+  a.steps = 2;
+  a.fetched_bytes = 100;
+  a.stall_ns = 7;
+  a.AddUpLayers();
+  ASSERT_EQ(a.layers.size(), 2u);
+  EXPECT_EQ(a.Selecting().totals.chosen, 4u);
+  EXPECT_EQ(a.All().totals.attended, 16u);
+  b.Add(a);  // to nothing
+  b.Add({});
+  b.Add(a);
+  EXPECT_EQ(b.steps, 4);
+  EXPECT_EQ(b.fetched_bytes, 200u);
+  EXPECT_EQ(b.stall_ns, 14u);
+  EXPECT_EQ(b.Selecting().totals.chosen, 8u);
+  EXPECT_EQ(b.All().totals.retained, 60u);
+}
+
 TEST(MassTotals, MeanAndPercentiles) {
   MassTotals mass;
   EXPECT_EQ(MeanShare(mass), 0);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <fstream>
 
 #include "model/cuda_executor.h"
@@ -100,6 +101,42 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
       last = hot->Stats().hit_ratio();
     }
     EXPECT_GT(last, 0.3);
+  }
+}
+
+// There are places for the method's cap. Whoever may have more reads the pool over the link.
+TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
+  const std::vector<int32_t> ids = model.Ids(340, 9);
+  const std::vector<float> full = Decode(*Make({}), ids, 290);
+  for (const GuessSource from : {GuessSource::kSelf, GuessSource::kPrevMid, GuessSource::kPrevLayer}) {
+    KvMethod method = Sparse(from);
+    const std::vector<float> own = Decode(*Make(method), ids, 290);
+    method.largest_cap = 1;
+    SelectRule everything = method.rule;
+    everything.alpha = kInfinity;
+    everything.cap = 1;
+    for (const int64_t hot_rows : {0, 300}) {
+      method.hot_rows = hot_rows;
+      const std::unique_ptr<Executor> executor = Make(method);
+      EXPECT_EQ(Decode(*executor, ids, 290, &everything), full) << hot_rows;
+      EXPECT_EQ(Decode(*executor, ids, 290), own) << hot_rows;
+      EXPECT_EQ(Decode(*executor, ids, 290, &everything), full) << hot_rows;
+    }
+  }
+}
+
+// Whole layers that come by copy engines, and chosen entries: the time is counted, and is no more than has passed.
+TEST_F(CudaModel, WaitingIsCounted) {
+  const std::vector<int32_t> ids = model.Ids(340, 9);
+  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
+    const std::unique_ptr<Executor> executor = Make(method);
+    const auto start = std::chrono::steady_clock::now();
+    Decode(*executor, ids, 290);
+    const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
+    const uint64_t waited = executor->Stats().stall_ns;
+    EXPECT_GT(waited, 0u) << method.preset;
+    EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
+    EXPECT_EQ(Make(method, /*on_device=*/true)->Stats().stall_ns, 0u);
   }
 }
 

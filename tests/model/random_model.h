@@ -104,9 +104,11 @@ inline KvMethod Sparse(GuessSource from, SelectKind select = SelectKind::kSketch
 }
 
 // Logits of ids[prefill..], each after a decode step.
-inline std::vector<float> Decode(Executor& executor, std::span<const int32_t> ids, size_t prefill) {
+inline std::vector<float> Decode(Executor& executor, std::span<const int32_t> ids, size_t prefill,
+                                 const SelectRule* rule = nullptr) {
   const size_t vocab = static_cast<size_t>(executor.config().vocab);
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
+  if (rule != nullptr) executor.SetRule(slot, *rule);
   if (prefill > 0) {
     CHECK(executor.BeginPrefill(slot, 0, ids.first(prefill)).ok());
     while (!executor.RunPrefillUnit(slot)) {

@@ -23,9 +23,12 @@ class LateBackend : public ReferenceBackend {
       Of(queue).pending.push_back([this, queue, move] { ReferenceBackend::Move(queue, {&move, 1}); });
   }
   void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list) {
+                 const NearEntries& near, const NearList& list, FetchClock* clock) {
     Of(queue).pending.push_back(
-        [=, this] { ReferenceBackend::FetchNear(queue, batch, selection, entries, near, list); });
+        [=, this] { ReferenceBackend::FetchNear(queue, batch, selection, entries, near, list, clock); });
+  }
+  void NoteArrived(Queue queue, FetchClock* clock) {
+    Of(queue).pending.push_back([=, this] { ReferenceBackend::NoteArrived(queue, clock); });
   }
   Ticket Record(Queue queue) {
     tickets_.push_back({queue, Of(queue).done + Of(queue).pending.size()});
@@ -244,6 +247,86 @@ TEST_P(RemotePool, GrowingAndSharing) {
     EXPECT_EQ(executor->pool_bytes(), 0u);
     EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
     EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
+  }
+}
+
+// Every layer's entries arrive only when somebody waits for them; read in place, nobody does.
+TEST_P(RemotePool, WaitingIsCounted) {
+  const std::vector<int32_t> ids = model.Ids(90, 7);
+  const std::unique_ptr<Executor> far = Far(), near = Near();
+  Decode(*far, ids, 80);
+  Decode(*near, ids, 80);
+  const uint64_t first = far->Stats().stall_ns;
+  EXPECT_GT(first, 0u);
+  Decode(*far, ids, 80);
+  EXPECT_GT(far->Stats().stall_ns, first);
+  EXPECT_EQ(near->Stats().stall_ns, 0u);
+}
+
+// What two sequences did in the same steps is told apart, and adds up; what a place's earlier sequence did is not the
+// next one's.
+TEST_P(RemotePool, StatsOfASequence) {
+  const std::unique_ptr<Executor> executor = Far(2), alone = Far(2);
+  const std::vector<int32_t> ids = model.Ids(130, 8);
+  std::vector<float> logits(2 * static_cast<size_t>(model.config.vocab));
+  const auto begin = [&](Executor& on, size_t prompt) {
+    const SeqSlot slot = on.Admit(200).value();
+    CHECK(on.BeginPrefill(slot, 0, std::span(ids).first(prompt)).ok());
+    while (!on.RunPrefillUnit(slot)) {
+    }
+    on.EndPrefill(slot);
+    return StepItem{.slot = slot, .token = 5, .row = static_cast<int64_t>(prompt)};
+  };
+  StepItem a = begin(*executor, 40), b = begin(*executor, 120);
+  const KvStats a_before = executor->SlotStats(a.slot);
+  for (int i = 0; i < 6; ++i, ++a.row, ++b.row) executor->Step(std::array{a, b}, logits);
+  const KvStats of_a = executor->SlotStats(a.slot) - a_before, of_b = executor->SlotStats(b.slot),
+                all = executor->Stats();
+  EXPECT_EQ(of_a.steps, 6);
+  EXPECT_EQ(all.steps, 6);
+  KvStats sum = of_a;
+  sum.Add(of_b);
+  EXPECT_EQ(sum.All().totals.attended, all.All().totals.attended);
+  EXPECT_EQ(sum.All().seen, all.All().seen);
+  EXPECT_EQ(sum.Selecting().totals.chosen, all.Selecting().totals.chosen);
+  EXPECT_EQ(sum.fetched_bytes, all.fetched_bytes);
+  EXPECT_EQ(sum.near.wanted, all.near.wanted);
+  EXPECT_LT(of_a.All().seen, of_b.All().seen);
+
+  StepItem c = begin(*alone, 40);
+  for (int i = 0; i < 6; ++i, ++c.row) alone->Step({&c, 1}, std::span(logits).first(logits.size() / 2));
+  const KvStats of_c = alone->Stats();
+  EXPECT_EQ(of_a.All().totals.attended, of_c.All().totals.attended);
+  EXPECT_EQ(of_a.fetched_bytes, of_c.fetched_bytes);
+  executor->Release(a.slot);
+  executor->Release(b.slot);
+  alone->Release(c.slot);
+}
+
+// There are places for the method's cap; whoever may have more reads the pool, and its neighbours go on as they would.
+TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
+  KvMethod method = GetParam().method;
+  if (method.select == SelectKind::kAll || method.evicts()) return;
+  method.largest_cap = 1;
+  SelectRule everything = method.rule;
+  everything.alpha = kInfinity;
+  everything.cap = 1;
+  const std::vector<int32_t> ids = model.Ids(312, 10);
+  const std::vector<float> full = Decode(*model.Make({}, Device::kReference), ids, 300);
+  for (const int64_t hot_rows : {0, 250}) {
+    method.hot_rows = hot_rows;
+    const auto far = [&](int64_t batch) {
+      ExecutorOptions options = Options(batch);
+      options.method = method;
+      return MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases}, "late",
+                                 std::make_unique<LateBackend>())
+          .value();
+    };
+    const std::unique_ptr<Executor> one = far(1);
+    EXPECT_EQ(Decode(*one, ids, 300, &everything), full);
+    EXPECT_EQ(one->Stats().near.fetched, one->Stats().near.wanted);
+    const std::vector<float> own = Decode(*Near(), ids, 300);
+    EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
   }
 }
 

@@ -183,10 +183,11 @@ class Answers(Case):
                 stats = self.text(**fields)["kv_stats"]
             for name in ("selected_ratio", "extra_ratio", "attended_ratio", "hit_ratio"):
                 self.assertIsNone(stats[name], (fields, stats))
-            for name in ("fetched_bytes", "fetched_bytes_per_step", "sequences_per_step", "evicted"):
+            for name in ("fetched_bytes", "fetched_bytes_per_step", "steps", "evicted"):
                 self.assertEqual(stats[name], 0, (fields, stats))
         stats = self.text(max_tokens=2)["kv_stats"]
-        self.assertEqual((stats["sequences_per_step"], stats["attended_ratio"]), (1, 1))
+        self.assertEqual((stats["steps"], stats["attended_ratio"]), (1, 1))
+        self.assertEqual(self.text(max_tokens=6, n=3)["kv_stats"]["steps"], 3 * 5)
 
     def test_the_memory_of_logprobs_is_bounded(self):
         many = {"messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 20, "n": 8}
@@ -304,8 +305,6 @@ class Answers(Case):
         for name, kv in {"own": {"preset": "infinigen"}, "full": {"preset": "full"}, "less": {"alpha": 1, "cap": 0.02},
                          "more": {"cap": 1, "alpha": 1000}}.items():
             ratios[name] = self.text(prompt=prompt, max_tokens=6, kv=kv)["kv_stats"]["attended_ratio"]
-            alone = self.text(max_tokens=6, kv=kv)["kv_stats"]["sequences_per_step"]
-            self.assertEqual(alone, 1)
         self.assertEqual(ratios["full"], 1)
         self.assertEqual(ratios["more"], 1)
         self.assertLess(ratios["own"], 1)

@@ -74,10 +74,12 @@ struct Targets {
   const int32_t* own = nullptr;
 
   const EntryLayout& layout() const { return near.data != nullptr ? near.layout : entries.layout; }
+  // Null: a copy that has no place.
   __device__ std::byte* Entry(int64_t token, int64_t head) const {
     const int64_t slot = batch.slots[token];
-    return near.data != nullptr ? near.Entry(slot, head, own[token * near.layout.kv_heads + head])
-                                : entries.Entry(slot, head, batch.Place(token, head));
+    if (near.data == nullptr) return entries.Entry(slot, head, batch.Place(token, head));
+    const int32_t place = own[token * near.layout.kv_heads + head];
+    return place < 0 ? nullptr : near.Entry(slot, head, place);
   }
 };
 
@@ -89,7 +91,9 @@ __global__ void AppendRows(const __grid_constant__ Targets to, EntryLayout layou
   const int64_t side = item % 2, head = item / 2 % layout.kv_heads, token = item / 2 / layout.kv_heads;
   if (token >= to.batch.count) return;
   const In* numbers = (side == 0 ? keys + token * key_stride : values + token * value_stride) + head * layout.head_dim;
-  std::byte* row = to.Entry(token, head) + static_cast<size_t>(side) * layout.key_bytes();
+  std::byte* row = to.Entry(token, head);
+  if (row == nullptr) return;
+  row += static_cast<size_t>(side) * layout.key_bytes();
   if (IsQuantised(layout.type))
     StoreCodes(layout.type, numbers, layout.head_dim, row, lane);
   else

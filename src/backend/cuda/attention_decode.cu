@@ -26,7 +26,7 @@ struct DecodeCall {
   const int32_t* rows = nullptr;
   Selection selection;  // without rows: all
   LayerEntries entries;
-  NearEntries near;  // with data: rows are places in it, and entries are but a layout
+  NearEntries near;  // with data: rows are places in it, or at home in the entries
   int group = 0;     // query heads of a KV head
   int parts = 0;     // of a group, 8 heads each
   int heads = 0;
@@ -68,8 +68,12 @@ __device__ void FindEntries(const DecodeCall& call, const Share& share, int capa
       call.selection.rows == nullptr ? nullptr : call.selection.Rows(share.token, share.kv_head) + share.first;
   for (int i = threadIdx.x % 32; i < capacity; i += 32) {
     const int item = i < share.count ? i : 0, row = list == nullptr ? share.first + item : list[item];
-    found[i] = call.near.data != nullptr ? call.near.Entry(slot, share.kv_head, row)
-                                         : call.entries.Entry(slot, share.kv_head, row);
+    if (call.near.data == nullptr)
+      found[i] = call.entries.Entry(slot, share.kv_head, row);
+    else if (row >= 0)
+      found[i] = call.near.Entry(slot, share.kv_head, row);
+    else
+      found[i] = call.entries.Entry(slot, share.kv_head, NearList::AtHome(row));
   }
 }
 
@@ -368,8 +372,8 @@ void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const 
 }
 
 void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
-                             const Selection& selection, const AttentionShape& shape, const NearEntries& near,
-                             const NearList& list, const Tensor& out) {
+                             const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
+                             const NearEntries& near, const NearList& list, const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
@@ -379,7 +383,7 @@ void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const Toke
   call.slots = batch.slots;
   call.selection = selection;
   call.selection.rows = list.places;
-  call.entries.layout = near.layout;
+  call.entries = entries;
   call.near = near;
   AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
 }

@@ -66,6 +66,9 @@ class CudaBackend {
   Ticket Record(Queue queue);
   void Wait(Queue queue, Ticket ticket);
   void Synchronize(Ticket ticket);
+  void NoteArrived(Queue queue, FetchClock* clock);
+  void NoteReady(Queue queue, FetchClock* clock);
+  void CountWaits(Queue queue, FetchClock* clocks, int64_t count);
 
   static constexpr std::array<std::string_view, kCudaZones> kZoneNames = {
       "products", "attention", "selection", "entries", "rowwise", "fetch", "writeout", "weights"};
@@ -139,11 +142,12 @@ class CudaBackend {
   void FindNear(Queue queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near,
                 double forced_hits, const NearList& list, NearTotals* totals);
   void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list);
+                 const NearEntries& near, const NearList& list, FetchClock* clock);
   void AppendNear(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                   const NearEntries& near, const NearList& list);
   void AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                  const AttentionShape& shape, const NearEntries& near, const NearList& list, const Tensor& out);
+                  const AttentionShape& shape, const LayerEntries& entries, const NearEntries& near,
+                  const NearList& list, const Tensor& out);
 
  private:
   CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);

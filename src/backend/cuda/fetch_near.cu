@@ -9,6 +9,7 @@
 // runs of entries in turn. So at any time all of them work close together, list by list and in ascending order.
 #include <algorithm>
 
+#include "backend/cuda/clock.cuh"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
@@ -27,6 +28,7 @@ struct FetchCall {
   LayerEntries entries;
   NearEntries near;
   NearList list;
+  FetchClock* clock = nullptr;
   int first_list = 0;  // of tokens · kv_heads
   int lists = 0;
   int pieces = 0;        // of an entry
@@ -109,6 +111,8 @@ __global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_co
     }
     route = next;
   }
+  __syncthreads();
+  if (threadIdx.x == 0) NoteLatest(&call.clock->arrived);
 }
 
 template <class Piece>
@@ -130,14 +134,16 @@ void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
 }  // namespace
 
 void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection,
-                            const LayerEntries& entries, const NearEntries& near, const NearList& list) {
+                            const LayerEntries& entries, const NearEntries& near, const NearList& list,
+                            FetchClock* clock) {
   if (skipped_.fetch) return;
   const cudaStream_t stream = context_->stream(queue);
   const ZoneClock::Scope timed(context_->zones, CudaZone::kFetch, stream);
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
   CHECK(near.layout.entry_bytes() == entries.layout.entry_bytes());
   if (batch.count == 0) return;
-  const FetchCall call{.batch = batch, .selection = selection, .entries = entries, .near = near, .list = list};
+  const FetchCall call{
+      .batch = batch, .selection = selection, .entries = entries, .near = near, .list = list, .clock = clock};
   if (near.layout.entry_bytes() % sizeof(uint4) == 0)
     Launch<uint4>(*context_, call, stream);
   else

@@ -4,6 +4,8 @@
 // (bits in shared memory) and leaves the others to be counted. Places for those are the ones that were used longest
 // ago, found without sorting (radix_select.cuh) by age; places with a mark are no candidates. The k-th missing row
 // takes the k-th of them. All orders are of rows and places, so the tables are the same whoever came first.
+//
+// A list that is longer than there are places stays at home.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -39,25 +41,34 @@ struct FindTask {
         n(call.selection.Count(token, head)),
         own(call.batch.Place(token, head)),
         places(call.list.Places(token, head)),
-        misses(call.list.Misses(token, head)) {
-    if (n > call.near.capacity) __trap();  // fewer places than rows: a bug
-  }
+        misses(call.list.Misses(token, head)) {}
+
+  __device__ bool stays_home(const FindCall& call) const { return n > call.near.capacity; }
 };
 
-// By one thread.
-__device__ void Report(const FindCall& call, const FindTask& task, int32_t misses, int32_t own_place) {
+// By one thread. `misses` are fetched; all that cross the link may be more.
+__device__ void Report(const FindCall& call, const FindTask& task, int32_t misses, int32_t own_place,
+                       int32_t crossing) {
   call.list.MissCount(task.token, task.head) = misses;
   call.list.Own(task.token, task.head) = own_place;
   static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
   NearTotals& totals = call.totals[task.slot];
   atomicAdd(reinterpret_cast<unsigned long long*>(&totals.wanted), static_cast<unsigned long long>(task.n - 1));
-  atomicAdd(reinterpret_cast<unsigned long long*>(&totals.fetched), static_cast<unsigned long long>(misses));
+  atomicAdd(reinterpret_cast<unsigned long long*>(&totals.fetched), static_cast<unsigned long long>(crossing));
+}
+
+// Whoever attends reads the pool.
+__device__ void StayHome(const FindCall& call, const FindTask& task) {
+  for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x))
+    task.places[i] = NearList::AtHome(task.rows[i]);
+  if (threadIdx.x == 0) Report(call, task, 0, NearList::AtHome(task.own), task.n - 1);
 }
 
 // Without a hot set: the list's own order.
 __global__ void ListPlaces(const __grid_constant__ FindCall call) {
   __shared__ int own_item;
   const FindTask task(call);
+  if (task.stays_home(call)) return StayHome(call, task);
   if (threadIdx.x == 0) own_item = -1;
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x))
@@ -70,7 +81,9 @@ __global__ void ListPlaces(const __grid_constant__ FindCall call) {
     task.places[i] = i;
     if (i != own && call.share.Takes(i)) task.misses[call.share.Of(i) - (i > own ? own_taken : 0)] = i;
   }
-  if (threadIdx.x == 0) Report(call, task, static_cast<int32_t>(call.share.Of(task.n)) - own_taken, own);
+  if (threadIdx.x != 0) return;
+  const int32_t misses = static_cast<int32_t>(call.share.Of(task.n)) - own_taken;
+  Report(call, task, misses, own, misses);
 }
 
 // ---- With one
@@ -95,6 +108,13 @@ struct HotTask : FindTask {
 
   // Row number `rank` of those without a place gets this one; the own row comes last.
   __device__ int Homeless(uint32_t rank) const { return rank < missing ? misses[rank] : own_item; }
+  // By one thread.
+  __device__ void ForgetOwn() const {
+    const int32_t place = place_of[own];
+    if (place < 0) return;
+    holds[place] = -1;
+    place_of[own] = -1;
+  }
 };
 
 // Looks the list up; bits of `kept` are places of rows that are there.
@@ -183,6 +203,10 @@ __global__ void FindInHotSet(const __grid_constant__ FindCall call) {
   __shared__ RadixScratch radix;
   __shared__ int32_t own_place;
   HotTask task(call);
+  if (task.stays_home(call)) {
+    if (threadIdx.x == 0) task.ForgetOwn();
+    return StayHome(call, task);
+  }
   LookUp(task, kept, radix);
   if (threadIdx.x == 0) own_place = task.own_place;
 
@@ -201,7 +225,8 @@ __global__ void FindInHotSet(const __grid_constant__ FindCall call) {
     HandOut(task, key_of, cut, &own_place, radix);
   }
   __syncthreads();
-  if (threadIdx.x == 0) Report(call, task, static_cast<int32_t>(task.missing), own_place);
+  const auto misses = static_cast<int32_t>(task.missing);
+  if (threadIdx.x == 0) Report(call, task, misses, own_place, misses);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// The oracle of entries that came near: the hot set as a list that is sorted by age.
+// The oracle of entries that came near: the hot set as a list that is sorted by age. Who attends has a copy of them
+// all, in the list's order.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -40,6 +42,12 @@ class HotHead {
     for (const int32_t place : places) used_[static_cast<size_t>(place)] = position;
   }
 
+  void Forget(int32_t row) {
+    if (PlaceOf(row) < 0) return;
+    holds_[static_cast<size_t>(PlaceOf(row))] = -1;
+    PlaceOf(row) = -1;
+  }
+
  private:
   int32_t& PlaceOf(int32_t row) { return place_of_[static_cast<size_t>(row)]; }
 
@@ -67,20 +75,30 @@ class HotHead {
   std::span<int32_t> holds_, used_, place_of_;
 };
 
-// The places of one KV head as a sequence of its own, with one head.
-class PlacesAsEntries {
+// The entries of a list, near or at home, as a sequence of its own with one head.
+class ListAsEntries {
  public:
-  PlacesAsEntries(const NearEntries& near, int64_t slot, int64_t head)
-      : quota_(static_cast<int32_t>(near.capacity)), layout_(near.layout) {
+  ListAsEntries(const LayerEntries& entries, const NearEntries& near, int64_t slot, int64_t head,
+                std::span<const int32_t> places)
+      : quota_(static_cast<int32_t>(places.size())),
+        layout_(near.layout),
+        bytes_(places.size() * near.layout.entry_bytes()) {
     layout_.kv_heads = 1;
-    for (int64_t place = 0; place < near.capacity; place += kExtentTokens)
-      extents_.push_back(near.Entry(slot, head, place));
+    for (size_t i = 0; i < places.size(); ++i) {
+      const int32_t place = places[i];
+      std::memcpy(bytes_.data() + i * layout_.entry_bytes(),
+                  place < 0 ? entries.Entry(slot, head, NearList::AtHome(place)) : near.Entry(slot, head, place),
+                  layout_.entry_bytes());
+    }
+    for (size_t i = 0; i < places.size(); i += kExtentTokens)
+      extents_.push_back(bytes_.data() + i * layout_.entry_bytes());
   }
   LayerEntries view() const { return {layout_, extents_.data(), std::ssize(extents_), &quota_}; }
 
  private:
   int32_t quota_;
   EntryLayout layout_;
+  std::vector<std::byte> bytes_;
   std::vector<std::byte*> extents_;
 };
 
@@ -102,14 +120,17 @@ void ReferenceBackend::FindNear(Queue, const TokenBatch& batch, const Selection&
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < selection.kv_heads; ++head) {
       const size_t count = static_cast<size_t>(selection.Count(t, head));
-      CHECK(static_cast<int64_t>(count) <= near.capacity);
       const std::span<const int32_t> rows(selection.Rows(t, head), count);
       const std::span<int32_t> places(list.Places(t, head), count);
       const int32_t own = batch.Place(t, head);
       const auto own_at = std::find(rows.begin(), rows.end(), own);
       CHECK(own_at != rows.end());
       std::vector<int32_t> misses;
-      if (near.hot()) {
+      const bool at_home = static_cast<int64_t>(count) > near.capacity;
+      if (at_home) {
+        std::transform(rows.begin(), rows.end(), places.begin(), NearList::AtHome);
+        if (near.hot()) HotHead(near, batch.slots[t], head).Forget(own);
+      } else if (near.hot()) {
         HotHead(near, batch.slots[t], head).Find(rows, own, batch.Position(t), places, misses);
       } else {
         const FetchShare share = FetchShare::Beside(forced_hits);
@@ -122,13 +143,14 @@ void ReferenceBackend::FindNear(Queue, const TokenBatch& batch, const Selection&
       list.MissCount(t, head) = static_cast<int32_t>(misses.size());
       list.Own(t, head) = places[static_cast<size_t>(own_at - rows.begin())];
       totals[batch.slots[t]].wanted += count - 1;
-      totals[batch.slots[t]].fetched += misses.size();
+      totals[batch.slots[t]].fetched += at_home ? count - 1 : misses.size();
     }
   }
 }
 
-void ReferenceBackend::FetchNear(Queue, const TokenBatch& batch, const Selection& selection,
-                                 const LayerEntries& entries, const NearEntries& near, const NearList& list) {
+void ReferenceBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection,
+                                 const LayerEntries& entries, const NearEntries& near, const NearList& list,
+                                 FetchClock* clock) {
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t];
     for (int64_t head = 0; head < selection.kv_heads; ++head) {
@@ -139,6 +161,7 @@ void ReferenceBackend::FetchNear(Queue, const TokenBatch& batch, const Selection
       }
     }
   }
+  NoteArrived(queue, clock);
 }
 
 void ReferenceBackend::AppendNear(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
@@ -147,6 +170,7 @@ void ReferenceBackend::AppendNear(Queue, const TokenBatch& batch, const ConstTen
   const auto dim = static_cast<size_t>(layout.head_dim);
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
+      if (list.Own(t, head) < 0) continue;
       std::byte* entry = near.Entry(batch.slots[t], head, list.Own(t, head));
       StoreRow(layout.type, {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
       StoreRow(layout.type, {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
@@ -155,16 +179,18 @@ void ReferenceBackend::AppendNear(Queue, const TokenBatch& batch, const ConstTen
 }
 
 void ReferenceBackend::AttendNear(Queue, const ConstTensor& queries, const TokenBatch& batch,
-                                  const Selection& selection, const AttentionShape& shape, const NearEntries& near,
-                                  const NearList& list, const Tensor& out) {
+                                  const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
+                                  const NearEntries& near, const NearList& list, const Tensor& out) {
   const int64_t group = shape.heads / near.layout.kv_heads, dim = near.layout.head_dim;
   for (int64_t t = 0; t < batch.count; ++t) {
-    for (int64_t head = 0; head < shape.heads; ++head) {
-      const int64_t kv_head = head / group;
-      const PlacesAsEntries entries(near, batch.slots[t], kv_head);
+    for (int64_t kv_head = 0; kv_head < near.layout.kv_heads; ++kv_head) {
       const std::span places(list.Places(t, kv_head), static_cast<size_t>(selection.Count(t, kv_head)));
-      AttendHead(queries.as<float>(t) + head * dim, 0, 0, places, shape.scale, entries.view(),
-                 out.as<float>(t) + head * dim);
+      const ListAsEntries copy(entries, near, batch.slots[t], kv_head, places);
+      std::vector<int32_t> all(places.size());
+      std::iota(all.begin(), all.end(), 0);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        AttendHead(queries.as<float>(t) + head * dim, 0, 0, all, shape.scale, copy.view(),
+                   out.as<float>(t) + head * dim);
     }
   }
 }

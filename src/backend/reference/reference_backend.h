@@ -58,11 +58,12 @@ class ReferenceBackend : public HostBackend {
   void FindNear(Queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near, double forced_hits,
                 const NearList& list, NearTotals* totals);
   void FetchNear(Queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list);
+                 const NearEntries& near, const NearList& list, FetchClock* clock);
   void AppendNear(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                   const NearEntries& near, const NearList& list);
   void AttendNear(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                  const AttentionShape& shape, const NearEntries& near, const NearList& list, const Tensor& out);
+                  const AttentionShape& shape, const LayerEntries& entries, const NearEntries& near,
+                  const NearList& list, const Tensor& out);
 };
 
 static_assert(FetchingBackend<ReferenceBackend>);
