@@ -59,14 +59,17 @@ struct Client {
   }
 };
 
-std::vector<int32_t> Alone(const KvMethod& method, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
+RequestResult ResultAlone(const KvMethod& method, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 1});
   Engine engine(*executor);
   Client client;
   EXPECT_TRUE(engine.Submit(client.Make(prompt, n, kv)).ok());
   while (engine.RunOnce()) {
   }
-  return client.results[0].tokens;
+  return client.results[0];
+}
+std::vector<int32_t> Alone(const KvMethod& method, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
+  return ResultAlone(method, prompt, n, kv).tokens;
 }
 
 KvMethod Infinigen(GuessSource from = GuessSource::kPrevMid) { return Sparse(from); }
@@ -98,6 +101,34 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
       unlike += !kv.full && got != full;
     }
     EXPECT_GT(unlike, 0u) << "selection must matter, or this shows nothing";
+  }
+}
+
+// Neighbours in the same steps, those who had the slot before, and being preempted and read again: none of it shows.
+TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
+  const KvMethod method = Infinigen();
+  const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
+  const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2, .pool_rows = 1024});
+  Engine engine(*executor, {.grows = true});
+  Client client;
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t i = 0; i < 6; ++i) {
+    prompts.push_back(Model().Ids(240 + 40 * i, static_cast<uint32_t>(70 + i)));
+    ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 100 + static_cast<int64_t>(i), settings[i % 3])).ok());
+  }
+  while (engine.RunOnce()) {
+  }
+  EXPECT_GT(engine.stats().preemptions, 0);
+  for (size_t i = 0; i < 6; ++i) {
+    const KvStats& got = client.results[static_cast<int64_t>(i)].kv;
+    const KvStats want = ResultAlone(method, prompts[i], static_cast<int64_t>(100 + i), settings[i % 3]).kv;
+    EXPECT_EQ(got.steps, static_cast<int64_t>(99 + i));
+    EXPECT_EQ(got.steps, want.steps);
+    EXPECT_EQ(got.All().totals.attended, want.All().totals.attended) << i;
+    EXPECT_EQ(got.Selecting().totals.chosen, want.Selecting().totals.chosen) << i;
+    EXPECT_EQ(got.All().seen, want.All().seen) << i;
+    EXPECT_EQ(got.fetched_bytes, want.fetched_bytes) << i;
+    EXPECT_EQ(got.All().attended_ratio() == 1, settings[i % 3].full) << i;
   }
 }
 
