@@ -41,11 +41,8 @@ class KvCounts {
   // Of all sequences so far. The host waits.
   KvStats All(const StepCounts& counts) {
     KvStats stats = Sum(counts, 0, shape_.pool.max_sequences);
-    if (method_.measure_mass) {
-      const std::vector<MassTotals> mass = Fetch(work_.mass, config_.layers);
-      for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
-    }
-    if (!at_.remote()) return stats;
+    const std::vector<MassTotals> mass = Fetch(work_.mass, config_.layers);
+    for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
     for (const FetchClock& clock : Fetch(work_.clocks, config_.layers)) stats.stall_ns += clock.waited;
     return stats;
   }
@@ -72,21 +69,24 @@ class KvCounts {
     stats.evicted = counts.evicted * static_cast<uint64_t>(pool_.options().evicting_layers()) * heads;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     const int64_t sequences = shape_.pool.max_sequences;
-    const auto totals = Fetch(work_.totals, work_.totals == nullptr ? 0 : config_.layers * sequences);
-    const auto near = Fetch(work_.near_totals, work_.near_totals == nullptr ? 0 : config_.layers * sequences);
+    const auto totals = Fetch(work_.totals, config_.layers * sequences);
+    const auto near = Fetch(work_.near_totals, config_.layers * sequences);
+    const auto add_slots = [&](const auto& all, LayerId layer, auto& sum) {
+      for (int64_t slot = begin; slot < end; ++slot)
+        sum.Add(all[static_cast<size_t>(layer.value() * sequences + slot)]);
+    };
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       LayerKvStats& of = stats.layers[layer.index()];
       of.selects = method_.selects(layer);
-      for (int64_t i = layer.value() * sequences + begin; of.selects && i < layer.value() * sequences + end; ++i)
-        of.totals.Add(totals[static_cast<size_t>(i)]);
-      if (!of.selects)
+      if (of.selects)
+        add_slots(totals, layer, of.totals);
+      else
         of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.kept : counts.seen) * heads;
       of.seen = counts.seen * heads;
       stats.read_bytes += of.totals.attended * layout.entry_bytes();
       if (at_.fetches(layer)) {
         stats.fetches = true;
-        for (int64_t i = layer.value() * sequences + begin; i < layer.value() * sequences + end; ++i)
-          stats.near.Add(near[static_cast<size_t>(i)]);
+        add_slots(near, layer, stats.near);
       } else if (at_.far(layer) || !at_.remote()) {
         stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
       }
@@ -96,11 +96,12 @@ class KvCounts {
     return stats;
   }
 
+  // Empty where there is none.
   template <class T>
   std::vector<T> Fetch(const T* place, int64_t count) {
+    if (place == nullptr) return {};
     std::vector<T> host(static_cast<size_t>(count));
-    if (count > 0)
-      backend_.Synchronize(backend_.Download(Queue::kCompute, place, host.size() * sizeof(T), host.data()));
+    backend_.Synchronize(backend_.Download(Queue::kCompute, place, host.size() * sizeof(T), host.data()));
     return host;
   }
 
