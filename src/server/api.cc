@@ -229,6 +229,7 @@ HttpReply Api::Fail(const HttpRequest& head, int status, std::string_view reason
   if (status == 413 || status == 431) error.code = "too_large";
   if (status == 429) error.type = "rate_limit_error", error.code = "too_many_bodies";
   if (status == 503) error.type = "server_error", error.code = "too_many_connections";
+  if (status == 503 && cut_) error = ShuttingDown();
   const std::string id = RequestName(head.request_id);
   Log(head, id, status, 0, error.message);
   return Dress(head, id, ErrorReply(error));

@@ -127,6 +127,12 @@ void Connection::CloseIfIdle() {
   });
 }
 
+void Connection::RefuseUnread() {
+  OnStrand([](Connection& c) {
+    if (c.state_ == State::kReading && c.head_seen_) c.Fail(503, "the server is shutting down");
+  });
+}
+
 void Connection::CloseNow() {
   OnStrand([](Connection& c) { c.Close(); });
 }

@@ -52,6 +52,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Any thread, all of them.
   void Start();
   void CloseIfIdle();
+  void RefuseUnread();  // a request whose body is not all there
   void CloseNow();
 
  private:

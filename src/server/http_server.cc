@@ -212,6 +212,7 @@ void Server::BeginDrain() {
   if (handler.drain) handler.drain();
   After(limits.drain_s, [this] {
     if (handler.cut) handler.cut();
+    for (const auto& connection : Open()) connection->RefuseUnread();
     After(kLastWordsSeconds, [this] {
       for (const auto& connection : Open()) connection->CloseNow();
     });

@@ -71,6 +71,9 @@ TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
   check(431, "invalid_request_error", "too_large", false);
   check(429, "rate_limit_error", "too_many_bodies", true);
   check(503, "server_error", "too_many_connections", true);
+  handler.cut();  // from here on there is one reason
+  const HttpReply reply = handler.fail({}, 503, "why");
+  EXPECT_EQ(nlohmann::json::parse(reply.body)["error"]["code"], "shutting_down");
 }
 
 TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {

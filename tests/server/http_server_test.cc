@@ -362,7 +362,8 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   HttpLimits limits;
   limits.drain_s = 1;
   Served served(limits);
-  Client idle(served.port()), later(served.port()), endless(served.port());
+  Client idle(served.port()), later(served.port()), endless(served.port()), half(served.port());
+  half.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfir");
   later.Send(Client::Get("/later"));
   endless.Send(Client::Get("/endless"));
   endless.Read("begin");
@@ -371,6 +372,7 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   const std::string reply = later.Read("");
   EXPECT_NE(reply.find("later"), std::string::npos);
   EXPECT_NE(reply.find("Connection: close"), std::string::npos);
+  EXPECT_EQ(half.Read("").substr(0, 12), "HTTP/1.1 503") << "whoever is still sending is told too";
   served.server().Wait();
   EXPECT_TRUE(served.drained());
   EXPECT_TRUE(served.cut()) << "who is cut may say so first";
