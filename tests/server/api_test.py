@@ -320,6 +320,7 @@ class Answers(Case):
 
     def test_a_long_prefix_is_read_once(self):
         prefix = "".join(f"Chapter {i}: the lamp in the hall was lit. " for i in range(350))
+        SERVER.await_metric("kv_cache_usage_perc", 0)  # the numbers are those of after the last answer
         computed, answers = [SERVER.metric("prefilled_tokens_total")], []
         for question in ("Who lit it?", "Who lit it?", "And why?"):
             answers.append(self.text(prompt=prefix + question, max_tokens=1))
