@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Load on a running `infinigen serve`: N clients that stream completions one after another. Prints throughput, the time to
-the first token, and the gaps between tokens. Standard library only; one thread, so that the clients cost little.
+the first token, and the gaps between tokens as a client sees them: between one receive that brought text and the next.
+Tokens that come in one receive have no gap of their own, and are counted apart. Standard library only; one thread, so that
+the clients cost little.
 
     bench/serve_load.py --port 8080 --clients 32 --requests 64 --prompt 200 --gen 64
-    bench/serve_load.py --port 8080 --clients 8 --long 8000      # and one prompt of 8,000 tokens in between
+    bench/serve_load.py --port 8080 --clients 8 --ids --long 7800   # and one prompt of 7,800 tokens in between
     bench/serve_load.py --start build/release/infinigen --compare   # starts a server, and `bench --batch N` beside it
 """
 
@@ -28,7 +30,7 @@ def percentile(values, percent):
 
 
 class Stream:
-    """One request on a connection of its own; events are counted as they arrive."""
+    """One request on a connection of its own. `times` are those of receives that brought text, `chunks` counts the text."""
 
     def __init__(self, address, body, key):
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -41,6 +43,7 @@ class Stream:
         self.socket.setblocking(False)
         self.received = b""
         self.times = []
+        self.chunks = 0
         self.usage = None
         self.done = self.failed = False
 
@@ -68,7 +71,9 @@ class Stream:
             if chunk.get("usage"):
                 self.usage = chunk["usage"]
             elif chunk.get("choices") and chunk["choices"][0].get("text"):
-                self.times.append(now)
+                self.chunks += 1
+                if not self.times or self.times[-1] != now:
+                    self.times.append(now)
 
 
 def run_load(address, arguments):
@@ -123,11 +128,13 @@ def report(finished, long_one, seconds, arguments):
     cached = sum(stream.usage["prompt_tokens_details"]["cached_tokens"] for stream in good)
     first = [stream.times[0] - stream.start for stream in good if stream.times]
     gaps = [b - a for stream in good for a, b in zip(stream.times, stream.times[1:])]
+    together = sum(stream.chunks - len(stream.times) for stream in good)
     result = {"clients": arguments.clients, "requests": len(good), "failed": failed, "seconds": seconds,
               "generated_tokens": tokens, "cached_tokens": cached, "tok_s": tokens / seconds,
               "ttft_s": {"mean": sum(first) / max(len(first), 1), "p50": percentile(first, 50), "p99": percentile(first, 99)},
               "gap_ms": {"mean": 1e3 * sum(gaps) / max(len(gaps), 1), "p50": 1e3 * percentile(gaps, 50),
-                         "p99": 1e3 * percentile(gaps, 99), "max": 1e3 * max(gaps, default=float("nan"))}}
+                         "p99": 1e3 * percentile(gaps, 99), "max": 1e3 * max(gaps, default=float("nan")),
+                         "receives": sum(len(stream.times) for stream in good), "came_together": together}}
     if long_one is not None:
         during = [b - a for stream in good for a, b in zip(stream.times, stream.times[1:])
                   if long_one.times and long_one.start < b < long_one.times[0]]
@@ -143,7 +150,8 @@ def show(result):
           "prompts' cached)")
     ttft, gap = result["ttft_s"], result["gap_ms"]
     print(f"first token  mean {ttft['mean']:.3f} s, median {ttft['p50']:.3f}, p99 {ttft['p99']:.3f}")
-    print(f"token gap    mean {gap['mean']:.2f} ms, median {gap['p50']:.2f}, p99 {gap['p99']:.2f}, longest {gap['max']:.2f}")
+    print(f"token gap    mean {gap['mean']:.2f} ms, median {gap['p50']:.2f}, p99 {gap['p99']:.2f}, longest {gap['max']:.2f}; "
+          f"between {gap['receives']} receives, {gap['came_together']} tokens came with another's")
     if "long" in result:
         long = result["long"]
         if long["ttft_s"] is None:
@@ -168,7 +176,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=128, help="words of a prompt (tokens with --ids)")
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--ids", action="store_true", help="prompts of random token ids")
-    parser.add_argument("--long", type=int, default=0, help="beside the others, one prompt of so many words")
+    parser.add_argument("--long", type=int, default=0, help="beside the others, one prompt of so many words (tokens with --ids)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--start", metavar="INFINIGEN", help="start a server of this binary first")

@@ -176,13 +176,16 @@ void RaiseFileLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
+
 // A variable that is there and empty is a secret that did not arrive, not a wish to serve without one.
 Status CheckKeysArrived(const ServeFlags& flags) {
   const auto empty = [](const char* name) {
     const char* value = std::getenv(name);
-    return value != nullptr && *value == '\0';
+    return value != nullptr && IsBlank(value);
   };
-  if (flags.keys.empty() && empty("INFINIGEN_API_KEY")) return Invalid("INFINIGEN_API_KEY: a key must not be empty");
+  const bool only_blank = std::ranges::all_of(flags.keys, IsBlank);  // where there is none too
+  if (only_blank && empty("INFINIGEN_API_KEY")) return Invalid("INFINIGEN_API_KEY: a key must not be empty");
   if (flags.key_file.empty() && (flags.key_file_given || empty("INFINIGEN_API_KEY_FILE")))
     return Invalid("--api-key-file: the name must not be empty");
   return Ok();
@@ -195,8 +198,7 @@ Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
     ASSIGN_OR_RETURN(const std::vector<std::string> more, ReadKeyFile(flags.key_file));
     access.keys.insert(access.keys.end(), more.begin(), more.end());
   }
-  if (std::find(access.keys.begin(), access.keys.end(), "") != access.keys.end())
-    return Invalid("--api-key: a key must not be empty");
+  if (std::ranges::any_of(access.keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
   if (flags.tls_cert.empty() != flags.tls_key.empty()) return Invalid("--tls-cert and --tls-key go together");
   const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
   if (!local && access.keys.empty())

@@ -99,7 +99,10 @@ void Api::OnDrain() {
 
 void Api::OnCut() {
   cut_ = true;
-  if (Serving* serving = serving_) serving->thread.Post([](Engine& engine) { engine.CancelAll(); });
+  Serving* serving = serving_;
+  if (serving == nullptr) return;
+  serving->worker.RefuseAll();
+  serving->thread.Post([](Engine& engine) { engine.CancelAll(); });
 }
 
 ApiError Api::ShuttingDown() {
@@ -186,15 +189,22 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   const Route* route = FindRoute(head.path);  // Admit saw to it that there is one
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
   if (head.body.size() <= kInPlaceBytes || !route->needs_model) return (this->*route->run)(call);
-  // Who leaves before the body's turn takes it along. The route itself says what becomes of it later on.
-  const Call unread{.exchange = nullptr, .id = call.id, .start = call.start, .serving = call.serving};
+  call.settled = std::make_shared<std::atomic<bool>>(false);
+  // Who leaves before the body's turn takes it along. Later on, the route itself says what becomes of it.
+  Call unread = call;
+  unread.exchange = nullptr;
   exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)](HttpGone) {
     const std::shared_ptr<HttpExchange> held = weak.lock();
-    if (held == nullptr || !unread.serving->worker.Withdraw(held.get())) return;
-    Log(held->request(), unread.id, 499, unread.seconds(), "the client left before its request was read");
+    if (held == nullptr) return;
+    const bool waited = unread.serving->worker.Withdraw(held.get());
+    if (unread.Settle())
+      Log(held->request(), unread.id, 499, unread.seconds(),
+          fmt::format("the client left {} its request was read", waited ? "before" : "while"));
   });
-  const bool taken =
-      call.serving->worker.Post(exchange.get(), [this, call, route]() mutable { (this->*route->run)(call); });
+  const bool taken = call.serving->worker.Post(
+      exchange.get(), [this, call, route]() mutable { (this->*route->run)(call); },
+      [this, call] { Refuse(call, ShuttingDown()); });
+  if (!taken && cut_) return Refuse(call, ShuttingDown());
   if (!taken)
     Refuse(call, {.status = 429,
                   .message = "too many large requests wait to be read; try again later",
@@ -205,6 +215,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
 }
 
 void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
+  if (!call.Settle()) return;
   Log(call.head(), call.id, reply.status, call.seconds(), note);
   call.exchange->Reply(Dress(call.head(), call.id, std::move(reply)));
 }
@@ -218,6 +229,7 @@ HttpReply Api::Fail(const HttpRequest& head, int status, std::string_view reason
   if (status == 413 || status == 431) error.code = "too_large";
   if (status == 429) error.type = "rate_limit_error", error.code = "too_many_bodies";
   if (status == 503) error.type = "server_error", error.code = "too_many_connections";
+  if (status == 503 && cut_) error = ShuttingDown();
   const std::string id = RequestName(head.request_id);
   Log(head, id, status, 0, error.message);
   return Dress(head, id, ErrorReply(error));
@@ -336,6 +348,7 @@ void Api::Watch(Call& call) {
   Serving* serving = call.serving;
   HttpReply head{.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
   if (call.head().method == "HEAD") return Answer(call, std::move(head));  // there would be no end to wait for
+  if (!call.Settle()) return;
   Log(call.head(), call.id, head.status, call.seconds(), "watches");
   head.body = ": the picture of the cache follows\n\n";
   exchange->Begin(Dress(call.head(), call.id, std::move(head)));

@@ -82,7 +82,8 @@ class Api {
   void File(Call& call);
   void Complete(Call& call, ApiKind kind);
 
-  // Every reply goes through one of these, or is a stream that logs itself: one line and one count each.
+  // Every reply goes through one of these, or is a completion or a stream, which log themselves: one line and one count
+  // each. They do nothing where the call is settled already.
   void Answer(const Call& call, HttpReply reply, const std::string& note = {});
   void Refuse(const Call& call, const ApiError& error);
   HttpReply Dress(const HttpRequest& head, const std::string& id, HttpReply reply) const;
@@ -94,7 +95,8 @@ class Api {
   const HttpServer* http_ = nullptr;
   std::unique_ptr<Serving> owned_;
   std::atomic<Serving*> serving_{nullptr};
-  std::atomic<bool> cut_{false};  // time is up
+  std::atomic<bool> cut_{false};           // time is up
+  std::atomic<int64_t> logged_tokens_{0};  // that answers under way may keep, all together
 };
 
 }  // namespace infinigen

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <random>
 #include <span>
 #include <utility>
@@ -55,20 +57,36 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
   return all;
 }
 
-// A stream's logprobs leave with their text, a whole answer's are kept until its end.
-std::optional<ApiError> CheckLogprobs(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts,
-                                      int64_t context) {
-  if (!request.logprobs || request.stream) return std::nullopt;
+// A stream's logprobs leave with their text, a whole answer's are kept until its end: so many at most.
+int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts, int64_t context) {
+  if (!request.logprobs || request.stream) return 0;
   int64_t tokens = 0;
   for (const std::vector<int32_t>& prompt : prompts)
     tokens += request.n * std::min(request.max_tokens, context - std::ssize(prompt) + 1);
-  const int64_t logged = tokens * (request.sampling.top_logprobs + 1);
-  if (logged <= kMostLoggedTokens) return std::nullopt;
-  return ApiError{.message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, an answer holds "
-                                         "{}; lower max_tokens, n or the alternatives, or ask for a stream",
-                                         logged, kMostLoggedTokens),
-                  .code = "too_many_logprobs",
-                  .parameter = "logprobs"};
+  return tokens * (request.sampling.top_logprobs + 1);
+}
+
+// A part of what all answers may keep, given back with the last copy.
+ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomic<int64_t>* all) {
+  if (count > kMostLoggedTokens)
+    return ApiError{.message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, an answer "
+                                           "holds {}; lower max_tokens, n or the alternatives, or ask for a stream",
+                                           count, kMostLoggedTokens),
+                    .code = "too_many_logprobs",
+                    .parameter = "logprobs"};
+  int64_t taken = *all;
+  do {
+    if (taken + count > kMostLoggedTokensInAll)
+      return ApiError{.status = 429,
+                      .message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, and answers "
+                                             "under way may have {} of {}; try again later, or ask for a stream",
+                                             count, taken, kMostLoggedTokensInAll),
+                      .type = "rate_limit_error",
+                      .code = "too_many_logprobs",
+                      .parameter = "logprobs",
+                      .retry_after_s = 1};
+  } while (!all->compare_exchange_weak(taken, taken + count));
+  return std::shared_ptr<const void>(all, [all, count](const void*) { *all -= count; });
 }
 
 // What selection can do is the engine's to say; whether there is one, the server's.
@@ -110,13 +128,14 @@ void Api::Complete(Call& call, ApiKind kind) {
   if (model.random_seeds) defaults.seed = std::random_device()();
   ApiResult<CompletionRequest> request = ParseCompletion(kind, call.head().body, defaults, serving->vocab());
   if (!request.ok()) return refuse(request.error());
+  if (call.is_settled()) return;  // nobody waits for the rest, which is the longer part
   if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
   ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context());
   if (!prompts.ok()) return refuse(prompts.error());
   if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
 
-  if (const auto error = CheckLogprobs(*request, *prompts, serving->context())) return refuse(*error);
-
+  auto kept_logprobs = ReserveLogprobs(KeptLogprobs(*request, *prompts, serving->context()), &logged_tokens_);
+  if (!kept_logprobs.ok()) return refuse(kept_logprobs.error());
   const int64_t choices = static_cast<int64_t>(prompts->size()) * request->n;
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
   if (choices > places)
@@ -129,6 +148,8 @@ void Api::Complete(Call& call, ApiKind kind) {
                    .code = "queue_full",
                    .parameter = {},
                    .retry_after_s = 1});
+  if (!call.Settle()) return metrics_.Leave(choices);
+  // From here on the completion answers, and has the line in the log.
 
   const AnswerHead answer{.kind = kind,
                           .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
@@ -143,11 +164,13 @@ void Api::Complete(Call& call, ApiKind kind) {
       .dress = [this, exchange, id = call.id](HttpReply r) { return Dress(exchange->request(), id, std::move(r)); },
       .log = [this, call](int status,
                           const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
-      .heartbeat_s = model.heartbeat_s};
+      .heartbeat_s = model.heartbeat_s,
+      .kept_logprobs = std::move(*kept_logprobs)};
   const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),
                                                        std::move(*prompts), std::move(echoes));
-  serving->thread.Post([serving, completion](Engine& engine) {
+  serving->thread.Post([this, serving, completion](Engine& engine) {
     completion->Submit(engine);
+    if (cut_) return engine.CancelAll();  // it may have missed the first
     if (completion->streams()) serving->streams.push_back(completion);
   });
   exchange->OnGone([serving, completion](HttpGone why) {

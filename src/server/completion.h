@@ -28,6 +28,7 @@ struct CompletionContext {
   std::function<HttpReply(HttpReply)> dress;  // adds the headers that every reply has
   std::function<void(int status, const std::string& note)> log;
   int heartbeat_s = 0;
+  std::shared_ptr<const void> kept_logprobs;  // its part of what all answers may keep of them
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -39,10 +40,14 @@ class Fields {
     const Json* json = Find(name);
     if (json == nullptr) return false;
     if (!ToInteger(*json, value)) {
-      const bool large = json->is_number_integer();  // an integer, but of more than 63 bits
-      return Refuse(name, large ? fmt::format("must be from {} to {}, not {}", least, most, json->get<uint64_t>())
-                                : fmt::format("must be an integer, not {}", Kind(*json))),
-             false;
+      if (json->is_number_integer())  // of more than 63 bits
+        Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, json->get<uint64_t>()));
+      else if (json->is_number() && std::trunc(json->get<double>()) == json->get<double>())  // of more than 64
+        Refuse(name,
+               fmt::format("the number is too large: must be from {} to {}, not {}", least, most, json->get<double>()));
+      else
+        Refuse(name, fmt::format("must be an integer, not {}", Kind(*json)));
+      return false;
     }
     if (*value < least || *value > most)
       return Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, *value)), false;
@@ -176,6 +181,10 @@ void ReadMessages(Fields& fields, CompletionRequest* request) {
     ChatMessage read;
     of.Text("role", &read.role);
     if (read.role.empty()) of.Refuse("role", "is missing");
+    // Others belong to tools, which nobody here calls, and templates drop them or write whatever they are.
+    const auto known = {"system", "developer", "user", "assistant"};
+    if (std::find(known.begin(), known.end(), read.role) == known.end())
+      of.Refuse("role", fmt::format("must be system, developer, user or assistant, not '{}'", read.role.substr(0, 32)));
     if (read.role == "developer") read.role = "system";  // the newer name of the same thing
     ReadContent(of, of.Find("content"), &read.content);
     if (of.Find("content") == nullptr && read.role != "assistant") of.Refuse("content", "is missing");
@@ -325,6 +334,12 @@ void RefuseOthers(Fields& fields, const CompletionRequest& request) {
   if (const Json* format = fields.Find("response_format")) {
     const bool text = format->is_object() && format->contains("type") && (*format)["type"] == "text";
     if (!text) fields.Refuse("response_format", "only {\"type\": \"text\"} is supported", "unsupported_parameter");
+  }
+  // Without tools there is none to choose.
+  for (const char* name : {"tool_choice", "function_call"}) {
+    const Json* choice = fields.Find(name);
+    if (choice != nullptr && *choice != "none" && *choice != "auto")
+      fields.Refuse(name, "only \"none\" and \"auto\" are supported", "unsupported_parameter");
   }
   int64_t best_of = 1;
   if (fields.Integer("best_of", 1, kMostChoices, &best_of) && best_of != request.n)

@@ -52,6 +52,8 @@ inline constexpr int64_t kMostLogprobs = 20;
 // Of one answer that is not a stream: tokens and their alternatives, over all choices. So many take 143 MiB while the
 // answer is written (measured: 16 choices of 780 tokens with 20 alternatives each, and 18 MiB of answer).
 inline constexpr int64_t kMostLoggedTokens = 262'144;
+// Of all such answers that are queued or under way: four of the largest.
+inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
 // Nesting of a body: nothing of the API needs more than a handful.
 inline constexpr int kMostDepth = 32;
 

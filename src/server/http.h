@@ -62,7 +62,8 @@ struct HttpHandler {
   std::function<HttpReply(const HttpRequest& head, int status, std::string_view reason)> fail;
   // The server was told to end: streams without an end of their own should end now.
   std::function<void()> drain;
-  // drain_s are over: whoever still runs should say so and end. What is left kLastWordsSeconds later is cut.
+  // drain_s are over: whoever still runs should say so and end (requests that are not all there end with `fail`, 503).
+  // What is left kLastWordsSeconds later is cut.
   std::function<void()> cut;
 };
 

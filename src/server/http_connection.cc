@@ -28,16 +28,16 @@ constexpr size_t kExtensionBytes = 4 << 10;
 // Beside them, a line has a size (sixteen digits) and three line ends at most.
 constexpr size_t kChunkLineBytes = kExtensionBytes + 32;
 
-// Beast joins such lines with a space; others on the way may read two fields, or none.
-bool HasFoldedLine(std::string_view head) {
-  head = head.substr(0, head.find("\r\n\r\n"));
-  return head.find("\n ") != head.npos || head.find("\n\t") != head.npos;
+// Beast joins such lines with a space; others on the way may read two fields, or none. Of a head, or of trailers.
+bool HasFoldedLine(std::string_view fields) {
+  fields = fields.substr(0, fields.find("\r\n\r\n"));
+  return fields.find("\n ") != fields.npos || fields.find("\n\t") != fields.npos;
 }
 
 }  // namespace
 
-void Connection::ChunkLine::operator()(uint64_t /*size*/, boost::beast::string_view extensions,
-                                       error_code& error) const {
+void Connection::ChunkLine::operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) {
+  if (size == 0) trailers = extensions.data() + extensions.size();  // it is called once they are all there
   if (extensions.size() > kExtensionBytes) error = http::error::bad_chunk_extension;
 }
 
@@ -127,6 +127,12 @@ void Connection::CloseIfIdle() {
   });
 }
 
+void Connection::RefuseUnread() {
+  OnStrand([](Connection& c) {
+    if (c.state_ == State::kReading && c.head_seen_) c.Fail(503, "the server is shutting down");
+  });
+}
+
 void Connection::CloseNow() {
   OnStrand([](Connection& c) { c.Close(); });
 }
@@ -150,7 +156,8 @@ void Connection::NextRequest() {
   parser_->body_limit(host_.limits.body_bytes);
   parser_->eager(true);
   parser_->on_chunk_header(chunk_line_);
-  in_trailers_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  chunk_line_.trailers = nullptr;
+  begun_ = in_trailers_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -205,8 +212,16 @@ void Connection::Parse() {
       parsed_ = 0;
       return Read();
     }
+    if (!begun_) {
+      if (!SkipEmptyLine()) return Read();
+      begun_ = true;
+      continue;
+    }
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
+    const bool folded_trailer = chunk_line_.trailers != nullptr &&
+                                HasFoldedLine({chunk_line_.trailers, static_cast<size_t>(input_.data() + parsed_ +
+                                                                                         used - chunk_line_.trailers)});
     if (!head_seen_ && parser_->is_header_done())
       folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
     parsed_ += used;
@@ -225,6 +240,7 @@ void Connection::Parse() {
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
     if (error) return Fail(400, error.message());
+    if (folded_trailer) return Fail(400, "a trailer line is folded");
     if (parser_->is_header_done() && !head_seen_) {
       head_seen_ = true;
       SetDeadline(host_.limits.body_s);
@@ -234,6 +250,14 @@ void Connection::Parse() {
     if (parser_->is_done()) return Handle();
     if (used == 0) return CheckUnfinished() ? Read() : void();
   }
+}
+
+// An empty line before a request: some clients end the one before with it (RFC 9112, 2.2). One is forgiven, a second is
+// no request's line. False: the next byte has to tell.
+bool Connection::SkipEmptyLine() {
+  const std::string_view rest = std::string_view(input_).substr(parsed_);
+  if (rest.starts_with("\r\n")) parsed_ += 2;
+  return rest != "\r";
 }
 
 // What the parser left, because its end has not come: a chunk's line, or the last one's with all trailers. False: it is

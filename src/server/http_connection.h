@@ -52,6 +52,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Any thread, all of them.
   void Start();
   void CloseIfIdle();
+  void RefuseUnread();  // a request whose body is not all there
   void CloseNow();
 
  private:
@@ -60,9 +61,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
-  // Refuses a chunk whose extensions, which nobody here reads, are long.
+  // Refuses a chunk whose extensions, which nobody here reads, are long, and remembers where the last one's line ends.
   struct ChunkLine {
-    void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) const;
+    void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error);
+    const char* trailers = nullptr;  // in the bytes that are being parsed
   };
 
   // On the strand, all of them.
@@ -72,6 +74,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnRead(error_code error, size_t bytes);
   void OnReadAhead();
   void Parse();
+  bool SkipEmptyLine();
   bool AdmitHead();
   bool CheckUnfinished();
   void Handle();
@@ -112,6 +115,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t parsed_ = 0;
   ChunkLine chunk_line_;
   std::optional<Parser> parser_;
+  bool begun_ = false;  // the request's line is being read, or more
   bool head_seen_ = false;
   bool folded_ = false;       // a line of the head goes on in the next
   bool in_trailers_ = false;  // the last chunk's line is there, what follows it not all

@@ -89,10 +89,22 @@ Status Server::Listen() {
     tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
                          asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1,
                      error);
+    // Asked for where a file is encrypted; OpenSSL's own callback would stop and ask at the terminal.
+    const auto encrypted = std::make_shared<bool>(false);
+    const auto ask = [encrypted](size_t, asio::ssl::context::password_purpose) {
+      *encrypted = true;
+      return std::string();
+    };
+    tls->set_password_callback(ask, error);
     if (tls->use_certificate_chain_file(options_.tls_cert, error); error)
       return IoError("--tls-cert {}: {}", options_.tls_cert, error.message());
-    if (tls->use_private_key_file(options_.tls_key, asio::ssl::context::pem, error); error)
-      return IoError("--tls-key {}: {}", options_.tls_key, error.message());
+    tls->use_private_key_file(options_.tls_key, asio::ssl::context::pem, error);
+    if (error && *encrypted)
+      return IoError(
+          "--tls-key {}: the key is encrypted, and nobody is there to be asked for its passphrase; "
+          "store it without one (openssl pkey -in KEY -out PLAIN)",
+          options_.tls_key);
+    if (error) return IoError("--tls-key {}: {}", options_.tls_key, error.message());
   }
   tcp::resolver resolver(io);
   const auto found = resolver.resolve(options_.host, std::to_string(options_.port),
@@ -200,6 +212,7 @@ void Server::BeginDrain() {
   if (handler.drain) handler.drain();
   After(limits.drain_s, [this] {
     if (handler.cut) handler.cut();
+    for (const auto& connection : Open()) connection->RefuseUnread();
     After(kLastWordsSeconds, [this] {
       for (const auto& connection : Open()) connection->CloseNow();
     });

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 namespace infinigen {
 namespace {
@@ -20,7 +22,7 @@ void Head(const char* name, const char* type, const char* help, std::string* tex
 
 void Value(const char* name, const char* type, const char* help, double value, std::string* text) {
   Head(name, type, help, text);
-  *text += fmt::format("infinigen_{} {}\n", name, value);
+  *text += std::isnan(value) ? fmt::format("infinigen_{} NaN\n", name) : fmt::format("infinigen_{} {}\n", name, value);
 }
 
 }  // namespace
@@ -50,6 +52,11 @@ bool Metrics::TryEnter(int64_t count, int64_t limit) {
   return true;
 }
 
+void Metrics::Leave(int64_t count) {
+  const std::lock_guard lock(mutex_);
+  inside_ -= count;
+}
+
 void Metrics::Started(int64_t prompt_tokens, int64_t cached_tokens) {
   const std::lock_guard lock(mutex_);
   ++running_;
@@ -73,8 +80,9 @@ void Metrics::Finished(FinishReason reason, bool started, double seconds) {
   const std::lock_guard lock(mutex_);
   --inside_;
   if (started) --running_;
-  ++finished_[std::string(Name(reason))];
-  if (reason != FinishReason::kCancelled && reason != FinishReason::kError) whole_.Observe(seconds);
+  const bool failed = reason == FinishReason::kCancelled || reason == FinishReason::kError;
+  ++(failed ? failed_ : succeeded_)[std::string(Name(reason))];
+  if (!failed) whole_.Observe(seconds);
 }
 
 void Metrics::Replied(int status) {
@@ -102,7 +110,8 @@ std::string Metrics::Render(const HttpCounters& http) const {
   std::string text;
   const auto real = [](auto value) { return static_cast<double>(value); };
   Value("num_requests_running", "gauge", "Sequences being prefilled or decoded.", real(running_), &text);
-  Value("num_requests_waiting", "gauge", "Sequences in the queue.", real(inside_ - running_), &text);
+  Value("num_requests_waiting", "gauge", "Sequences that were let in and whose prompt is not begun yet.",
+        real(inside_ - running_), &text);
   const double limit = real(engine_.pool_limit_bytes);
   Value("kv_cache_usage_perc", "gauge", "Share of the KV pool that sequences have, 1 is full.",
         limit > 0 ? real(engine_.pool_bytes) / limit : 0, &text);
@@ -121,15 +130,18 @@ std::string Metrics::Render(const HttpCounters& http) const {
   first_token_.Render("time_to_first_token_seconds", "From a request's arrival to its first token.", &text);
   gap_.Render("inter_token_latency_seconds", "Between two tokens of a sequence.", &text);
   whole_.Render("e2e_request_latency_seconds", "From a request's arrival to its last token.", &text);
-  Head("request_success_total", "counter", "Sequences that ended, by reason.", &text);
-  for (const auto& [reason, count] : finished_)
+  Head("request_success_total", "counter", "Sequences that came to their end, by what ended them.", &text);
+  for (const auto& [reason, count] : succeeded_)
     text += fmt::format("infinigen_request_success_total{{finished_reason=\"{}\"}} {}\n", reason, count);
+  Head("request_failures_total", "counter", "Sequences that were let in and did not, by reason.", &text);
+  for (const auto& [reason, count] : failed_)
+    text += fmt::format("infinigen_request_failures_total{{reason=\"{}\"}} {}\n", reason, count);
   Value("kv_fetched_bytes_total", "counter", "Bytes of KV entries that came from the pool to attention.",
         real(engine_.kv.fetched_bytes), &text);
   Value("kv_selected_ratio", "gauge", "Share of the cache chosen by score, over all decode steps.",
         engine_.kv.layers.empty() ? 1.0 : engine_.kv.Selecting().selected_ratio(), &text);
-  Value("kv_hit_ratio", "gauge", "Of entries wanted near, those that were; 0 where entries are read in place.",
-        engine_.kv.hit_ratio(), &text);
+  Value("kv_hit_ratio", "gauge", "Of entries wanted near, those that were; NaN where entries are read in place.",
+        engine_.kv.fetches ? engine_.kv.hit_ratio() : std::numeric_limits<double>::quiet_NaN(), &text);
   Value("kv_fetch_stall_seconds_total", "counter",
         "Time that steps waited for entries to arrive, added up over layers; 0 where they are read in place.",
         real(engine_.kv.stall_ns) * 1e-9, &text);

@@ -44,6 +44,8 @@ class Metrics {
 
   // Takes `count` places among `limit`, or none: the queue is full.
   bool TryEnter(int64_t count, int64_t limit);
+  // Gives them back as if nobody had come.
+  void Leave(int64_t count);
   void Started(int64_t prompt_tokens, int64_t cached_tokens);
   void FirstToken(double seconds);  // since the request came
   void NextToken(double gap_seconds);
@@ -62,7 +64,7 @@ class Metrics {
   int64_t inside_ = 0, running_ = 0;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0;
   Histogram first_token_, gap_, whole_;
-  std::map<std::string, uint64_t> finished_;
+  std::map<std::string, uint64_t> succeeded_, failed_;  // by reason
   std::map<int, uint64_t> replies_;
   EngineSnapshot engine_;
 };

@@ -2,6 +2,7 @@
 // files only.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <memory>
@@ -34,7 +35,12 @@ struct Api::Call {
   std::string id;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   Serving* serving = nullptr;  // null: not ready
+  // Of a body that the worker reads. Its answer, its client's leaving and the server's end may come at once: whoever
+  // settles it first has the reply and the line in the log, and the others say nothing. Null: there is one way only.
+  std::shared_ptr<std::atomic<bool>> settled;
 
+  bool Settle() const { return settled == nullptr || !settled->exchange(true); }
+  bool is_settled() const { return settled != nullptr && *settled; }
   const HttpRequest& head() const { return exchange->request(); }
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
 };

@@ -19,11 +19,11 @@ Worker::~Worker() {
   thread_.join();
 }
 
-bool Worker::Post(const void* owner, std::function<void()> task) {
+bool Worker::Post(const void* owner, std::function<void()> run, std::function<void()> refuse) {
   {
     const std::lock_guard lock(mutex_);
-    if (tasks_.size() >= most_waiting_) return false;
-    tasks_.push_back({owner, std::move(task)});
+    if (refusing_ || tasks_.size() >= most_waiting_) return false;
+    tasks_.push_back({owner, std::move(run), std::move(refuse)});
   }
   woken_.notify_one();
   return true;
@@ -39,20 +39,35 @@ bool Worker::Withdraw(const void* owner) {
   return true;
 }
 
+void Worker::RefuseAll() {
+  std::deque<Task> waiting;
+  std::shared_ptr<const Task> under_way;
+  {
+    const std::lock_guard lock(mutex_);
+    refusing_ = true;
+    waiting.swap(tasks_);
+    under_way = under_way_;
+  }
+  if (under_way) under_way->refuse();
+  for (const Task& task : waiting) task.refuse();
+}
+
 void Worker::Run() {
   // Behind the engine's threads, where cores are few: somebody's next token goes before somebody's first. Of this
   // thread alone, on Linux; not worth an error.
   if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10) != 0) errno = 0;
   for (;;) {
-    Task task;
+    std::shared_ptr<const Task> task;  // the last one's is freed here, outside the lock
     {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
       if (ending_) return;
-      task = std::move(tasks_.front());
+      task = under_way_ = std::make_shared<const Task>(std::move(tasks_.front()));
       tasks_.pop_front();
     }
-    task.run();
+    task->run();
+    const std::lock_guard lock(mutex_);
+    under_way_ = nullptr;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -18,15 +19,20 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Any thread. In order. False: too many wait, and this one is not among them.
-  bool Post(const void* owner, std::function<void()> task);
+  // Any thread. In order. False: too many wait, or all were refused, and this one is not among them.
+  bool Post(
+      const void* owner, std::function<void()> run, std::function<void()> refuse = [] {});
   // Any thread. Drops, unrun, what `owner` posted, and frees its place. False: it runs, has run, or was never there.
   bool Withdraw(const void* owner);
+  // Any thread. Ends it: whatever waits is dropped unrun, and here, by this thread, `refuse` is called of each, oldest
+  // first. Also of the one under way, which goes on meanwhile: which of its two functions counts is theirs to agree on.
+  // Nothing is taken from here on.
+  void RefuseAll();
 
  private:
   struct Task {
     const void* owner;  // a name, never followed
-    std::function<void()> run;
+    std::function<void()> run, refuse;
   };
 
   void Run();
@@ -35,6 +41,8 @@ class Worker {
   std::mutex mutex_;
   std::condition_variable woken_;
   std::deque<Task> tasks_;
+  std::shared_ptr<const Task> under_way_;
+  bool refusing_ = false;
   bool ending_ = false;
   std::thread thread_;  // last: starts when all else is there
 };

@@ -71,6 +71,9 @@ TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
   check(431, "invalid_request_error", "too_large", false);
   check(429, "rate_limit_error", "too_many_bodies", true);
   check(503, "server_error", "too_many_connections", true);
+  handler.cut();  // from here on there is one reason
+  const HttpReply reply = handler.fail({}, 503, "why");
+  EXPECT_EQ(nlohmann::json::parse(reply.body)["error"]["code"], "shutting_down");
 }
 
 TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
@@ -95,6 +98,40 @@ TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
     while (!last) std::this_thread::yield();
   }
   EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
+TEST(Worker, AtTheEndEveryTaskIsRefusedAlsoTheOneUnderWay) {
+  std::mutex gate;
+  std::atomic<bool> first{false};
+  std::vector<std::string> refused;
+  int ran = 0;
+  const auto refuse = [&](const std::string& name) { return [&, name] { refused.push_back(name); }; };
+  {
+    Worker worker(3);
+    ASSERT_TRUE(worker.Post(
+        nullptr, [&] { ++ran; }, refuse("done long ago")));
+    std::unique_lock closed(gate);
+    const auto slow = [&] {
+      first = true;
+      const std::lock_guard wait(gate);
+      ++ran;
+    };
+    while (!worker.Post(nullptr, slow, refuse("under way"))) std::this_thread::yield();
+    while (!first) std::this_thread::yield();
+    const int waits = 0;
+    EXPECT_TRUE(worker.Post(
+        &waits, [&] { ++ran; }, refuse("waits")));
+    EXPECT_TRUE(worker.Post(
+        nullptr, [&] { ++ran; }, refuse("waits too")));
+    worker.RefuseAll();
+    EXPECT_FALSE(worker.Withdraw(&waits)) << "it is answered";
+    EXPECT_FALSE(worker.Post(
+        nullptr, [&] { ++ran; }, refuse("comes too late")));
+    worker.RefuseAll();  // the one under way again: it is told apart by whoever answers
+    closed.unlock();
+  }
+  EXPECT_EQ(refused, (std::vector<std::string>{"under way", "waits", "waits too", "under way"}));
+  EXPECT_EQ(ran, 2);
 }
 
 TEST(Worker, WhatIsWithdrawnIsNeverRunAndItsPlaceIsFree) {

@@ -146,9 +146,11 @@ class Routes(Case):
         text = SERVER.get("/metrics").body.decode()
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
                      "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_count",
-                     "e2e_request_latency_seconds_sum", "kv_fetched_bytes_total", "kv_selected_ratio", "kv_hit_ratio",
-                     "kv_fetch_stall_seconds_total"):
+                     "e2e_request_latency_seconds_sum", "kv_fetched_bytes_total", "kv_selected_ratio",
+                     "kv_fetch_stall_seconds_total", 'request_success_total{finished_reason="length"}'):
             self.assertIn(f"\ninfinigen_{name}", text)
+        self.assertIn("\ninfinigen_kv_hit_ratio NaN\n", text)  # on a CPU nothing is fetched
+        self.assertNotIn('request_success_total{finished_reason="cancelled"}', text)
         counts = [int(line.split()[-1]) for line in text.splitlines()
                   if line.startswith("infinigen_inter_token_latency_seconds_bucket")]
         self.assertEqual(counts, sorted(counts))
@@ -316,6 +318,7 @@ class Answers(Case):
 
     def test_a_long_prefix_is_read_once(self):
         prefix = "".join(f"Chapter {i}: the lamp in the hall was lit. " for i in range(350))
+        SERVER.await_metric("kv_cache_usage_perc", 0)  # the numbers are those of after the last answer
         computed, answers = [SERVER.metric("prefilled_tokens_total")], []
         for question in ("Who lit it?", "Who lit it?", "And why?"):
             answers.append(self.text(prompt=prefix + question, max_tokens=1))
@@ -346,12 +349,13 @@ class Errors(Case):
 
     def test_wrong_fields_are_named(self):
         for field, values in {
-                "messages": [5, "x", [], [5], None], "max_tokens": ["5", 1.5, -1, [], 2**40, 1e300],
+                "messages": [5, "x", [], [5], None], "max_tokens": ["5", 1.5, -1, [], 2**40, 10**30, 1e300],
                 "temperature": ["hot", -1, 3, True], "top_p": [-0.1, 1.1, "x"], "seed": ["x", 1.5, 2**64, 2**64 - 1],
                 "stop": [5, [5], ["x"] * 17, {}, "x" * 1025], "n": [0, -1, 1000, "2", 1.5], "logprobs": ["yes", 3],
                 "top_logprobs": [3], "logit_bias": [5, [1], {"x": 1}, {"5": "x"}, {"-1": 0}, {"99999999": 1}, {"5": 101}],
                 "presence_penalty": [3, "x"], "frequency_penalty": [-3], "stream": ["true", 1],
                 "stream_options": [{"include_usage": True}], "kv": [[], 5, {"cap": 0}], "model": [5], "tools": [[{}]],
+                "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
                 "response_format": [{"type": "json_object"}, 5], "min_p": [2], "top_k": [-1, "x"]}.items():
             for value in values:
                 error = self.refused(CHAT, {"messages": HELLO, "max_tokens": 1, field: value})
@@ -361,6 +365,8 @@ class Errors(Case):
             self.assertTrue(str(self.refused(TEXT, {"prompt": prompt})["param"]).startswith("prompt"))
         self.assertEqual(self.refused(CHAT, {"messages": [{"role": "user"}]})["param"], "messages[0].content")
         self.assertEqual(self.refused(CHAT, {"messages": HELLO + [{"content": "x"}]})["param"], "messages[1].role")
+        error = self.refused(CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, says="wizard")
+        self.assertEqual(error["param"], "messages[0].role")
 
     def test_unknown_fields_are_ignored(self):
         self.chat(frobnicate=5, user="me", metadata={"a": "b"}, store=False, logit_bias=None, stop=None, tools=[])

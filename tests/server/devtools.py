@@ -91,7 +91,8 @@ class Browser:
 
     def open(self, url, width=1280, height=860, phone=False, dark=True, still=False, before=""):
         # A context of its own: nothing that another page stored is seen.
-        context = self.call("Target.createBrowserContext")["browserContextId"]
+        # The first call of all waits until Chromium has started, which takes its time on a machine that is busy.
+        context = self.call("Target.createBrowserContext", timeout=90)["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)

@@ -76,6 +76,41 @@ TEST(Metrics, TheQueueIsBounded) {
   EXPECT_TRUE(metrics.TryEnter(2, 3));
 }
 
+TEST(Metrics, WhoLeavesWasNeverThere) {
+  Metrics metrics;
+  EXPECT_TRUE(metrics.TryEnter(3, 3));
+  metrics.Leave(2);
+  EXPECT_EQ(metrics.waiting(), 1);
+  EXPECT_TRUE(metrics.TryEnter(2, 3));
+  EXPECT_EQ(metrics.Render({}).find("_total{"), std::string::npos) << "nothing ended";
+}
+
+TEST(Metrics, OnlyWhatEndedWellIsASuccess) {
+  Metrics metrics;
+  EXPECT_TRUE(metrics.TryEnter(5, 5));
+  for (const FinishReason reason : {FinishReason::kEos, FinishReason::kLength, FinishReason::kLength,
+                                    FinishReason::kCancelled, FinishReason::kError})
+    metrics.Finished(reason, /*started=*/false, 1.0);
+  const std::string text = metrics.Render({});
+  const auto at = [&](const std::string& line) { return text.find("\ninfinigen_" + line + "\n") != text.npos; };
+  EXPECT_TRUE(at("request_success_total{finished_reason=\"stop\"} 1"));
+  EXPECT_TRUE(at("request_success_total{finished_reason=\"length\"} 2"));
+  EXPECT_TRUE(at("request_failures_total{reason=\"cancelled\"} 1"));
+  EXPECT_TRUE(at("request_failures_total{reason=\"error\"} 1"));
+  EXPECT_EQ(text.find("success_total{finished_reason=\"cancelled"), text.npos);
+  EXPECT_EQ(text.find("success_total{finished_reason=\"error"), text.npos);
+}
+
+TEST(Metrics, HitsAreSaidWhereEntriesAreFetched) {
+  Metrics metrics;
+  metrics.Update({.pool_bytes = 1});
+  EXPECT_NE(metrics.Render({}).find("\ninfinigen_kv_hit_ratio NaN\n"), std::string::npos);
+  EngineSnapshot fetching;
+  fetching.kv.fetches = true;
+  metrics.Update(fetching);
+  EXPECT_EQ(metrics.Render({}).find("NaN"), std::string::npos);
+}
+
 TEST(Metrics, HistogramsAreCumulative) {
   Histogram histogram({1, 2});
   for (const double value : {0.5, 1.0, 1.5, 9.0}) histogram.Observe(value);

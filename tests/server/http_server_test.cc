@@ -211,6 +211,42 @@ TEST(HttpServer, TargetsMayNameTheServer) {
   EXPECT_EQ(client.Read("refused").substr(0, 12), "HTTP/1.1 404");
 }
 
+TEST(HttpServer, OneEmptyLineBeforeARequestIsForgiven) {
+  Served served;
+  Client client(served.port());
+  client.Send("\r\n" + Client::Get("/later"));
+  EXPECT_NE(client.Read("later").find("200 OK"), std::string::npos);
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody\r\n");  // as old clients end a body
+  EXPECT_NE(client.Read("body").find("200 OK"), std::string::npos);
+  client.Send(Client::Get("/later"));
+  EXPECT_NE(client.Read("later").find("200 OK"), std::string::npos);
+  client.Send("\r\n\r\n" + Client::Get("/later"));
+  EXPECT_EQ(client.Read("").substr(0, 12), "HTTP/1.1 400") << "one, not two";
+  Client dripping(served.port());
+  dripping.Send("\r");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  dripping.Send("\n" + Client::Get("/later"));
+  EXPECT_NE(dripping.Read("later").find("200 OK"), std::string::npos);
+}
+
+TEST(HttpServer, FoldedTrailersAreRefused) {
+  Served served;
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const auto status = [&](const std::string& first, const std::string& second) {
+    Client client(served.port());
+    client.Send(head + first);
+    if (!second.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    client.Send(second);
+    return client.Read("\r\n\r\n").substr(9, 3);
+  };
+  // What looks folded in a body, or in what follows the request, is not.
+  EXPECT_EQ(status("3\r\n\n a\r\n0\r\n\r\n", ""), "200");
+  EXPECT_EQ(status("3\r\n\n a\r\n0;x=y\r\nT: x\r\nU: y\r\n\r\n a", ""), "200");
+  EXPECT_EQ(status("1\r\na\r\n0\r\nT: x\r\n y\r\n\r\n", ""), "400");
+  EXPECT_EQ(status("1\r\na\r\n0;x=y\r\nT: x\r\n\ty: z\r\n\r\n", ""), "400");
+  EXPECT_EQ(status("1\r\na\r\n0\r\nT: x\r\n", " y\r\n\r\n"), "400") << "in two pieces";
+}
+
 TEST(HttpServer, ErrorsOfTheConnectionSayWhoseTheyAre) {
   HttpLimits limits;
   limits.body_bytes = 10;
@@ -326,7 +362,8 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   HttpLimits limits;
   limits.drain_s = 1;
   Served served(limits);
-  Client idle(served.port()), later(served.port()), endless(served.port());
+  Client idle(served.port()), later(served.port()), endless(served.port()), half(served.port());
+  half.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfir");
   later.Send(Client::Get("/later"));
   endless.Send(Client::Get("/endless"));
   endless.Read("begin");
@@ -335,6 +372,7 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   const std::string reply = later.Read("");
   EXPECT_NE(reply.find("later"), std::string::npos);
   EXPECT_NE(reply.find("Connection: close"), std::string::npos);
+  EXPECT_EQ(half.Read("").substr(0, 12), "HTTP/1.1 503") << "whoever is still sending is told too";
   served.server().Wait();
   EXPECT_TRUE(served.drained());
   EXPECT_TRUE(served.cut()) << "who is cut may say so first";

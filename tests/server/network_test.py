@@ -96,6 +96,8 @@ class Malformed(Shared):
                                   "\r\n" + chunks,
                 "a space before the colon": head + f"Content-Length : {n}\r\n\r\n" + body,
                 "a folded header": head + f"X: a\r\n b\r\nContent-Length: {n}\r\n\r\n" + body,
+                "a folded trailer": head + chunked + "\r\n" + chunks[:-2] + "T: x\r\n y\r\n\r\n",
+                "two empty lines": "\r\n\r\n" + head + f"Content-Length: {n}\r\n\r\n" + body,
                 "a length in a fold": head + f"X: a\r\n\tContent-Length: 1\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no host": line + f"Content-Length: {n}\r\n\r\n" + body,
                 "two hosts": head + f"Host: other\r\nContent-Length: {n}\r\n\r\n" + body,
@@ -213,6 +215,30 @@ class Leaving(Shared):
         for connection in running:
             connection.close()
         self.assertEqual(self.server.post(TEXT, {"prompt": "a", "n": 9}).status, 400)  # never fits
+
+    def test_kept_logprobs_are_bounded_over_all_requests(self):
+        # The rest of the context, each token with 20 others: 172,032 a request, and 1,048,576 in all.
+        inside = [self.start(False, prompt="a", logprobs=20) for _ in range(6)]
+        self.server.await_metric("num_requests_waiting", 2)
+        refused = self.server.post(TEXT, {**LONG, "logprobs": 20})
+        self.assertEqual((refused.status, refused.error["code"]), (429, "too_many_logprobs"), refused.body)
+        self.assertGreaterEqual(int(refused.headers["Retry-After"]), 1)
+        self.assertIn("1048576", refused.error["message"])
+        self.assertEqual(self.server.metric("num_requests_waiting"), 2)
+        inside.append(self.start(True, logprobs=20))  # of which nothing is kept
+        self.server.await_metric("num_requests_waiting", 3)
+        for connection in inside:
+            connection.close()
+        self.server.await_metric("num_requests_running", 0)
+        whole = {"prompt": "a", "max_tokens": 8192, "logprobs": 20, "logit_bias": self.end()}
+        for _ in range(8):  # what was taken came back, each time
+            reply = self.server.post(TEXT, whole)
+            self.assertEqual(reply.status, 200, reply.body)
+
+    def end(self):
+        """A bias that ends an answer with its first token."""
+        token, = self.server.post("/tokenize", {"content": "<|endoftext|>"}).json["tokens"]
+        return {str(token): 100}
 
     def test_many_at_once(self):
         for _ in range(3):
@@ -446,12 +472,20 @@ class Access(unittest.TestCase):
 
         self.assertIn("go together", fails("--tls-cert", "x"))
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
+        with tempfile.TemporaryDirectory() as folder:
+            key, cert = os.path.join(folder, "key.pem"), os.path.join(folder, "cert.pem")
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-days", "1", "-subj",
+                            "/CN=localhost", "-keyout", key, "-out", cert], capture_output=True, check=True)
+            said = fails("--tls-cert", cert, "--tls-key", key)
+            self.assertIn(f"--tls-key {key}: the key is encrypted", said)
         self.assertIn("--api-key-file", fails("--api-key-file", "/nothing"))
         self.assertIn("empty", fails("--api-key", ""))
+        self.assertIn("empty", fails("--api-key", " "))
+        self.assertIn("empty", fails("--api-key", "a-good-one", "--api-key", "\t \n"))
         self.assertIn("empty", fails("--api-key-file", ""))
-        for name in ("INFINIGEN_API_KEY", "INFINIGEN_API_KEY_FILE"):
+        for name, value in (("INFINIGEN_API_KEY", ""), ("INFINIGEN_API_KEY", " "), ("INFINIGEN_API_KEY_FILE", "")):
             run = subprocess.run([BINARY, "serve", "--port", "0"], capture_output=True, text=True, timeout=30, check=False,
-                                 env={**os.environ, name: ""})
+                                 env={**os.environ, name: value})
             self.assertEqual((run.returncode, run.stdout, len(run.stderr.splitlines())), (1, "", 1), run)
             self.assertIn("empty", run.stderr)
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -537,6 +571,39 @@ class Ending(unittest.TestCase):
         self.assertIn(b'"code":"shutting_down"', events[-1])
         self.assertTrue(answers[0].endswith(b"0\r\n\r\n"), "the stream has an end")
         self.assertRegex(answers[1], rb"^HTTP/1\.1 503 [\s\S]*shutting_down")
+
+    def test_large_bodies_have_one_end_each(self):
+        """Whoever leaves while its body is read; whoever is cut while its body is read, or waits for that."""
+        def large(name, size):
+            connection = server.socket()
+            connection.sendall(request("/tokenize", {"content": " " * size}, f"X-Request-Id: {name}"))
+            return connection
+
+        def answer(connection):
+            data = b""
+            while chunk := connection.recv(65536):
+                data += chunk
+            connection.close()
+            return data
+
+        server = Server(BINARY, "--drain", 0)
+        leaves = large("leaves", 2_000_000)  # is read for a second or so
+        time.sleep(0.2)
+        leaves.close()
+        server.await_log(" leaves ")
+        self.assertEqual(server.post("/tokenize", {"content": " " * 50_000}).status, 200)  # the one before is done with
+        cut = {"read": large("read", 2_000_000)}
+        time.sleep(0.2)
+        cut.update((f"waits-{i}", large(f"waits-{i}", 50_000)) for i in range(5))
+        time.sleep(0.2)
+        server.signal()
+        for name, connection in cut.items():
+            self.assertRegex(answer(connection)[:1000], rb"^HTTP/1\.1 503 [\s\S]*shutting_down", name)
+        self.assertEqual(server.wait(), 0)
+        for name, status in {"leaves": 499, **dict.fromkeys(cut, 503)}.items():
+            lines = [line for line in server.log if f" {name} " in line]
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn(f" POST /tokenize {status} ", lines[0])
 
     def test_silent_streams_say_that_they_are_alive(self):
         server = Server(BINARY, "--batch", 1, "--heartbeat", 1)
