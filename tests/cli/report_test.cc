@@ -212,7 +212,7 @@ TEST(MemoryPlanning, APromptBesideAnotherIsCountedWhereItIsWanted) {
   EXPECT_EQ(with.parts.total_bytes(), without.parts.total_bytes() + 100 * 64 * sizeof(float));
   EXPECT_EQ(with.options.pool_limit_bytes, without.options.pool_limit_bytes - 100 * 64 * sizeof(float));
   EXPECT_THAT(DescribePlan(config, with), HasSubstr("a prompt, and one of up to 100 tokens beside it"));
-  EXPECT_THAT(DescribePlan(config, without), Not(HasSubstr("beside it")));
+  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("beside it")));
   options.side_tokens = 512;  // nobody is longer
   EXPECT_EQ(PlanRun(config, 0, options, std::nullopt, kGiB).parts.total_bytes(), without.parts.total_bytes());
   options.side_tokens = 100;

@@ -141,7 +141,7 @@ inline std::vector<int32_t> Expected(std::vector<int32_t> sequence, size_t n) {
 }
 
 struct FakeClient {
-  std::map<int32_t, RequestResult> results;
+  std::map<int64_t, RequestResult> results;
 
   Request Make(std::vector<int32_t> prompt, int64_t n) {
     return {.prompt = std::move(prompt),
