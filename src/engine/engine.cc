@@ -121,8 +121,8 @@ bool Engine::IsShort(const Live& live) const {
   return executor_.PrefillBytes(live.rows, live.rows_before_step() - live.rows) <= side_bytes_;
 }
 
-// At most two prefills are under way, one of them a short one: what the memory plan counts. A replay has the main lane:
-// as steps it takes more.
+// At most two prefills are under way, one of them a short one: what the memory plan counts. Replayed steps take more
+// than is planned for the side lane.
 Engine::Lanes Engine::FindLanes() const {
   Lanes lanes;
   for (const std::unique_ptr<Live>& live : requests_) {
@@ -164,7 +164,9 @@ Status Engine::BeginPrefill(Live& live) {
     stats_.reused_tokens += live.rows;
   }
   const bool steps = live.rows >= live.prompt_tokens();
-  live.prefill_end = steps ? live.rows_before_step() : live.prompt_tokens();
+  // As a step a token takes up to twice the memory, for its guess: in parts, so that none takes more than a prompt may.
+  const int64_t part = std::max<int64_t>(1, executor_.options().max_tokens / 2);
+  live.prefill_end = steps ? std::min(live.rows_before_step(), live.rows + part) : live.prompt_tokens();
   const std::span<const int32_t> tokens =
       std::span(live.history)
           .subspan(static_cast<size_t>(live.rows), static_cast<size_t>(live.prefill_end - live.rows));

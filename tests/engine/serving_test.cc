@@ -182,6 +182,26 @@ TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
   }
 }
 
+// More than half of the context is replayed: in parts.
+TEST(Preemption, ALongReplayHasNoSeam) {
+  for (const KvMethod& method : {Infinigen(), Infinigen(GuessSource::kPrevStep)}) {
+    const std::unique_ptr<Executor> executor =
+        MakeModel({.method = method, .batch = 2, .pool_rows = 6 * 256, .context = 1024});
+    Client client;
+    Engine engine(*executor, {.grows = true});
+    std::vector<Text> texts;
+    for (const uint32_t seed : {160u, 161u}) {
+      texts.push_back(MakeText(method, 20, 900, seed));
+      ASSERT_TRUE(engine.Submit(client.Make(texts.back().prompt, 900)).ok());
+    }
+    while (engine.RunOnce()) {
+    }
+    EXPECT_EQ(engine.stats().preemptions, 1);
+    EXPECT_GT(engine.stats().replayed_tokens, 512 + 20);
+    for (int32_t i = 0; i < 2; ++i) EXPECT_EQ(client.results[i].tokens, texts[static_cast<size_t>(i)].alone) << i;
+  }
+}
+
 TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4, .pool_rows = 6 * 256});
   Client client;
