@@ -188,7 +188,9 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   if (gpu) line("stages", parts.stage_bytes, "");
   if (gpu) line("logits", parts.sampling_bytes, "on the host");
   line("workspace", parts.workspace_bytes, "");
-  line("prefill", parts.prefill_bytes, "");
+  const int64_t side = options.planned_side_tokens();
+  line("prefill", parts.prefill_bytes,
+       side > 0 ? fmt::format("a prompt, and one of up to {} tokens beside it", side) : "");
   const uint64_t extra = plan.extra_prefix_bytes();
   line("total", parts.total_bytes() + extra, "");
   if (gpu) {

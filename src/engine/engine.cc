@@ -41,6 +41,8 @@ Engine::Engine(Executor& executor, const EngineOptions& options)
   items_.reserve(batch);
   stats_.step_ms.reserve(kStepSamples);  // a step allocates nothing
   logits_.resize(batch * static_cast<size_t>(executor.config().vocab));
+  if (const int64_t side = executor.options().planned_side_tokens(); side > 0)
+    side_bytes_ = executor.PrefillBytes(0, side);
   if (!options_.reuses_prefixes) return;
   prefix_extent_bytes_ = executor.shared_extent_bytes() + kExtentTokens * executor.Stats().sketch_row_bytes;
   const uint64_t most = std::min<uint64_t>(options_.prefix_limit_bytes / prefix_extent_bytes_, INT64_MAX);
@@ -114,17 +116,43 @@ void Engine::DropCancelled() {
     if (live->cancel && !live->finished()) Finish(*live, FinishReason::kCancelled);
 }
 
-// The oldest first. A request that is done makes way for the next in the same turn, as long as tokens are left.
+// By what is still to be read, in the memory that it takes.
+bool Engine::IsShort(const Live& live) const {
+  return executor_.PrefillBytes(live.rows, live.rows_before_step() - live.rows) <= side_bytes_;
+}
+
+// At most two prefills are under way, one of them a short one: what the memory plan counts. Replayed steps take more
+// than is planned for the side lane.
+Engine::Lanes Engine::FindLanes() const {
+  Lanes lanes;
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (!live->reads()) continue;
+    if (lanes.main == nullptr) {
+      lanes.main = live.get();
+      if (side_bytes_ == 0 || IsShort(*live)) break;
+    } else if (live->prefill_units > 0) {
+      CHECK(IsShort(*live));    // nobody older can come between who began in the main lane and its end
+      lanes.side = live.get();  // whoever began goes on
+      break;
+    } else if (lanes.side == nullptr && live->result.tokens.empty() && IsShort(*live)) {
+      lanes.side = live.get();
+    }
+  }
+  return lanes;
+}
+
+// A request that is done makes way for the next of its lane in the same turn, as long as tokens are left.
 void Engine::RunPrefill() {
+  Lanes lanes = FindLanes();
+  side_turn_ = lanes.side != nullptr && !side_turn_;
   int64_t left = options_.turn_prefill_tokens;
-  do {
-    const auto oldest = std::ranges::find_if(requests_, [](const auto& live) {
-      return live->state == RequestState::kPrefilling || live->state == RequestState::kAdmitted;
-    });
-    if (oldest == requests_.end()) return;
-    RunPrefillUnit(**oldest);
-    left -= std::max((*oldest)->unit_tokens, kLeastUnitTokens);
-  } while (left > 0);
+  while (lanes.main != nullptr) {
+    Live& live = side_turn_ && lanes.side != nullptr ? *lanes.side : *lanes.main;
+    RunPrefillUnit(live);
+    left -= std::max(live.unit_tokens, kLeastUnitTokens);
+    if (left <= 0) return;
+    lanes = FindLanes();
+  }
 }
 
 // The prompt, as far as it is not there; after a preemption then what was generated, as the steps it was.
@@ -136,7 +164,9 @@ Status Engine::BeginPrefill(Live& live) {
     stats_.reused_tokens += live.rows;
   }
   const bool steps = live.rows >= live.prompt_tokens();
-  live.prefill_end = steps ? live.rows_before_step() : live.prompt_tokens();
+  // As a step a token takes up to twice the memory, for its guess: in parts, so that none takes more than a prompt may.
+  const int64_t part = std::max<int64_t>(1, executor_.options().max_tokens / 2);
+  live.prefill_end = steps ? std::min(live.rows_before_step(), live.rows + part) : live.prompt_tokens();
   const std::span<const int32_t> tokens =
       std::span(live.history)
           .subspan(static_cast<size_t>(live.rows), static_cast<size_t>(live.prefill_end - live.rows));
@@ -150,7 +180,7 @@ Status Engine::BeginPrefill(Live& live) {
 
 void Engine::RunPrefillUnit(Live& live) {
   if (live.prefill_units_done == live.prefill_units) {
-    // Only now: the residual stream of one prompt at a time is what the memory plan counts.
+    // Only now: who waits for its lane takes no memory for its residual stream.
     if (Status begun = BeginPrefill(live); !begun.ok())
       return Finish(live, FinishReason::kError, begun.error().message);
     if (live.state == RequestState::kAdmitted) live.Become(RequestState::kPrefilling);

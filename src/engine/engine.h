@@ -1,8 +1,12 @@
 // The engine: requests in, tokens out. One loop on one thread; it owns no thread itself, its owner calls RunOnce().
 //
 // A turn: drop what was cancelled; admit from the queue, in order of arrival, while the pool has room; run prefill
-// units of the oldest prefilling request; run one decode step for every decoding request. So a long prompt never stalls
-// the streams of others for longer than one unit, and a request joins and leaves between steps.
+// units of one prompt; run one decode step for every decoding request. So a long prompt never stalls the streams of
+// others for longer than one unit, and a request joins and leaves between steps.
+//
+// Prompts are read in two lanes. The main lane has the oldest. Where that is a long one, and the executor planned for
+// it (ExecutorOptions::side_tokens), the side lane has the oldest of the short ones. Turns alternate between them, so a
+// short prompt does not wait for a long one, and a long one takes at most twice as long.
 //
 // Room: a request is admitted with rows for its final length, so that nothing can stop it any more. An engine that
 // grows gives it rows for its prompt and the next tokens, and more when they are used up. When the pool has none,
@@ -116,6 +120,12 @@ class Engine {
   int64_t Waiting() const;
 
   // Work.
+  struct Lanes {
+    Live* main = nullptr;
+    Live* side = nullptr;
+  };
+  Lanes FindLanes() const;
+  bool IsShort(const Live& live) const;
   void RunPrefill();
   void RunPrefillUnit(Live& live);
   Status BeginPrefill(Live& live);
@@ -136,6 +146,8 @@ class Engine {
     std::vector<int32_t> tokens;  // one per row
   };
   std::optional<Kept> kept_;
+  uint64_t side_bytes_ = 0;  // of a prefill in the side lane, at most; 0: there is none
+  bool side_turn_ = false;   // the latest turn was the side lane's
   int64_t next_id_ = 0;
   EngineStats stats_;
 

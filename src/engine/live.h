@@ -60,6 +60,7 @@ struct Engine::Live {
   // Rows of everything but the newest token, which the next step brings.
   int64_t rows_before_step() const { return result.tokens.empty() ? prompt_tokens() : std::ssize(history) - 1; }
   bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
+  bool reads() const { return state == RequestState::kAdmitted || state == RequestState::kPrefilling; }
   bool holds_slot() const { return !finished() && state != RequestState::kQueued; }
   void Become(RequestState next) {
     CHECK(MayFollow(state, next));

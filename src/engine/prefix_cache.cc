@@ -117,7 +117,11 @@ bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> toke
   return true;
 }
 
+// A node that can leave is in leaving_, by when it was used; no other is.
+bool PrefixCache::CanLeave(const Node& node) const { return node.pins == 0 && node.children == 0; }
+
 void PrefixCache::Pin(Node& node) {
+  if (CanLeave(node)) leaving_.erase({node.used, &node});
   if (node.pins++ == 0) ++pinned_;
   node.used = now_;
 }
@@ -126,23 +130,22 @@ void PrefixCache::Release(Path& path) {
   for (Node* node : path) {
     CHECK(node->pins > 0);
     if (--node->pins == 0) --pinned_;
+    if (CanLeave(*node)) leaving_.emplace(node->used, node);
   }
   path.clear();
   while (unpinned() > most_unpinned_) CHECK(DropOldest());
 }
 
 bool PrefixCache::DropOldest() {
-  auto oldest = nodes_.end();
-  for (auto place = nodes_.begin(); place != nodes_.end(); ++place) {
-    const Node& node = *place->second;
-    if (node.pins > 0 || node.children > 0) continue;
-    if (oldest == nodes_.end() || node.used < oldest->second->used) oldest = place;
+  if (leaving_.empty()) return false;
+  Node* node = leaving_.extract(leaving_.begin()).value().second;
+  executor_.DropShared(node->extent);
+  if (Node* parent = node->parent; parent != nullptr) {
+    --parent->children;
+    if (CanLeave(*parent)) leaving_.emplace(parent->used, parent);
   }
-  if (oldest == nodes_.end()) return false;
-  const Node& node = *oldest->second;
-  executor_.DropShared(node.extent);
-  if (node.parent != nullptr) --node.parent->children;
-  nodes_.erase(oldest);
+  const auto [first, last] = nodes_.equal_range(node->hash);
+  nodes_.erase(std::find_if(first, last, [&](const auto& place) { return place.second.get() == node; }));
   return true;
 }
 

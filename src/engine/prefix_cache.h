@@ -20,8 +20,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model/executor.h"
@@ -86,10 +88,12 @@ class PrefixCache {
   template <class Choose>
   Path Walk(std::span<const int32_t> tokens, Choose choose);
   void Pin(Node& node);
+  bool CanLeave(const Node& node) const;
 
   Executor& executor_;
   const int64_t most_unpinned_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // by hash of text and setting
+  std::set<std::pair<uint64_t, Node*>> leaving_;                    // leaves that nobody pins, the longest unused first
   int64_t pinned_ = 0;
   uint64_t now_ = 0;  // counts Find and Extend
 };

@@ -76,11 +76,11 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   (settled.method.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
   using Stage = EntryStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
-  // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompt that is read.
+  // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompts that are read.
   if (settled.method.select == SelectKind::kAll)
     plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());
-  else if (!settled.method.evicts() || settled.method.dense_layers > 0)
-    plan.stage_bytes += Stage::SlotBytes(pool, options.max_tokens);
+  for (const int64_t rows : {options.max_tokens, options.planned_side_tokens()})
+    plan.stage_bytes += Decoder<CudaBackend>::PromptStageBytes(shape, /*remote=*/true, rows);
   return plan;
 }
 

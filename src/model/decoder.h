@@ -112,6 +112,21 @@ class Decoder {
   // A prefill that is done with, or given up.
   void EndPrefill(const PrefillJob& job) { cache_.ClosePrompt(job.slot); }
 
+  // What BeginPrefill takes for a dense prefill: of its own, and on the stages of a remote pool where OpenPrompt does.
+  uint64_t PrefillBytes(int64_t first_row, int64_t count) const {
+    return JobBytes(shape_, count) + PromptStageBytes(shape_, backend_.pool_is_remote(), first_row + count);
+  }
+  static uint64_t JobBytes(const WorkspaceShape& shape, int64_t tokens) {
+    if (tokens == 0) return 0;
+    return static_cast<uint64_t>(tokens * shape.config.hidden) * sizeof(float) +
+           (shape.method.evicts() ? PrefillStage::Bytes(shape, tokens) : 0);
+  }
+  static uint64_t PromptStageBytes(const WorkspaceShape& shape, bool remote, int64_t rows) {
+    const bool all_evict = shape.method.evicts() && shape.method.dense_layers == 0;
+    if (!remote || shape.method.select == SelectKind::kAll || all_evict) return 0;
+    return EntryStage<B>::SlotBytes(shape.pool, rows);
+  }
+
   int64_t PrefillUnits(const PrefillJob& job) const {
     return config_.layers * ((static_cast<int64_t>(job.tokens.size()) + B::kChunkTokens - 1) / B::kChunkTokens);
   }

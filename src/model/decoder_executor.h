@@ -134,6 +134,9 @@ class DecoderExecutor final : public Executor {
     if (job) decoder_->EndPrefill(*job);
     job.reset();
   }
+  uint64_t PrefillBytes(int64_t first_row, int64_t count) const override {
+    return decoder_->PrefillBytes(first_row, count);
+  }
 
   void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
 
@@ -200,8 +203,8 @@ MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& asked, uint
   return {.weights_bytes = weights_bytes,
           .workspace_bytes = Workspace::Bytes(shape),
           .sketch_bytes = shape.sketch_bytes(),
-          .prefill_bytes = static_cast<uint64_t>(options.max_tokens * config.hidden) * sizeof(float) +
-                           (options.method.evicts() ? PrefillStage::Bytes(shape, options.max_tokens) : 0),
+          .prefill_bytes = Decoder<B>::JobBytes(shape, options.max_tokens) +
+                           Decoder<B>::JobBytes(shape, options.planned_side_tokens()),
           .pool_bytes = static_cast<uint64_t>(options.max_batch) * sequence_bytes,
           .pool_bytes_per_token = sequence_bytes / static_cast<uint64_t>(options.max_tokens)};
 }

@@ -31,6 +31,9 @@ struct ExecutorOptions {
   StoreType kv_type = StoreType::kF32;
   KvMethod method;
   uint64_t pool_limit_bytes = UINT64_MAX;
+  // A prompt whose prefill takes no more memory than one of so many tokens may be read beside a longer one; 0: prompts
+  // are read one at a time.
+  int64_t side_tokens = 0;
   // Of a GPU.
   DType activation = DType::kF32;  // elsewhere always this
   bool pool_on_device = false;
@@ -39,6 +42,8 @@ struct ExecutorOptions {
   double hot_selections = 0;                  // the same, as room for so many selections; 0: no such limit
   double weights_on_device = 1.0;             // share of the layers; the others' weights come over the link
 
+  // Of side_tokens, what is planned: where a sequence is alone, or none is longer, nobody is read beside anybody.
+  int64_t planned_side_tokens() const { return max_batch > 1 && max_tokens > side_tokens ? side_tokens : 0; }
   // Everything is kept, and attended to, as it is.
   bool is_full() const { return method.select == SelectKind::kAll && !method.evicts() && !IsQuantised(kv_type); }
 };
@@ -49,8 +54,10 @@ struct MemoryPlan {
   uint64_t weights_bytes = 0;    // mapped from the files, or allocated for random weights
   uint64_t workspace_bytes = 0;  // activations, tables, logits; on a GPU also scratch and what libraries take
   uint64_t sketch_bytes = 0;
-  uint64_t prefill_bytes = 0;  // of one prompt of max_tokens: residual stream, and one layer's cache where it evicts
-  uint64_t pool_bytes = 0;     // max_batch sequences of max_tokens
+  // Of a prompt of max_tokens, and of one beside it where that is planned: residual stream, and one layer's cache where
+  // it evicts.
+  uint64_t prefill_bytes = 0;
+  uint64_t pool_bytes = 0;  // max_batch sequences of max_tokens
   uint64_t pool_bytes_per_token = 0;
   uint64_t stage_bytes = 0;         // layers of a remote pool on the device
   uint64_t hot_bytes = 0;           // entries kept on the device
@@ -147,6 +154,7 @@ class Executor {
 
   // The prompt's grid of units. After BeginPrefill, RunPrefillUnit until it says true; then PrefillLogits for any of
   // the prompt's tokens; EndPrefill frees the grid's memory, and may also give up a prefill that is under way.
+  // Prefills of different sequences may be under way at once, their units in any order.
   // `first_row`: the sequence has that many rows already, which stay; rows from there on are written anew.
   virtual Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens,
                               PrefillKind kind = PrefillKind::kDense) = 0;
@@ -154,6 +162,8 @@ class Executor {
   virtual bool RunPrefillUnit(SeqSlot slot) = 0;
   virtual void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) = 0;
   virtual void EndPrefill(SeqSlot slot) = 0;
+  // Compute memory that a dense prefill of `count` tokens has while it is under way.
+  virtual uint64_t PrefillBytes(int64_t first_row, int64_t count) const = 0;
 
   // One token for each item, which must all be of different sequences; logits [items][vocab].
   virtual void Step(std::span<const StepItem> items, std::span<float> logits) = 0;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -83,10 +84,11 @@ class WeightStream {
   LayerWeights Use(LayerId layer, LayerWeights weights) {
     if (!streams(layer)) return weights;
     const size_t place = Find(layer.value());
-    if (place == places_.size()) Bring(layer.value(), Oldest());
+    if (place == places_.size()) BringNow(layer.value(), Oldest());
     Place& at = places_[Find(layer.value())];
     backend_.Wait(Queue::kCompute, at.arrived);
     at.used = ++uses_;
+    at.in_use = true;
     size_t offset = 0;
     for (ConstTensor* matrix : Matrices(weights)) {
       if (matrix->rows == 0) continue;
@@ -101,6 +103,7 @@ class WeightStream {
     if (!streams(layer)) return;
     const size_t place = Find(layer.value());
     places_[place].free = backend_.Record(Queue::kCompute);
+    places_[place].in_use = false;
     const auto here = std::find(streamed_.begin(), streamed_.end(), layer.value()) - streamed_.begin();
     for (int64_t ahead = 1; ahead <= std::ssize(places_); ++ahead) {
       const int32_t next = streamed_[static_cast<size_t>((here + ahead) % std::ssize(streamed_))];
@@ -114,6 +117,7 @@ class WeightStream {
     int32_t layer = -1;
     Ticket arrived, free;
     uint64_t used = 0;
+    bool in_use = false;  // since the latest Done: compute may read it still
   };
 
   size_t Find(int32_t layer) const {
@@ -123,6 +127,12 @@ class WeightStream {
   }
   size_t Oldest() const { return places_[0].used <= places_[1].used ? 0 : 1; }
 
+  // In place of a layer that is not Done: the prompt that was in the middle of it brings it again.
+  void BringNow(int32_t layer, size_t place) {
+    Place& at = places_[place];
+    if (std::exchange(at.in_use, false)) at.free = backend_.Record(Queue::kCompute);
+    Bring(layer, place);
+  }
   void Bring(int32_t layer, size_t place) {
     Place& at = places_[place];
     const Buffer& block = blocks_[static_cast<size_t>(layer)];

@@ -202,6 +202,24 @@ TEST(MemoryPlanning, FitsAndLeavesTheRestToThePool) {
   EXPECT_GT(plan.largest_context, 512) << "rope has no end";
 }
 
+TEST(MemoryPlanning, APromptBesideAnotherIsCountedWhereItIsWanted) {
+  const ModelConfig config = SmallLlama();
+  ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = StoreType::kF16};
+  const RunPlan without = PlanRun(config, 0, options, std::nullopt, kGiB);
+  options.side_tokens = 100;
+  const RunPlan with = PlanRun(config, 0, options, std::nullopt, kGiB);
+  EXPECT_EQ(with.parts.prefill_bytes, (512u + 100) * 64 * sizeof(float));
+  EXPECT_EQ(with.parts.total_bytes(), without.parts.total_bytes() + 100 * 64 * sizeof(float));
+  EXPECT_EQ(with.options.pool_limit_bytes, without.options.pool_limit_bytes - 100 * 64 * sizeof(float));
+  EXPECT_THAT(DescribePlan(config, with), HasSubstr("a prompt, and one of up to 100 tokens beside it"));
+  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("beside it")));
+  options.side_tokens = 512;  // nobody is longer
+  EXPECT_EQ(PlanRun(config, 0, options, std::nullopt, kGiB).parts.total_bytes(), without.parts.total_bytes());
+  options.side_tokens = 100;
+  options.max_batch = 1;  // nobody is beside
+  EXPECT_EQ(PlanRun(config, 0, options, std::nullopt, kGiB).parts.prefill_bytes, 512u * 64 * sizeof(float));
+}
+
 TEST(MemoryPlanning, TheLargestContextIsExact) {
   ModelConfig config = SmallLlama();
   config.max_positions = 1 << 20;

@@ -1,139 +1,18 @@
-// The engine's rules against a fake executor whose "model" is trivial: the logits after a sequence peak at
-// (last token + number of rows) mod vocab, so that any mix-up between sequences, rows or slots shows in the text.
+// The engine's rules against a fake executor.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <string>
 
-#include "model/decoder.h"
+#include "engine/fake_executor.h"
 
 namespace infinigen {
 namespace {
 
-constexpr int32_t kVocab = 50;
-constexpr int32_t kEos = 49;
-constexpr int64_t kUnits = 3;
-
-class FakeExecutor final : public Executor {
- public:
-  FakeExecutor(int64_t context, int64_t batch, int64_t pool_rows) : free_rows_(pool_rows), pool_rows_(pool_rows) {
-    config_.vocab = kVocab;
-    config_.eos_ids = {kEos};
-    options_.max_tokens = context;
-    options_.max_batch = batch;
-  }
-
-  const ModelConfig& config() const override { return config_; }
-  const ExecutorOptions& options() const override { return options_; }
-  std::string device_name() const override { return "fake"; }
-
-  Result<SeqSlot> Admit(int64_t final_tokens) override {
-    if (static_cast<int64_t>(live_.size()) == options_.max_batch) return Exhausted("no slot");
-    if (final_tokens > free_rows_) return Exhausted("{} rows asked for, {} free", final_tokens, free_rows_);
-    free_rows_ -= final_tokens;
-    int64_t slot = 0;
-    while (live_.contains(slot)) ++slot;
-    live_[slot] = {.quota = final_tokens};
-    return SeqSlot(slot);
-  }
-  void Release(SeqSlot slot) override {
-    free_rows_ += live_.at(slot.value()).quota;
-    live_.erase(slot.value());
-  }
-  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
-    EXPECT_EQ(kind, PrefillKind::kDense);
-    if (fail_prefill) return Exhausted("no memory for the prompt");
-    Sequence& sequence = live_.at(slot.value());
-    EXPECT_LE(first_row, sequence.rows);
-    EXPECT_LE(first_row + static_cast<int64_t>(tokens.size()), sequence.quota);
-    sequence.first_row = first_row;
-    sequence.units = 0;
-    sequence.prompt.assign(tokens.begin(), tokens.end());
-    prefilled.push_back(static_cast<int64_t>(tokens.size()));
-    return Ok();
-  }
-  int64_t PrefillUnits(SeqSlot) const override { return kUnits; }
-  bool RunPrefillUnit(SeqSlot slot) override {
-    log += 'p';
-    return ++live_.at(slot.value()).units == kUnits;
-  }
-  void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) override {
-    const Sequence& sequence = live_.at(slot.value());
-    ASSERT_EQ(count, 1);
-    ASSERT_EQ(first + 1, static_cast<int64_t>(sequence.prompt.size()));
-    Peak(logits, sequence.prompt.back(), sequence.first_row + first + 1);
-  }
-  void EndPrefill(SeqSlot slot) override {
-    Sequence& sequence = live_.at(slot.value());
-    if (sequence.units == kUnits) sequence.rows = sequence.first_row + static_cast<int64_t>(sequence.prompt.size());
-    sequence.units = 0;
-  }
-  void Step(std::span<const StepItem> items, std::span<float> logits) override {
-    log += static_cast<char>('0' + items.size());
-    for (size_t i = 0; i < items.size(); ++i) {
-      Sequence& sequence = live_.at(items[i].slot.value());
-      EXPECT_EQ(items[i].row, sequence.rows) << "every token gets the next row";
-      ++sequence.rows;
-      EXPECT_LE(sequence.rows, sequence.quota);
-      Peak(logits.subspan(i * kVocab, kVocab), items[i].token, sequence.rows);
-    }
-  }
-  void ObservePrefill(PrefillObserver) override {}
-  void ObserveSelection(SelectionObserver) override {}
-  void FillSynthetic(SeqSlot, int64_t, uint64_t) override {}
-  KvStats Stats() override { return {}; }
-  uint64_t pool_bytes() const override { return 0; }
-  uint64_t pool_peak_bytes() const override { return 0; }
-
-  bool clean() const { return live_.empty() && free_rows_ == pool_rows_; }
-
-  std::string log;                 // 'p' per prefill unit, the batch size per step
-  std::vector<int64_t> prefilled;  // tokens of every prefill
-  bool fail_prefill = false;
-
- private:
-  struct Sequence {
-    int64_t quota = 0, first_row = 0, units = 0, rows = 0;
-    std::vector<int32_t> prompt;
-  };
-  static void Peak(std::span<float> logits, int32_t token, int64_t rows) {
-    std::fill(logits.begin(), logits.end(), 0.0f);
-    logits[static_cast<size_t>((token + rows) % kVocab)] = 1.0f;
-  }
-
-  ModelConfig config_;
-  ExecutorOptions options_;
-  std::map<int64_t, Sequence> live_;
-  int64_t free_rows_, pool_rows_;
-};
-
-std::vector<int32_t> Expected(std::vector<int32_t> sequence, size_t n) {
-  std::vector<int32_t> out;
-  while (out.size() < n) {
-    const int32_t next = static_cast<int32_t>((static_cast<size_t>(sequence.back()) + sequence.size()) % kVocab);
-    if (next == kEos) break;
-    sequence.push_back(next);
-    out.push_back(next);
-  }
-  return out;
-}
-
-struct Client {
-  std::map<int32_t, RequestResult> results;
-
-  Request Make(std::vector<int32_t> prompt, int64_t n) {
-    return {.prompt = std::move(prompt),
-            .max_new_tokens = n,
-            .sampling = {.temperature = 0},
-            .on_done = [this](RequestId id, const RequestResult& result) { results[id.value()] = result; }};
-  }
-};
-
 TEST(Engine, SequencesOfDifferentLengthsEachGetTheirOwnText) {
   FakeExecutor executor(100, 3, 1000);
-  Client client;
+  FakeClient client;
   Engine engine(executor);
   const std::vector<std::vector<int32_t>> prompts = {{1}, {2, 3}, {9, 9, 9, 9}, {4, 1}, {30}};
   for (size_t i = 0; i < prompts.size(); ++i)
@@ -148,7 +27,7 @@ TEST(Engine, SequencesOfDifferentLengthsEachGetTheirOwnText) {
 
 TEST(Engine, PrefillUnitsAlternateWithDecodeSteps) {
   FakeExecutor executor(100, 2, 1000);
-  Client client;
+  FakeClient client;
   Engine engine(executor);
   ASSERT_TRUE(engine.Submit(client.Make({1}, 7)).ok());
   ASSERT_TRUE(engine.Submit(client.Make({2}, 2)).ok());
@@ -159,7 +38,7 @@ TEST(Engine, PrefillUnitsAlternateWithDecodeSteps) {
 
 TEST(Engine, StopsAtLengthContextEosAndClientsWord) {
   FakeExecutor executor(6, 4, 1000);
-  Client client;
+  FakeClient client;
   Engine engine(executor);
   ASSERT_TRUE(engine.Submit(client.Make({1, 1, 1}, 100)).ok());  // 0: context of 6 rows, the seventh token needs none
   ASSERT_TRUE(engine.Submit(client.Make({1}, 2)).ok());          // 1: length
@@ -189,7 +68,7 @@ TEST(Engine, StopsAtLengthContextEosAndClientsWord) {
 
 TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
   FakeExecutor executor(4, 1, 1000);
-  Client client;
+  FakeClient client;
   Engine engine(executor);
   EXPECT_FALSE(engine.Submit(client.Make({}, 1)).ok());
   const Result<RequestId> too_long = engine.Submit(client.Make({1, 2, 3, 4, 5}, 1));
@@ -202,7 +81,7 @@ TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
 
 TEST(Engine, WaitsForQuotaInOrderAndGivesUpOnlyWhenWaitingCannotHelp) {
   FakeExecutor executor(100, 4, 20);
-  Client client;
+  FakeClient client;
   std::vector<int32_t> finished;
   Engine engine(executor);
   const auto submit = [&](std::vector<int32_t> prompt, int64_t n) {
@@ -232,7 +111,7 @@ TEST(Engine, WaitsForQuotaInOrderAndGivesUpOnlyWhenWaitingCannotHelp) {
 TEST(Engine, CancellationFreesEverythingInEveryState) {
   for (int turns = 0; turns < 8; ++turns) {  // cancelled while queued, prefilling, decoding
     FakeExecutor executor(100, 1, 1000);
-    Client client;
+    FakeClient client;
     Engine engine(executor);
     const RequestId a = engine.Submit(client.Make({1}, 50)).value();
     const RequestId b = engine.Submit(client.Make({2}, 50)).value();
@@ -249,7 +128,7 @@ TEST(Engine, CancellationFreesEverythingInEveryState) {
 
 TEST(Engine, AFailingPrefillEndsItsRequestWithTheReason) {
   FakeExecutor executor(100, 2, 1000);
-  Client client;
+  FakeClient client;
   Engine engine(executor);
   ASSERT_TRUE(engine.Submit(client.Make({1}, 50)).ok());
   while (executor.log.find('1') == std::string::npos) engine.RunOnce();
@@ -266,7 +145,7 @@ TEST(Engine, AFailingPrefillEndsItsRequestWithTheReason) {
 // A conversation of `turns`: each prompt is the one before, its answer, and something new.
 TEST(Engine, KeptRowsAreNotComputedAgain) {
   FakeExecutor executor(100, 1, 100);
-  Client client;
+  FakeClient client;
   {
     Engine engine(executor);
     const auto run = [&](const std::vector<int32_t>& prompt, int64_t n) {
@@ -307,7 +186,7 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
 TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
   for (int turns = 0; turns < 9; ++turns) {
     FakeExecutor executor(100, 1, 100);
-    Client client;
+    FakeClient client;
     Engine engine(executor);
     Request request = client.Make({1, 2}, 3);
     request.keep_rows = true;
@@ -334,7 +213,7 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
 
 TEST(Engine, DestructionReturnsWhatIsStillRunning) {
   FakeExecutor executor(100, 2, 1000);
-  Client client;
+  FakeClient client;
   {
     Engine engine(executor);
     ASSERT_TRUE(engine.Submit(client.Make({1}, 50)).ok());

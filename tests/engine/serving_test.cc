@@ -29,6 +29,7 @@ struct Setup {
   int64_t batch = 4;
   int64_t pool_rows = 100000;
   int64_t context = 1500;
+  int64_t side_tokens = 0;
 };
 std::unique_ptr<Executor> MakeModel(const Setup& setup) {
   ExecutorOptions options{.threads = 2,
@@ -36,7 +37,8 @@ std::unique_ptr<Executor> MakeModel(const Setup& setup) {
                           .max_batch = setup.batch,
                           .kv_type = StoreType::kF32,
                           .method = setup.method,
-                          .pool_limit_bytes = static_cast<uint64_t>(setup.pool_rows) * RowBytes()};
+                          .pool_limit_bytes = static_cast<uint64_t>(setup.pool_rows) * RowBytes(),
+                          .side_tokens = setup.side_tokens};
   options.method.largest_cap = 1.0;
   return MakeExecutor(Model().config, Model().weights, options, {.bases = Model().bases}).value();
 }
@@ -208,6 +210,26 @@ TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
     std::vector<Text> texts;
     for (uint32_t i = 0; i < 4; ++i) texts.push_back(MakeText(method, 150 + 170 * i, 400 + 10 * i, 60 + i));
     for (const bool reuse : {false, true}) PreemptAndCompare(method, texts, reuse);
+  }
+}
+
+// More than half of the context is replayed: in parts.
+TEST(Preemption, ALongReplayHasNoSeam) {
+  for (const KvMethod& method : {Infinigen(), Infinigen(GuessSource::kPrevStep)}) {
+    const std::unique_ptr<Executor> executor =
+        MakeModel({.method = method, .batch = 2, .pool_rows = 6 * 256, .context = 1024});
+    Client client;
+    Engine engine(*executor, {.grows = true});
+    std::vector<Text> texts;
+    for (const uint32_t seed : {160u, 161u}) {
+      texts.push_back(MakeText(method, 20, 900, seed));
+      ASSERT_TRUE(engine.Submit(client.Make(texts.back().prompt, 900)).ok());
+    }
+    while (engine.RunOnce()) {
+    }
+    EXPECT_EQ(engine.stats().preemptions, 1);
+    EXPECT_GT(engine.stats().replayed_tokens, 512 + 20);
+    for (int32_t i = 0; i < 2; ++i) EXPECT_EQ(client.results[i].tokens, texts[static_cast<size_t>(i)].alone) << i;
   }
 }
 
@@ -555,6 +577,70 @@ TEST(Queue, ShortPromptsAreReadInFewTurnsWhereATurnMayReadMore) {
   }
 }
 
+// ---- two prompts at once ----
+
+std::vector<KvMethod> MethodsThatEvictToo() {
+  std::vector<KvMethod> methods = Methods();
+  methods.push_back(Infinigen(GuessSource::kSelf));
+  methods.back().retain = &kRetainCounter;
+  methods.back().limit.share = 0.4;
+  if (kSanitized) return methods;
+  methods.push_back({.retain = &kRetainH2o, .limit = {.share = 0.5}});
+  return methods;
+}
+
+TEST(TwoLanes, ShortPromptsAreReadBesideALongOneAndNobodysTextChanges) {
+  constexpr int64_t kSide = 200;
+  for (const KvMethod& method : MethodsThatEvictToo()) {
+    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3, .side_tokens = kSide});
+    Client client;
+    Engine engine(*executor, {.grows = true, .reuses_prefixes = true});
+    std::vector<Text> texts;
+    for (const size_t prompt : {size_t{1400}, size_t{kSide}, size_t{90}}) {
+      texts.push_back(MakeText(method, prompt, 40, static_cast<uint32_t>(prompt)));
+      ASSERT_TRUE(engine.Submit(client.Make(texts.back().prompt, 40)).ok());
+      for (int turn = 0; turn < 3; ++turn) ASSERT_TRUE(engine.RunOnce());
+    }
+    while (engine.RunOnce() && client.results.size() < 2) {
+    }
+    EXPECT_FALSE(client.results.contains(0)) << "the short ones are through first";
+    while (engine.RunOnce()) {
+    }
+    for (int32_t i = 0; i < 3; ++i)
+      EXPECT_EQ(client.results.at(i).tokens, texts[static_cast<size_t>(i)].alone) << method.preset << i;
+
+    ExecutorOptions options = executor->options();
+    const uint64_t both = PlanMemory(Model().config, options, 0).prefill_bytes;
+    options.side_tokens = 0;
+    const uint64_t one = PlanMemory(Model().config, options, 0).prefill_bytes;
+    EXPECT_EQ(one, executor->PrefillBytes(0, options.max_tokens));
+    EXPECT_EQ(both - one, executor->PrefillBytes(0, kSide));
+  }
+}
+
+// What is cached of a prompt is not read: few tokens after a long text are a short prompt.
+TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
+  const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .side_tokens = 200});
+  Client client;
+  Engine engine(*executor, {.grows = true, .reuses_prefixes = true});
+  std::vector<int32_t> text = Model().Ids(1030, 150);
+  ASSERT_TRUE(engine.Submit(client.Make(text, 1)).ok());
+  while (engine.RunOnce()) {
+  }
+  const std::vector<int32_t> other = Model().Ids(1400, 151), question = Model().Ids(30, 152);
+  text.insert(text.end(), question.begin(), question.end());
+  ASSERT_TRUE(engine.Submit(client.Make(other, 1)).ok());
+  engine.RunOnce();
+  ASSERT_TRUE(engine.Submit(client.Make(text, 1)).ok());
+  while (client.results.size() < 2) ASSERT_TRUE(engine.RunOnce());
+  ASSERT_TRUE(client.results.contains(2)) << "the question was answered first";
+  EXPECT_EQ(client.results.at(2).kept_tokens, 1024);
+  EXPECT_EQ(client.results.at(2).tokens, Alone(Infinigen(), text, 1));
+  while (engine.RunOnce()) {
+  }
+  EXPECT_EQ(client.results.at(1).tokens, Alone(Infinigen(), other, 1));
+}
+
 // ---- everything at once ----
 
 // Requests come and go at random: shared beginnings, settings, cancellations, a pool for a third of them. Whoever is
@@ -576,7 +662,8 @@ TEST(Serving, RandomTrafficChangesNobodysText) {
   int64_t preemptions = 0, reused = 0;
   for (uint32_t seed = 1; seed <= (kSanitized ? 1 : 3); ++seed) {
     std::mt19937 random(seed);
-    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 5, .pool_rows = 2000});
+    const std::unique_ptr<Executor> executor =
+        MakeModel({.method = method, .batch = 5, .pool_rows = 2000, .side_tokens = seed == 3 ? 0 : 100});
     Client client;
     std::map<int32_t, size_t> asked;
     {

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <fstream>
+#include <utility>
 
 #include "model/cuda_executor.h"
 #include "model/random_model.h"
@@ -164,6 +165,61 @@ TEST_F(CudaModel, SequencesOfDifferentLengths) {
                          alone),
               1e-5);
   }
+}
+
+// Two prompts under way at once, a layer of one after a layer of the other.
+TEST_F(CudaModel, TwoPromptsAtOnceSayWhatTheySayAlone) {
+  const size_t vocab = static_cast<size_t>(model.config.vocab);
+  const std::array<std::vector<int32_t>, 2> ids = {model.Ids(710, 9), model.Ids(130, 10)};
+  KvMethod counter = Sparse(GuessSource::kSelf);
+  counter.retain = &kRetainCounter;
+  counter.limit.share = 0.5;
+  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kPrevMid), Sparse(GuessSource::kPrevStep), counter}) {
+    for (const bool on_device : {false, true}) {
+      const std::unique_ptr<Executor> executor = Make(method, on_device, 2);
+      std::array<SeqSlot, 2> slots;
+      for (size_t i = 0; i < 2; ++i) {
+        slots[i] = executor->Admit(std::ssize(ids[i])).value();
+        CHECK(executor->BeginPrefill(slots[i], 0, std::span(ids[i]).first(ids[i].size() - 8)).ok());
+        if (i == 0) executor->RunPrefillUnit(slots[i]);
+      }
+      for (std::array<bool, 2> done{}; !done[0] || !done[1];)
+        for (const size_t i : {size_t{1}, size_t{0}}) {
+          if (std::exchange(done[i], done[i] || executor->RunPrefillUnit(slots[i]))) continue;
+          if (done[i]) executor->EndPrefill(slots[i]);
+        }
+      for (size_t i = 0; i < 2; ++i) {
+        std::vector<float> logits;
+        for (size_t row = ids[i].size() - 8; row < ids[i].size(); ++row) {
+          const StepItem item{.slot = slots[i], .token = ids[i][row], .row = static_cast<int64_t>(row)};
+          logits.resize(logits.size() + vocab);
+          executor->Step({&item, 1}, std::span(logits).last(vocab));
+        }
+        EXPECT_EQ(logits, Decode(*Make(method, on_device, 2), ids[i], ids[i].size() - 8)) << method.preset << on_device;
+      }
+    }
+  }
+}
+
+// Arithmetic: needs no GPU.
+TEST(CudaPlan, APromptBesideAnotherIsCountedOnTheStagesToo) {
+  const ModelConfig config = Llama();
+  const auto added = [&](const KvMethod& method, bool on_device) {
+    ExecutorOptions options{
+        .device = Device::kCuda, .max_tokens = 4096, .max_batch = 4, .method = method, .pool_on_device = on_device};
+    const MemoryPlan without = PlanMemory(config, options, 0);
+    options.side_tokens = 1000;
+    const MemoryPlan with = PlanMemory(config, options, 0);
+    EXPECT_EQ(with.prefill_bytes - without.prefill_bytes, 1000 * static_cast<uint64_t>(config.hidden) * sizeof(float));
+    EXPECT_EQ(with.total_bytes() - without.total_bytes(),
+              with.prefill_bytes - without.prefill_bytes + with.stage_bytes - without.stage_bytes);
+    return with.stage_bytes - without.stage_bytes;
+  };
+  // Two stages of four extents.
+  const auto row_bytes = static_cast<uint64_t>(config.kv_heads * 2 * config.head_dim) * sizeof(float);
+  EXPECT_EQ(added(Sparse(GuessSource::kPrevMid), false), 2 * 4 * 256 * row_bytes);
+  EXPECT_EQ(added(Sparse(GuessSource::kPrevMid), true), 0u);
+  EXPECT_EQ(added({}, false), 0u) << "every sequence has its place there";
 }
 
 int64_t ResidentKilobytes() {

@@ -3,8 +3,12 @@
 // allow, so that a missing Wait is seen, and memory that is used again too soon.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
+#include <random>
 
 #include "backend/reference/reference_backend.h"
 #include "model/decoder_executor.h"
@@ -177,6 +181,58 @@ std::vector<float> Mixed(Executor& executor, const RandomModelWithBases& model) 
 
 TEST_P(RemotePool, PromptsBetweenSteps) { EXPECT_EQ(Mixed(*Far(2), model), Mixed(*Near(2), model)); }
 
+// Two prompts are read at once, each in layers of its own, with steps of a third sequence between their units. Then
+// each says what it says alone.
+TEST_P(RemotePool, TwoPromptsAtOnce) {
+  const size_t vocab = static_cast<size_t>(model.config.vocab);
+  const std::unique_ptr<Executor> executor = Far(3);
+  struct Sequence {
+    std::vector<int32_t> ids;
+    size_t prompt = 0, row = 0;
+    SeqSlot slot;
+    std::vector<float> logits;
+    bool read = false;
+  };
+  std::vector<Sequence> all;
+  for (const size_t prompt : {size_t{20}, size_t{300}, size_t{100}})
+    all.push_back({.ids = model.Ids(prompt + (prompt == 20 ? 60 : 6), static_cast<uint32_t>(prompt)),
+                   .prompt = prompt,
+                   .row = prompt});
+  const auto begin = [&](Sequence& sequence) {
+    sequence.slot = executor->Admit(std::ssize(sequence.ids)).value();
+    CHECK(executor->BeginPrefill(sequence.slot, 0, std::span(sequence.ids).first(sequence.prompt)).ok());
+  };
+  const auto unit = [&](Sequence& sequence) {
+    if (sequence.read) return;
+    sequence.read = executor->RunPrefillUnit(sequence.slot);
+    if (sequence.read) executor->EndPrefill(sequence.slot);
+  };
+  const auto step = [&](Sequence& sequence) {
+    if (sequence.row == sequence.ids.size()) return;
+    const StepItem item{
+        .slot = sequence.slot, .token = sequence.ids[sequence.row], .row = static_cast<int64_t>(sequence.row)};
+    ++sequence.row;
+    sequence.logits.resize(sequence.logits.size() + vocab);
+    executor->Step({&item, 1}, std::span(sequence.logits).last(vocab));
+  };
+  begin(all[0]);
+  while (!all[0].read) unit(all[0]);
+  begin(all[1]);
+  for (int i = 0; i < 7; ++i) unit(all[1]);  // into its second layer
+  begin(all[2]);
+  for (int turn = 0; !all[1].read || !all[2].read; ++turn) {
+    unit(all[2]);
+    unit(all[1]);
+    if (turn % 3 == 0) step(all[0]);
+  }
+  for (int i = 0; i < 60; ++i)
+    for (Sequence& sequence : all) step(sequence);
+  for (const Sequence& sequence : all) {
+    executor->Release(sequence.slot);
+    EXPECT_EQ(sequence.logits, Decode(*Near(3), sequence.ids, sequence.prompt)) << sequence.prompt;
+  }
+}
+
 // Rows that are there already are brought to the stage before new ones follow them.
 TEST_P(RemotePool, PromptAfterPrompt) {
   if (GetParam().method.evicts()) return;  // what was evicted cannot be built on
@@ -347,6 +403,115 @@ TEST(Streamed, AsManyAsAskedForAndSpread) {
         EXPECT_LE(widest, (layers + streamed - 1) / streamed);
       }
     }
+  }
+}
+
+// Runs nothing late, but knows for what the queue of weights has waited: a block of weights must not come where compute
+// may still read another.
+class WatchedBackend : public ReferenceBackend {
+ public:
+  Ticket Record(Queue queue) {
+    recorded_.push_back(queue == Queue::kCompute ? enqueued_ : 0);
+    return {recorded_.size()};
+  }
+  void Wait(Queue queue, Ticket ticket) {
+    if (queue == Queue::kWeights && ticket.value > 0) waited_ = std::max(waited_, recorded_[ticket.value - 1]);
+  }
+  void Move(Queue queue, std::span<const ByteMove> moves) {
+    for (const ByteMove& move : moves) EXPECT_GE(waited_, read_[move.to]) << "still in use";
+    ReferenceBackend::Move(queue, moves);
+  }
+  // Compute will read it.
+  void Read(const std::byte* place) { read_[place] = ++enqueued_; }
+
+ private:
+  uint64_t enqueued_ = 0, waited_ = 0;
+  std::vector<uint64_t> recorded_;
+  std::map<const std::byte*, uint64_t> read_;
+};
+
+TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
+  ModelConfig config = Llama();
+  config.layers = 7;
+  const RandomModelWithBases model(config, 8, 5);
+  for (const double on_device : {0.0, 0.4}) {
+    WatchedBackend backend;
+    WeightStream<WatchedBackend> stream(backend);
+    std::vector<LayerWeights> layers = model.weights.layers;
+    ASSERT_TRUE(stream.Start(layers, on_device).ok());
+    const auto use = [&](int64_t layer) {
+      const size_t at = static_cast<size_t>(layer);
+      const ConstTensor& there = stream.Use(LayerId(layer), layers[at]).q.weight;
+      const ConstTensor& wanted = model.weights.layers[at].q.weight;
+      ASSERT_EQ(std::memcmp(there.data, wanted.data, static_cast<size_t>(wanted.rows * wanted.cols) * 4), 0) << layer;
+      backend.Read(there.data);
+    };
+    // Two prompts of several chunks, a step now and then that also looks a layer ahead.
+    std::mt19937 random(3);
+    std::array<int64_t, 2> at{};
+    for (int turn = 0; turn < 2000; ++turn) {
+      int64_t& layer = at[random() % 2];
+      use(layer);
+      if (random() % 3 == 0) {
+        stream.Done(LayerId(layer));
+        layer = (layer + 1) % config.layers;
+      }
+      if (random() % 4 != 0) continue;
+      for (int64_t step = 0; step < config.layers; ++step) {
+        use(step);
+        if (step + 1 < config.layers) use(step + 1);
+        stream.Done(LayerId(step));
+      }
+    }
+  }
+}
+
+// What a prompt chooses its columns by is its own, also where another prompt is read between its units.
+TEST(PromptColumns, OfTwoPromptsAtOnceAreTheirOwn) {
+  const RandomModelWithBases model(Llama(), 8, 5);
+  const size_t width = static_cast<size_t>(model.config.head_dim), heads = static_cast<size_t>(model.config.kv_heads);
+  KvMethod method = Sparse(GuessSource::kPrevMid);
+  method.prompt_columns = true;
+  const auto make = [&] {
+    SketchSource source{.bases = model.bases};
+    source.rotation = [&](LayerId) {
+      std::vector<float> matrix(heads * width * width);
+      for (size_t i = 0; i < heads * width; ++i) matrix[i * width + i % width] = 1;
+      return matrix;
+    };
+    source.choose = [&](LayerId layer, std::span<const double> sums) {  // by the largest of them
+      SketchMatrices chosen = model.bases[layer.index()];
+      const auto most = static_cast<size_t>(std::ranges::max_element(sums) - sums.begin());
+      std::ranges::rotate(chosen.query, chosen.query.begin() + static_cast<int64_t>(8 * (most % width)));
+      chosen.key = chosen.query;
+      chosen.key_offset[0] = static_cast<float>(sums[0] / 100);
+      return chosen;
+    };
+    return MakeExecutor(model.config, model.weights,
+                        {.device = Device::kReference, .max_tokens = 700, .max_batch = 2, .method = method},
+                        std::move(source))
+        .value();
+  };
+  const std::array<std::vector<int32_t>, 2> ids = {model.Ids(300, 1), model.Ids(160, 2)};
+  const std::unique_ptr<Executor> executor = make();
+  std::array<SeqSlot, 2> slots;
+  std::array<size_t, 2> prompts = {290, 150};
+  for (size_t i = 0; i < 2; ++i) {
+    slots[i] = executor->Admit(std::ssize(ids[i])).value();
+    ASSERT_TRUE(executor->BeginPrefill(slots[i], 0, std::span(ids[i]).first(prompts[i])).ok());
+  }
+  for (std::array<bool, 2> done{}; !done[0] || !done[1];)
+    for (size_t i = 0; i < 2; ++i)
+      if (!done[i]) done[i] = executor->RunPrefillUnit(slots[i]);
+  for (size_t i = 0; i < 2; ++i) {
+    executor->EndPrefill(slots[i]);
+    std::vector<float> logits(10 * static_cast<size_t>(model.config.vocab));
+    for (size_t row = prompts[i]; row < ids[i].size(); ++row) {
+      const StepItem item{.slot = slots[i], .token = ids[i][row], .row = static_cast<int64_t>(row)};
+      const size_t vocab = static_cast<size_t>(model.config.vocab);
+      executor->Step({&item, 1}, std::span(logits).subspan((row - prompts[i]) * vocab, vocab));
+    }
+    EXPECT_EQ(logits, Decode(*make(), ids[i], prompts[i])) << i;
   }
 }
 

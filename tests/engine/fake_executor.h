@@ -1,0 +1,154 @@
+// A fake executor whose "model" is trivial: the logits after a sequence peak at (last token + number of rows) mod
+// vocab, so that any mix-up between sequences, rows or slots shows in the text. It knows which prefills are under way.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "model/executor.h"
+
+namespace infinigen {
+
+inline constexpr int32_t kVocab = 50;
+inline constexpr int32_t kEos = 49;
+inline constexpr int64_t kUnits = 3;        // layers, so to speak
+inline constexpr int64_t kUnitTokens = 20;  // of a chunk
+
+class FakeExecutor final : public Executor {
+ public:
+  FakeExecutor(int64_t context, int64_t batch, int64_t pool_rows, int64_t side_tokens = 0)
+      : free_rows_(pool_rows), pool_rows_(pool_rows) {
+    config_.layers = kUnits;
+    config_.vocab = kVocab;
+    config_.eos_ids = {kEos};
+    options_.max_tokens = context;
+    options_.max_batch = batch;
+    options_.side_tokens = side_tokens;
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  const ExecutorOptions& options() const override { return options_; }
+  std::string device_name() const override { return "fake"; }
+
+  Result<SeqSlot> Admit(int64_t final_tokens) override {
+    if (static_cast<int64_t>(live_.size()) == options_.max_batch) return Exhausted("no slot");
+    if (final_tokens > free_rows_) return Exhausted("{} rows asked for, {} free", final_tokens, free_rows_);
+    free_rows_ -= final_tokens;
+    int64_t slot = 0;
+    while (live_.contains(slot)) ++slot;
+    live_[slot] = {.quota = final_tokens};
+    return SeqSlot(slot);
+  }
+  void Release(SeqSlot slot) override {
+    EndPrefill(slot);
+    free_rows_ += live_.at(slot.value()).quota;
+    live_.erase(slot.value());
+  }
+  Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
+    EXPECT_EQ(kind, PrefillKind::kDense);
+    if (fail_prefill) return Exhausted("no memory for the prompt");
+    Sequence& sequence = live_.at(slot.value());
+    EXPECT_LE(first_row, sequence.rows);
+    EXPECT_LE(first_row + static_cast<int64_t>(tokens.size()), sequence.quota);
+    sequence.first_row = first_row;
+    sequence.units = 0;
+    sequence.prompt.assign(tokens.begin(), tokens.end());
+    prefilled.push_back(static_cast<int64_t>(tokens.size()));
+    EXPECT_TRUE(under_way_.emplace(slot.value(), PrefillBytes(first_row, std::ssize(tokens))).second);
+    uint64_t bytes = 0;
+    for (const auto& [_, taken] : under_way_) bytes += taken;
+    most_prefill_bytes = std::max(most_prefill_bytes, bytes);
+    return Ok();
+  }
+  int64_t PrefillUnits(SeqSlot slot) const override {
+    const int64_t tokens = std::ssize(live_.at(slot.value()).prompt);
+    return kUnits * ((tokens + kUnitTokens - 1) / kUnitTokens);
+  }
+  bool RunPrefillUnit(SeqSlot slot) override {
+    log += 'p';
+    EXPECT_TRUE(under_way_.contains(slot.value()));
+    return ++live_.at(slot.value()).units == PrefillUnits(slot);
+  }
+  void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) override {
+    const Sequence& sequence = live_.at(slot.value());
+    ASSERT_EQ(count, 1);
+    ASSERT_EQ(first + 1, static_cast<int64_t>(sequence.prompt.size()));
+    Peak(logits, sequence.prompt.back(), sequence.first_row + first + 1);
+  }
+  void EndPrefill(SeqSlot slot) override {
+    Sequence& sequence = live_.at(slot.value());
+    if (under_way_.erase(slot.value()) > 0 && sequence.units == PrefillUnits(slot))
+      sequence.rows = sequence.first_row + static_cast<int64_t>(sequence.prompt.size());
+    sequence.units = 0;
+  }
+  uint64_t PrefillBytes(int64_t, int64_t count) const override { return static_cast<uint64_t>(count) * 4; }
+  void Step(std::span<const StepItem> items, std::span<float> logits) override {
+    log += static_cast<char>('0' + items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      Sequence& sequence = live_.at(items[i].slot.value());
+      EXPECT_EQ(items[i].row, sequence.rows) << "every token gets the next row";
+      ++sequence.rows;
+      EXPECT_LE(sequence.rows, sequence.quota);
+      Peak(logits.subspan(i * kVocab, kVocab), items[i].token, sequence.rows);
+    }
+  }
+  void ObservePrefill(PrefillObserver) override {}
+  void ObserveSelection(SelectionObserver) override {}
+  void FillSynthetic(SeqSlot, int64_t, uint64_t) override {}
+  KvStats Stats() override { return {}; }
+  uint64_t pool_bytes() const override { return 0; }
+  uint64_t pool_peak_bytes() const override { return 0; }
+
+  bool clean() const { return live_.empty() && under_way_.empty() && free_rows_ == pool_rows_; }
+
+  std::string log;                  // 'p' per prefill unit, the batch size per step
+  std::vector<int64_t> prefilled;   // tokens of every prefill
+  uint64_t most_prefill_bytes = 0;  // of prefills under way at once
+  bool fail_prefill = false;
+
+ private:
+  struct Sequence {
+    int64_t quota = 0, first_row = 0, units = 0, rows = 0;
+    std::vector<int32_t> prompt;
+  };
+  static void Peak(std::span<float> logits, int32_t token, int64_t rows) {
+    std::fill(logits.begin(), logits.end(), 0.0f);
+    logits[static_cast<size_t>((token + rows) % kVocab)] = 1.0f;
+  }
+
+  ModelConfig config_;
+  ExecutorOptions options_;
+  std::map<int64_t, Sequence> live_;
+  std::map<int64_t, uint64_t> under_way_;  // bytes by slot
+  int64_t free_rows_, pool_rows_;
+};
+
+inline std::vector<int32_t> Expected(std::vector<int32_t> sequence, size_t n) {
+  std::vector<int32_t> out;
+  while (out.size() < n) {
+    const int32_t next = static_cast<int32_t>((static_cast<size_t>(sequence.back()) + sequence.size()) % kVocab);
+    if (next == kEos) break;
+    sequence.push_back(next);
+    out.push_back(next);
+  }
+  return out;
+}
+
+struct FakeClient {
+  std::map<int64_t, RequestResult> results;
+
+  Request Make(std::vector<int32_t> prompt, int64_t n) {
+    return {.prompt = std::move(prompt),
+            .max_new_tokens = n,
+            .sampling = {.temperature = 0},
+            .on_done = [this](RequestId id, const RequestResult& result) { results[id.value()] = result; }};
+  }
+};
+
+}  // namespace infinigen
