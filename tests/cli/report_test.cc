@@ -31,9 +31,9 @@ TEST(Report, FieldsOfTheContract) {
   EXPECT_EQ(KvJson(options)["type"], "bf16");
   EXPECT_THAT(Keys(TimingJson({})), ElementsAre("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s",
                                                 "decode_step_ms_mean", "decode_step_ms_p99", "decode_step_ms_median"));
-  EXPECT_THAT(Keys(KvStatsJson({}, {})),
-              ElementsAre("selected_ratio", "extra_ratio", "attended_ratio", "fetched_bytes", "fetched_bytes_per_step",
-                          "hit_ratio", "evicted", "pool_bytes", "pool_peak_bytes", "sketch_bytes", "hot_bytes"));
+  EXPECT_THAT(Keys(KvStatsJson({}, {})), ElementsAre("selected_ratio", "extra_ratio", "attended_ratio", "fetched_bytes",
+                                                     "fetched_bytes_per_step", "hit_ratio", "fetch_stall_s", "evicted",
+                                                     "pool_bytes", "pool_peak_bytes", "sketch_bytes", "hot_bytes"));
   EXPECT_THAT(Keys(MemoryJson()), ElementsAre("host_peak_bytes", "device_peak_bytes"));
   Model model;
   EXPECT_THAT(Keys(ModelJson(model)), ElementsAre("name", "arch", "params", "dtype"));
