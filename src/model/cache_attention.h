@@ -22,6 +22,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -293,7 +294,10 @@ class CacheAttention {
   KvStats Stats(const StepCounts& counts, SeqSlot slot) {
     return KvCounts<B>(backend_, shape_, work_, pool_, at_).Of(counts, slot);
   }
-  void Observe(SelectionObserver observer) { observer_ = std::move(observer); }
+  void Observe(SelectionObserver observer, std::optional<SeqSlot> slot) {
+    observer_ = std::move(observer);
+    observed_ = slot;
+  }
 
  private:
   // `places` are the batch's, still to be taken.
@@ -466,8 +470,9 @@ class CacheAttention {
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t token = static_cast<int64_t>(i) / config_.kv_heads,
                     head = static_cast<int64_t>(i) % config_.kv_heads;
-      observer_(layer, SeqSlot(slots[static_cast<size_t>(token)]), KvHead(head),
-                fetch(at_.Chosen(layer).Rows(token, head), counts[i]));
+      const SeqSlot slot(slots[static_cast<size_t>(token)]);
+      if (observed_ && slot != *observed_) continue;
+      observer_(layer, slot, KvHead(head), fetch(at_.Chosen(layer).Rows(token, head), counts[i]));
     }
   }
 
@@ -487,7 +492,8 @@ class CacheAttention {
   std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
   const AttentionShape attention_;
   SelectionObserver observer_;
-  std::array<Ticket, 2> fetched_;  // what the layers that come attend to, in turn
+  std::optional<SeqSlot> observed_;  // by it; none: all
+  std::array<Ticket, 2> fetched_;    // what the layers that come attend to, in turn
   Buffer sketch_memory_, near_memory_;
   uint64_t tables_seen_ = 0;
 };

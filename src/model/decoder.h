@@ -202,7 +202,9 @@ class Decoder {
   // Called with the queries and keys of every prefill unit, after rotation; empty: nobody.
   void ObservePrefill(PrefillObserver observer) { observer_ = std::move(observer); }
 
-  void ObserveSelection(SelectionObserver observer) { cache_.Observe(std::move(observer)); }
+  void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) {
+    cache_.Observe(std::move(observer), slot);
+  }
 
   // Rows [0, rows) of the sequence get random entries, as if a prompt had been prefilled: for benchmarks.
   void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) {

@@ -141,7 +141,9 @@ class DecoderExecutor final : public Executor {
   void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
 
   void ObservePrefill(PrefillObserver observer) override { decoder_->ObservePrefill(std::move(observer)); }
-  void ObserveSelection(SelectionObserver observer) override { decoder_->ObserveSelection(std::move(observer)); }
+  void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) override {
+    decoder_->ObserveSelection(std::move(observer), slot);
+  }
   void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) override { decoder_->FillSynthetic(slot, rows, seed); }
   KvStats Stats() override { return decoder_->Stats(); }
   KvStats SlotStats(SeqSlot slot) override { return decoder_->Stats(slot); }

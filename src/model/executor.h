@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -170,8 +171,9 @@ class Executor {
 
   // For calibration; an empty observer: nobody.
   virtual void ObservePrefill(PrefillObserver observer) = 0;
-  // For pictures of what a step looks at; costs a copy of every selection. An empty observer: nobody.
-  virtual void ObserveSelection(SelectionObserver observer) = 0;
+  // For pictures of what a step looks at: of the sequence in `slot`, or of all. Costs a copy of every selection, and on
+  // a GPU the step its graph. An empty observer: nobody.
+  virtual void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot = std::nullopt) = 0;
   // For benchmarks: rows [0, rows) get random entries, as if a prompt had been prefilled.
   virtual void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) = 0;
 

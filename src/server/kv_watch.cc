@@ -69,34 +69,38 @@ KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_b
       pool_limit_bytes_(PoolLimit(engine.executor())),
       prefix_limit_bytes_(prefix_limit_bytes) {}
 
-KvWatch::~KvWatch() {
-  if (!watchers_.empty()) engine_.executor().ObserveSelection({});
-}
+KvWatch::~KvWatch() { Observe(false); }
 
 void KvWatch::Add(std::shared_ptr<HttpExchange> watcher) {
   if (ending_) return watcher->End();
-  if (watchers_.empty()) {
-    before_ = engine_.executor().Stats();
-    last_event_ = Clock::now();
-    engine_.executor().ObserveSelection(
-        [this](LayerId layer, SeqSlot slot, KvHead head, std::span<const int32_t> rows) {
-          if (slot_ && *slot_ == slot) picture_.Add(layer, head, rows);
-        });
-  }
   watchers_.push_back(std::move(watcher));
+  if (watchers_.size() > 1) return;
+  followed_ = std::nullopt;
   Follow();
 }
 
 void KvWatch::EndAll() {
   ending_ = true;
   for (const auto& watcher : watchers_) watcher->End();
-  if (!watchers_.empty()) engine_.executor().ObserveSelection({});
   watchers_.clear();
+  Observe(false);
 }
 
 void KvWatch::Remove(const HttpExchange* watcher) {
   std::erase_if(watchers_, [&](const auto& held) { return held.get() == watcher; });
-  if (watchers_.empty()) engine_.executor().ObserveSelection({});
+  if (watchers_.empty()) Observe(false);
+}
+
+// Of the sequence that is followed, where it is now: a preempted one comes back elsewhere.
+void KvWatch::Observe(bool on) {
+  const std::optional<SeqSlot> slot = on ? engine_.SlotOf(*followed_) : std::nullopt;
+  if (slot)
+    engine_.executor().ObserveSelection(
+        [this](LayerId layer, SeqSlot, KvHead head, std::span<const int32_t> rows) { picture_.Add(layer, head, rows); },
+        slot);
+  else if (observing_)
+    engine_.executor().ObserveSelection({});
+  observing_ = slot.has_value();
 }
 
 KvWatch::Sequence* KvWatch::Find(RequestId id) {
@@ -127,22 +131,25 @@ void KvWatch::Finished(RequestId id) {
 void KvWatch::Follow() {
   const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
-  if (id != followed_) {
-    picture_.Clear();
-    if (!watchers_.empty()) before_ = engine_.executor().Stats();
-    last_event_ = Clock::now();
-  }
+  if (id == followed_) return;
   followed_ = id;
-  slot_ = id ? engine_.SlotOf(*id) : std::nullopt;
+  picture_.Clear();
+  if (watchers_.empty()) return;
+  before_ = engine_.executor().Stats();
+  last_event_ = Clock::now();
+  Observe(followed_.has_value());
 }
 
 void KvWatch::Turn() {
-  if (!watchers_.empty() && followed_ && Clock::now() - last_event_ >= kBetweenEvents) Send();
+  if (watchers_.empty() || !followed_ || Clock::now() - last_event_ < kBetweenEvents) return;
+  if (observing_)
+    Send();
+  else
+    Observe(true);
 }
 
 void KvWatch::Send() {
   const Clock::time_point now = Clock::now();
-  slot_ = engine_.SlotOf(*followed_);  // a preempted sequence comes back elsewhere
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
   const KvStats stats = executor.Stats(), recent = stats - before_;
@@ -170,6 +177,7 @@ void KvWatch::Send() {
                       {"waiting", metrics_.waiting()}};
   const std::string text = Event(event);
   for (const auto& watcher : watchers_) watcher->Write(text);
+  Observe(false);
 }
 
 }  // namespace infinigen

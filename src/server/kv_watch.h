@@ -1,5 +1,6 @@
 // KvWatch: the live picture of the cache (GET /kv, docs/serving.md). Follows one sequence, the one that came last of
-// those that decode; observes the executor only while somebody watches. On the engine's thread, all of it.
+// those that decode; while somebody watches, it observes one step in a tenth of a second, because a step that is
+// observed takes longer. On the engine's thread, all of it.
 #pragma once
 
 #include <chrono>
@@ -21,7 +22,7 @@ inline constexpr int64_t kPictureColumns = 256;
 // What the pool can hold: its limit, or less where all sequences together never need as much.
 uint64_t PoolLimit(const Executor& executor);
 
-// What the last step attended to, as shares of columns of the context.
+// What a step attended to, as shares of columns of the context.
 class KvPicture {
  public:
   explicit KvPicture(int64_t layers) : layers_(static_cast<size_t>(layers)) {}
@@ -73,6 +74,7 @@ class KvWatch {
 
   Sequence* Find(RequestId id);
   void Follow();
+  void Observe(bool on);
   void Send();
 
   Engine& engine_;
@@ -81,7 +83,7 @@ class KvWatch {
   bool ending_ = false;
   std::vector<Sequence> sequences_;  // in order of arrival
   std::optional<RequestId> followed_;
-  std::optional<SeqSlot> slot_;
+  bool observing_ = false;
   KvPicture picture_;
   Clock::time_point last_event_ = Clock::now();
   KvStats before_;

@@ -99,7 +99,7 @@ class FakeExecutor final : public Executor {
     }
   }
   void ObservePrefill(PrefillObserver) override {}
-  void ObserveSelection(SelectionObserver) override {}
+  void ObserveSelection(SelectionObserver, std::optional<SeqSlot>) override {}
   void FillSynthetic(SeqSlot, int64_t, uint64_t) override {}
   KvStats Stats() override { return {}; }
   uint64_t pool_bytes() const override { return 0; }

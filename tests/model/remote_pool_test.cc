@@ -335,6 +335,13 @@ TEST_P(RemotePool, StatsOfASequence) {
   };
   StepItem a = begin(*executor, 40), b = begin(*executor, 120);
   const KvStats a_before = executor->SlotStats(a.slot);
+  int64_t told = 0;
+  executor->ObserveSelection(
+      [&](LayerId, SeqSlot slot, KvHead, std::span<const int32_t> rows) {
+        EXPECT_EQ(slot, b.slot) << "the only one that is observed";
+        told += std::ssize(rows);
+      },
+      b.slot);
   for (int i = 0; i < 6; ++i, ++a.row, ++b.row) executor->Step(std::array{a, b}, logits);
   const KvStats of_a = executor->SlotStats(a.slot) - a_before, of_b = executor->SlotStats(b.slot),
                 all = executor->Stats();
@@ -348,6 +355,7 @@ TEST_P(RemotePool, StatsOfASequence) {
   EXPECT_EQ(sum.fetched_bytes, all.fetched_bytes);
   EXPECT_EQ(sum.near.wanted, all.near.wanted);
   EXPECT_LT(of_a.All().seen, of_b.All().seen);
+  EXPECT_EQ(static_cast<uint64_t>(told), of_b.Selecting().totals.attended);
 
   StepItem c = begin(*alone, 40);
   for (int i = 0; i < 6; ++i, ++c.row) alone->Step({&c, 1}, std::span(logits).first(logits.size() / 2));
