@@ -126,7 +126,8 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
   }
 }
 
-// Whole layers that come by copy engines, and chosen entries: the time is counted, and is no more than has passed.
+// Whole layers that come by copy engines, and chosen entries: the time is counted, and is no more than has passed. What
+// is fetched a layer ahead may be there in time.
 TEST_F(CudaModel, WaitingIsCounted) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
@@ -135,7 +136,7 @@ TEST_F(CudaModel, WaitingIsCounted) {
     Decode(*executor, ids, 290);
     const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
     const uint64_t waited = executor->Stats().stall_ns;
-    EXPECT_GT(waited, 0u) << method.preset;
+    if (method.from == GuessSource::kSelf) EXPECT_GT(waited, 0u) << method.preset;
     EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
     EXPECT_EQ(Make(method, /*on_device=*/true)->Stats().stall_ns, 0u);
   }
