@@ -136,7 +136,9 @@ TEST_F(CudaModel, WaitingIsCounted) {
     Decode(*executor, ids, 290);
     const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
     const uint64_t waited = executor->Stats().stall_ns;
-    if (method.from == GuessSource::kSelf) EXPECT_GT(waited, 0u) << method.preset;
+    if (method.from == GuessSource::kSelf) {
+      EXPECT_GT(waited, 0u) << method.preset;
+    }
     EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
     EXPECT_EQ(Make(method, /*on_device=*/true)->Stats().stall_ns, 0u);
   }
