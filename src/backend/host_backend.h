@@ -39,10 +39,10 @@ class HostBackend {
   Ticket Record(Queue) { return {}; }
   void Wait(Queue, Ticket) {}
   void Synchronize(Ticket) {}
-  void NoteArrived(Queue, FetchClock* clock) { clock->arrived = Now(); }
-  void NoteReady(Queue, FetchClock* clock) { clock->ready = Now(); }
+  void NoteArrived(Queue, FetchClock* clock) { clock->arrived_ns = Now(); }
+  void NoteReady(Queue, FetchClock* clock) { clock->ready_ns = Now(); }
   void CountWaits(Queue, FetchClock* clocks, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) clocks[i].waited += clocks[i].Wait();
+    for (int64_t i = 0; i < count; ++i) clocks[i].waited_ns += clocks[i].wait_ns();
   }
 
  private:

@@ -25,8 +25,8 @@ namespace {
 // Sequences that run together, unless memory allows fewer or --batch says otherwise. A step of 32 costs little more
 // than one of 8 where weights are what it reads.
 constexpr int64_t kServedBatch = 32;
-// A prompt of so many tokens does not wait for a longer one: a question with a page or two. Takes 4 bytes of every
-// hidden dimension a token: 32 MiB in a model of 4,096.
+// A prompt of so many tokens does not wait for a longer one: a question with a page or two. Its residual stream takes
+// 32 MiB in a model of 4,096 dimensions.
 constexpr int64_t kSideTokens = 2048;
 // A context that memory forced upon us is still one to serve.
 constexpr int64_t kLeastServedContext = 256;

@@ -125,16 +125,18 @@ bool Engine::IsShort(const Live& live) const {
 // than is planned for the side lane.
 Engine::Lanes Engine::FindLanes() const {
   Lanes lanes;
+  bool main_is_short = false;  // nobody begins beside it
   for (const std::unique_ptr<Live>& live : requests_) {
     if (!live->reads()) continue;
     if (lanes.main == nullptr) {
       lanes.main = live.get();
-      if (side_bytes_ == 0 || IsShort(*live)) break;
+      if (side_bytes_ == 0) break;
+      main_is_short = IsShort(*live);
     } else if (live->prefill_units > 0) {
       CHECK(IsShort(*live));    // nobody older can come between who began in the main lane and its end
       lanes.side = live.get();  // whoever began goes on
       break;
-    } else if (lanes.side == nullptr && live->result.tokens.empty() && IsShort(*live)) {
+    } else if (!main_is_short && lanes.side == nullptr && live->result.tokens.empty() && IsShort(*live)) {
       lanes.side = live.get();
     }
   }

@@ -15,6 +15,8 @@ struct PrefixCache::Node {
   int64_t children = 0;
   int64_t pins = 0;
   uint64_t used = 0;
+
+  bool can_leave() const { return pins == 0 && children == 0; }
 };
 
 namespace {
@@ -118,10 +120,8 @@ bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> toke
 }
 
 // A node that can leave is in leaving_, by when it was used; no other is.
-bool PrefixCache::CanLeave(const Node& node) const { return node.pins == 0 && node.children == 0; }
-
 void PrefixCache::Pin(Node& node) {
-  if (CanLeave(node)) leaving_.erase({node.used, &node});
+  if (node.can_leave()) leaving_.erase({node.used, &node});
   if (node.pins++ == 0) ++pinned_;
   node.used = now_;
 }
@@ -130,7 +130,7 @@ void PrefixCache::Release(Path& path) {
   for (Node* node : path) {
     CHECK(node->pins > 0);
     if (--node->pins == 0) --pinned_;
-    if (CanLeave(*node)) leaving_.emplace(node->used, node);
+    if (node->can_leave()) leaving_.emplace(node->used, node);
   }
   path.clear();
   while (unpinned() > most_unpinned_) CHECK(DropOldest());
@@ -142,7 +142,7 @@ bool PrefixCache::DropOldest() {
   executor_.DropShared(node->extent);
   if (Node* parent = node->parent; parent != nullptr) {
     --parent->children;
-    if (CanLeave(*parent)) leaving_.emplace(parent->used, parent);
+    if (parent->can_leave()) leaving_.emplace(parent->used, parent);
   }
   const auto [first, last] = nodes_.equal_range(node->hash);
   nodes_.erase(std::find_if(first, last, [&](const auto& place) { return place.second.get() == node; }));

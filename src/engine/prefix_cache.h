@@ -88,7 +88,6 @@ class PrefixCache {
   template <class Choose>
   Path Walk(std::span<const int32_t> tokens, Choose choose);
   void Pin(Node& node);
-  bool CanLeave(const Node& node) const;
 
   Executor& executor_;
   const int64_t most_unpinned_;

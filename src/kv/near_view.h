@@ -5,7 +5,7 @@
 // from step to step, tables tell what that is, and only rows that are nowhere are fetched. Without one, places are
 // those of the list: everything is fetched anew, and the memory is shared by layers.
 //
-// A list that is longer than there are places stays away: all of it is read where it is, over the link.
+// A list that is longer than there are places stays at home: all of it is read where it is, over the link.
 #pragma once
 
 #include <cstddef>
@@ -68,13 +68,13 @@ struct NearTotals {
   }
 };
 
-// How long steps wait for a layer's entries, in nanoseconds of the compute device's clock. Memory of that device.
+// How long steps wait for a layer's entries, by the compute device's clock. Memory of that device.
 struct FetchClock {
-  uint64_t ready = 0;    // when the latest step had nothing else to do
-  uint64_t arrived = 0;  // when its entries were there
-  uint64_t waited = 0;   // in all steps that were counted
+  uint64_t ready_ns = 0;    // when the latest step had nothing else to do
+  uint64_t arrived_ns = 0;  // when its entries were there
+  uint64_t waited_ns = 0;   // in all steps that were counted
 
-  constexpr uint64_t Wait() const { return arrived > ready ? arrived - ready : 0; }
+  constexpr uint64_t wait_ns() const { return arrived_ns > ready_ns ? arrived_ns - ready_ns : 0; }
 };
 
 // Which of a list are fetched, where a share of them is taken to be there already: every so many-eth, evenly spread.

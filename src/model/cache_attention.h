@@ -140,10 +140,7 @@ class CacheAttention {
 
   // A prompt's way through layers that retain everything: on a stage, where the pool is remote. `first` of its rows are
   // there already.
-  Status OpenPrompt(SeqSlot slot, int64_t rows) {
-    const bool all_evict = method_.evicts() && method_.dense_layers == 0;
-    return remote() && !stages_steps() && !all_evict ? stage_.Open(slot, rows) : Ok();
-  }
+  Status OpenPrompt(SeqSlot slot, int64_t rows) { return shape_.stages_prompts() ? stage_.Open(slot, rows) : Ok(); }
   void BeginPromptLayer(LayerId layer, SeqSlot slot, int64_t first) {
     if (far(layer) && !method_.evicts(layer)) stage_.BeginLayer(layer, slot, first);
     Forget(layer, slot);

@@ -80,7 +80,7 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   if (settled.method.select == SelectKind::kAll)
     plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());
   for (const int64_t rows : {options.max_tokens, options.planned_side_tokens()})
-    plan.stage_bytes += Decoder<CudaBackend>::PromptStageBytes(shape, /*remote=*/true, rows);
+    plan.stage_bytes += Decoder<CudaBackend>::PromptStageBytes(shape, rows);
   return plan;
 }
 

@@ -114,17 +114,15 @@ class Decoder {
 
   // What BeginPrefill takes for a dense prefill: of its own, and on the stages of a remote pool where OpenPrompt does.
   uint64_t PrefillBytes(int64_t first_row, int64_t count) const {
-    return JobBytes(shape_, count) + PromptStageBytes(shape_, backend_.pool_is_remote(), first_row + count);
+    return JobBytes(shape_, count) + PromptStageBytes(shape_, first_row + count);
   }
   static uint64_t JobBytes(const WorkspaceShape& shape, int64_t tokens) {
     if (tokens == 0) return 0;
     return static_cast<uint64_t>(tokens * shape.config.hidden) * sizeof(float) +
            (shape.method.evicts() ? PrefillStage::Bytes(shape, tokens) : 0);
   }
-  static uint64_t PromptStageBytes(const WorkspaceShape& shape, bool remote, int64_t rows) {
-    const bool all_evict = shape.method.evicts() && shape.method.dense_layers == 0;
-    if (!remote || shape.method.select == SelectKind::kAll || all_evict) return 0;
-    return EntryStage<B>::SlotBytes(shape.pool, rows);
+  static uint64_t PromptStageBytes(const WorkspaceShape& shape, int64_t rows) {
+    return shape.stages_prompts() ? EntryStage<B>::SlotBytes(shape.pool, rows) : 0;
   }
 
   int64_t PrefillUnits(const PrefillJob& job) const {
@@ -574,7 +572,7 @@ class Decoder {
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
   std::vector<int32_t> host_kept_;                          // the same: the last row in layers that evict
   int64_t steps_ = 0;
-  std::vector<StepCounts> counts_;  // [max_batch] of the sequences that had a slot, so far
+  std::vector<StepCounts> counts_;  // [max_sequences] of the sequences that had a slot, so far
 };
 
 }  // namespace infinigen

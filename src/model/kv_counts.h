@@ -43,7 +43,7 @@ class KvCounts {
     KvStats stats = Sum(counts, 0, shape_.pool.max_sequences);
     const std::vector<MassTotals> mass = Fetch(work_.mass, config_.layers);
     for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
-    for (const FetchClock& clock : Fetch(work_.clocks, config_.layers)) stats.stall_ns += clock.waited;
+    for (const FetchClock& clock : Fetch(work_.clocks, config_.layers)) stats.stall_ns += clock.waited_ns;
     return stats;
   }
   // Of those that had the slot, layers added up; mass and waiting are not counted by sequence.

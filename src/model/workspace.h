@@ -63,6 +63,11 @@ struct WorkspaceShape {
   }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
+  // A prompt has memory on the stages of a remote pool while it is read. Where steps walk all rows, every sequence has
+  // it for good; layers that evict have a stage of another kind.
+  bool stages_prompts() const {
+    return remote && method.select != SelectKind::kAll && (!method.evicts() || method.dense_layers > 0);
+  }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select, by the method's own rule. A sequence whose rule lets it

@@ -105,10 +105,6 @@ void Api::OnCut() {
   serving->thread.Post([](Engine& engine) { engine.CancelAll(); });
 }
 
-ApiError Api::ShuttingDown() {
-  return {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"};
-}
-
 // ---- from a request to its route ----
 
 std::span<const Api::Route> Api::Routes() {

@@ -65,7 +65,6 @@ class Api {
   HttpReply Fail(const HttpRequest& head, int status, std::string_view reason);
   void OnDrain();
   void OnCut();
-  static ApiError ShuttingDown();
   static std::span<const Route> Routes();
   static const Route* FindRoute(std::string_view path);
   static std::optional<ApiError> CheckRoute(const HttpRequest& head);
@@ -93,10 +92,10 @@ class Api {
   const bool log_requests_;
   Metrics metrics_;
   const HttpServer* http_ = nullptr;
+  std::atomic<int64_t> logged_tokens_{0};  // that answers under way may keep, all together; outlives them
   std::unique_ptr<Serving> owned_;
   std::atomic<Serving*> serving_{nullptr};
-  std::atomic<bool> cut_{false};           // time is up
-  std::atomic<int64_t> logged_tokens_{0};  // that answers under way may keep, all together
+  std::atomic<bool> cut_{false};  // time is up
 };
 
 }  // namespace infinigen

@@ -185,9 +185,7 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   if (over_) return;
   if (result.reason == FinishReason::kError)
     return FailAll({.status = 500, .message = result.error, .type = "server_error", .code = "generation_failed"});
-  if (result.reason == FinishReason::kCancelled)
-    return FailAll(
-        {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"});
+  if (result.reason == FinishReason::kCancelled) return FailAll(ShuttingDown());
   BeginStream();
   Release(choice, choice.text.Finish(), /*end=*/true);
   choice.answer.finished = result.reason;

@@ -219,9 +219,10 @@ void Connection::Parse() {
     }
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
-    const bool folded_trailer = chunk_line_.trailers != nullptr &&
-                                HasFoldedLine({chunk_line_.trailers, static_cast<size_t>(input_.data() + parsed_ +
-                                                                                         used - chunk_line_.trailers)});
+    // To the end of what is there: it is cut at the empty line, and an error may come before that was taken.
+    const bool folded_trailer =
+        chunk_line_.trailers != nullptr &&
+        HasFoldedLine(std::string_view(input_).substr(static_cast<size_t>(chunk_line_.trailers - input_.data())));
     if (!head_seen_ && parser_->is_header_done())
       folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
     parsed_ += used;

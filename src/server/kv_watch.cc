@@ -51,7 +51,9 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
         shares.push_back(layer.heads == 0 ? 255 : 0);
         continue;
       }
-      const int64_t width = FirstRow(column + 1, columns, layer.rows) - FirstRow(column, columns, layer.rows);
+      // The step may be an earlier one, with fewer rows.
+      const int64_t had = std::ssize(layer.counts);
+      const int64_t width = FirstRow(column + 1, had, layer.rows) - FirstRow(column, had, layer.rows);
       const int64_t whole = std::max<int64_t>(width * layer.heads, 1);
       const int64_t count = layer.counts[static_cast<size_t>(column)];
       // Anything at all is visible.
@@ -62,9 +64,11 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
   return all;
 }
 
-KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes)
+KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples)
     : engine_(engine),
       metrics_(metrics),
+      selects_(engine.executor().options().method.select != SelectKind::kAll),
+      samples_(samples),
       picture_(engine.executor().config().layers),
       pool_limit_bytes_(PoolLimit(engine.executor())),
       prefix_limit_bytes_(prefix_limit_bytes) {}
@@ -96,7 +100,10 @@ void KvWatch::Observe(bool on) {
   const std::optional<SeqSlot> slot = on ? engine_.SlotOf(*followed_) : std::nullopt;
   if (slot)
     engine_.executor().ObserveSelection(
-        [this](LayerId layer, SeqSlot, KvHead head, std::span<const int32_t> rows) { picture_.Add(layer, head, rows); },
+        [this](LayerId layer, SeqSlot, KvHead head, std::span<const int32_t> rows) {
+          picture_.Add(layer, head, rows);
+          fresh_ = drawn_ = true;
+        },
         slot);
   else if (observing_)
     engine_.executor().ObserveSelection({});
@@ -132,20 +139,27 @@ void KvWatch::Follow() {
   const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
   if (id == followed_) return;
+  const bool first = !followed_;
   followed_ = id;
   picture_.Clear();
+  fresh_ = drawn_ = !selects_;
   if (watchers_.empty()) return;
-  before_ = engine_.executor().Stats();
-  last_event_ = Clock::now();
+  if (first) {
+    before_ = engine_.executor().Stats();
+    last_event_ = Clock::now();
+  }
   Observe(followed_.has_value());
 }
 
 void KvWatch::Turn() {
-  if (watchers_.empty() || !followed_ || Clock::now() - last_event_ < kBetweenEvents) return;
-  if (observing_)
+  if (watchers_.empty() || !followed_) return;
+  const bool due = Clock::now() - last_event_ >= kBetweenEvents;
+  if (due && (fresh_ || !engine_.SlotOf(*followed_)))  // one that was preempted has no new picture, but numbers
     Send();
-  else
+  else if (due && !observing_)
     Observe(true);
+  else if (!due && samples_ && fresh_)
+    Observe(false);
 }
 
 void KvWatch::Send() {
@@ -153,7 +167,7 @@ void KvWatch::Send() {
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
   const KvStats stats = executor.Stats(), recent = stats - before_;
-  if (recent.steps == 0) return;
+  if (recent.steps == 0 || !drawn_) return;
   const double seconds = std::chrono::duration<double>(now - last_event_).count();
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
   last_event_ = now;
@@ -177,7 +191,8 @@ void KvWatch::Send() {
                       {"waiting", metrics_.waiting()}};
   const std::string text = Event(event);
   for (const auto& watcher : watchers_) watcher->Write(text);
-  Observe(false);
+  fresh_ = !selects_;
+  if (samples_) Observe(false);
 }
 
 }  // namespace infinigen

@@ -1,6 +1,6 @@
 // KvWatch: the live picture of the cache (GET /kv, docs/serving.md). Follows one sequence, the one that came last of
-// those that decode; while somebody watches, it observes one step in a tenth of a second, because a step that is
-// observed takes longer. On the engine's thread, all of it.
+// those that decode; observes the executor only while somebody watches, on a GPU, where that takes time, one step in a
+// tenth of a second. On the engine's thread, all of it.
 #pragma once
 
 #include <chrono>
@@ -45,8 +45,8 @@ class KvPicture {
 
 class KvWatch {
  public:
-  // Both outlive it.
-  KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes);
+  // Both outlive it. `samples`: observes a step for each event, not all.
+  KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples);
   ~KvWatch();
 
   void Add(std::shared_ptr<HttpExchange> watcher);
@@ -83,7 +83,9 @@ class KvWatch {
   bool ending_ = false;
   std::vector<Sequence> sequences_;  // in order of arrival
   std::optional<RequestId> followed_;
+  const bool selects_, samples_;
   bool observing_ = false;
+  bool drawn_ = false, fresh_ = false;  // the picture has a step of the followed one; since the latest event
   KvPicture picture_;
   Clock::time_point last_event_ = Clock::now();
   KvStats before_;

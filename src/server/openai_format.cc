@@ -78,6 +78,10 @@ std::string ErrorBody(const ApiError& error) {
                     {"code", OrNull(error.code)}}}});
 }
 
+ApiError ShuttingDown() {
+  return {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"};
+}
+
 HttpReply ErrorReply(const ApiError& error) {
   HttpReply reply{.status = error.status, .body = ErrorBody(error)};
   if (error.retry_after_s > 0) reply.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));

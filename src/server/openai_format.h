@@ -48,6 +48,8 @@ struct AnswerChoice {
 
 std::string ErrorBody(const ApiError& error);
 HttpReply ErrorReply(const ApiError& error);
+// Of whatever is cut at the end of a drain.
+ApiError ShuttingDown();
 
 nlohmann::ordered_json UsageJson(const Usage& usage);
 // Of a request's own steps; `pool_bytes` is the pool's.

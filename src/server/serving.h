@@ -66,7 +66,8 @@ struct Api::Serving {
                                  .reuses_prefixes = true,
                                  .prefix_limit_bytes = model.prefix_limit_bytes,
                                  .turn_prefill_tokens = kTurnPrefillTokens}),
-        watch(engine, metrics_, model.prefix_limit_bytes),
+        watch(engine, metrics_, model.prefix_limit_bytes,
+              /*samples=*/model.executor->options().device == Device::kCuda),
         thread(engine, [this] { AfterTurn(); }) {}
 
   void AfterTurn() {

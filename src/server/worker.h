@@ -20,8 +20,7 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   // Any thread. In order. False: too many wait, or all were refused, and this one is not among them.
-  bool Post(
-      const void* owner, std::function<void()> run, std::function<void()> refuse = [] {});
+  bool Post(const void* owner, std::function<void()> run, std::function<void()> refuse);
   // Any thread. Drops, unrun, what `owner` posted, and frees its place. False: it runs, has run, or was never there.
   bool Withdraw(const void* owner);
   // Any thread. Ends it: whatever waits is dropped unrun, and here, by this thread, `refuse` is called of each, oldest

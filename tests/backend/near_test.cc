@@ -274,16 +274,16 @@ TYPED_TEST(NearTest, WaitsAreFromReadyToArrived) {
   b.NoteReady(Queue::kCompute, clocks + 1);
   b.CountWaits(Queue::kCompute, clocks, 2);
   const auto after_one = memory.template Get<FetchClock>();
-  EXPECT_GT(after_one[0].waited, 0u);
-  EXPECT_EQ(after_one[0].waited, after_one[0].arrived - after_one[0].ready);
-  EXPECT_EQ(after_one[1].waited, 0u);
+  EXPECT_GT(after_one[0].waited_ns, 0u);
+  EXPECT_EQ(after_one[0].waited_ns, after_one[0].arrived_ns - after_one[0].ready_ns);
+  EXPECT_EQ(after_one[1].waited_ns, 0u);
   b.NoteReady(Queue::kCompute, clocks);
   b.CountWaits(Queue::kCompute, clocks, 2);
-  EXPECT_EQ(memory.template Get<FetchClock>()[0].waited, after_one[0].waited) << "arrived before it was ready";
+  EXPECT_EQ(memory.template Get<FetchClock>()[0].waited_ns, after_one[0].waited_ns) << "arrived before it was ready";
 
-  const uint64_t before = layer.Clock().arrived;
+  const uint64_t before = layer.Clock().arrived_ns;
   step();
-  EXPECT_GT(layer.Clock().arrived, before) << "FetchNear notes it";
+  EXPECT_GT(layer.Clock().arrived_ns, before) << "FetchNear notes it";
 }
 
 // In layers that evict, a new entry may take over a row that the hot set knows.

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +36,7 @@ class FakeExecutor final : public Executor {
 
   const ModelConfig& config() const override { return config_; }
   const ExecutorOptions& options() const override { return options_; }
+  ExecutorOptions& mutable_options() { return options_; }
   std::string device_name() const override { return "fake"; }
 
   Result<SeqSlot> Admit(int64_t final_tokens) override {
@@ -90,7 +93,11 @@ class FakeExecutor final : public Executor {
   uint64_t PrefillBytes(int64_t, int64_t count) const override { return static_cast<uint64_t>(count) * 4; }
   void Step(std::span<const StepItem> items, std::span<float> logits) override {
     log += static_cast<char>('0' + items.size());
+    ++steps_;
+    observed_steps += observer_ ? 1 : 0;
     for (size_t i = 0; i < items.size(); ++i) {
+      if (observer_ && observed_ == items[i].slot)
+        observer_(LayerId(0), items[i].slot, KvHead(0), std::array{static_cast<int32_t>(items[i].row)});
       Sequence& sequence = live_.at(items[i].slot.value());
       EXPECT_EQ(items[i].row, sequence.rows) << "every token gets the next row";
       ++sequence.rows;
@@ -99,9 +106,16 @@ class FakeExecutor final : public Executor {
     }
   }
   void ObservePrefill(PrefillObserver) override {}
-  void ObserveSelection(SelectionObserver, std::optional<SeqSlot>) override {}
+  void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) override {
+    observer_ = std::move(observer);
+    observed_ = slot;
+  }
   void FillSynthetic(SeqSlot, int64_t, uint64_t) override {}
-  KvStats Stats() override { return {}; }
+  KvStats Stats() override {
+    KvStats stats;
+    stats.steps = steps_;
+    return stats;
+  }
   uint64_t pool_bytes() const override { return 0; }
   uint64_t pool_peak_bytes() const override { return 0; }
 
@@ -111,6 +125,7 @@ class FakeExecutor final : public Executor {
   std::vector<int64_t> prefilled;   // tokens of every prefill
   uint64_t most_prefill_bytes = 0;  // of prefills under way at once
   bool fail_prefill = false;
+  int64_t observed_steps = 0;
 
  private:
   struct Sequence {
@@ -127,13 +142,16 @@ class FakeExecutor final : public Executor {
   std::map<int64_t, Sequence> live_;
   std::map<int64_t, uint64_t> under_way_;  // bytes by slot
   int64_t free_rows_, pool_rows_;
+  SelectionObserver observer_;
+  std::optional<SeqSlot> observed_;
+  int64_t steps_ = 0;
 };
 
-inline std::vector<int32_t> Expected(std::vector<int32_t> sequence, size_t n) {
+inline std::vector<int32_t> Expected(std::vector<int32_t> sequence, size_t n, bool ignore_eos = false) {
   std::vector<int32_t> out;
   while (out.size() < n) {
     const int32_t next = static_cast<int32_t>((static_cast<size_t>(sequence.back()) + sequence.size()) % kVocab);
-    if (next == kEos) break;
+    if (next == kEos && !ignore_eos) break;
     sequence.push_back(next);
     out.push_back(next);
   }

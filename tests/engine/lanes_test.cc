@@ -55,10 +55,7 @@ class LanesTest : public testing::Test {
   void CheckTexts() {
     ASSERT_EQ(client.results.size(), asked.size());
     for (const auto& [id, of] : asked) {
-      std::vector<int32_t> text = of.first;
-      for (int64_t i = 0; i < of.second; ++i)
-        text.push_back(static_cast<int32_t>((static_cast<size_t>(text.back()) + text.size()) % kVocab));
-      const std::vector<int32_t> expected(text.begin() + std::ssize(of.first), text.end());
+      const std::vector<int32_t> expected = Expected(of.first, static_cast<size_t>(of.second), /*ignore_eos=*/true);
       const RequestResult& result = client.results.at(id);
       if (result.reason == FinishReason::kCancelled)
         EXPECT_TRUE(std::equal(result.tokens.begin(), result.tokens.end(), expected.begin())) << id;

@@ -357,14 +357,23 @@ TEST_P(RemotePool, StatsOfASequence) {
   EXPECT_LT(of_a.All().seen, of_b.All().seen);
   EXPECT_EQ(static_cast<uint64_t>(told), of_b.Selecting().totals.attended);
 
-  StepItem c = begin(*alone, 40);
-  for (int i = 0; i < 6; ++i, ++c.row) alone->Step({&c, 1}, std::span(logits).first(logits.size() / 2));
-  const KvStats of_c = alone->Stats();
-  EXPECT_EQ(of_a.All().totals.attended, of_c.All().totals.attended);
-  EXPECT_EQ(of_a.fetched_bytes, of_c.fetched_bytes);
-  executor->Release(a.slot);
+  const auto alone_for = [&](Executor& on) {
+    StepItem c = begin(on, 40);
+    const KvStats before = on.SlotStats(c.slot);
+    for (int i = 0; i < 6; ++i, ++c.row) on.Step({&c, 1}, std::span(logits).first(logits.size() / 2));
+    const KvStats own = on.SlotStats(c.slot) - before;
+    on.Release(c.slot);
+    return own;
+  };
+  executor->ObserveSelection({});
   executor->Release(b.slot);
-  alone->Release(c.slot);
+  const KvStats of_c = alone_for(*alone), of_next = alone_for(*executor);  // in b's place
+  for (const KvStats& own : {of_c, of_next}) {
+    EXPECT_EQ(of_a.All().totals.attended, own.All().totals.attended);
+    EXPECT_EQ(of_a.evicted, own.evicted);
+    EXPECT_EQ(of_a.fetched_bytes, own.fetched_bytes);
+  }
+  executor->Release(a.slot);
 }
 
 // There are places for the method's cap; whoever may have more reads the pool, and its neighbours go on as they would.
@@ -391,6 +400,31 @@ TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
     EXPECT_EQ(one->Stats().near.fetched, one->Stats().near.wanted);
     const std::vector<float> own = Decode(*Near(), ids, 300);
     EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
+
+    const std::unique_ptr<Executor> both = far(2);
+    const size_t vocab = static_cast<size_t>(model.config.vocab);
+    std::array<StepItem, 2> items;
+    for (StepItem& item : items) {
+      item = {.slot = both->Admit(312).value(), .row = 300};
+      if (&item == &items[0]) both->SetRule(item.slot, everything);
+      CHECK(both->BeginPrefill(item.slot, 0, std::span(ids).first(300)).ok());
+      while (!both->RunPrefillUnit(item.slot)) {
+      }
+      both->EndPrefill(item.slot);
+    }
+    std::vector<float> logits(2 * vocab);
+    for (size_t i = 0; i < 12; ++i) {
+      for (StepItem& item : items) item.token = ids[300 + i];
+      both->Step(items, logits);
+      const auto part = [&](const std::vector<float>& all, size_t at) {
+        return std::vector(all.begin() + static_cast<std::ptrdiff_t>(at * vocab),
+                           all.begin() + static_cast<std::ptrdiff_t>((at + 1) * vocab));
+      };
+      ASSERT_EQ(part(logits, 0), part(full, i)) << i;
+      ASSERT_EQ(part(logits, 1), part(own, i)) << i;
+      for (StepItem& item : items) ++item.row;
+    }
+    for (const StepItem& item : items) both->Release(item.slot);
   }
 }
 

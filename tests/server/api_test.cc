@@ -83,18 +83,27 @@ TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
     Worker worker(2);
     std::atomic<bool> first{false};
     std::unique_lock closed(gate);
-    ASSERT_TRUE(worker.Post(nullptr, [&] {
-      first = true;
-      const std::lock_guard wait(gate);
-      ran.push_back(0);
-    }));
+    ASSERT_TRUE(worker.Post(
+        nullptr,
+        [&] {
+          first = true;
+          const std::lock_guard wait(gate);
+          ran.push_back(0);
+        },
+        [] {}));
     while (!first) std::this_thread::yield();
-    EXPECT_TRUE(worker.Post(nullptr, [&] { ran.push_back(1); }));
-    EXPECT_TRUE(worker.Post(nullptr, [&] { ran.push_back(2); }));
-    EXPECT_FALSE(worker.Post(nullptr, [&] { ran.push_back(3); })) << "two wait already";
+    EXPECT_TRUE(worker.Post(
+        nullptr, [&] { ran.push_back(1); }, [] {}));
+    EXPECT_TRUE(worker.Post(
+        nullptr, [&] { ran.push_back(2); }, [] {}));
+    EXPECT_FALSE(worker.Post(
+        nullptr, [&] { ran.push_back(3); }, [] {}))
+        << "two wait already";
     closed.unlock();
     std::atomic<bool> last{false};
-    while (!worker.Post(nullptr, [&] { last = true; })) std::this_thread::yield();
+    while (!worker.Post(
+        nullptr, [&] { last = true; }, [] {}))
+      std::this_thread::yield();
     while (!last) std::this_thread::yield();
   }
   EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
@@ -140,19 +149,25 @@ TEST(Worker, WhatIsWithdrawnIsNeverRunAndItsPlaceIsFree) {
   std::atomic<bool> first{false}, second{false}, third{false};
   Worker worker(1);
   std::unique_lock closed(gate);
-  ASSERT_TRUE(worker.Post(&one, [&] {
-    first = true;
-    const std::lock_guard wait(gate);
-  }));
+  ASSERT_TRUE(worker.Post(
+      &one,
+      [&] {
+        first = true;
+        const std::lock_guard wait(gate);
+      },
+      [] {}));
   while (!first) std::this_thread::yield();
   const auto body = std::make_shared<int>();
-  ASSERT_TRUE(worker.Post(&two, [&second, body] { second = true; }));
-  EXPECT_FALSE(worker.Post(&three, [&] { third = true; }));
+  ASSERT_TRUE(worker.Post(
+      &two, [&second, body] { second = true; }, [] {}));
+  EXPECT_FALSE(worker.Post(
+      &three, [&] { third = true; }, [] {}));
   EXPECT_FALSE(worker.Withdraw(&one)) << "it runs";
   EXPECT_TRUE(worker.Withdraw(&two));
   EXPECT_EQ(body.use_count(), 1) << "freed at once";
   EXPECT_FALSE(worker.Withdraw(&two));
-  ASSERT_TRUE(worker.Post(&three, [&] { third = true; }));
+  ASSERT_TRUE(worker.Post(
+      &three, [&] { third = true; }, [] {}));
   closed.unlock();
   while (!third) std::this_thread::yield();
   EXPECT_FALSE(second);

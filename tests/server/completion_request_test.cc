@@ -6,17 +6,17 @@
 namespace infinigen {
 namespace {
 
-constexpr int64_t kVocab = 100;
+constexpr int64_t kIds = 100;
 const std::string kMessages = R"("messages":[{"role":"user","content":"a"}])";
 
 ApiResult<CompletionRequest> Chat(const std::string& fields) {
-  return ParseCompletion(ApiKind::kChat, "{" + kMessages + (fields.empty() ? "" : "," + fields) + "}", {}, kVocab);
+  return ParseCompletion(ApiKind::kChat, "{" + kMessages + (fields.empty() ? "" : "," + fields) + "}", {}, kIds);
 }
-ApiResult<CompletionRequest> Text(const std::string& body) { return ParseCompletion(ApiKind::kText, body, {}, kVocab); }
+ApiResult<CompletionRequest> Text(const std::string& body) { return ParseCompletion(ApiKind::kText, body, {}, kIds); }
 
 TEST(CompletionRequest, DefaultsAreTheServers) {
   const SamplingOptions defaults{.temperature = 0.3f, .top_k = 7, .seed = 9};
-  const auto parsed = ParseCompletion(ApiKind::kChat, "{" + kMessages + "}", defaults, kVocab);
+  const auto parsed = ParseCompletion(ApiKind::kChat, "{" + kMessages + "}", defaults, kIds);
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ((*parsed).sampling.temperature, 0.3f);
   EXPECT_EQ((*parsed).sampling.top_k, 7);

@@ -245,6 +245,8 @@ TEST(HttpServer, FoldedTrailersAreRefused) {
   EXPECT_EQ(status("1\r\na\r\n0\r\nT: x\r\n y\r\n\r\n", ""), "400");
   EXPECT_EQ(status("1\r\na\r\n0;x=y\r\nT: x\r\n\ty: z\r\n\r\n", ""), "400");
   EXPECT_EQ(status("1\r\na\r\n0\r\nT: x\r\n", " y\r\n\r\n"), "400") << "in two pieces";
+  EXPECT_EQ(status("1\r\na\r\n0\r\nT x\r\n\r\n", ""), "400") << "no field";
+  EXPECT_EQ(status("1\r\na\r\n0;" + std::string(5000, 'x') + "\r\nT: x\r\n\r\n", ""), "400") << "a long extension";
 }
 
 TEST(HttpServer, ErrorsOfTheConnectionSayWhoseTheyAre) {

@@ -9,18 +9,18 @@ namespace {
 __global__ void NoteTime(uint64_t* at) { NoteLatest(at); }
 
 __global__ void AddWaits(FetchClock* clocks, int64_t count) {
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) clocks[i].waited += clocks[i].Wait();
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) clocks[i].waited_ns += clocks[i].wait_ns();
 }
 
 }  // namespace
 
 void CudaBackend::NoteArrived(Queue queue, FetchClock* clock) {
-  NoteTime<<<1, 1, 0, context_->stream(queue)>>>(&clock->arrived);
+  NoteTime<<<1, 1, 0, context_->stream(queue)>>>(&clock->arrived_ns);
   CUDA_CHECK_LAUNCH();
 }
 
 void CudaBackend::NoteReady(Queue queue, FetchClock* clock) {
-  NoteTime<<<1, 1, 0, context_->stream(queue)>>>(&clock->ready);
+  NoteTime<<<1, 1, 0, context_->stream(queue)>>>(&clock->ready_ns);
   CUDA_CHECK_LAUNCH();
 }
 

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_co
     route = next;
   }
   __syncthreads();
-  if (threadIdx.x == 0) NoteLatest(&call.clock->arrived);
+  if (threadIdx.x == 0) NoteLatest(&call.clock->arrived_ns);
 }
 
 template <class Piece>

@@ -1,0 +1,101 @@
+// The picture's events: when they come, and what they cost. The clock is the real one, so tests go on until enough
+// events have come, and count steps.
+#include "server/kv_watch.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/fake_executor.h"
+
+namespace infinigen {
+namespace {
+
+class Watcher : public HttpExchange {
+ public:
+  const HttpRequest& request() const override { return request_; }
+  void Reply(HttpReply) override {}
+  void Begin(HttpReply) override {}
+  void Write(std::string bytes) override { events.push_back(nlohmann::json::parse(bytes.substr(6))); }
+  void End() override {}
+  void OnGone(std::function<void(HttpGone why)>) override {}
+
+  std::vector<nlohmann::json> events;
+
+ private:
+  HttpRequest request_;
+};
+
+struct Selecting {
+  Selecting() { executor.mutable_options().method.select = SelectKind::kSketch; }
+  FakeExecutor executor{1 << 24, 8, int64_t{1} << 40};
+};
+
+struct Watched : Selecting {
+  explicit Watched(bool samples) : watch(engine, metrics, 0, samples) { watch.Add(watcher); }
+
+  RequestId Submit(int64_t n) {
+    Request request{.prompt = {1, 2, 3}, .max_new_tokens = n, .sampling = {.temperature = 0}, .ignore_eos = true};
+    request.on_token = [this](RequestId id, int32_t) {
+      watch.Token(id);
+      return true;
+    };
+    request.on_done = [this](RequestId id, const RequestResult&) { watch.Finished(id); };
+    const RequestId id = engine.Submit(std::move(request)).value();
+    watch.Started(id, "r" + std::to_string(id.value()), 3, "infinigen");
+    ++submitted;
+    return id;
+  }
+  bool Turn() {
+    const bool more = engine.RunOnce();
+    watch.Turn();
+    return more;
+  }
+  size_t events() const { return watcher->events.size(); }
+
+  Engine engine{executor};
+  Metrics metrics;
+  std::shared_ptr<Watcher> watcher = std::make_shared<Watcher>();
+  KvWatch watch;
+  size_t submitted = 0;
+};
+
+constexpr int64_t kForever = 1 << 23;
+
+TEST(KvWatch, OneStepIsObservedForEachEventWhereThatTakesTime) {
+  Watched sampling(true), observing(false);
+  for (Watched* of : {&sampling, &observing}) {
+    of->Submit(kForever);
+    while (of->events() < 3) of->Turn();
+    for (const nlohmann::json& event : of->watcher->events) EXPECT_GT(event["layers"][0].back(), 0) << "its own row";
+  }
+  EXPECT_LE(sampling.executor.observed_steps, 4);
+  EXPECT_GT(observing.executor.observed_steps, 4);
+}
+
+// A new request is shown at once, and is no reason to put the next event off.
+TEST(KvWatch, RequestsThatKeepComingAreSampledToo) {
+  Watched sampling(true);
+  sampling.Submit(kForever);
+  for (int64_t turn = 0; sampling.events() < 3; ++turn) {
+    if (turn % 50 == 0 && turn > 0) sampling.Submit(60);
+    sampling.Turn();
+  }
+  // Each request when it is followed, and when it is followed again because a later one has ended; each event.
+  EXPECT_LE(static_cast<size_t>(sampling.executor.observed_steps), 2 * sampling.submitted + sampling.events() + 1);
+}
+
+TEST(KvWatch, TheLastPictureOfAShortAnswerIsSent) {
+  Watched sampling(true);
+  sampling.Submit(4);
+  while (sampling.Turn()) {
+  }
+  ASSERT_EQ(sampling.events(), 1u);
+  sampling.Submit(1);  // no step, no picture
+  while (sampling.Turn()) {
+  }
+  EXPECT_EQ(sampling.events(), 1u);
+}
+
+}  // namespace
+}  // namespace infinigen
