@@ -158,8 +158,14 @@ void KvWatch::Turn() {
     Send();
   else if (due && !observing_)
     Observe(true);
-  else if (!due && samples_ && fresh_)
-    Observe(false);
+  else if (!due && samples_ && observing_ && fresh_)
+    Rest();
+}
+
+// What is drawn by now serves where the sequence ends before the next event.
+void KvWatch::Rest() {
+  Observe(false);
+  fresh_ = !selects_;
 }
 
 void KvWatch::Send() {
@@ -191,8 +197,10 @@ void KvWatch::Send() {
                       {"waiting", metrics_.waiting()}};
   const std::string text = Event(event);
   for (const auto& watcher : watchers_) watcher->Write(text);
-  fresh_ = !selects_;
-  if (samples_) Observe(false);
+  if (samples_)
+    Rest();
+  else
+    fresh_ = !selects_;
 }
 
 }  // namespace infinigen

@@ -75,6 +75,7 @@ class KvWatch {
   Sequence* Find(RequestId id);
   void Follow();
   void Observe(bool on);
+  void Rest();
   void Send();
 
   Engine& engine_;
