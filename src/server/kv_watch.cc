@@ -24,7 +24,7 @@ uint64_t PoolLimit(const Executor& executor) {
 }
 
 void KvPicture::Clear() {
-  for (Layer& layer : layers_) layer.heads = 0;
+  for (Layer& layer : layers_) layer.heads = layer.rows = 0;
 }
 
 void KvPicture::Add(LayerId layer, KvHead head, std::span<const int32_t> rows) {
@@ -41,6 +41,12 @@ void KvPicture::Add(LayerId layer, KvHead head, std::span<const int32_t> rows) {
     if (row < of.rows) ++of.counts[static_cast<size_t>(ColumnOf(row, columns, of.rows))];
 }
 
+int64_t KvPicture::rows() const {
+  int64_t most = 0;
+  for (const Layer& layer : layers_) most = std::max(most, layer.rows);
+  return most;
+}
+
 nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
   const int64_t columns = Columns(rows);
   Json all = Json::array();
@@ -51,9 +57,7 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
         shares.push_back(layer.heads == 0 ? 255 : 0);
         continue;
       }
-      // The step may be an earlier one, with fewer rows.
-      const int64_t had = std::ssize(layer.counts);
-      const int64_t width = FirstRow(column + 1, had, layer.rows) - FirstRow(column, had, layer.rows);
+      const int64_t width = FirstRow(column + 1, columns, layer.rows) - FirstRow(column, columns, layer.rows);
       const int64_t whole = std::max<int64_t>(width * layer.heads, 1);
       const int64_t count = layer.counts[static_cast<size_t>(column)];
       // Anything at all is visible.
@@ -95,7 +99,6 @@ void KvWatch::Remove(const HttpExchange* watcher) {
   if (watchers_.empty()) Observe(false);
 }
 
-// Of the sequence that is followed, where it is now: a preempted one comes back elsewhere.
 void KvWatch::Observe(bool on) {
   const std::optional<SeqSlot> slot = on ? engine_.SlotOf(*followed_) : std::nullopt;
   if (slot)
@@ -135,7 +138,10 @@ void KvWatch::Finished(RequestId id) {
   if (followed_ == id) Follow();
 }
 
+// One that was preempted has no place; it counts again when it goes on.
 void KvWatch::Follow() {
+  for (Sequence& sequence : sequences_)
+    if (sequence.decoding && !engine_.SlotOf(sequence.id)) sequence.decoding = false;
   const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
   if (id == followed_) return;
@@ -153,8 +159,9 @@ void KvWatch::Follow() {
 
 void KvWatch::Turn() {
   if (watchers_.empty() || !followed_) return;
+  if (!engine_.SlotOf(*followed_)) return Follow();
   const bool due = Clock::now() - last_event_ >= kBetweenEvents;
-  if (due && (fresh_ || !engine_.SlotOf(*followed_)))  // one that was preempted has no new picture, but numbers
+  if (due && fresh_)
     Send();
   else if (due && !observing_)
     Observe(true);
@@ -178,7 +185,8 @@ void KvWatch::Send() {
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
   last_event_ = now;
   before_ = stats;
-  const int64_t rows = std::max<int64_t>(sequence.rows - 1, 1);  // the newest token has no entry yet
+  // Those of the step that is shown; where nothing is selected, all: the newest token has no entry yet.
+  const int64_t rows = selects_ ? picture_.rows() : std::max<int64_t>(sequence.rows - 1, 1);
   const Json event = {{"request", sequence.name},
                       {"rows", rows},
                       {"columns", KvPicture::Columns(rows)},

@@ -32,6 +32,8 @@ class KvPicture {
   void Add(LayerId layer, KvHead head, std::span<const int32_t> rows);
   // [layers][columns] of 0…255; layers that select nothing attend to everything.
   nlohmann::ordered_json Layers(int64_t rows) const;
+  // Of the context in that step; 0: there was none.
+  int64_t rows() const;
   static int64_t Columns(int64_t rows) { return std::min(rows, kPictureColumns); }
 
  private:

@@ -126,9 +126,9 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
   }
 }
 
-// Whole layers that come by copy engines, and chosen entries: the time is counted, and is no more than has passed. What
-// is fetched a layer ahead may be there in time.
-TEST_F(CudaModel, WaitingIsCounted) {
+// Whole layers that come by copy engines, and chosen entries. So few of them may always be there in time; but nobody
+// waits longer than has passed (that waiting is counted at all: NearTest).
+TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
     const std::unique_ptr<Executor> executor = Make(method);
@@ -136,9 +136,6 @@ TEST_F(CudaModel, WaitingIsCounted) {
     Decode(*executor, ids, 290);
     const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
     const uint64_t waited = executor->Stats().stall_ns;
-    if (method.from == GuessSource::kSelf) {
-      EXPECT_GT(waited, 0u) << method.preset;
-    }
     EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
     const std::unique_ptr<Executor> near = Make(method, /*on_device=*/true);
     Decode(*near, ids, 290);

@@ -85,16 +85,36 @@ TEST(KvWatch, RequestsThatKeepComingAreSampledToo) {
   EXPECT_LE(static_cast<size_t>(sampling.executor.observed_steps), 2 * sampling.submitted + sampling.events() + 1);
 }
 
+// Its rows are those of the step that it shows, however many came since.
 TEST(KvWatch, TheLastPictureOfAShortAnswerIsSent) {
-  Watched sampling(true);
-  sampling.Submit(4);
-  while (sampling.Turn()) {
+  Watched sampling(true), observing(false);
+  for (Watched* of : {&sampling, &observing}) {
+    of->Submit(40);
+    while (of->Turn()) {
+    }
+    ASSERT_EQ(of->events(), 1u);
+    const nlohmann::json& event = of->watcher->events[0];
+    EXPECT_EQ(event["rows"], of == &sampling ? 4 : 3 + 39);
+    EXPECT_EQ(event["layers"][0].size(), event["rows"]);
+    EXPECT_EQ(event["layers"][0].back(), 255) << "the step's own row";
   }
-  ASSERT_EQ(sampling.events(), 1u);
   sampling.Submit(1);  // no step, no picture
   while (sampling.Turn()) {
   }
   EXPECT_EQ(sampling.events(), 1u);
+}
+
+// As one that was preempted, and will be back.
+TEST(KvWatch, WhoHasNoPlaceIsNotFollowed) {
+  Watched observing(false);
+  observing.Submit(kForever);
+  while (observing.events() < 1) observing.Turn();
+  const RequestId elsewhere(1000);
+  observing.watch.Started(elsewhere, "elsewhere", 3, "infinigen");
+  observing.watch.Token(elsewhere);
+  while (observing.events() < 2) observing.Turn();
+  EXPECT_EQ(observing.watcher->events.back()["request"], "r0");
+  observing.watch.Finished(elsewhere);
 }
 
 }  // namespace
