@@ -203,6 +203,9 @@ Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
     access.keys.insert(access.keys.end(), more.begin(), more.end());
   }
   if (std::ranges::any_of(access.keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
+  for (const std::string& origin : flags.cors_origins)
+    if (origin != "*" && origin.find("://") == std::string::npos)
+      return Invalid("--cors-origin {}: an origin is a scheme and a host, as https://example.org", origin);
   if (flags.tls_cert.empty() != flags.tls_key.empty()) return Invalid("--tls-cert and --tls-key go together");
   const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
   if (!local && access.keys.empty())

@@ -242,7 +242,7 @@ void ReadSampling(Fields& fields, int64_t vocab, CompletionRequest* request) {
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Refuse("logit_bias", "must map token ids to numbers from -100 to 100");
   if (bias->size() > kMostBiases) return fields.Refuse("logit_bias", fmt::format("at most {} tokens", kMostBiases));
-  std::map<int32_t, float> biases;  // "7" and "07" are one token: the last counts
+  std::map<int32_t, float> biases;  // "7" and "07" are one token: one of them counts
   for (const auto& [key, value] : bias->items()) {
     int64_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);

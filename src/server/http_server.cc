@@ -112,7 +112,7 @@ Status Server::Listen() {
   if (error) return IoError("--host {}: {}", options_.host, error.message());
   const tcp::endpoint endpoint = found.begin()->endpoint();
   const auto failed = [&] {
-    return IoError("cannot listen on {}:{}: {}; choose another with --port", options_.host, options_.port,
+    return IoError("cannot listen on {}:{}: {}; choose others with --host and --port", options_.host, options_.port,
                    error.message());
   };
   if (acceptor_.open(endpoint.protocol(), error); error) return failed();

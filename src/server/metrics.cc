@@ -109,7 +109,8 @@ std::string Metrics::Render(const HttpCounters& http) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   const auto real = [](auto value) { return static_cast<double>(value); };
-  Value("num_requests_running", "gauge", "Sequences being prefilled or decoded.", real(running_), &text);
+  Value("num_requests_running", "gauge", "Sequences being prefilled or decoded, or preempted meanwhile.",
+        real(running_), &text);
   Value("num_requests_waiting", "gauge", "Sequences that were let in and whose prompt is not begun yet.",
         real(inside_ - running_), &text);
   const double limit = real(engine_.pool_limit_bytes);

@@ -490,6 +490,7 @@ class Access(unittest.TestCase):
             self.assertIn("empty", run.stderr)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
+        self.assertIn("--cors-origin foo", fails("--cors-origin", "foo"))
         self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
 
 
