@@ -242,6 +242,19 @@ def picture(case):
         assert case.server.state.requests[-1]["kv"] == {"preset": "full"}
 
 
+def short_text(case):
+    """Of a short text everything is read, and the page says so when the answer has come to its end."""
+    page = case.open(tokens=40)
+    for kv, says in (("infinigen", "short text is read whole"), ("full", "whole cache")):
+        choose(page, kv)
+        ask(page, "Tell me a story about a fox.")
+        if case.fake:
+            continue  # its picture is made up
+        page.wait(f"document.getElementById('sentence').textContent.includes({json.dumps(says)}) && {LIT} > 0.97", 5)
+        time.sleep(0.3)  # and nothing comes after that
+        assert page.js(f"document.getElementById('sentence').textContent.includes({json.dumps(says)}) && {LIT} > 0.97"), says
+
+
 def harmless(case):
     """Nothing that a model says runs, loads or leads to code."""
     page = case.open()
@@ -497,7 +510,7 @@ def phone(case):
         assert case.server.state.lookers == 0
 
 
-CHECKS = [policy, streams, stops, picture, harmless, bounded, odd_stream, markdown, key_wanted, troubles, settings, history, keyboard, readable, phone]
+CHECKS = [policy, streams, stops, picture, short_text, harmless, bounded, odd_stream, markdown, key_wanted, troubles, settings, history, keyboard, readable, phone]
 
 
 def main():
