@@ -315,7 +315,7 @@ class Contract(Case):
             "timing": ("load_s", "prefill_s", "prefill_tok_s", "decode_s", "decode_tok_s", "decode_step_ms_mean",
                        "decode_step_ms_p99", "decode_step_ms_median"),
             "kv_stats": ("selected_ratio", "extra_ratio", "attended_ratio", "fetched_bytes", "fetched_bytes_per_step",
-                         "hit_ratio", "evicted", "pool_bytes", "pool_peak_bytes", "sketch_bytes", "hot_bytes"),
+                         "hit_ratio", "fetch_stall_s", "evicted", "pool_bytes", "pool_peak_bytes", "sketch_bytes", "hot_bytes"),
             "memory": ("host_peak_bytes", "device_peak_bytes"),
         }.items():
             self.assertEqual(tuple(result[group])[:len(names)], names)  # more may follow

@@ -524,7 +524,8 @@ TEST(PromptColumns, OfTwoPromptsAtOnceAreTheirOwn) {
     source.choose = [&](LayerId layer, std::span<const double> sums) {  // by the largest of them
       SketchMatrices chosen = model.bases[layer.index()];
       const auto most = static_cast<size_t>(std::ranges::max_element(sums) - sums.begin());
-      std::ranges::rotate(chosen.query, chosen.query.begin() + static_cast<int64_t>(8 * (most % width)));
+      std::rotate(chosen.query.begin(), chosen.query.begin() + static_cast<int64_t>(8 * (most % width)),
+                  chosen.query.end());
       chosen.key = chosen.query;
       chosen.key_offset[0] = static_cast<float>(sums[0] / 100);
       return chosen;
