@@ -144,6 +144,14 @@ def report(finished, long_one, seconds, arguments):
     return result
 
 
+def run_bench(arguments, rest):
+    """Tokens a second of one batch of the same shape: with its prompts, as they are counted here, and of its decode alone."""
+    run = subprocess.run([arguments.start, "bench", "--batch", str(arguments.clients), "--prompt", str(arguments.prompt),
+                          "--gen", str(arguments.gen), "--format", "json", *rest], capture_output=True, text=True, check=True)
+    timing = json.loads(run.stdout)["results"][0]["timing"]
+    return arguments.clients * arguments.gen / (timing["prefill_s"] + timing["decode_s"]), timing["decode_tok_s"]
+
+
 def show(result):
     print(f"{result['clients']} clients, {result['requests']} requests, {result['failed']} failed, {result['seconds']:.2f} s")
     print(f"throughput   {result['tok_s']:.1f} tok/s ({result['generated_tokens']} tokens, {result['cached_tokens']} of the "
@@ -172,7 +180,7 @@ def main():
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--api-key", default="")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=0, help="in all (default: two per client)")
+    parser.add_argument("--requests", type=int, default=0, help="in all (default: eight per client)")
     parser.add_argument("--prompt", type=int, default=128, help="words of a prompt (tokens with --ids)")
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--ids", action="store_true", help="prompts of random token ids")
@@ -180,11 +188,13 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--start", metavar="INFINIGEN", help="start a server of this binary first")
-    parser.add_argument("--compare", action="store_true", help="with --start: `bench --batch CLIENTS` of the same shape too")
+    parser.add_argument("--compare", action="store_true", help="with --start: `bench --batch CLIENTS` of the same shape, before and after")
     arguments, rest = parser.parse_known_args()
     if rest and not arguments.start:
         parser.error(f"unknown: {' '.join(rest)} (flags of the server need --start)")
-    arguments.requests = arguments.requests or 2 * arguments.clients
+    arguments.requests = arguments.requests or 8 * arguments.clients
+    compares = arguments.start and arguments.compare
+    benches = [run_bench(arguments, rest)] if compares else []  # before and after: machines change their pace
     server = None
     try:
         if arguments.start:
@@ -205,14 +215,11 @@ def main():
         if server is not None:
             server.terminate()
             server.wait()
-    if arguments.start and arguments.compare:
-        run = subprocess.run([arguments.start, "bench", "--batch", str(arguments.clients), "--prompt", str(arguments.prompt),
-                              "--gen", str(arguments.gen), "--format", "json", *rest], capture_output=True, text=True,
-                             check=True, env={**os.environ})
-        timing = json.loads(run.stdout)["results"][0]["timing"]
-        whole = arguments.clients * arguments.gen / (timing["prefill_s"] + timing["decode_s"])  # prompts included, as here
-        result["bench"] = {"decode_tok_s": timing["decode_tok_s"], "tok_s": whole, "ratio": result["tok_s"] / whole,
-                           "decode_ratio": result["tok_s"] / timing["decode_tok_s"]}
+    if compares:
+        benches.append(run_bench(arguments, rest))
+        whole, decode = (sum(rates) / len(rates) for rates in zip(*benches))
+        result["bench"] = {"decode_tok_s": decode, "tok_s": whole, "ratio": result["tok_s"] / whole,
+                           "decode_ratio": result["tok_s"] / decode}
     if arguments.json:
         print(json.dumps(result))
     else:
