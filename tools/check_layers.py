@@ -17,7 +17,7 @@ HARD_LINES = 800
 
 VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/retain_view.h",
         "kv/cache_view.h", "kv/store_view.h", "kv/page_bounds_view.h",
-        "kv/near_view.h"}  # plain structs below both kv and backend
+        "kv/near_view.h", "kv/index_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},
@@ -27,8 +27,9 @@ MAY_INCLUDE = {
     "backend": {"base", "tensor", "backend"},
     "model": {"base", "tensor", "loader", "kv", "backend", "model"},
     "engine": {"base", "tensor", "kv", "model", "engine"},
-    "server": {"base", "tensor", "kv", "model", "engine", "text", "server"},
-    "cli": {"base", "tensor", "kv", "loader", "model", "engine", "text", "server", "cli"},
+    "runtime": {"base", "tensor", "kv", "model", "engine", "text", "runtime"},
+    "server": {"base", "tensor", "kv", "model", "engine", "text", "runtime", "server"},
+    "cli": {"base", "tensor", "kv", "loader", "model", "engine", "text", "runtime", "server", "cli"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 

@@ -95,7 +95,7 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
   const std::string_view preset = method.preset;
   const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
   // Whoever selects can select everything.
-  const bool has_all = preset == "full" || (method.select != SelectKind::kAll && !method.evicts());
+  const bool has_all = preset == "full" || (method.selects() && !method.evicts());
   const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);
   if (!refused) return std::nullopt;
   return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),

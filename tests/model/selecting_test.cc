@@ -11,7 +11,7 @@ struct Case {
   std::string name;
   ModelConfig config;
   GuessSource from;
-  SelectKind select = SelectKind::kSketch;
+  const SelectMethod* select = &kSelectSketch;
 };
 std::vector<Case> Cases() {
   std::vector<Case> cases;
@@ -23,16 +23,16 @@ std::vector<Case> Cases() {
       cases.push_back({name, config, from});
     }
   }
-  cases.push_back({"llama_quest", Llama(), GuessSource::kSelf, SelectKind::kQuest});
-  cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, SelectKind::kQuest});
-  cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, SelectKind::kQuest});
+  cases.push_back({"llama_quest", Llama(), GuessSource::kSelf, &kSelectQuest});
+  cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectQuest});
+  cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, &kSelectQuest});
   return cases;
 }
 
 class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
-  const bool quest = GetParam().select == SelectKind::kQuest;
+  const bool quest = GetParam().select == &kSelectQuest;
   KvMethod method = Sparse(GetParam().from, GetParam().select);
 };
 
@@ -74,7 +74,7 @@ TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
   const std::vector<float> full = Decode(*model.Make({}), ids, 330);
   method.rule = {.alpha = kInfinity, .cap = 1.0, .min_rows = 0};
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
-  method.select = SelectKind::kOracle;
+  method.select = &kSelectOracle;
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
 }
 
@@ -129,7 +129,7 @@ TEST_P(Selecting, CountsAreWhatWasAttended) {
   method.rule = {.alpha = kInfinity, .cap = 0.25, .min_rows = 1, .sinks = 0, .window = 0};
   const std::unique_ptr<Executor> executor = model.Make(method);
   Decode(*executor, model.Ids(200, 8), 100);
-  const KvStats stats = executor->Stats();
+  const KvStats stats = executor->instruments().Stats();
   EXPECT_EQ(stats.steps, 100);
   uint64_t rows = 0, chosen = 0;
   for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += quest ? n / 4 / 16 * 16 : n / 4;
@@ -172,7 +172,7 @@ TEST_P(Selecting, AChosenBasisIsUsedForTheWholeSequence) {
                    {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method}, std::move(source))
           .value();
   std::vector<std::vector<double>> sums(static_cast<size_t>(config.layers), std::vector<double>(kv_heads * d));
-  chooses->ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& queries, const ConstTensor& keys) {
+  chooses->instruments().ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& queries, const ConstTensor& keys) {
     for (const ConstTensor* rows : {&queries, &keys}) {
       const size_t width = static_cast<size_t>(rows->cols), per_kv = width / kv_heads;
       for (int64_t r = 0; r < rows->rows; ++r)
@@ -235,7 +235,7 @@ TEST_P(Selecting, ATeamLargerThanTheHeadsSelectsAlike) {
                        {.bases = model.bases})
               .value();
       const SeqSlot slot = executor->Admit(9000).value();
-      executor->FillSynthetic(slot, 8999, 5);
+      executor->instruments().FillSynthetic(slot, 8999, 5);
       const StepItem item{.slot = slot, .token = 3, .row = 8999};
       logits.emplace_back(static_cast<size_t>(model.config.vocab));
       if (model.config.positions == PositionKind::kLearned) return;  // has no such position
