@@ -5,3 +5,4 @@
 #include "text/stream_decoder.h"
 #include "text/text_stream.h"
 #include "text/tokenizer.h"
+#include "text/unicode.h"

@@ -8,9 +8,9 @@
 #include <span>
 #include <utility>
 
+#include "runtime/text.h"
 #include "server/openai_format.h"
 #include "server/serving.h"
-#include "text/unicode.h"
 
 namespace infinigen {
 namespace {

@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "engine/request.h"
-#include "text/chat_template.h"
+#include "runtime/requests.h"
+#include "runtime/text.h"
 
 namespace infinigen {
 
