@@ -268,6 +268,25 @@ TEST(Identity, EveryGoldenModelHasItsOwn) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 }
 
+// Skew files carry the identity of their model: a change of the hash would make every one of them foreign.
+TEST(Identity, StaysWhatSkewFilesCarry) {
+  const std::pair<const char*, const char*> known[] = {
+      {"llama_bf16", "56f5e56bdc4fa401de3dc0cdb445bf2e"},
+      {"llama_bias", "456b86bbb6e2a0b059a5f289ede61846"},
+      {"llama_f16", "a69892a0dcc45a6c580fa609f75e4a42"},
+      {"llama_gqa_tied", "861dfe2239afce64f938a26c73f1674e"},
+      {"llama_head_dim", "a226d61c4aa6c4bb92888b0c898c08af"},
+      {"llama_mha", "4df81d520b2bac11da3329c0f1142087"},
+      {"llama_rope_linear", "b35b41b01e8e9258731add4d20728cca"},
+      {"llama_rope_llama3", "4874f518c9d956972e40821c6935b696"},
+      {"opt_bare", "e7c4a783e8437778bbf43aa33391d9a0"},
+      {"opt_f16", "a98a5d030427c50d164d19332e5bbd0a"},
+      {"opt_post_norm", "5d6ccb1c5642276d6609f1e1bd4e8314"},
+      {"opt_pre_norm", "d53deb56f1bc632f52737a4cc0977eec"},
+      {"../../../models/infinigen-mini", "8ea9627288159964c43845b366baee98"}};
+  for (const auto& [name, hex] : known) EXPECT_EQ(Open(kModels + name)->identity().Hex(), hex) << name;
+}
+
 TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const ModelIdentity identity = model->identity();

@@ -220,6 +220,77 @@ TEST(RandomWeights, DependOnTheSeedAlone) {
       << "norms are f32";
 }
 
+// FNV-1a over the bytes of all parameters, one after the other.
+class BytesHash {
+ public:
+  void Add(const ConstTensor& tensor) {
+    if (!tensor) return;
+    const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
+    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ static_cast<uint8_t>(tensor.data[i])) * 0x100000001b3u;
+  }
+  void Add(const Linear& linear) {
+    Add(linear.weight);
+    Add(linear.bias);
+  }
+  void Add(const NormWeights& norm) {
+    Add(norm.weight);
+    Add(norm.bias);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+uint64_t HashOf(const Weights& weights) {
+  BytesHash hash;
+  hash.Add(weights.embedding);
+  hash.Add(weights.positions);
+  hash.Add(weights.project_in);
+  hash.Add(weights.project_out);
+  for (const LayerWeights& layer : weights.layers) {
+    hash.Add(layer.attention_norm);
+    hash.Add(layer.mlp_norm);
+    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      hash.Add(*linear);
+  }
+  hash.Add(weights.final_norm);
+  if (weights.lm_head.weight.data != weights.embedding.data) hash.Add(weights.lm_head);
+  return hash.value();
+}
+
+// Benchmarks of different versions are comparable only if the same seed gives the same bytes in all of them.
+TEST(RandomWeights, StayWhatTheyWere) {
+  EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
+
+  ModelConfig opt = ShapeByName("opt-125m").value();
+  opt.layers = 2;
+  opt.hidden = 96;
+  opt.heads = opt.kv_heads = 3;
+  opt.head_dim = 32;
+  opt.ffn = 128;
+  opt.vocab = 101;
+  opt.embed_dim = 48;
+  opt.max_positions = 40;
+  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0xea93620c80a304b5u);
+  EXPECT_EQ(ParameterCount(opt), 143152);
+  opt.norm_affine = opt.attention_bias = opt.mlp_bias = opt.tied_embeddings = false;
+  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0x87b95db30aa10337u);
+  EXPECT_EQ(ParameterCount(opt), 145824);
+
+  ModelConfig llama = ShapeByName("llama-2-7b").value();
+  llama.layers = 3;
+  llama.hidden = llama.embed_dim = 64;
+  llama.heads = 4;
+  llama.kv_heads = 2;
+  llama.head_dim = 16;
+  llama.ffn = 96;
+  llama.vocab = 77;
+  llama.attention_bias = llama.mlp_bias = true;
+  EXPECT_EQ(HashOf(*RandomWeights(llama, DType::kF16, 11, 1)), 0xbff40ebb35831c4cu);
+  EXPECT_EQ(ParameterCount(llama), 103808);
+}
+
 TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
   ModelConfig config = SmallShape();
   config.attention_bias = true;
