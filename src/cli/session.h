@@ -46,9 +46,6 @@ std::string TokenizerFile(const std::string& directory);
 Result<std::unique_ptr<Model>> OpenModel(const std::string& directory);
 Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads);
 
-// The type of most bytes of the matrices.
-DType DominantType(const Weights& weights);
-
 // Rows a sequence may have: `flag` unless it is 0, else what the model was made for. Refused beyond learned positions;
 // rotary ones have no end, whoever goes beyond what was trained says so (cli/generate.cc).
 Result<int64_t> ChooseContext(const ModelConfig& config, int64_t flag);

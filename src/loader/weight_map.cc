@@ -12,8 +12,6 @@ namespace {
 constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
 constexpr std::string_view kOptPrefixes[] = {"model.decoder.", "decoder."};
 
-bool IsPerLayer(WeightRole role) { return role >= WeightRole::kAttentionNorm; }
-
 std::string_view LlamaModule(WeightRole role) {
   switch (role) {
     case WeightRole::kEmbedding:

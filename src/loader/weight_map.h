@@ -10,26 +10,30 @@
 
 namespace infinigen {
 
-enum class WeightRole {
+// In the order of the walk. Random weights draw their numbers in this order, so a new role must not come between two
+// roles that existed before it unless models without it skip it.
+enum class WeightRole : uint8_t {
   kEmbedding,
-  kPositions,   // OPT
-  kProjectIn,   // OPT with a narrow embedding
+  kPositions,   // learned positions
+  kProjectIn,   // narrow embeddings only
   kProjectOut,  // likewise
-  kFinalNorm,
-  kLmHead,
-  // From here on one per layer.
+  // One per layer.
   kAttentionNorm,
+  kMlpNorm,
   kQuery,
   kKey,
   kValue,
   kOutput,
-  kMlpNorm,
-  kGate,  // Llama
+  kGate,  // gated MLPs only
   kUp,
   kDown,
+  // One per model again.
+  kFinalNorm,
+  kLmHead,
 };
-enum class WeightPart { kWeight, kBias };
+enum class WeightPart : uint8_t { kWeight, kBias };
 
+constexpr bool IsPerLayer(WeightRole role) { return role >= WeightRole::kAttentionNorm && role <= WeightRole::kDown; }
 // Ways in which exporters begin the names of everything but the output matrix, the usual one first.
 std::span<const std::string_view> NamePrefixes(Architecture architecture);
 

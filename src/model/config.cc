@@ -86,11 +86,6 @@ std::string BaseName(const std::string& directory) {
   return path.filename().string();
 }
 
-int64_t NormParameters(const ModelConfig& config) {
-  if (!config.norm_affine) return 0;
-  return config.norm == NormKind::kRms ? config.hidden : 2 * config.hidden;
-}
-
 }  // namespace
 
 ModelConfig MakeModelConfig(const HfConfig& file, std::string name) {
@@ -131,25 +126,6 @@ ModelConfig MakeModelConfig(const HfConfig& file, std::string name) {
 Result<ModelConfig> LoadModelConfig(const std::string& directory) {
   ASSIGN_OR_RETURN(const HfConfig file, LoadHfConfig(directory));
   return MakeModelConfig(file, BaseName(directory));
-}
-
-int64_t ParameterCount(const ModelConfig& config) {
-  const int64_t q_size = config.heads * config.head_dim;
-  const int64_t kv_size = config.kv_heads * config.head_dim;
-  const int64_t mlp_inputs = config.mlp == MlpKind::kGatedSilu ? 2 : 1;  // gate and up, or up alone
-  int64_t layer = config.hidden * (q_size + 2 * kv_size) + q_size * config.hidden;
-  layer += (mlp_inputs + 1) * config.hidden * config.ffn;
-  layer += 2 * NormParameters(config);
-  if (config.attention_bias) layer += q_size + 2 * kv_size + config.hidden;
-  if (config.mlp_bias) layer += mlp_inputs * config.ffn + config.hidden;
-
-  int64_t total = config.layers * layer + config.vocab * config.embed_dim;
-  if (!config.tied_embeddings) total += config.vocab * config.embed_dim;
-  if (config.has_projections()) total += 2 * config.hidden * config.embed_dim;
-  if (config.positions == PositionKind::kLearned)
-    total += (config.max_positions + config.position_offset) * config.hidden;
-  if (config.final_norm) total += NormParameters(config);
-  return total;
 }
 
 std::vector<std::string_view> ShapeNames() {

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "model/decoder_executor.h"
+#include "model/parameter_walk.h"
 
 namespace infinigen {
 
@@ -26,8 +27,11 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
   for (int64_t layer = 0; layer < config.layers; ++layer)
     streamed += IsStreamed(layer, config.layers, options.weights_on_device) ? 1 : 0;
   if (streamed == 0) return;
-  const int64_t mlp = config.mlp == MlpKind::kGatedSilu ? 3 : 2;
-  const int64_t numbers = config.hidden * (2 * config.head_dim * (config.heads + config.kv_heads) + mlp * config.ffn);
+  int64_t numbers = 0;
+  const LayerWeights places;
+  VisitLayer(0, places, [&](const Parameter& parameter, const ConstTensor&) {
+    if (parameter.is_matrix()) numbers += ExpectedShape(config, parameter).count();
+  });
   const uint64_t layer_bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),
                                         weights_bytes / static_cast<uint64_t>(config.layers));
   plan.host_weights_bytes = static_cast<uint64_t>(streamed) * layer_bytes;

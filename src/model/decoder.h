@@ -67,9 +67,8 @@ class Decoder {
                                                Pool& pool, const KvMethod& method, SketchSource sketches,
                                                int64_t max_batch, double weights_on_device = 1.0) {
     std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, std::move(sketches), max_batch));
-    ASSIGN_OR_RETURN(
-        decoder->weights_,
-        WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, config.tied_embeddings, weights_on_device));
+    ASSIGN_OR_RETURN(decoder->weights_,
+                     WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -562,7 +561,7 @@ class Decoder {
   const int64_t max_batch_;
   const WorkspaceShape shape_;
 
-  Weights weights_;  // views where the backend reads them; its storage is empty
+  WeightViews weights_;  // where the backend reads them
   Buffer workspace_memory_;
   Workspace work_;
   CacheAttention<B> cache_;

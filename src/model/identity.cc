@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <string_view>
+
+#include "model/parameter_walk.h"
 
 namespace infinigen {
 namespace {
@@ -68,23 +71,35 @@ void AddConfig(const ModelConfig& config, Hasher& hash) {
   for (const double value : {rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor}) hash.Real(value);
 }
 
+// Parameters that queries and keys follow from, by the names that are hashed; empty: not hashed.
+std::string_view HashedName(WeightRole role) {
+  switch (role) {
+    case WeightRole::kEmbedding:
+      return "embedding";
+    case WeightRole::kAttentionNorm:
+      return "attention_norm";
+    case WeightRole::kQuery:
+      return "q";
+    case WeightRole::kKey:
+      return "k";
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
 ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights) {
   Hasher hash;
   hash.Text(kRecipe);
   AddConfig(config, hash);
-  hash.Tensor("embedding", weights.embedding);
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers[i];
-    hash.Number(static_cast<int64_t>(i));
-    hash.Tensor("attention_norm", layer.attention_norm.weight);
-    hash.Tensor("attention_norm.bias", layer.attention_norm.bias);
-    hash.Tensor("q", layer.q.weight);
-    hash.Tensor("q.bias", layer.q.bias);
-    hash.Tensor("k", layer.k.weight);
-    hash.Tensor("k.bias", layer.k.bias);
-  }
+  VisitParameters(weights, [&](const Parameter& parameter, const ConstTensor& view) {
+    const std::string_view name = HashedName(parameter.role);
+    if (name.empty()) return;
+    if (parameter.role == WeightRole::kAttentionNorm && parameter.part == WeightPart::kWeight)
+      hash.Number(parameter.layer);  // a layer begins
+    hash.Tensor(parameter.part == WeightPart::kWeight ? std::string(name) : fmt::format("{}.bias", name), view);
+  });
   return hash.Finish();
 }
 

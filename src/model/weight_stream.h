@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "model/parameter_walk.h"
 #include "model/weights.h"
 
 namespace infinigen {
@@ -26,18 +27,21 @@ inline bool IsStreamed(int64_t layer, int64_t layers, double on_device) {
   return (layer + 1) * streamed / layers > layer * streamed / layers;
 }
 
-// The matrices of a layer, in the order in which they lie in a block.
-inline std::array<ConstTensor*, 7> Matrices(LayerWeights& layer) {
-  return {&layer.q.weight,    &layer.k.weight,  &layer.v.weight,   &layer.o.weight,
-          &layer.gate.weight, &layer.up.weight, &layer.down.weight};
+// Calls visit(matrix) for the matrices of a layer, in the order in which they lie in a block.
+template <class Visit>
+void VisitMatrices(LayerWeights& layer, Visit&& visit) {
+  VisitLayer(0, layer, [&](const Parameter& parameter, ConstTensor& view) {
+    if (parameter.is_matrix()) visit(view);
+  });
 }
+// Of a matrix in a block: each starts at a multiple of 256.
 inline size_t MatrixBytes(const ConstTensor& matrix) {
   const size_t bytes = static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type);
-  return matrix ? (bytes + 255) / 256 * 256 : 0;
+  return (bytes + 255) / 256 * 256;
 }
 inline size_t BlockBytes(LayerWeights layer) {
   size_t bytes = 0;
-  for (const ConstTensor* matrix : Matrices(layer)) bytes += MatrixBytes(*matrix);
+  VisitMatrices(layer, [&](const ConstTensor& matrix) { bytes += MatrixBytes(matrix); });
   return bytes;
 }
 
@@ -57,13 +61,13 @@ class WeightStream {
       LayerWeights& layer = layers[static_cast<size_t>(i)];
       ASSIGN_OR_RETURN(Buffer block, Buffer::Make(backend_.host_memory(), BlockBytes(layer)));
       size_t at = 0;
-      for (ConstTensor* matrix : Matrices(layer)) {
-        if (!*matrix) continue;
-        std::memcpy(block.data() + at, matrix->data,
-                    static_cast<size_t>(matrix->rows * matrix->cols) * SizeOf(matrix->type));
-        at += MatrixBytes(*matrix);
-        matrix->data = nullptr;  // not here
-      }
+      VisitMatrices(layer, [&](ConstTensor& matrix) {
+        if (!matrix) return;
+        std::memcpy(block.data() + at, matrix.data,
+                    static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type));
+        at += MatrixBytes(matrix);
+        matrix.data = nullptr;  // Use gives it an address
+      });
       largest = std::max(largest, block.bytes());
       blocks_[static_cast<size_t>(i)] = std::move(block);
       streamed_.push_back(static_cast<int32_t>(i));
@@ -90,11 +94,11 @@ class WeightStream {
     at.used = ++uses_;
     at.in_use = true;
     size_t offset = 0;
-    for (ConstTensor* matrix : Matrices(weights)) {
-      if (matrix->rows == 0) continue;
-      matrix->data = at.memory.data() + offset;
-      offset += MatrixBytes(*matrix);
-    }
+    VisitMatrices(weights, [&](ConstTensor& matrix) {
+      if (matrix.rows == 0) return;
+      matrix.data = at.memory.data() + offset;
+      offset += MatrixBytes(matrix);
+    });
     return weights;
   }
 

@@ -50,7 +50,8 @@ struct WeightStorage {
   std::unique_ptr<Checkpoint> checkpoint;  // null for random weights
 };
 
-struct Weights {
+// Every parameter as a view. Copies are cheap and own nothing.
+struct WeightViews {
   ConstTensor embedding;  // [vocab][embed_dim]
   ConstTensor positions;  // [max_positions + position_offset][hidden]; null unless positions are learned
   Linear project_in;      // [hidden][embed_dim]; null unless embed_dim ≠ hidden
@@ -59,10 +60,20 @@ struct Weights {
   NormWeights final_norm;  // null when the model has none
   Linear lm_head;          // [vocab][embed_dim]; the embedding itself when tied
 
-  std::unique_ptr<WeightStorage> storage;
-
-  // Bytes of all distinct parameters as held (a tied head counts once): what a step reads, and what a plan must place.
+  // The output matrix is the embedding.
+  bool has_tied_head() const { return lm_head.weight.data == embedding.data; }
+  // Bytes of all distinct parameters as held (a tied head counts once): what a plan must place.
   int64_t TotalBytes() const;
+  // Bytes that a step reads whole. It reads single rows of learned positions, and of an embedding that is not also the
+  // output matrix.
+  int64_t BytesPerStep() const;
+  // The type of most bytes of the matrices.
+  DType DominantType() const;
+};
+
+// The views, and the memory they point into.
+struct Weights : WeightViews {
+  std::unique_ptr<WeightStorage> storage;
 };
 
 // Opens the checkpoint in `directory` and checks every tensor's presence and shape against `config`; a tensor that
