@@ -100,7 +100,7 @@ Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
   model->directory = directory;
   ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
   ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
-  model->dtype = model->weights.DominantType();
+  model->dtype = PlainTypeOf(model->weights.DominantType());
   if (!TokenizerFile(directory).empty()) {
     ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
   }

@@ -29,7 +29,7 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
   if (streamed == 0) return;
   int64_t numbers = 0;
   const LayerWeights places;
-  VisitLayer(0, places, [&](const Parameter& parameter, const ConstTensor&) {
+  VisitLayer(0, places, [&](const Parameter& parameter, const auto&) {
     if (parameter.is_matrix()) numbers += ExpectedShape(config, parameter).count();
   });
   const uint64_t layer_bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),

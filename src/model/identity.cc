@@ -31,17 +31,16 @@ class Hasher {
   void Number(int64_t value) { Bytes(&value, sizeof(value)); }
   void Real(double value) { Bytes(&value, sizeof(value)); }
 
-  // Rows 0, step, 2·step, ...; a tensor that is not there is no rows.
-  void Tensor(std::string_view role, const ConstTensor& tensor) {
+  // Rows 0, step, 2·step, ...; a parameter that the model does not have has no rows.
+  void Tensor(std::string_view role, const WeightView& tensor) {
     Text(role);
     Number(tensor.rows);
     Number(tensor.cols);
     Number(static_cast<int64_t>(tensor.type));
-    const int64_t row_bytes = tensor.cols * static_cast<int64_t>(SizeOf(tensor.type));
-    const int64_t rows = std::max<int64_t>(kSampleBytes / std::max<int64_t>(row_bytes, 1), 1);
+    const int64_t rows = std::max<int64_t>(kSampleBytes / std::max<int64_t>(tensor.row_bytes, 1), 1);
     const int64_t step = std::max<int64_t>((tensor.rows + rows - 1) / rows, 1);
     for (int64_t row = 0; tensor && row < tensor.rows; row += step)
-      Bytes(tensor.row(row), static_cast<size_t>(std::min(row_bytes, kSampleBytes)));
+      Bytes(tensor.row(row), static_cast<size_t>(std::min(tensor.row_bytes, kSampleBytes)));
   }
 
   ModelIdentity Finish() const {
@@ -93,12 +92,13 @@ ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights) {
   Hasher hash;
   hash.Text(kRecipe);
   AddConfig(config, hash);
-  VisitParameters(weights, [&](const Parameter& parameter, const ConstTensor& view) {
+  VisitParameters(weights, [&](const Parameter& parameter, const auto& view) {
     const std::string_view name = HashedName(parameter.role);
     if (name.empty()) return;
     if (parameter.role == WeightRole::kAttentionNorm && parameter.part == WeightPart::kWeight)
       hash.Number(parameter.layer);  // a layer begins
-    hash.Tensor(parameter.part == WeightPart::kWeight ? std::string(name) : fmt::format("{}.bias", name), view);
+    hash.Tensor(parameter.part == WeightPart::kWeight ? std::string(name) : fmt::format("{}.bias", name),
+                WeightView(view));
   });
   return hash.Finish();
 }

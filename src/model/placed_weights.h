@@ -3,6 +3,8 @@
 // while it is made.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/backend.h"
 #include "model/parameter_walk.h"
 #include "model/weight_stream.h"
@@ -17,17 +19,21 @@ class WeightPlacer {
 
   // `on_device`: share of the layers whose weights are placed.
   Result<WeightViews> PlaceAll(const WeightViews& host, double on_device) {
+    // Before anything is copied, and for streamed matrices too, which are never placed.
+    RETURN_IF_ERROR(VisitParameters(host, [&](const Parameter&, const auto& view) -> Status {
+      if constexpr (std::is_same_v<decltype(view), const WeightView&>)
+        return backend_.CheckWeight(view.type);
+      else
+        return Ok();
+    }));
     WeightViews weights = host;
     RETURN_IF_ERROR(stream_.Start(weights.layers, on_device));
-    RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, ConstTensor& view) -> Status {
-      if (!view) return Ok();
-      if (parameter.role == WeightRole::kLmHead && host.has_tied_head()) {
-        view = weights.embedding;
-        return Ok();
-      }
+    RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, auto& view) -> Status {
+      if (!view || (parameter.role == WeightRole::kLmHead && host.has_tied_head())) return Ok();
       ASSIGN_OR_RETURN(view, backend_.Place(view));
       return Ok();
     }));
+    if (host.has_tied_head()) weights.lm_head.weight = weights.embedding;
     return weights;
   }
 

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/thread_pool.h"
 #include "model/parameter_walk.h"
 #include "model/weights.h"
@@ -50,35 +48,41 @@ class RandomMaker {
       : storage_(storage), type_(type), seed_(seed), pool_(threads) {}
 
   // The next parameter. Each call draws from a stream of its own.
-  Result<ConstTensor> Make(const ModelConfig& config, const Parameter& parameter, const ParameterShape& shape) {
-    const DType type = parameter.is_matrix() ? type_ : DType::kF32;
-    if (IsNorm(parameter.role) && parameter.part == WeightPart::kWeight) return Fill(type, shape, 1.0f, 0.0f);
-    if (parameter.part == WeightPart::kBias) return Fill(type, shape, 0.0f, shape.stored ? kBiasDeviation : 0.0f);
+  Status Make(const ModelConfig& config, const Parameter& parameter, const ParameterShape& shape, WeightView& matrix) {
     // Rows that are looked up, not multiplied, have unit variance; products of the others have that of their input.
     const bool looked_up = parameter.role == WeightRole::kEmbedding && !config.tied_embeddings;
-    return Fill(type, shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)));
+    return Fill(WeightTypeOf(type_), shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)),
+                matrix);
+  }
+  Status Make(const ModelConfig&, const Parameter& parameter, const ParameterShape& shape, ConstTensor& vector) {
+    const bool bias = parameter.part == WeightPart::kBias;
+    WeightView filled;
+    RETURN_IF_ERROR(
+        Fill(WeightType::kF32, shape, bias ? 0.0f : 1.0f, bias && shape.stored ? kBiasDeviation : 0.0f, filled));
+    vector = ConstTensor(filled.data, DType::kF32, filled.rows, filled.cols);
+    return Ok();
   }
 
  private:
-  Result<ConstTensor> Fill(DType type, const ParameterShape& shape, float mean, float deviation) {
-    const int64_t rows = shape.rows, cols = shape.cols;
-    const std::optional<uint64_t> bytes =
-        CheckedMul(static_cast<uint64_t>(rows), static_cast<uint64_t>(cols) * SizeOf(type));
-    if (!bytes) return Exhausted("a matrix of {} x {} does not fit in memory", rows, cols);
-    ASSIGN_OR_RETURN(Buffer buffer, Buffer::Make(storage_.allocator, *bytes));
+  Status Fill(WeightType type, const ParameterShape& shape, float mean, float deviation, WeightView& filled) {
+    Result<WeightView> view = WeightView::Make(nullptr, type, shape.rows, shape.cols);
+    if (!view.ok()) return Exhausted("a matrix of {} x {} does not fit in memory", shape.rows, shape.cols);
+    ASSIGN_OR_RETURN(Buffer buffer, Buffer::Make(storage_.allocator, static_cast<size_t>(view->bytes())));
     std::byte* const data = buffer.data();
     storage_.buffers.push_back(std::move(buffer));
     // Positions are below 2^40: streams differ in the bits above, then all bits are mixed.
     const uint64_t stream = Mix(seed_) ^ (next_stream_++ << 40);
-    const int64_t elements = rows * cols;
-    Dispatch(type, [&](auto tag) {
+    const int64_t elements = shape.count();
+    DispatchPlain(type, [&](auto tag) {
       auto* const typed = reinterpret_cast<decltype(tag)*>(data);
       pool_.Run((elements + kTaskElements - 1) / kTaskElements, [&](int64_t task, int) {
         const int64_t begin = task * kTaskElements;
         FillRange(typed, begin, std::min(begin + kTaskElements, elements), stream, mean, deviation);
       });
     });
-    return ConstTensor(data, type, rows, cols);
+    view->data = data;
+    filled = *view;
+    return Ok();
   }
 
   WeightStorage& storage_;
@@ -95,16 +99,12 @@ Result<Weights> RandomWeights(const ModelConfig& config, DType type, uint64_t se
   weights.storage = std::make_unique<WeightStorage>();
   RandomMaker maker(*weights.storage, type, seed, threads);
   weights.layers.resize(static_cast<size_t>(config.layers));
-  RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, ConstTensor& view) -> Status {
+  RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, auto& view) -> Status {
     const ParameterShape shape = ExpectedShape(config, parameter);
-    if (!shape) return Ok();
-    if (parameter.role == WeightRole::kLmHead && !shape.stored) {
-      view = weights.embedding;
-      return Ok();
-    }
-    ASSIGN_OR_RETURN(view, maker.Make(config, parameter, shape));
-    return Ok();
+    if (!shape || (parameter.role == WeightRole::kLmHead && !shape.stored)) return Ok();
+    return maker.Make(config, parameter, shape, view);
   }));
+  if (config.tied_embeddings) weights.lm_head.weight = weights.embedding;
   return weights;
 }
 

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,18 +31,15 @@ inline bool IsStreamed(int64_t layer, int64_t layers, double on_device) {
 // Calls visit(matrix) for the matrices of a layer, in the order in which they lie in a block.
 template <class Visit>
 void VisitMatrices(LayerWeights& layer, Visit&& visit) {
-  VisitLayer(0, layer, [&](const Parameter& parameter, ConstTensor& view) {
-    if (parameter.is_matrix()) visit(view);
+  VisitLayer(0, layer, [&](const Parameter&, auto& view) {
+    if constexpr (std::is_same_v<decltype(view), WeightView&>) visit(view);
   });
 }
 // Of a matrix in a block: each starts at a multiple of 256.
-inline size_t MatrixBytes(const ConstTensor& matrix) {
-  const size_t bytes = static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type);
-  return (bytes + 255) / 256 * 256;
-}
+inline size_t MatrixBytes(const WeightView& matrix) { return (static_cast<size_t>(matrix.bytes()) + 255) / 256 * 256; }
 inline size_t BlockBytes(LayerWeights layer) {
   size_t bytes = 0;
-  VisitMatrices(layer, [&](const ConstTensor& matrix) { bytes += MatrixBytes(matrix); });
+  VisitMatrices(layer, [&](const WeightView& matrix) { bytes += MatrixBytes(matrix); });
   return bytes;
 }
 
@@ -61,10 +59,9 @@ class WeightStream {
       LayerWeights& layer = layers[static_cast<size_t>(i)];
       ASSIGN_OR_RETURN(Buffer block, Buffer::Make(backend_.host_memory(), BlockBytes(layer)));
       size_t at = 0;
-      VisitMatrices(layer, [&](ConstTensor& matrix) {
+      VisitMatrices(layer, [&](WeightView& matrix) {
         if (!matrix) return;
-        std::memcpy(block.data() + at, matrix.data,
-                    static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type));
+        std::memcpy(block.data() + at, matrix.data, static_cast<size_t>(matrix.bytes()));
         at += MatrixBytes(matrix);
         matrix.data = nullptr;  // Use gives it an address
       });
@@ -94,7 +91,7 @@ class WeightStream {
     at.used = ++uses_;
     at.in_use = true;
     size_t offset = 0;
-    VisitMatrices(weights, [&](ConstTensor& matrix) {
+    VisitMatrices(weights, [&](WeightView& matrix) {
       if (matrix.rows == 0) return;
       matrix.data = at.memory.data() + offset;
       offset += MatrixBytes(matrix);

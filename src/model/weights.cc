@@ -26,18 +26,11 @@ class WeightLoader {
   Status Load(Weights& weights) {
     RETURN_IF_ERROR(FindPrefix());
     weights.layers.resize(static_cast<size_t>(config_.layers));
-    RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, ConstTensor& view) -> Status {
+    RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, auto& view) -> Status {
       const ParameterShape shape = ExpectedShape(config_, parameter);
       if (!shape) return Ok();
       if (parameter.role == WeightRole::kLmHead) return LoadHead(parameter, shape, weights);
-      if (!shape.stored) {
-        ASSIGN_OR_RETURN(view, Constant(shape.cols, parameter.part == WeightPart::kWeight ? 1.0f : 0.0f));
-      } else if (parameter.is_matrix()) {
-        ASSIGN_OR_RETURN(view, Matrix(parameter, shape));
-      } else {
-        ASSIGN_OR_RETURN(view, Vector(parameter, shape));
-      }
-      return Ok();
+      return LoadInto(view, parameter, shape);
     }));
     return RefuseExtras();
   }
@@ -87,20 +80,30 @@ class WeightLoader {
   }
 
   // In place, unless its bytes lie at an odd address for their type.
-  Result<ConstTensor> Matrix(const Parameter& parameter, const ParameterShape& shape) {
+  Status LoadInto(WeightView& matrix, const Parameter& parameter, const ParameterShape& shape) {
     ASSIGN_OR_RETURN(const TensorRef tensor, Require(parameter, shape));
-    const DType type = *tensor.entry->type();
-    const std::byte* data = tensor.bytes().data();
-    if (reinterpret_cast<uintptr_t>(data) % SizeOf(type) != 0) {
-      ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, tensor.bytes().size()));
-      std::memcpy(copy.data(), data, tensor.bytes().size());
-      data = copy.data();
+    const WeightType type = WeightTypeOf(*tensor.entry->type());
+    const std::span<const std::byte> bytes = tensor.bytes();
+    Result<WeightView> view = WeightView::Make(bytes.data(), type, shape.rows, shape.cols);
+    if (!view.ok() || view->bytes() != std::ssize(bytes))
+      return Invalid(
+          "{}: tensor '{}': {}", tensor.file->path(), NameOf(parameter),
+          view.ok() ? fmt::format("{} bytes, its shape needs {}", bytes.size(), view->bytes()) : view.error().message);
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % AlignmentOf(type) != 0) {
+      ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, bytes.size()));
+      std::memcpy(copy.data(), bytes.data(), bytes.size());
+      view->data = copy.data();
       storage_.buffers.push_back(std::move(copy));
     }
-    return ConstTensor(data, type, shape.rows, shape.cols);
+    matrix = *view;
+    return Ok();
   }
 
-  Result<float*> AllocateVector(int64_t length) {
+  static ConstTensor VectorOf(std::span<const float> numbers) {
+    return {reinterpret_cast<const std::byte*>(numbers.data()), DType::kF32, 1, std::ssize(numbers)};
+  }
+
+  Result<std::span<float>> AllocateVector(int64_t length) {
     const size_t bytes = (static_cast<size_t>(length) * sizeof(float) + kVectorAlignment - 1) & ~(kVectorAlignment - 1);
     if (bytes > block_left_) {
       const size_t block_bytes = std::max(bytes, kVectorBlockBytes);
@@ -112,47 +115,45 @@ class WeightLoader {
     float* data = reinterpret_cast<float*>(block_next_);
     block_next_ += bytes;
     block_left_ -= bytes;
-    return data;
+    return std::span(data, static_cast<size_t>(length));
   }
 
-  Result<ConstTensor> Vector(const Parameter& parameter, const ParameterShape& shape) {
+  // Widened to f32.
+  Status LoadInto(ConstTensor& vector, const Parameter& parameter, const ParameterShape& shape) {
+    if (!shape.stored) {
+      ASSIGN_OR_RETURN(vector, Constant(parameter, shape.cols));
+      return Ok();
+    }
     ASSIGN_OR_RETURN(const TensorRef tensor, Require(parameter, shape));
-    const int64_t length = shape.cols;
-    ASSIGN_OR_RETURN(float* const data, AllocateVector(length));
-    const std::byte* source = tensor.bytes().data();
-    Dispatch(*tensor.entry->type(), [&](auto tag) {
-      using T = decltype(tag);
-      for (int64_t i = 0; i < length; ++i) {
-        T element;
-        std::memcpy(&element, source + static_cast<size_t>(i) * sizeof(T), sizeof(T));
-        data[i] = ToFloat(element);
-      }
-    });
-    return ConstTensor(reinterpret_cast<const std::byte*>(data), DType::kF32, 1, length);
+    ASSIGN_OR_RETURN(const WeightView stored,
+                     WeightView::Make(tensor.bytes().data(), WeightTypeOf(*tensor.entry->type()), 1, shape.cols));
+    ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(shape.cols));
+    DecodeRow(stored, 0, numbers);
+    vector = VectorOf(numbers);
+    return Ok();
   }
 
-  // One vector of each value serves every norm without parameters.
-  Result<ConstTensor> Constant(int64_t length, float value) {
-    ConstTensor& constant = constants_[value == 0.0f ? 0 : 1];
+  // The ones or zeros of a norm without parameters; one vector of each serves them all.
+  Result<ConstTensor> Constant(const Parameter& parameter, int64_t length) {
+    const bool ones = parameter.part == WeightPart::kWeight;
+    ConstTensor& constant = constants_[ones];
     if (constant.cols != length) {
-      ASSIGN_OR_RETURN(float* const data, AllocateVector(length));
-      std::fill_n(data, length, value);
-      constant = ConstTensor(reinterpret_cast<const std::byte*>(data), DType::kF32, 1, length);
+      ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(length));
+      std::fill(numbers.begin(), numbers.end(), ones ? 1.0f : 0.0f);
+      constant = VectorOf(numbers);
     }
     return constant;
   }
 
   Status LoadHead(const Parameter& parameter, const ParameterShape& shape, Weights& weights) {
     const std::string name = NameOf(parameter);
-    ConstTensor& head = weights.lm_head.weight;
-    if (shape.stored || checkpoint_.Find(name)) {
-      ASSIGN_OR_RETURN(head, Matrix(parameter, shape));
-    }
+    WeightView& head = weights.lm_head.weight;
+    if (shape.stored || checkpoint_.Find(name)) RETURN_IF_ERROR(LoadInto(head, parameter, shape));
     if (shape.stored) return Ok();
     // Some exporters write the shared matrix twice. A second one that differs belongs to another model.
-    const ConstTensor& embedding = weights.embedding;
-    const size_t bytes = static_cast<size_t>(head.rows * head.cols) * SizeOf(head.type);
-    if (head && (head.type != embedding.type || std::memcmp(head.data, embedding.data, bytes) != 0))
+    const WeightView& embedding = weights.embedding;
+    if (head &&
+        (head.type != embedding.type || std::memcmp(head.data, embedding.data, static_cast<size_t>(head.bytes())) != 0))
       return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings", Where(),
                      name);
     head = embedding;
@@ -180,30 +181,26 @@ class WeightLoader {
   size_t block_left_ = 0;
 };
 
-int64_t Bytes(const ConstTensor& tensor) {
-  return tensor.rows * tensor.cols * static_cast<int64_t>(SizeOf(tensor.type));
-}
-
 }  // namespace
 
 int64_t WeightViews::TotalBytes() const {
   int64_t total = 0;
-  VisitParameters(*this, [&](const Parameter& parameter, const ConstTensor& view) {
-    if (parameter.role != WeightRole::kLmHead || !has_tied_head()) total += Bytes(view);
+  VisitParameters(*this, [&](const Parameter& parameter, const auto& view) {
+    if (parameter.role != WeightRole::kLmHead || !has_tied_head()) total += view.bytes();
   });
   return total;
 }
 
 int64_t WeightViews::BytesPerStep() const {
-  return TotalBytes() - Bytes(positions) - (has_tied_head() ? 0 : Bytes(embedding));
+  return TotalBytes() - positions.bytes() - (has_tied_head() ? 0 : embedding.bytes());
 }
 
-DType WeightViews::DominantType() const {
-  std::array<int64_t, 3> bytes{};  // by DType
-  VisitParameters(*this, [&](const Parameter& parameter, const ConstTensor& view) {
-    if (parameter.is_matrix()) bytes[static_cast<size_t>(view.type)] += Bytes(view);
+WeightType WeightViews::DominantType() const {
+  std::array<int64_t, kWeightFormats.size()> bytes{};  // by WeightType
+  VisitParameters(*this, [&](const Parameter& parameter, const auto& view) {
+    if (parameter.is_matrix()) bytes[static_cast<size_t>(view.type)] += view.bytes();
   });
-  return static_cast<DType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+  return static_cast<WeightType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
 }
 
 int64_t ParameterCount(const ModelConfig& config) {

@@ -14,12 +14,13 @@
 #include "model/config.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
+#include "tensor/weight_view.h"
 
 namespace infinigen {
 
 struct Linear {
-  ConstTensor weight;  // [out][in], stored type
-  ConstTensor bias;    // [1][out], f32; null when the model has none
+  WeightView weight;  // [out][in], stored type
+  ConstTensor bias;   // [1][out], f32; null when the model has none
 
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
@@ -52,10 +53,10 @@ struct WeightStorage {
 
 // Every parameter as a view. Copies are cheap and own nothing.
 struct WeightViews {
-  ConstTensor embedding;  // [vocab][embed_dim]
-  ConstTensor positions;  // [max_positions + position_offset][hidden]; null unless positions are learned
-  Linear project_in;      // [hidden][embed_dim]; null unless embed_dim ≠ hidden
-  Linear project_out;     // [embed_dim][hidden]; likewise
+  WeightView embedding;  // [vocab][embed_dim]
+  WeightView positions;  // [max_positions + position_offset][hidden]; null unless positions are learned
+  Linear project_in;     // [hidden][embed_dim]; null unless embed_dim ≠ hidden
+  Linear project_out;    // [embed_dim][hidden]; likewise
   std::vector<LayerWeights> layers;
   NormWeights final_norm;  // null when the model has none
   Linear lm_head;          // [vocab][embed_dim]; the embedding itself when tied
@@ -68,7 +69,7 @@ struct WeightViews {
   // output matrix.
   int64_t BytesPerStep() const;
   // The type of most bytes of the matrices.
-  DType DominantType() const;
+  WeightType DominantType() const;
 };
 
 // The views, and the memory they point into.

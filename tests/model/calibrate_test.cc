@@ -290,11 +290,10 @@ TEST(Identity, StaysWhatSkewFilesCarry) {
 TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const ModelIdentity identity = model->identity();
-  const auto with_changed = [&](ConstTensor& tensor) {  // one bit of its last element, in a copy
-    const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
-    std::vector<std::byte> copy(tensor.data, tensor.data + bytes);
+  const auto with_changed = [&](auto& tensor) {  // one bit of its last element, in a copy
+    std::vector<std::byte> copy(tensor.data, tensor.data + tensor.bytes());
     copy.back() ^= std::byte{1};
-    const ConstTensor original = tensor;
+    const auto original = tensor;
     tensor.data = copy.data();
     const ModelIdentity changed = model->identity();
     tensor = original;
@@ -325,8 +324,8 @@ TEST(Identity, SamplesLargeTensorsInAllParts) {
   Result<Weights> weights = RandomWeights(config, DType::kBF16, 1, 1);
   ASSERT_TRUE(weights.ok());
   const ModelIdentity identity = IdentifyModel(config, *weights);
-  ConstTensor& q = weights->layers[0].q.weight;
-  const size_t bytes = static_cast<size_t>(q.rows * q.cols) * SizeOf(q.type);
+  WeightView& q = weights->layers[0].q.weight;
+  const auto bytes = static_cast<size_t>(q.bytes());
   ASSERT_GT(bytes, size_t{4} << 20);  // far more than is read
   const std::byte* original = q.data;
   for (size_t part = 0; part < 4; ++part) {

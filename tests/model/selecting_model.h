@@ -281,7 +281,7 @@ class SelectingModel {
     return out;
   }
 
-  static Vector Row(const ConstTensor& table, int64_t row) {
+  static Vector Row(const WeightView& table, int64_t row) {
     return {table.as<float>(row), table.as<float>(row) + table.cols};
   }
   static void Add(Vector& x, const Vector& y) {

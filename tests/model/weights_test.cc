@@ -61,10 +61,10 @@ TEST(LoadWeights, ShardsHoldTheSameBytesAsOneFile) {
   ASSERT_TRUE(whole.ok() && shards.ok());
   EXPECT_GT(shards->storage->checkpoint->files().size(), 2u);
   for (size_t layer = 0; layer < whole->layers.size(); ++layer) {
-    const ConstTensor& a = whole->layers[layer].down.weight;
-    const ConstTensor& b = shards->layers[layer].down.weight;
-    ASSERT_EQ(a.rows * a.cols, b.rows * b.cols);
-    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * 4), 0) << layer;
+    const WeightView& a = whole->layers[layer].down.weight;
+    const WeightView& b = shards->layers[layer].down.weight;
+    ASSERT_EQ(a.bytes(), b.bytes());
+    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())), 0) << layer;
   }
 }
 
@@ -72,7 +72,7 @@ TEST(LoadWeights, KeepsMatricesInTheirTypeAndConvertsVectors) {
   for (const char* dtype : {"F32", "F16", "BF16"}) {
     const Result<Weights> weights = LoadTiny(test::TinyTensors(dtype));
     ASSERT_TRUE(weights.ok()) << MessageOf(weights);
-    EXPECT_EQ(SizeOf(weights->embedding.type), std::string(dtype) == "F32" ? 4u : 2u);
+    EXPECT_EQ(weights->embedding.row_bytes, std::string(dtype) == "F32" ? 16 : 8);
     const ConstTensor& norm = weights->final_norm.weight;
     EXPECT_EQ(norm.type, DType::kF32);
     ASSERT_EQ(norm.cols, 4);
@@ -89,8 +89,8 @@ TEST(LoadWeights, TypesMayDifferFromTensorToTensor) {
   tensors[4].dtype = "F16";
   const Result<Weights> weights = LoadTiny(tensors);
   ASSERT_TRUE(weights.ok()) << MessageOf(weights);
-  EXPECT_EQ(weights->layers[0].q.weight.type, DType::kF16);
-  EXPECT_EQ(weights->layers[0].k.weight.type, DType::kBF16);
+  EXPECT_EQ(weights->layers[0].q.weight.type, WeightType::kF16);
+  EXPECT_EQ(weights->layers[0].k.weight.type, WeightType::kBF16);
 }
 
 TEST(LoadWeights, RealignsMatricesAtOddAddresses) {
@@ -191,9 +191,9 @@ TEST(LoadWeights, HugeConfigNumbersCostNothing) {
   EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("config.json implies [16777216,4]"));
 }
 
-bool SameBytes(const ConstTensor& a, const ConstTensor& b) {
+bool SameBytes(const WeightView& a, const WeightView& b) {
   return a.type == b.type && a.rows == b.rows && a.cols == b.cols &&
-         std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * SizeOf(a.type)) == 0;
+         std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
 }
 
 ModelConfig SmallShape() {
@@ -223,18 +223,16 @@ TEST(RandomWeights, DependOnTheSeedAlone) {
 // FNV-1a over the bytes of all parameters, one after the other.
 class BytesHash {
  public:
-  void Add(const ConstTensor& tensor) {
-    if (!tensor) return;
-    const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
-    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ static_cast<uint8_t>(tensor.data[i])) * 0x100000001b3u;
+  template <class View>
+  void AddView(const View& view) {
+    for (const std::byte* at = view.data; at != view.data + view.bytes(); ++at)
+      value_ = (value_ ^ static_cast<uint8_t>(*at)) * 0x100000001b3u;
   }
-  void Add(const Linear& linear) {
-    Add(linear.weight);
-    Add(linear.bias);
-  }
-  void Add(const NormWeights& norm) {
-    Add(norm.weight);
-    Add(norm.bias);
+  // Of a Linear or NormWeights.
+  template <class Pair>
+  void Add(const Pair& pair) {
+    AddView(pair.weight);
+    AddView(pair.bias);
   }
   uint64_t value() const { return value_; }
 
@@ -244,8 +242,8 @@ class BytesHash {
 
 uint64_t HashOf(const Weights& weights) {
   BytesHash hash;
-  hash.Add(weights.embedding);
-  hash.Add(weights.positions);
+  hash.AddView(weights.embedding);
+  hash.AddView(weights.positions);
   hash.Add(weights.project_in);
   hash.Add(weights.project_out);
   for (const LayerWeights& layer : weights.layers) {
@@ -297,7 +295,7 @@ TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const Result<Weights> weights = RandomWeights(config, type, 1, 2);
     ASSERT_TRUE(weights.ok());
-    const ConstTensor& down = weights->layers[0].down.weight;
+    const WeightView& down = weights->layers[0].down.weight;
     double sum = 0;
     double squares = 0;
     Dispatch(type, [&](auto tag) {
