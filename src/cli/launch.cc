@@ -18,7 +18,7 @@ namespace {
 
 // Random weights have no structure that a skew could find, and calibrating a large shape takes longer than most
 // benchmarks.
-bool IsRandom(const Model& model) { return model.weights.storage->checkpoint == nullptr; }
+bool IsRandom(const Model& model) { return model.weights.storage->source == nullptr; }
 
 SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
   const auto plain = [heads = config.kv_heads, d = config.head_dim, dims](std::span<const double> sums) {

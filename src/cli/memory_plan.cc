@@ -143,7 +143,7 @@ RunPlan PlanRunHere(const Model& model, ExecutorOptions options, std::optional<u
   const uint64_t weights_bytes = static_cast<uint64_t>(model.weights.TotalBytes());
   uint64_t available = AvailableHostMemory().value_or(UINT64_MAX / 2);
   // Random weights are allocated already, so they are no longer part of what is available.
-  if (model.weights.storage->checkpoint == nullptr && options.device != Device::kCuda) available += weights_bytes;
+  if (model.weights.storage->source == nullptr && options.device != Device::kCuda) available += weights_bytes;
   RunPlan plan = PlanRun(model.config, weights_bytes, options, kv_limit, available);
   while (!plan.refusal.empty() && !fixed_batch && options.max_batch > 1) {
     --options.max_batch;

@@ -20,8 +20,8 @@ constexpr size_t kVectorAlignment = 64;
 
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, const ModelConfig& config, WeightStorage& storage)
-      : checkpoint_(checkpoint), config_(config), storage_(storage) {}
+  WeightLoader(const TensorSource& source, const ModelConfig& config, WeightStorage& storage)
+      : source_(source), config_(config), storage_(storage) {}
 
   Status Load(Weights& weights) {
     RETURN_IF_ERROR(FindPrefix());
@@ -44,58 +44,48 @@ class WeightLoader {
   Status FindPrefix() {
     for (const std::string_view prefix : NamePrefixes(config_.architecture)) {
       prefix_ = prefix;
-      if (checkpoint_.Find(NameOf({WeightRole::kEmbedding}))) return Ok{};
+      if (source_.Find(NameOf({WeightRole::kEmbedding}))) return Ok();
     }
     prefix_ = NamePrefixes(config_.architecture)[0];
     return Missing(NameOf({WeightRole::kEmbedding}));
   }
 
   Error Missing(const std::string& name) const {
-    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", Where(), name, Name(config_.architecture),
-                   config_.layers);
+    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", source_.where(), name,
+                   Name(config_.architecture), config_.layers);
   }
 
-  // The only file, or the directory of the shards.
-  std::string Where() const {
-    const std::string& path = checkpoint_.files()[0].path();
-    return checkpoint_.files().size() == 1 ? path : path.substr(0, path.rfind('/'));
-  }
-
-  // The tensor by that name, after its type and shape were checked.
-  Result<TensorRef> Require(const Parameter& parameter, const ParameterShape& expected) {
+  // The stored bytes of a parameter, after name, type and shape were checked.
+  Result<WeightView> Require(const Parameter& parameter, const ParameterShape& expected) {
     const std::string name = NameOf(parameter);
-    const TensorRef tensor = checkpoint_.Find(name);
-    if (!tensor) return Missing(name);
-    used_.insert(tensor.entry);
-    if (!tensor.entry->type())
-      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor.file->path(), name,
-                         tensor.entry->dtype);
+    const StoredTensor* const tensor = source_.Find(name);
+    if (tensor == nullptr) return Missing(name);
+    used_.insert(tensor);
+    if (!tensor->type)
+      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor->path, name,
+                         tensor->type_name);
     const std::array<int64_t, 2> extents = {expected.rows, expected.cols};
     const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
-    const std::span<const int64_t> shape = tensor.entry->shape();
-    if (!std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end()))
-      return Invalid("{}: tensor '{}' has shape {}, config.json implies {} ({})", tensor.file->path(), name,
-                     FormatShape(shape), FormatShape(wanted), expected.meaning);
-    return tensor;
+    if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
+      return Invalid("{}: tensor '{}' has shape {}, config.json implies {} ({})", tensor->path, name,
+                     FormatShape(tensor->shape), FormatShape(wanted), expected.meaning);
+    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, expected.rows, expected.cols);
+    if (!view.ok()) return Invalid("{}: tensor '{}': {}", tensor->path, name, view.error().message);
+    if (view->bytes() != std::ssize(tensor->bytes))
+      return Invalid("{}: tensor '{}' has {} bytes, its shape {} needs {}", tensor->path, name, tensor->bytes.size(),
+                     FormatShape(tensor->shape), view->bytes());
+    return view;
   }
 
   // In place, unless its bytes lie at an odd address for their type.
   Status LoadInto(WeightView& matrix, const Parameter& parameter, const ParameterShape& shape) {
-    ASSIGN_OR_RETURN(const TensorRef tensor, Require(parameter, shape));
-    const WeightType type = WeightTypeOf(*tensor.entry->type());
-    const std::span<const std::byte> bytes = tensor.bytes();
-    Result<WeightView> view = WeightView::Make(bytes.data(), type, shape.rows, shape.cols);
-    if (!view.ok() || view->bytes() != std::ssize(bytes))
-      return Invalid(
-          "{}: tensor '{}': {}", tensor.file->path(), NameOf(parameter),
-          view.ok() ? fmt::format("{} bytes, its shape needs {}", bytes.size(), view->bytes()) : view.error().message);
-    if (reinterpret_cast<uintptr_t>(bytes.data()) % AlignmentOf(type) != 0) {
-      ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, bytes.size()));
-      std::memcpy(copy.data(), bytes.data(), bytes.size());
-      view->data = copy.data();
-      storage_.buffers.push_back(std::move(copy));
-    }
-    matrix = *view;
+    ASSIGN_OR_RETURN(matrix, Require(parameter, shape));
+    if (reinterpret_cast<uintptr_t>(matrix.data) % AlignmentOf(matrix.type) == 0) return Ok();
+    const auto bytes = static_cast<size_t>(matrix.bytes());
+    ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, bytes));
+    std::memcpy(copy.data(), matrix.data, bytes);
+    matrix.data = copy.data();
+    storage_.buffers.push_back(std::move(copy));
     return Ok();
   }
 
@@ -124,9 +114,7 @@ class WeightLoader {
       ASSIGN_OR_RETURN(vector, Constant(parameter, shape.cols));
       return Ok();
     }
-    ASSIGN_OR_RETURN(const TensorRef tensor, Require(parameter, shape));
-    ASSIGN_OR_RETURN(const WeightView stored,
-                     WeightView::Make(tensor.bytes().data(), WeightTypeOf(*tensor.entry->type()), 1, shape.cols));
+    ASSIGN_OR_RETURN(const WeightView stored, Require(parameter, shape));
     ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(shape.cols));
     DecodeRow(stored, 0, numbers);
     vector = VectorOf(numbers);
@@ -148,34 +136,32 @@ class WeightLoader {
   Status LoadHead(const Parameter& parameter, const ParameterShape& shape, Weights& weights) {
     const std::string name = NameOf(parameter);
     WeightView& head = weights.lm_head.weight;
-    if (shape.stored || checkpoint_.Find(name)) RETURN_IF_ERROR(LoadInto(head, parameter, shape));
+    if (shape.stored || source_.Find(name)) RETURN_IF_ERROR(LoadInto(head, parameter, shape));
     if (shape.stored) return Ok();
     // Some exporters write the shared matrix twice. A second one that differs belongs to another model.
     const WeightView& embedding = weights.embedding;
     if (head &&
         (head.type != embedding.type || std::memcmp(head.data, embedding.data, static_cast<size_t>(head.bytes())) != 0))
-      return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings", Where(),
-                     name);
+      return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings",
+                     source_.where(), name);
     head = embedding;
     return Ok();
   }
 
   Status RefuseExtras() const {
-    for (const SafetensorsFile& file : checkpoint_.files()) {
-      for (const TensorEntry& tensor : file.tensors()) {
-        if (used_.count(&tensor) == 0 && !IsHarmlessTensor(config_.architecture, prefix_, tensor.name))
-          return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
-                             file.path(), Quoted(tensor.name), FormatShape(tensor.shape()), Name(config_.architecture));
-      }
+    for (const StoredTensor& tensor : source_.tensors()) {
+      if (used_.count(&tensor) == 0 && !IsHarmlessTensor(config_.architecture, prefix_, tensor.name))
+        return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
+                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), Name(config_.architecture));
     }
-    return Ok{};
+    return Ok();
   }
 
-  const Checkpoint& checkpoint_;
+  const TensorSource& source_;
   const ModelConfig& config_;
   WeightStorage& storage_;
   std::string_view prefix_;
-  std::unordered_set<const TensorEntry*> used_;
+  std::unordered_set<const StoredTensor*> used_;
   std::array<ConstTensor, 2> constants_;  // zeros and ones, f32; null until asked for
   std::byte* block_next_ = nullptr;       // free space of the last vector block
   size_t block_left_ = 0;
@@ -210,14 +196,18 @@ int64_t ParameterCount(const ModelConfig& config) {
   return count;
 }
 
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
-  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
+Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const ModelConfig& config) {
   Weights weights;
   weights.storage = std::make_unique<WeightStorage>();
-  weights.storage->checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
-  WeightLoader loader(*weights.storage->checkpoint, config, *weights.storage);
+  weights.storage->source = std::move(source);
+  WeightLoader loader(*weights.storage->source, config, *weights.storage);
   RETURN_IF_ERROR(loader.Load(weights));
   return weights;
+}
+
+Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
+  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
+  return LoadWeights(std::move(source), config);
 }
 
 }  // namespace infinigen

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "loader/checkpoint.h"
+#include "loader/tensor_source.h"
 #include "model/config.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -46,9 +46,9 @@ struct LayerWeights {
 
 // What the views of a Weights point into. Held by pointer, so that moving a Weights moves no buffer's allocator.
 struct WeightStorage {
-  HostAllocator allocator;                 // outlives `buffers`: declared first
-  std::vector<Buffer> buffers;             // converted vectors, realigned matrices, random weights
-  std::unique_ptr<Checkpoint> checkpoint;  // null for random weights
+  HostAllocator allocator;                     // outlives `buffers`: declared first
+  std::vector<Buffer> buffers;                 // converted vectors, realigned matrices, random weights
+  std::unique_ptr<const TensorSource> source;  // null for random weights
 };
 
 // Every parameter as a view. Copies are cheap and own nothing.
@@ -77,9 +77,11 @@ struct Weights : WeightViews {
   std::unique_ptr<WeightStorage> storage;
 };
 
-// Opens the checkpoint in `directory` and checks every tensor's presence and shape against `config`; a tensor that
-// belongs to no role is refused, since it would mean that the model is not what we take it for. Nothing is allocated
-// from the config's numbers before the file has confirmed them.
+// Checks every tensor's presence, type and shape against `config`. A tensor that belongs to no role is refused, since
+// it would mean that the model is not what we take it for. No matrix or vector is allocated from the config's numbers
+// before the source has confirmed them.
+Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const ModelConfig& config);
+// The same with the weights of a model directory.
 Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config);
 
 // Weights that keep activations in a sane range (uniform of variance 1/fan_in, norms near 1, small biases): for speed,

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "golden/golden_file.h"
 #include "loader/model_files.h"
@@ -59,7 +61,9 @@ TEST(LoadWeights, ShardsHoldTheSameBytesAsOneFile) {
   const Result<Weights> whole = Load(root + "llama_mha");  // made from the same seed
   const Result<Weights> shards = Load(root + "llama_sharded");
   ASSERT_TRUE(whole.ok() && shards.ok());
-  EXPECT_GT(shards->storage->checkpoint->files().size(), 2u);
+  std::set<std::string_view> files;
+  for (const StoredTensor& tensor : shards->storage->source->tensors()) files.insert(tensor.path);
+  EXPECT_GT(files.size(), 2u);
   for (size_t layer = 0; layer < whole->layers.size(); ++layer) {
     const WeightView& a = whole->layers[layer].down.weight;
     const WeightView& b = shards->layers[layer].down.weight;
@@ -155,6 +159,68 @@ TEST(LoadWeights, RefusesTypesItDoesNotComputeWith) {
   std::vector<TestTensor> tensors = test::TinyTensors("F16");
   tensors[0].dtype = "I16";
   EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr("has dtype I16"), HasSubstr("expected F32, F16 or BF16")));
+}
+
+// A source in memory, of types that no safetensors file has.
+class MemorySource final : public TensorSource {
+ public:
+  void Add(std::string name, WeightType type, std::vector<int64_t> shape, std::vector<std::byte> bytes) {
+    Held& held = held_[std::move(name)];
+    held = {type, std::move(shape), std::move(bytes)};
+    tensors_.clear();
+    for (const auto& [key, value] : held_)
+      tensors_.push_back({key, "memory", Name(value.type), value.type, value.shape, value.bytes});
+  }
+  std::span<const StoredTensor> tensors() const override { return tensors_; }
+  std::string where() const override { return "memory"; }
+
+ private:
+  struct Held {
+    WeightType type;
+    std::vector<int64_t> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::map<std::string, Held> held_;
+  std::vector<StoredTensor> tensors_;
+};
+
+// The tiny model with rows of 32, in Q8_0 but for its norms.
+std::unique_ptr<MemorySource> BlockSource() {
+  auto source = std::make_unique<MemorySource>();
+  for (TestTensor& tensor : test::TinyTensors()) {
+    for (int64_t& extent : tensor.shape) extent *= 32;
+    const bool matrix = tensor.shape.size() == 2;
+    const int64_t bytes = matrix ? tensor.shape[0] * tensor.shape[1] / 32 * 34 : tensor.shape[0] * 4;
+    source->Add(tensor.name, matrix ? WeightType::kQ8_0 : WeightType::kF32, tensor.shape,
+                std::vector<std::byte>(static_cast<size_t>(bytes)));
+  }
+  return source;
+}
+
+TEST(LoadWeights, TakesEveryStoredTypeThatASourceOffers) {
+  const TempDir dir;
+  dir.Write("config.json", test::kTinyConfig);
+  ModelConfig config = LoadModelConfig(dir.path()).value();
+  config.vocab *= 32;
+  config.hidden *= 32;
+  config.embed_dim *= 32;
+  config.ffn *= 32;
+  config.head_dim *= 32;
+  const Result<Weights> weights = LoadWeights(BlockSource(), config);
+  ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+  EXPECT_EQ(weights->layers[0].down.weight.type, WeightType::kQ8_0);
+  EXPECT_EQ(weights->layers[0].down.weight.row_bytes, 6 * 34);
+  EXPECT_EQ(weights->DominantType(), WeightType::kQ8_0);
+
+  std::unique_ptr<MemorySource> short_one = BlockSource();
+  short_one->Add("model.norm.weight", WeightType::kF32, {128}, std::vector<std::byte>(100));
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(short_one), config)),
+              HasSubstr("memory: tensor 'model.norm.weight' has 100 bytes, its shape [128] needs 512"));
+  config.hidden = 100;
+  config.embed_dim = 100;
+  std::unique_ptr<MemorySource> torn = BlockSource();
+  torn->Add("model.embed_tokens.weight", WeightType::kQ8_0, {256, 100}, {});
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not whole q8_0 blocks"));
 }
 
 TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
