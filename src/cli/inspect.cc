@@ -110,7 +110,7 @@ Json InspectJson(const Inspection& model, bool tensors) {
   for (const auto& [name, type] : model.types) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
   for (const StoreType type : kStoreTypes) kv[std::string(Name(type))] = KvBytesPerToken(config, type);
   Json json = {{"name", config.name},
-               {"arch", Name(config.architecture)},
+               {"arch", config.family_name()},
                {"params", ParameterCount(config)},
                {"layers", config.layers},
                {"hidden", config.hidden},
@@ -162,7 +162,7 @@ std::string InspectText(const Inspection& model, bool tensors) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{:<14}{}\n", name, OneLine(value));
   };
-  line("model", fmt::format("{} ({})", config.name, Name(config.architecture)));
+  line("model", fmt::format("{} ({})", config.name, config.family_name()));
   line("parameters",
        fmt::format("{:.1f} M ({})", static_cast<double>(ParameterCount(config)) / 1e6, ParameterCount(config)));
   line("layers", fmt::format("{}, hidden {}, ffn {}", config.layers, config.hidden, config.ffn));

@@ -1,6 +1,6 @@
-// ModelConfig: what a model computes, in words that fit every architecture. The decoder branches on these fields and
-// never on the architecture's name. Built from a model directory (LoadModelConfig) or from a table of published shapes
-// (ShapeByName, for benchmarks with random weights).
+// ModelConfig: what a model computes, in words that fit every family. The decoder branches on these fields and never on
+// the family. Made from a model directory (LoadModelConfig) or from a published shape (ShapeByName, for benchmarks with
+// random weights). Plain data; any thread may read it.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,25 @@
 #include <vector>
 
 #include "base/result.h"
-#include "loader/hf_config.h"
 #include "tensor/dtype.h"
 
 namespace infinigen {
+
+struct ModelFamily;  // model/family.h
+
+enum class RopeScaling { kNone, kLinear, kLlama3 };
+
+// Rotary positions. For kLinear only `factor` counts; the last three belong to kLlama3.
+struct RopeConfig {
+  double theta = 10000.0;
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_positions = 0;
+
+  bool operator==(const RopeConfig&) const = default;
+};
 
 enum class NormKind {
   kRms,    // x / rms(x) · weight
@@ -29,8 +44,8 @@ enum class MlpKind {
 };
 
 struct ModelConfig {
-  std::string name;  // base name of the directory, or of the shape
-  Architecture architecture = Architecture::kLlama;
+  std::string name;                     // base name of the directory, or of the shape
+  const ModelFamily* family = nullptr;  // null: made by hand, so it cannot be loaded
 
   int64_t layers = 0;
   int64_t hidden = 0;
@@ -62,13 +77,11 @@ struct ModelConfig {
   std::optional<int64_t> bos_id;  // for information: the tokenizer decides
 
   bool has_projections() const { return embed_dim != hidden; }
+  std::string_view family_name() const;  // "llama"
 };
 
 // Reads config.json (and generation_config.json where there is one).
 Result<ModelConfig> LoadModelConfig(const std::string& directory);
-
-// The same from a parsed file. `name` is only stored.
-ModelConfig MakeModelConfig(const HfConfig& file, std::string name);
 
 // Distinct parameters: tied embeddings count once.
 int64_t ParameterCount(const ModelConfig& config);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "model/family.h"
 #include "model/parameter_walk.h"
 
 namespace infinigen {
@@ -56,8 +57,8 @@ class Hasher {
 
 void AddConfig(const ModelConfig& config, Hasher& hash) {
   for (const int64_t value :
-       {static_cast<int64_t>(config.architecture), config.layers, config.hidden, config.heads, config.kv_heads,
-        config.head_dim, config.ffn, config.vocab, config.embed_dim, static_cast<int64_t>(config.norm),
+       {config.family == nullptr ? 0 : config.family->identity_number, config.layers, config.hidden, config.heads,
+        config.kv_heads, config.head_dim, config.ffn, config.vocab, config.embed_dim, static_cast<int64_t>(config.norm),
         int64_t{config.pre_norm}, int64_t{config.final_norm}, static_cast<int64_t>(config.positions),
         config.position_offset, static_cast<int64_t>(config.mlp), int64_t{config.attention_bias},
         int64_t{config.mlp_bias}, int64_t{config.tied_embeddings}})

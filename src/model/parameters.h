@@ -5,11 +5,34 @@
 #include <cstdint>
 #include <string_view>
 
-#include "loader/weight_map.h"
 #include "model/config.h"
 
 namespace infinigen {
 
+// In the order of the walk. Random weights draw their numbers in this order, so a new role must not come between two
+// roles that existed before it unless models without it skip it.
+enum class WeightRole : uint8_t {
+  kEmbedding,
+  kPositions,   // learned positions
+  kProjectIn,   // narrow embeddings only
+  kProjectOut,  // likewise
+  // One per layer.
+  kAttentionNorm,
+  kMlpNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kGate,  // gated MLPs only
+  kUp,
+  kDown,
+  // One per model again.
+  kFinalNorm,
+  kLmHead,
+};
+enum class WeightPart : uint8_t { kWeight, kBias };
+
+constexpr bool IsPerLayer(WeightRole role) { return role >= WeightRole::kAttentionNorm && role <= WeightRole::kDown; }
 constexpr bool IsNorm(WeightRole role) {
   return role == WeightRole::kAttentionNorm || role == WeightRole::kMlpNorm || role == WeightRole::kFinalNorm;
 }

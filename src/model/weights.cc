@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "loader/json_stream.h"
-#include "loader/weight_map.h"
+#include "model/family.h"
 #include "model/parameter_walk.h"
 
 namespace infinigen {
@@ -36,23 +36,21 @@ class WeightLoader {
   }
 
  private:
-  std::string NameOf(const Parameter& parameter) const {
-    return TensorName(config_.architecture, prefix_, parameter.role, parameter.part, parameter.layer);
-  }
+  std::string NameOf(const Parameter& parameter) const { return TensorName(*config_.family, prefix_, parameter); }
 
   // The embedding is in every model: its name tells which prefix the file uses.
   Status FindPrefix() {
-    for (const std::string_view prefix : NamePrefixes(config_.architecture)) {
+    for (const std::string_view prefix : config_.family->prefixes) {
       prefix_ = prefix;
       if (source_.Find(NameOf({WeightRole::kEmbedding}))) return Ok();
     }
-    prefix_ = NamePrefixes(config_.architecture)[0];
+    prefix_ = config_.family->prefixes[0];
     return Missing(NameOf({WeightRole::kEmbedding}));
   }
 
   Error Missing(const std::string& name) const {
-    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", source_.where(), name,
-                   Name(config_.architecture), config_.layers);
+    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", source_.where(), name, config_.family->name,
+                   config_.layers);
   }
 
   // The stored bytes of a parameter, after name, type and shape were checked.
@@ -150,9 +148,9 @@ class WeightLoader {
 
   Status RefuseExtras() const {
     for (const StoredTensor& tensor : source_.tensors()) {
-      if (used_.count(&tensor) == 0 && !IsHarmlessTensor(config_.architecture, prefix_, tensor.name))
+      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name))
         return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
-                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), Name(config_.architecture));
+                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name);
     }
     return Ok();
   }

@@ -19,7 +19,7 @@ TEST(ModelConfig, DescribesLlama) {
   const Result<ModelConfig> config = LoadModelConfig(Golden("llama_gqa_tied") + "/");
   ASSERT_TRUE(config.ok()) << MessageOf(config);
   EXPECT_EQ(config->name, "llama_gqa_tied");
-  EXPECT_EQ(config->architecture, Architecture::kLlama);
+  EXPECT_EQ(config->family_name(), "llama");
   EXPECT_EQ(config->heads, 8);
   EXPECT_EQ(config->kv_heads, 2);
   EXPECT_EQ(config->head_dim, 8);

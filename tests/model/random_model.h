@@ -33,7 +33,6 @@ inline ModelConfig Llama() {
 inline ModelConfig Opt() {
   ModelConfig config = Llama();
   config.name = "test-opt";
-  config.architecture = Architecture::kOpt;
   config.heads = config.kv_heads = 3;
   config.norm = NormKind::kLayer;
   config.positions = PositionKind::kLearned;
