@@ -116,8 +116,8 @@ struct TokenRun {
   int64_t count = 0;
 };
 
-// scale is 1/√head_dim; queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query head h
-// reads KV head h / (heads / kv_heads)).
+// A score is query · key · scale. Queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query
+// head h reads KV head h / (heads / kv_heads)).
 struct AttentionShape {
   int64_t heads = 0;
   float scale = 1.0f;

@@ -64,8 +64,9 @@ std::string_view ScalingName(RopeScaling scaling) {
 
 Json PositionsJson(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return {{"kind", "learned"}, {"offset", config.position_offset}};
-  const RopeConfig& rope = config.rope;
-  Json json = {{"kind", "rope"}, {"theta", rope.theta}, {"scaling", ScalingName(rope.scaling)}};
+  if (config.ropes.empty()) return {{"kind", "none"}};
+  const RopeConfig& rope = config.ropes.front();
+  Json json = {{"kind", "rope"}, {"theta", rope.base}, {"scaling", ScalingName(rope.scaling)}};
   if (rope.scaling != RopeScaling::kNone) json["factor"] = rope.factor;
   if (rope.scaling == RopeScaling::kLlama3) {
     json["low_freq_factor"] = rope.low_freq_factor;
@@ -135,8 +136,9 @@ Json InspectJson(const Inspection& model, bool tensors) {
 
 std::string PositionsText(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return "learned";
-  const RopeConfig& rope = config.rope;
-  std::string text = fmt::format("rope, theta {}", rope.theta);
+  if (config.ropes.empty()) return "none";
+  const RopeConfig& rope = config.ropes.front();
+  std::string text = fmt::format("rope, theta {}", rope.base);
   if (rope.scaling != RopeScaling::kNone)
     text += fmt::format(", {} scaling by {}", ScalingName(rope.scaling), rope.factor);
   if (rope.scaling == RopeScaling::kLlama3)

@@ -50,7 +50,7 @@ Result<SketchSource> SourceFor(const Model& model, const KvChoice& kv, const Exe
     return PlainSource(config, dims);
   ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, model.directory, kv.skew_file, device));
   const int64_t positions = found.origin().positions;
-  if (config.positions == PositionKind::kRope && options.max_tokens > positions)
+  if (config.rotates() && options.max_tokens > positions)
     Warn(
         fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -m {} -c {}` "
                     "makes one for it",

@@ -1,19 +1,80 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
 
 namespace infinigen {
+namespace {
+
+// What no backend computes in one layer: the field and the reason, or empty.
+std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
+  if (spec.window != 0) return fmt::format("window {}: no backend computes sliding-window attention", spec.window);
+  if (spec.attention_soft_cap != 0)
+    return fmt::format("attention_soft_cap {}: no backend computes soft-capped attention scores",
+                       spec.attention_soft_cap);
+  if (spec.norm_placement == NormPlacement::kBothSides)
+    return "norm_placement both sides: no backend computes norms on the output of attention and MLP";
+  if (spec.norm_placement != config.specs.front().norm_placement)
+    return "norm_placement unlike layer 0: no backend computes norms placed differently from layer to layer";
+  if (spec.mlp.activation == Activation::kGeluTanh) return "mlp.activation gelu-tanh: no backend computes it";
+  if (spec.mlp.gated != (spec.mlp.activation == Activation::kSilu))
+    return spec.mlp.gated ? "mlp.gated: no backend computes a gate of another activation than silu"
+                          : "mlp.activation silu: no backend computes it without a gate";
+  if (spec.rope == LayerSpec::kNoRope) return {};
+  const RopeConfig& rope = config.ropes[static_cast<size_t>(spec.rope)];
+  if (rope.order != RopeOrder::kHalves)
+    return "rope.order adjacent pairs: no backend computes rotation of adjacent dimensions";
+  if (rope.rotary_dims != 0 && rope.rotary_dims != config.head_dim)
+    return fmt::format("rope.rotary_dims {}: no backend computes rotation of a part of head_dim {}", rope.rotary_dims,
+                       config.head_dim);
+  return {};
+}
+
+}  // namespace
+
+bool ModelConfig::rotates() const {
+  return std::any_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.rope != LayerSpec::kNoRope; });
+}
+
+bool ModelConfig::has_gate() const {
+  return std::any_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.mlp.gated; });
+}
+
+LayerSpec PlainLayer(int64_t head_dim) {
+  CHECK(head_dim > 0);
+  return {.attention_scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+}
+
+OwnedHeads AllHeads(const ModelConfig& config) {
+  return {.first_kv_head = 0, .kv_heads = config.kv_heads, .heads = config.heads};
+}
+
+Status CheckSupported(const ModelConfig& config) {
+  CHECK(config.layers > 0 && std::ssize(config.specs) == config.layers);
+  if (config.embedding_scale != 1)
+    return Unsupported("embedding_scale {}: no backend computes scaled embeddings", config.embedding_scale);
+  if (config.logit_soft_cap != 0)
+    return Unsupported("logit_soft_cap {}: no backend computes soft-capped logits", config.logit_soft_cap);
+  for (size_t layer = 0; layer < config.specs.size(); ++layer) {
+    const LayerSpec& spec = config.specs[layer];
+    CHECK(spec.attention_scale > 0 && spec.rope >= LayerSpec::kNoRope && spec.rope < std::ssize(config.ropes));
+    const std::string field = UnsupportedField(config, spec);
+    if (!field.empty()) return Unsupported("layer {}: {}", layer, field);
+  }
+  return Ok();
+}
 
 std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim) {
-  CHECK(head_dim > 0 && head_dim % 2 == 0);
-  const auto theta = static_cast<float>(rope.theta);
+  const int64_t dims = rope.rotary_dims == 0 ? head_dim : rope.rotary_dims;
+  CHECK(dims > 0 && dims % 2 == 0 && dims <= head_dim);
+  const auto base = static_cast<float>(rope.base);
   const auto factor = static_cast<float>(rope.factor);
-  std::vector<float> result(static_cast<size_t>(head_dim / 2));
+  std::vector<float> result(static_cast<size_t>(dims / 2));
   for (size_t i = 0; i < result.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float frequency = 1.0f / std::pow(theta, exponent);
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(dims);
+    const float frequency = 1.0f / std::pow(base, exponent);
     result[i] = frequency;
     if (rope.scaling == RopeScaling::kLinear) result[i] = frequency / factor;
     if (rope.scaling != RopeScaling::kLlama3) continue;

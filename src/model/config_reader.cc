@@ -159,6 +159,8 @@ Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& p
   RefuseFeatures(fields);
   fields.RefuseUnknown(IsHarmlessConfigField);
   RETURN_IF_ERROR(fields.status());
+  if (const Status supported = CheckSupported(config); !supported.ok())
+    return Unsupported("{}: {}", path, supported.error().message);
   DropUnreachable(config.eos_ids, config.vocab);
   return config;
 }

@@ -20,15 +20,24 @@ inline int64_t NearLayers(const ExecutorOptions& options) {
   return far && options.method.select != SelectKind::kAll ? options.method.dense_layers : 0;
 }
 
+inline OwnedHeads OwnedBy(const ModelConfig& config, const ExecutorOptions& options) {
+  if (!options.owned) return AllHeads(config);
+  const OwnedHeads owned = *options.owned;
+  CHECK(owned.first_kv_head >= 0 && owned.kv_heads > 0 && owned.first_kv_head + owned.kv_heads <= config.kv_heads);
+  CHECK(owned.heads * config.kv_heads == owned.kv_heads * config.heads);  // whole groups
+  return owned;
+}
+
 inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
-  PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
+  const OwnedHeads owned = OwnedBy(config, options);
+  PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = owned.kv_heads, .head_dim = config.head_dim},
                    .layers = config.layers,
                    .max_sequences = options.max_batch,
                    .max_tokens = options.max_tokens,
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
                    .near_layers = NearLayers(options)};
-  pool.side_bytes = WorkspaceShape{config, pool, options.method}.extent_sketch_bytes();
+  pool.side_bytes = WorkspaceShape{config, pool, options.method, owned}.extent_sketch_bytes();
   return pool;
 }
 
@@ -56,8 +65,9 @@ class DecoderExecutor final : public Executor {
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
-    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, std::move(sketches),
-                                                options_.max_batch, options_.weights_on_device));
+    ASSIGN_OR_RETURN(decoder_,
+                     Decoder<B>::Make(backend_, config_, OwnedBy(config_, options_), weights, pool_, options_.method,
+                                      std::move(sketches), options_.max_batch, options_.weights_on_device));
     return Ok();
   }
 
@@ -197,8 +207,9 @@ template <Backend B>
 MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& asked, uint64_t weights_bytes) {
   const ExecutorOptions options = Settled(config, asked);
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch, options.activation,
-                                                   options.device == Device::kCuda && !options.pool_on_device);
+  const WorkspaceShape shape =
+      Decoder<B>::ShapeOf(config, OwnedBy(config, options), pool, options.method, options.max_batch, options.activation,
+                          options.device == Device::kCuda && !options.pool_on_device);
   // A limit that holds no row is counted as if it held one, and then is exceeded.
   const uint64_t sequence_bytes =
       Pool::QuotaBytes(pool, {options.max_tokens, std::max<int64_t>(1, options.method.Quota(options.max_tokens))});

@@ -42,6 +42,8 @@ struct ExecutorOptions {
   uint64_t hot_limit_bytes = 0;               // of entries that stay on the device; planned into method.hot_rows
   double hot_selections = 0;                  // the same, as room for so many selections; 0: no such limit
   double weights_on_device = 1.0;             // share of the layers; the others' weights come over the link
+  // The heads that weights and sketches hold and that the pool is for; none: all of the model's.
+  std::optional<OwnedHeads> owned;
 
   // Of side_tokens, what is planned: where a sequence is alone, or none is longer, nobody is read beside anybody.
   int64_t planned_side_tokens() const { return max_batch > 1 && max_tokens > side_tokens ? side_tokens : 0; }

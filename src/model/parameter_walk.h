@@ -38,6 +38,8 @@ class ParameterWalk {
     RETURN_IF_ERROR(Both(WeightRole::kKey, layer, w.k));
     RETURN_IF_ERROR(Both(WeightRole::kValue, layer, w.v));
     RETURN_IF_ERROR(Both(WeightRole::kOutput, layer, w.o));
+    RETURN_IF_ERROR(Both(WeightRole::kQueryNorm, layer, w.q_norm));
+    RETURN_IF_ERROR(Both(WeightRole::kKeyNorm, layer, w.k_norm));
     RETURN_IF_ERROR(Both(WeightRole::kGate, layer, w.gate));
     RETURN_IF_ERROR(Both(WeightRole::kUp, layer, w.up));
     return Both(WeightRole::kDown, layer, w.down);

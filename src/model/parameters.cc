@@ -3,17 +3,28 @@
 namespace infinigen {
 namespace {
 
+const LayerSpec& SpecOf(const ModelConfig& config, const Parameter& parameter) {
+  return config.specs[static_cast<size_t>(parameter.layer)];
+}
+
 ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) {
-  if (parameter.role == WeightRole::kFinalNorm && !config.final_norm) return {};
-  if (parameter.part == WeightPart::kBias && config.norm != NormKind::kLayer) return {};
-  return {.rows = 1, .cols = config.hidden, .stored = config.norm_affine, .meaning = "hidden"};
+  const bool bias = parameter.part == WeightPart::kBias;
+  if (parameter.role == WeightRole::kQueryNorm || parameter.role == WeightRole::kKeyNorm) {
+    if (bias || !SpecOf(config, parameter).qk_norm) return {};
+    return {.rows = 1, .cols = config.head_dim, .meaning = "head_dim"};
+  }
+  const bool final = parameter.role == WeightRole::kFinalNorm;
+  if (final && !config.final_norm) return {};
+  const NormSpec& norm = final ? *config.final_norm : SpecOf(config, parameter).norm;
+  if (bias && norm.kind != NormKind::kLayer) return {};
+  return {.rows = 1, .cols = config.hidden, .stored = norm.affine, .meaning = "hidden"};
 }
 
 // Of the weight of a linear map or a table; rows are outputs.
-ParameterShape MatrixShape(const ModelConfig& config, WeightRole role) {
+ParameterShape MatrixShape(const ModelConfig& config, const Parameter& parameter) {
   const int64_t hidden = config.hidden, ffn = config.ffn;
   const int64_t q_size = config.heads * config.head_dim, kv_size = config.kv_heads * config.head_dim;
-  switch (role) {
+  switch (parameter.role) {
     case WeightRole::kEmbedding:
       return {config.vocab, config.embed_dim, true, "vocab × embedding width"};
     case WeightRole::kLmHead:
@@ -35,7 +46,7 @@ ParameterShape MatrixShape(const ModelConfig& config, WeightRole role) {
     case WeightRole::kOutput:
       return {hidden, q_size, true, "hidden × heads·head_dim"};
     case WeightRole::kGate:
-      if (config.mlp != MlpKind::kGatedSilu) return {};
+      if (!SpecOf(config, parameter).mlp.gated) return {};
       return {ffn, hidden, true, "ffn × hidden"};
     case WeightRole::kUp:
       return {ffn, hidden, true, "ffn × hidden"};
@@ -43,23 +54,26 @@ ParameterShape MatrixShape(const ModelConfig& config, WeightRole role) {
       return {hidden, ffn, true, "hidden × ffn"};
     case WeightRole::kAttentionNorm:
     case WeightRole::kMlpNorm:
+    case WeightRole::kQueryNorm:
+    case WeightRole::kKeyNorm:
     case WeightRole::kFinalNorm:
       break;
   }
   CHECK(false);
 }
 
-bool HasBias(const ModelConfig& config, WeightRole role) {
-  switch (role) {
+bool HasBias(const ModelConfig& config, const Parameter& parameter) {
+  switch (parameter.role) {
     case WeightRole::kQuery:
     case WeightRole::kKey:
     case WeightRole::kValue:
+      return SpecOf(config, parameter).qkv_bias;
     case WeightRole::kOutput:
-      return config.attention_bias;
+      return SpecOf(config, parameter).o_bias;
     case WeightRole::kGate:
     case WeightRole::kUp:
     case WeightRole::kDown:
-      return config.mlp_bias;
+      return SpecOf(config, parameter).mlp.bias;
     default:
       return false;
   }
@@ -69,9 +83,9 @@ bool HasBias(const ModelConfig& config, WeightRole role) {
 
 ParameterShape ExpectedShape(const ModelConfig& config, const Parameter& parameter) {
   if (IsNorm(parameter.role)) return NormShape(config, parameter);
-  const ParameterShape matrix = MatrixShape(config, parameter.role);
+  const ParameterShape matrix = MatrixShape(config, parameter);
   if (parameter.part == WeightPart::kWeight) return matrix;
-  if (!matrix || !HasBias(config, parameter.role)) return {};
+  if (!matrix || !HasBias(config, parameter)) return {};
   return {.rows = 1, .cols = matrix.rows, .meaning = "outputs of its matrix"};
 }
 

@@ -23,7 +23,9 @@ enum class WeightRole : uint8_t {
   kKey,
   kValue,
   kOutput,
-  kGate,  // gated MLPs only
+  kQueryNorm,  // layers that norm queries and keys only
+  kKeyNorm,    // likewise
+  kGate,       // gated MLPs only
   kUp,
   kDown,
   // One per model again.
@@ -34,7 +36,8 @@ enum class WeightPart : uint8_t { kWeight, kBias };
 
 constexpr bool IsPerLayer(WeightRole role) { return role >= WeightRole::kAttentionNorm && role <= WeightRole::kDown; }
 constexpr bool IsNorm(WeightRole role) {
-  return role == WeightRole::kAttentionNorm || role == WeightRole::kMlpNorm || role == WeightRole::kFinalNorm;
+  return role == WeightRole::kAttentionNorm || role == WeightRole::kMlpNorm || role == WeightRole::kQueryNorm ||
+         role == WeightRole::kKeyNorm || role == WeightRole::kFinalNorm;
 }
 
 struct Parameter {

@@ -26,8 +26,8 @@ struct Linear {
 };
 
 struct NormWeights {
-  ConstTensor weight;  // [1][hidden], f32
-  ConstTensor bias;    // [1][hidden], f32; null for RMS norms
+  ConstTensor weight;  // [1][n], f32; n is hidden, or head_dim in norms of queries and keys
+  ConstTensor bias;    // [1][n], f32; null for RMS norms
 
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
@@ -35,13 +35,15 @@ struct NormWeights {
 struct LayerWeights {
   NormWeights attention_norm;
   NormWeights mlp_norm;
-  Linear q;     // [heads · head_dim][hidden]
-  Linear k;     // [kv_heads · head_dim][hidden]
-  Linear v;     // [kv_heads · head_dim][hidden]
-  Linear o;     // [hidden][heads · head_dim]
-  Linear gate;  // [ffn][hidden]; null unless the MLP is gated
-  Linear up;    // [ffn][hidden]; OPT's fc1
-  Linear down;  // [hidden][ffn]; OPT's fc2
+  Linear q;            // [heads · head_dim][hidden]
+  Linear k;            // [kv_heads · head_dim][hidden]
+  Linear v;            // [kv_heads · head_dim][hidden]
+  Linear o;            // [hidden][heads · head_dim]
+  NormWeights q_norm;  // [1][head_dim], no bias; null unless queries and keys are normed
+  NormWeights k_norm;  // likewise
+  Linear gate;         // [ffn][hidden]; null unless the MLP is gated
+  Linear up;           // [ffn][hidden]; OPT's fc1
+  Linear down;         // [hidden][ffn]; OPT's fc2
 };
 
 // What the views of a Weights point into. Held by pointer, so that moving a Weights moves no buffer's allocator.

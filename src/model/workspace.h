@@ -21,6 +21,7 @@ struct WorkspaceShape {
   const ModelConfig& config;
   const PoolOptions& pool;
   const KvMethod& method;
+  OwnedHeads owned;  // pool.layout.kv_heads are its KV heads
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
@@ -28,7 +29,11 @@ struct WorkspaceShape {
   bool fetches = false;  // selected entries come from there
 
   // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
-  DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
+  DType guess_type() const {
+    return config.specs.front().norm_placement == NormPlacement::kBefore ? activation : DType::kF32;
+  }
+  int64_t query_width() const { return owned.heads * config.head_dim; }
+  int64_t key_width() const { return owned.kv_heads * config.head_dim; }
 
   // Tokens of any call.
   int64_t tokens() const { return std::max(max_batch, chunk); }
@@ -40,15 +45,15 @@ struct WorkspaceShape {
   int64_t bounds_layers() const {
     return method.select == SelectKind::kQuest ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
   }
-  PageBoundsLayout bounds_layout() const { return {.kv_heads = config.kv_heads, .head_dim = config.head_dim}; }
+  PageBoundsLayout bounds_layout() const { return {.kv_heads = owned.kv_heads, .head_dim = config.head_dim}; }
   SketchLayout sketch_layout() const {
-    return {.type = method.sketch_type, .kv_heads = config.kv_heads, .dims = method.sketch_dims};
+    return {.type = method.sketch_type, .kv_heads = owned.kv_heads, .dims = method.sketch_dims};
   }
   // Sketches, or page bounds, of one sequence in one layer.
   size_t slot_sketch_bytes() const {
-    return static_cast<size_t>(config.kv_heads) * (method.select == SelectKind::kQuest
-                                                       ? bounds_layout().head_bytes(pool.max_tokens)
-                                                       : sketch_layout().head_bytes(sketch_rows()));
+    return static_cast<size_t>(owned.kv_heads) * (method.select == SelectKind::kQuest
+                                                      ? bounds_layout().head_bytes(pool.max_tokens)
+                                                      : sketch_layout().head_bytes(sketch_rows()));
   }
   size_t sketch_bytes() const {
     return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
@@ -59,7 +64,7 @@ struct WorkspaceShape {
                                                : sketch_layout().head_bytes(kExtentTokens);
   }
   size_t extent_sketch_bytes() const {
-    return static_cast<size_t>((sketch_layers() + bounds_layers()) * config.kv_heads) * head_extent_sketch_bytes();
+    return static_cast<size_t>((sketch_layers() + bounds_layers()) * owned.kv_heads) * head_extent_sketch_bytes();
   }
   // Rows of the longest sequence in layers that evict.
   int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
@@ -99,7 +104,7 @@ struct WorkspaceShape {
   }
   // Of one layer; the next one's entries are as well aligned as its own.
   size_t near_layer_bytes() const {
-    return (static_cast<size_t>(pool.max_sequences * config.kv_heads) * near_list_bytes() + 255) / 256 * 256;
+    return (static_cast<size_t>(pool.max_sequences * owned.kv_heads) * near_list_bytes() + 255) / 256 * 256;
   }
   size_t near_bytes() const { return static_cast<size_t>(near_layers()) * near_layer_bytes(); }
   // Rows of the longest sequence in layers with sketches.
@@ -111,12 +116,12 @@ struct Workspace {
   Tensor step_residual;  // [max_batch][hidden] f32
   Tensor normed;         // [T][hidden]
   Tensor narrow;         // [T][embed_dim], models with projections only
-  Tensor q;              // [T][heads·head_dim]
+  Tensor q;              // [T][heads·head_dim], owned heads here and below
   Tensor k, v;           // [T][kv_heads·head_dim]
   Tensor mixed;          // [T][heads·head_dim], attention's output
-  Tensor gate, up;       // [T][ffn]; gate only where the MLP is gated
-  Tensor rope;           // [T][head_dim] f32: cosines, sines
-  Tensor frequencies;    // [1][head_dim/2] f32
+  Tensor gate, up;       // [T][ffn]; gate only where an MLP is gated
+  Tensor rope;           // [ropes·T][head_dim] f32: cosines, sines; one table after the other
+  Tensor frequencies;    // [ropes][head_dim/2] f32
   Tensor logits;         // [max(max_batch, kLogitRows)][vocab] f32
 
   int32_t* ids = nullptr;        // [T]

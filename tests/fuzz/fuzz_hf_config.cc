@@ -1,6 +1,7 @@
 // Any bytes as config.json and as generation_config.json: a result, and sizes whose products fit.
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 #include "base/check.h"
@@ -21,6 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   int64_t product = 0;
   CHECK(!__builtin_mul_overflow(config->heads * config->head_dim, config->hidden, &product));
   CHECK(!__builtin_mul_overflow(product, config->layers * 4, &product));
-  CHECK(config->rope.factor > 0 && config->rope.theta > 0);
+  CHECK(std::ssize(config->specs) == config->layers && CheckSupported(*config).ok());
+  for (const RopeConfig& rope : config->ropes) CHECK(rope.factor > 0 && rope.base > 0);
   return 0;
 }

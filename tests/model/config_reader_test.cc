@@ -44,12 +44,12 @@ TEST(ConfigReader, ReadsLlama) {
   EXPECT_EQ(config->ffn, 6);
   EXPECT_EQ(config->kv_heads, 1);
   EXPECT_EQ(config->head_dim, 2);
-  EXPECT_EQ(config->norm_eps, 1e-5f);
+  EXPECT_EQ(config->specs[0].norm.eps, 1e-5f);
   EXPECT_TRUE(config->tied_embeddings);
   EXPECT_EQ(config->dtype, DType::kF32);
   EXPECT_THAT(config->eos_ids, ElementsAre(2));
   EXPECT_EQ(config->bos_id, 1);
-  EXPECT_EQ(config->rope, RopeConfig{});
+  EXPECT_THAT(config->ropes, ElementsAre(RopeConfig{}));
 }
 
 TEST(ConfigReader, DefaultsAreThoseOfTransformers) {
@@ -61,15 +61,15 @@ TEST(ConfigReader, DefaultsAreThoseOfTransformers) {
   ASSERT_TRUE(config.ok()) << MessageOf(config);
   EXPECT_EQ(config->kv_heads, 2);
   EXPECT_FALSE(config->tied_embeddings);
-  EXPECT_EQ(config->norm_eps, 1e-6f);
-  EXPECT_EQ(config->rope.theta, 10000.0);
+  EXPECT_EQ(config->specs[0].norm.eps, 1e-6f);
+  EXPECT_EQ(config->ropes[0].base, 10000.0);
   EXPECT_TRUE(config->eos_ids.empty());
 
   const Result<ModelConfig> opt = Parse(Opt());
   ASSERT_TRUE(opt.ok()) << MessageOf(opt);
   EXPECT_TRUE(opt->tied_embeddings);
-  EXPECT_TRUE(opt->attention_bias);
-  EXPECT_TRUE(opt->pre_norm);
+  EXPECT_TRUE(opt->specs[0].qkv_bias && opt->specs[1].o_bias);
+  EXPECT_EQ(opt->specs[0].norm_placement, NormPlacement::kBefore);
   EXPECT_EQ(opt->embed_dim, 8);
   EXPECT_EQ(opt->head_dim, 4);
 }
@@ -124,7 +124,7 @@ TEST(ConfigReader, ReadsPublishedFiles) {
     "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256})",
                                                      "config.json");
   ASSERT_EQ(MessageOf(llama), "");
-  EXPECT_EQ(llama->rope, (RopeConfig{500000.0, RopeScaling::kLlama3, 32.0, 1.0, 4.0, 8192}));
+  EXPECT_EQ(llama->ropes[0], (RopeConfig{500000.0, RopeScaling::kLlama3, 32.0, 1.0, 4.0, 8192}));
   EXPECT_THAT(llama->eos_ids, ElementsAre(128001, 128008, 128009));
 }
 
@@ -199,13 +199,13 @@ TEST(ModelConfigRope, OldAndNewSpellingSayTheSame) {
   const Result<ModelConfig> from_new = WithRope("rope_parameters", new_way);
   ASSERT_TRUE(from_old.ok()) << MessageOf(from_old);
   ASSERT_TRUE(from_new.ok()) << MessageOf(from_new);
-  EXPECT_EQ(from_old->rope, from_new->rope);
-  EXPECT_EQ(from_new->rope, (RopeConfig{500000.0, RopeScaling::kLlama3, 8.0, 1.0, 4.0, 32}));
+  EXPECT_EQ(from_old->ropes[0], from_new->ropes[0]);
+  EXPECT_EQ(from_new->ropes[0], (RopeConfig{500000.0, RopeScaling::kLlama3, 8.0, 1.0, 4.0, 32}));
 
   const Result<ModelConfig> linear = WithRope("rope_scaling", {{"type", "linear"}, {"factor", 2}});
   ASSERT_TRUE(linear.ok()) << MessageOf(linear);
-  EXPECT_EQ(linear->rope.scaling, RopeScaling::kLinear);
-  EXPECT_EQ(linear->rope.factor, 2.0);
+  EXPECT_EQ(linear->ropes[0].scaling, RopeScaling::kLinear);
+  EXPECT_EQ(linear->ropes[0].factor, 2.0);
 }
 
 TEST(ModelConfigRope, RefusesByName) {

@@ -13,7 +13,7 @@ namespace {
 
 Weights Small() {
   ModelConfig config = ShapeByName("opt-125m").value();
-  config.layers = 3;
+  config.SetLayers(3, config.specs.front());
   config.hidden = config.embed_dim = 12;
   config.heads = config.kv_heads = 2;
   config.head_dim = 6;
@@ -41,6 +41,7 @@ TEST(ParameterWalk, LeavesOutNoMember) {
 }
 
 TEST(ParameterWalk, VisitsEachPlaceOnceInTheOrderOfRoles) {
+  const ModelConfig config = ShapeByName("opt-125m").value();
   const Weights weights = Small();
   std::set<const void*> places;
   std::set<std::tuple<WeightRole, WeightPart, int64_t>> names;
@@ -54,7 +55,7 @@ TEST(ParameterWalk, VisitsEachPlaceOnceInTheOrderOfRoles) {
     }
     last = parameter.role;
     layer = parameter.layer;
-    EXPECT_EQ(static_cast<bool>(ExpectedShape(ShapeByName("opt-125m").value(), parameter)), static_cast<bool>(view))
+    EXPECT_EQ(static_cast<bool>(ExpectedShape(config, parameter)), static_cast<bool>(view))
         << static_cast<int>(parameter.role);
   });
   EXPECT_EQ(places.count(&weights.layers[2].down.bias), 1u);

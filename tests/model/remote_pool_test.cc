@@ -474,7 +474,7 @@ class WatchedBackend : public ReferenceBackend {
 
 TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
   ModelConfig config = Llama();
-  config.layers = 7;
+  config.SetLayers(7, config.specs.front());
   const RandomModelWithBases model(config, 8, 5);
   for (const double on_device : {0.0, 0.4}) {
     WatchedBackend backend;

@@ -43,10 +43,10 @@ TEST(LoadWeights, ReadsEveryGoldenModel) {
     const Result<Weights> weights = LoadWeights(directory, *config);
     ASSERT_TRUE(weights.ok()) << MessageOf(weights);
     EXPECT_EQ(static_cast<int64_t>(weights->layers.size()), config->layers);
-    EXPECT_EQ(static_cast<bool>(weights->layers[0].gate), config->mlp == MlpKind::kGatedSilu);
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].gate), config->specs[0].mlp.gated);
     EXPECT_EQ(static_cast<bool>(weights->positions), config->positions == PositionKind::kLearned);
-    EXPECT_EQ(static_cast<bool>(weights->final_norm), config->final_norm);
-    EXPECT_EQ(static_cast<bool>(weights->layers[0].q.bias), config->attention_bias);
+    EXPECT_EQ(static_cast<bool>(weights->final_norm), config->final_norm.has_value());
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].q.bias), config->specs[0].qkv_bias);
     EXPECT_EQ(weights->lm_head.weight.data == weights->embedding.data, config->tied_embeddings);
     EXPECT_GE(weights->TotalBytes(), 2 * ParameterCount(*config));
     const Result<GoldenModel> golden = LoadGolden(directory);
@@ -264,7 +264,7 @@ bool SameBytes(const WeightView& a, const WeightView& b) {
 
 ModelConfig SmallShape() {
   ModelConfig config = ShapeByName("llama-3.2-1b").value();
-  config.layers = 2;
+  config.SetLayers(2, config.specs.front());
   config.hidden = 256;
   config.ffn = 512;
   config.vocab = 3001;
@@ -328,7 +328,7 @@ TEST(RandomWeights, StayWhatTheyWere) {
   EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
 
   ModelConfig opt = ShapeByName("opt-125m").value();
-  opt.layers = 2;
+  opt.SetLayers(2, opt.specs.front());
   opt.hidden = 96;
   opt.heads = opt.kv_heads = 3;
   opt.head_dim = 32;
@@ -338,26 +338,28 @@ TEST(RandomWeights, StayWhatTheyWere) {
   opt.max_positions = 40;
   EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0xea93620c80a304b5u);
   EXPECT_EQ(ParameterCount(opt), 143152);
-  opt.norm_affine = opt.attention_bias = opt.mlp_bias = opt.tied_embeddings = false;
+  opt.tied_embeddings = false;
+  opt.final_norm->affine = false;
+  for (LayerSpec& spec : opt.specs) spec.norm.affine = spec.qkv_bias = spec.o_bias = spec.mlp.bias = false;
   EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0x87b95db30aa10337u);
   EXPECT_EQ(ParameterCount(opt), 145824);
 
   ModelConfig llama = ShapeByName("llama-2-7b").value();
-  llama.layers = 3;
+  llama.SetLayers(3, llama.specs.front());
   llama.hidden = llama.embed_dim = 64;
   llama.heads = 4;
   llama.kv_heads = 2;
   llama.head_dim = 16;
   llama.ffn = 96;
   llama.vocab = 77;
-  llama.attention_bias = llama.mlp_bias = true;
+  for (LayerSpec& spec : llama.specs) spec.qkv_bias = spec.o_bias = spec.mlp.bias = true;
   EXPECT_EQ(HashOf(*RandomWeights(llama, DType::kF16, 11, 1)), 0xbff40ebb35831c4cu);
   EXPECT_EQ(ParameterCount(llama), 103808);
 }
 
 TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
   ModelConfig config = SmallShape();
-  config.attention_bias = true;
+  for (LayerSpec& spec : config.specs) spec.qkv_bias = true;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const Result<Weights> weights = RandomWeights(config, type, 1, 2);
     ASSERT_TRUE(weights.ok());
@@ -376,6 +378,7 @@ TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
     EXPECT_NEAR(squares / count * static_cast<double>(config.ffn), 1.0, 0.02) << Name(type);
     EXPECT_EQ(weights->final_norm.weight.as<float>()[5], 1.0f);
     EXPECT_TRUE(weights->layers[0].q.bias);
+    EXPECT_FALSE(weights->layers[0].o.bias);
   }
 }
 

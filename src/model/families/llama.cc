@@ -58,12 +58,15 @@ void ReadLlama(FieldReader& fields, ModelConfig& config) {
   config.embed_dim = config.hidden;
   fields.Only("hidden_act", "silu");
   config.tied_embeddings = fields.Bool("tie_word_embeddings", false);
-  config.attention_bias = fields.Bool("attention_bias", false);
-  config.mlp_bias = fields.Bool("mlp_bias", false);
-  config.norm_eps = static_cast<float>(fields.Positive("rms_norm_eps", 1e-6));
   fields.Only("rope_interleaved", false);
   fields.Only("partial_rotary_factor", 1.0);
-  config.rope = ReadRope(fields, config.max_positions);
+  config.ropes = {ReadRope(fields, config.max_positions)};
+  LayerSpec spec = PlainLayer(config.head_dim);
+  spec.qkv_bias = spec.o_bias = fields.Bool("attention_bias", false);
+  spec.mlp.bias = fields.Bool("mlp_bias", false);
+  spec.norm.eps = static_cast<float>(fields.Positive("rms_norm_eps", 1e-6));
+  config.final_norm = spec.norm;
+  config.SetLayers(config.layers, spec);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // OPT: layer norms, learned positions from row 2 on, biases everywhere, a ReLU MLP. OPT-350m alone has its norms after
 // the residual additions, and an embedding narrower than the residual stream.
+#include <algorithm>
+
 #include "model/config_reader.h"
 #include "model/families/families.h"
 
@@ -50,23 +52,27 @@ constexpr PublishedShape kOptShapes[] = {
 void ReadOpt(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("ffn_dim", kMaxFfn);
   config.kv_heads = config.heads;
-  config.head_dim = config.hidden / config.heads;
+  config.head_dim = std::max<int64_t>(1, config.hidden / config.heads);
   if (config.hidden % config.heads != 0 || config.head_dim > kHeadDimLimit)
     fields.Fail(Invalid("{} {} does not divide into num_attention_heads {} of at most {} dimensions",
                         fields.At("hidden_size"), config.hidden, config.heads, kHeadDimLimit));
   fields.Only("activation_function", "relu");
   config.tied_embeddings = fields.Bool("tie_word_embeddings", true);
-  config.attention_bias = config.mlp_bias = fields.Bool("enable_bias", true);
-  config.pre_norm = fields.Bool("do_layer_norm_before", true);
-  const bool no_final_norm = fields.Bool("_remove_final_layer_norm", false);
-  config.final_norm = config.pre_norm && !no_final_norm;
-  config.norm = NormKind::kLayer;
-  config.norm_eps = kOptNormEps;
-  config.norm_affine = fields.Bool("layer_norm_elementwise_affine", true);
   config.embed_dim = fields.Size("word_embed_proj_dim", kMaxHidden, config.hidden);
   config.positions = PositionKind::kLearned;
   config.position_offset = kOptPositionOffset;
-  config.mlp = MlpKind::kRelu;
+  LayerSpec spec = PlainLayer(config.head_dim);
+  spec.rope = LayerSpec::kNoRope;
+  spec.qkv_bias = spec.o_bias = fields.Bool("enable_bias", true);
+  spec.norm = {
+      .kind = NormKind::kLayer, .eps = kOptNormEps, .affine = fields.Bool("layer_norm_elementwise_affine", true)};
+  const bool norms_before = fields.Bool("do_layer_norm_before", true);
+  spec.norm_placement = norms_before ? NormPlacement::kBefore : NormPlacement::kAfterResidual;
+  spec.mlp = {.gated = false, .activation = Activation::kRelu, .bias = spec.o_bias};
+  config.final_norm.reset();
+  if (const bool removed = fields.Bool("_remove_final_layer_norm", false); norms_before && !removed)
+    config.final_norm = spec.norm;
+  config.SetLayers(config.layers, spec);
 }
 
 }  // namespace

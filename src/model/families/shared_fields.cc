@@ -1,4 +1,5 @@
 // Fields that several families have in common.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -26,7 +27,7 @@ Result<RopeConfig> ParseRope(const json& object, const std::string& path, const 
   FieldReader fields(object, path, name + ".");
   RopeConfig rope;
   const std::string type = RopeType(fields);
-  rope.theta = fields.Positive("rope_theta", theta);
+  rope.base = fields.Positive("rope_theta", theta);
   fields.Only("partial_rotary_factor", 1.0);
   if (type == "linear") {
     rope.scaling = RopeScaling::kLinear;
@@ -60,7 +61,7 @@ void ReadGroupedHeads(FieldReader& fields, ModelConfig& config) {
   if (!fields.Has("head_dim") && config.hidden % config.heads != 0)
     fields.Fail(Invalid("{} {} is not a multiple of num_attention_heads {}, and head_dim is not given",
                         fields.At("hidden_size"), config.hidden, config.heads));
-  config.head_dim = fields.Size("head_dim", kHeadDimLimit, config.hidden / config.heads);
+  config.head_dim = fields.Size("head_dim", kHeadDimLimit, std::max<int64_t>(1, config.hidden / config.heads));
   if (config.head_dim % 2 != 0 || config.head_dim > kHeadDimLimit)
     fields.Fail(Invalid("{} is {}, expected an even number up to {} (RoPE turns pairs)", fields.At("head_dim"),
                         config.head_dim, kHeadDimLimit));
@@ -68,7 +69,7 @@ void ReadGroupedHeads(FieldReader& fields, ModelConfig& config) {
 
 RopeConfig ReadRope(FieldReader& fields, int64_t max_positions) {
   RopeConfig rope;
-  const double theta = rope.theta = fields.Positive("rope_theta", rope.theta);
+  const double theta = rope.base = fields.Positive("rope_theta", rope.base);
   const char* spelling_seen = nullptr;
   for (const char* spelling : {"rope_scaling", "rope_parameters"}) {
     const json* object = fields.Get(spelling);
@@ -83,9 +84,9 @@ RopeConfig ReadRope(FieldReader& fields, int64_t max_positions) {
     rope = *parsed;
     spelling_seen = spelling;
   }
-  if (fields.Has("rope_theta") && rope.theta != theta)
+  if (fields.Has("rope_theta") && rope.base != theta)
     fields.Fail(
-        Invalid("{} is {}, but the rope_theta of rope_parameters is {}", fields.At("rope_theta"), theta, rope.theta));
+        Invalid("{} is {}, but the rope_theta of rope_parameters is {}", fields.At("rope_theta"), theta, rope.base));
   return rope;
 }
 
