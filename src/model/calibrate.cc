@@ -34,7 +34,7 @@ class Spread {
     }
   }
 
-  // Of a layer with this RoPE table; the rows themselves are the only copy where the layer does not rotate.
+  // A layer that does not rotate has one copy: the rows themselves.
   int64_t copies(int32_t rope) const { return rope == LayerSpec::kNoRope ? 1 : std::ssize(offsets_); }
 
   // Rows [first_row, …) as copy `copy` has them.

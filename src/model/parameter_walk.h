@@ -62,7 +62,7 @@ class ParameterWalk {
       return Ok();
     }
   }
-  // Of a Linear or NormWeights.
+  // `pair` is a Linear or NormWeights.
   template <class Pair>
   Status Both(WeightRole role, int64_t layer, Pair& pair) {
     RETURN_IF_ERROR(One(role, WeightPart::kWeight, layer, pair.weight));

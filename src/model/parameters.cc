@@ -1,9 +1,14 @@
 #include "model/parameters.h"
 
+#include <iterator>
+
+#include "base/check.h"
+
 namespace infinigen {
 namespace {
 
 const LayerSpec& SpecOf(const ModelConfig& config, const Parameter& parameter) {
+  CHECK(parameter.layer >= 0 && parameter.layer < std::ssize(config.specs));
   return config.specs[static_cast<size_t>(parameter.layer)];
 }
 
@@ -20,7 +25,7 @@ ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) 
   return {.rows = 1, .cols = config.hidden, .stored = norm.affine, .meaning = "hidden"};
 }
 
-// Of the weight of a linear map or a table; rows are outputs.
+// The weight of a linear map (rows are outputs) or a table.
 ParameterShape MatrixShape(const ModelConfig& config, const Parameter& parameter) {
   const int64_t hidden = config.hidden, ffn = config.ffn;
   const int64_t q_size = config.heads * config.head_dim, kv_size = config.kv_heads * config.head_dim;

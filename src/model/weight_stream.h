@@ -1,9 +1,10 @@
-// Matrices of layers that do not fit on the device: in host memory, brought over the link while other layers compute.
+// WeightStream: matrices of layers that do not fit on the device. They stay in host memory and are copied over the link
+// while other layers compute.
 //
-// The streamed layers are spread evenly over the depth, so that one is on its way while the resident ones between two
-// of them compute. Each is one block: one move. Two places on the device take turns; whoever is asked for and is not
-// there is brought then, so any order of layers works, and the order of a forward pass works ahead of time. Norms and
-// biases stay on the device. Called by the decoder only.
+// The streamed layers are spread evenly over the depth, so that one is copied while the resident layers between two of
+// them compute. The matrices of a layer are one block, which is one copy. The device has two places for blocks, used in
+// turn. In the order of a forward pass a layer's block is prefetched; a layer that is asked for and is not there is
+// copied then, so any order of layers works. Norms and biases stay on the device. Called by the decoder only.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +36,7 @@ void VisitMatrices(LayerWeights& layer, Visit&& visit) {
     if constexpr (std::is_same_v<decltype(view), WeightView&>) visit(view);
   });
 }
-// Of a matrix in a block: each starts at a multiple of 256.
+// Bytes that a matrix takes in a block, where each starts at a multiple of 256.
 inline size_t MatrixBytes(const WeightView& matrix) { return (static_cast<size_t>(matrix.bytes()) + 255) / 256 * 256; }
 inline size_t BlockBytes(LayerWeights layer) {
   size_t bytes = 0;
@@ -48,8 +49,8 @@ class WeightStream {
  public:
   explicit WeightStream(B& backend) : backend_(backend) {}
 
-  // Of `layers`, whose matrices are still where they were loaded. Those that are streamed are copied to memory of the
-  // link, and are to be had from Use alone.
+  // `layers` have their matrices where they were loaded. Those of streamed layers are copied to host memory that the
+  // link reads fast; their views have no address from here on, except in what Use returns.
   Status Start(std::span<LayerWeights> layers, double on_device) {
     const auto count = static_cast<int64_t>(layers.size());
     blocks_.resize(layers.size());
@@ -99,7 +100,7 @@ class WeightStream {
     return weights;
   }
 
-  // Compute is through with the layer: the next one that is not here comes in its place.
+  // Compute has enqueued its last use of the layer: the next streamed layer that is not on the device takes its place.
   void Done(LayerId layer) {
     if (!streams(layer)) return;
     const size_t place = Find(layer.value());
@@ -118,7 +119,7 @@ class WeightStream {
     int32_t layer = -1;
     Ticket arrived, free;
     uint64_t used = 0;
-    bool in_use = false;  // since the latest Done: compute may read it still
+    bool in_use = false;  // used since its latest Done, so compute may still read it
   };
 
   size_t Find(int32_t layer) const {
@@ -128,7 +129,7 @@ class WeightStream {
   }
   size_t Oldest() const { return places_[0].used <= places_[1].used ? 0 : 1; }
 
-  // In place of a layer that is not Done: the prompt that was in the middle of it brings it again.
+  // The layer that had the place may not be Done: the prompt in the middle of it copies it again.
   void BringNow(int32_t layer, size_t place) {
     Place& at = places_[place];
     if (std::exchange(at.in_use, false)) at.free = backend_.Record(Queue::kCompute);

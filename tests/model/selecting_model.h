@@ -1,7 +1,8 @@
-// A second, independent forward pass with selection and eviction, in plain loops over std::vector: what the guess is
-// made of, how it is rotated, skewed and shared by a group of heads; who is alive, by position in a map, without rows
-// or books. Scoring and choosing are the definitions of kv/. Each of the mistakes that the guess and the eviction have
-// seen in published code can be switched on, to show that a test would notice it.
+// A second, independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code
+// with the decoder for the guess, its rotation, its basis and the groups of heads, nor for every field of a layer.
+// Which entries live is a map from positions to marks, without rows or books. Scoring and choosing are the definitions
+// of kv/. Each mistake that published code made with guess or eviction can be switched on, to show that a test would
+// notice it.
 #pragma once
 
 #include <cmath>
@@ -45,7 +46,7 @@ class SelectingModel {
     for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
   }
 
-  // Of a sequence that will have so many tokens, the first `prompt` of them not as steps.
+  // The sequence will have `final_tokens` tokens; the first `prompt` of them are a prefill, the others steps.
   void Limit(int64_t final_tokens, int64_t prompt) {
     quota_ = method_.Quota(final_tokens);
     prompt_ = prompt;
@@ -71,7 +72,7 @@ class SelectingModel {
 
   bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))); }
 
-  // Who goes is found by walking over everybody alive.
+  // Finds each victim by a walk over all live positions.
   void Evict(std::map<int64_t, float>& alive, int64_t coming, int64_t room) {
     while (static_cast<int64_t>(alive.size()) > room) {
       const int64_t half = quota_ / 2, sinks = std::min<int64_t>(method_.rule.sinks, quota_ - half - 1);
@@ -122,9 +123,10 @@ class SelectingModel {
     Welcome(i, select);
     Vector guess = q;
     if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
-      guess = method_.from == GuessSource::kPrevStep
-                  ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first has nobody to guess about
-                  : HeadNorm(i, w.q_norm, Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in));
+      guess =
+          method_.from == GuessSource::kPrevStep
+              ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first token attends to itself alone
+              : HeadNorm(i, w.q_norm, Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in));
       if (!mistakes_.unrotated) guess = Rotated(i, guess);
     }
     layer.last_query = plain_query;

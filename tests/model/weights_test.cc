@@ -294,7 +294,7 @@ class BytesHash {
     for (const std::byte* at = view.data; at != view.data + view.bytes(); ++at)
       value_ = (value_ ^ static_cast<uint8_t>(*at)) * 0x100000001b3u;
   }
-  // Of a Linear or NormWeights.
+  // `pair` is a Linear or NormWeights.
   template <class Pair>
   void Add(const Pair& pair) {
     AddView(pair.weight);
