@@ -64,8 +64,9 @@ std::string_view ScalingName(RopeScaling scaling) {
 
 Json PositionsJson(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return {{"kind", "learned"}, {"offset", config.position_offset}};
-  const RopeConfig& rope = config.rope;
-  Json json = {{"kind", "rope"}, {"theta", rope.theta}, {"scaling", ScalingName(rope.scaling)}};
+  if (config.ropes.empty()) return {{"kind", "none"}};
+  const RopeConfig& rope = config.ropes.front();
+  Json json = {{"kind", "rope"}, {"theta", rope.base}, {"scaling", ScalingName(rope.scaling)}};
   if (rope.scaling != RopeScaling::kNone) json["factor"] = rope.factor;
   if (rope.scaling == RopeScaling::kLlama3) {
     json["low_freq_factor"] = rope.low_freq_factor;
@@ -110,7 +111,7 @@ Json InspectJson(const Inspection& model, bool tensors) {
   for (const auto& [name, type] : model.types) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
   for (const StoreType type : kStoreTypes) kv[std::string(Name(type))] = KvBytesPerToken(config, type);
   Json json = {{"name", config.name},
-               {"arch", Name(config.architecture)},
+               {"arch", config.family_name()},
                {"params", ParameterCount(config)},
                {"layers", config.layers},
                {"hidden", config.hidden},
@@ -135,8 +136,9 @@ Json InspectJson(const Inspection& model, bool tensors) {
 
 std::string PositionsText(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return "learned";
-  const RopeConfig& rope = config.rope;
-  std::string text = fmt::format("rope, theta {}", rope.theta);
+  if (config.ropes.empty()) return "none";
+  const RopeConfig& rope = config.ropes.front();
+  std::string text = fmt::format("rope, theta {}", rope.base);
   if (rope.scaling != RopeScaling::kNone)
     text += fmt::format(", {} scaling by {}", ScalingName(rope.scaling), rope.factor);
   if (rope.scaling == RopeScaling::kLlama3)
@@ -162,7 +164,7 @@ std::string InspectText(const Inspection& model, bool tensors) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{:<14}{}\n", name, OneLine(value));
   };
-  line("model", fmt::format("{} ({})", config.name, Name(config.architecture)));
+  line("model", fmt::format("{} ({})", config.name, config.family_name()));
   line("parameters",
        fmt::format("{:.1f} M ({})", static_cast<double>(ParameterCount(config)) / 1e6, ParameterCount(config)));
   line("layers", fmt::format("{}, hidden {}, ffn {}", config.layers, config.hidden, config.ffn));

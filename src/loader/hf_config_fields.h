@@ -1,5 +1,5 @@
 // Fields of config.json that do not change what a trained model computes, and a reader of JSON objects that remembers
-// which fields were looked at. For hf_config.cc only.
+// which fields were looked at. For the readers of config.json (model/config_reader.cc, model/families/).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,10 @@ class FieldReader {
   // `path` and `prefix` ("rope_scaling.") are for messages. `object` is an object and outlives the reader.
   FieldReader(const nlohmann::json& object, std::string path, std::string prefix = "");
 
+  const std::string& path() const { return path_; }
   bool Has(const char* name) const;
+  // The field was looked at before.
+  bool Seen(const char* name) const { return seen_.count(name) != 0; }
   // Looked at, whatever it holds; null when absent.
   const nlohmann::json* Get(const char* name);
 
@@ -42,7 +45,7 @@ class FieldReader {
   void Fail(Error error);
   // For messages: "path: field 'prefix.name'".
   std::string At(std::string_view name) const;
-  // Every field that nobody looked at and that `harmless` does not know, refused by name.
+  // Refuses by name every field that was not looked at and that `harmless` does not know.
   void RefuseUnknown(bool (*harmless)(std::string_view));
 
   Status status() const;

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "loader/json_stream.h"
+#include "loader/tensor_source.h"
 
 namespace infinigen {
 namespace {
@@ -263,15 +264,11 @@ Result<std::string_view> HeaderText(std::span<const std::byte> file, const std::
 
 }  // namespace
 
-std::optional<DType> TensorEntry::type() const {
-  if (dtype == "F32") return DType::kF32;
-  if (dtype == "F16") return DType::kF16;
-  if (dtype == "BF16") return DType::kBF16;
+std::optional<WeightType> TensorEntry::type() const {
+  if (dtype == "F32") return WeightType::kF32;
+  if (dtype == "F16") return WeightType::kF16;
+  if (dtype == "BF16") return WeightType::kBF16;
   return std::nullopt;
-}
-
-std::string FormatShape(std::span<const int64_t> shape) {
-  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ","));
 }
 
 Result<std::vector<TensorEntry>> ParseSafetensorsHeader(std::span<const std::byte> file, const std::string& path,
