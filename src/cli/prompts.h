@@ -21,9 +21,8 @@ struct PromptSpec {
 };
 
 // One JSON value a line: "text", [1,2,3], {"prompt": "text"} or {"prompt_ids": [1,2,3]}; an object may also hold "n"
-// (as
-// --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path` is used in
-// messages only.
+// (as --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path` is used
+// in messages only.
 Result<std::vector<PromptSpec>> ParsePromptLines(std::string_view text, const std::string& path);
 
 // The whole of a file, a pipe, or standard input ("-"), as bytes.

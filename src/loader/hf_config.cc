@@ -1,13 +1,14 @@
 #include "loader/hf_config.h"
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "base/mmap_file.h"
+#include "json/fields.h"
+#include "json/tree.h"
 #include "loader/hf_config_fields.h"
 
 namespace infinigen {
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;  // real files have about 1 KiB
-constexpr int kMaxConfigDepth = 16;
+constexpr size_t kMaxConfigDepth = 16;
 
 // Far above any model, and small enough that layers · hidden · heads · head_dim, the largest product anywhere, stays
 // below 2^60.
@@ -27,25 +28,10 @@ constexpr int64_t kMaxLayers = int64_t{1} << 12;
 constexpr int64_t kMaxHeads = int64_t{1} << 14;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-// A tree of the whole text. Depth is bounded, since only small nesting has a meaning here.
 Result<json> ParseTree(std::string_view text, const std::string& path) {
-  if (text.find('\0') != std::string_view::npos)
-    return Invalid("{}: invalid JSON: zero byte at byte {}", path, text.find('\0'));
-  bool too_deep = false;
-  const json::parser_callback_t bound_depth = [&](int depth, json::parse_event_t, json&) {
-    too_deep = too_deep || depth > kMaxConfigDepth;
-    return depth <= kMaxConfigDepth;
-  };
-  try {
-    json tree = json::parse(text.begin(), text.end(), bound_depth);
-    if (too_deep) return Invalid("{}: JSON nested deeper than {}", path, kMaxConfigDepth);
-    if (!tree.is_object()) return Invalid("{}: expected a JSON object, found {}", path, tree.type_name());
-    return tree;
-  } catch (const json::parse_error& reason) {
-    return Invalid("{}: invalid JSON near byte {}", path, reason.byte);
-  } catch (const std::exception& reason) {
-    return Invalid("{}: invalid JSON: {}", path, reason.what());
-  }
+  ASSIGN_OR_RETURN(json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  if (!tree.is_object()) return Invalid("{}: expected a JSON object, found {}", path, tree.type_name());
+  return tree;
 }
 
 // The type of a rope object: `rope_type`, or `type` before transformers 4.43. Some versions write both.

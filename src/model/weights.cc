@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "loader/json_stream.h"
+#include "base/utf8.h"
 #include "loader/weight_map.h"
 
 namespace infinigen {

@@ -55,7 +55,7 @@ inline constexpr int64_t kMostLoggedTokens = 262'144;
 // Of all such answers that are queued or under way: four of the largest.
 inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
 // Nesting of a body: nothing of the API needs more than a handful.
-inline constexpr int kMostDepth = 32;
+inline constexpr size_t kMostDepth = 32;
 
 // `kv` of a request; absent fields are the server's.
 struct KvWish {

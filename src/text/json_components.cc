@@ -4,13 +4,23 @@
 #include <optional>
 #include <utility>
 
-#include "text/json_fields.h"
-#include "text/unicode.h"
+#include "base/utf8.h"
+#include "json/fields.h"
 
 namespace infinigen {
 namespace {
 
 using nlohmann::json;
+
+// `name` names the object in messages: "pre_tokenizer Split".
+FieldReader Part(const json& object, std::string name) {
+  return FieldReader(object, std::move(name), "", FieldWording::kPlain);
+}
+
+Status Finish(FieldReader& fields) {
+  fields.RefuseUnknown();
+  return fields.status();
+}
 
 std::string TypeOf(const json& component) {
   if (!component.is_object()) return {};
@@ -20,7 +30,7 @@ std::string TypeOf(const json& component) {
 }
 
 Error UnknownType(const char* section, const std::string& type) {
-  return Unsupported("{} type '{}' is not supported", section, type.substr(0, 64));
+  return Unsupported("{} type {} is not supported", section, Quoted(type, 64));
 }
 
 // Calls parse(component) for each of a Sequence, however nested, or for the one component there is; null is none.
@@ -28,11 +38,11 @@ template <class Parse>
 Status ForEachComponent(const json& component, const char* section, const char* list_key, Parse&& parse) {
   if (component.is_null()) return Ok{};
   if (TypeOf(component) != "Sequence") return parse(component);
-  JsonFields fields(component, fmt::format("{} Sequence", section));
+  FieldReader fields = Part(component, fmt::format("{} Sequence", section));
   fields.Ignore("type");
   const json* list = fields.Find(list_key);
   if (list == nullptr || !list->is_array()) return Invalid("{} Sequence: field '{}' must be a list", section, list_key);
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   for (const json& item : *list) RETURN_IF_ERROR(ForEachComponent(item, section, list_key, parse));
   return Ok{};
 }
@@ -68,7 +78,7 @@ Status CheckGrowth(const std::vector<Step>& steps, const char* section) {
 Status AppendNormalizer(const json& component, std::vector<NormalizerStep>& steps) {
   using Kind = NormalizerStep::Kind;
   const std::string type = TypeOf(component);
-  JsonFields fields(component, "normalizer " + type);
+  FieldReader fields = Part(component, "normalizer " + type);
   fields.Ignore("type");
   NormalizerStep step;
   if (type == "NFC") {
@@ -83,7 +93,7 @@ Status AppendNormalizer(const json& component, std::vector<NormalizerStep>& step
     step.kind = Kind::kLowercase;
   } else if (type == "Prepend") {
     step.kind = Kind::kPrepend;
-    step.content = fields.Text("prepend", true);
+    step.content = fields.RequiredString("prepend");
   } else if (type == "Strip") {
     step.kind = Kind::kStrip;
     step.strip_left = fields.Bool("strip_left", true);
@@ -94,11 +104,11 @@ Status AppendNormalizer(const json& component, std::vector<NormalizerStep>& step
     if (!pattern || pattern->regex)
       return Unsupported("normalizer Replace: only a non-empty String pattern is supported");
     step.pattern = pattern->text;
-    step.content = fields.Text("content", true);
+    step.content = fields.RequiredString("content");
   } else {
     return UnknownType("normalizer", type);
   }
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   if (step.kind == Kind::kPrepend && step.content.size() > 256) return Unsupported("normalizer Prepend: too long");
   steps.push_back(std::move(step));
   return CheckGrowth(steps, "normalizer");
@@ -114,12 +124,11 @@ std::optional<SplitBehavior> BehaviorOf(const std::string& name) {
 }
 
 // Shared by pre_tokenizer and decoder. Old files say add_prefix_space, new ones prepend_scheme.
-Status ReadMetaspace(JsonFields& fields, std::string& replacement, PrependScheme& scheme, bool& split) {
-  replacement = fields.Text("replacement", false, "▁");
+Status ReadMetaspace(FieldReader& fields, std::string& replacement, PrependScheme& scheme, bool& split) {
+  replacement = fields.String("replacement", "▁");
   if (replacement.empty() || ScanUtf8(replacement, 0).length != replacement.size())
     return Invalid("Metaspace: field 'replacement' must be one character");
-  const std::string name =
-      fields.Text("prepend_scheme", false, fields.Bool("add_prefix_space", true) ? "always" : "never");
+  const std::string name = fields.String("prepend_scheme", fields.Bool("add_prefix_space", true) ? "always" : "never");
   if (name == "always")
     scheme = PrependScheme::kAlways;
   else if (name == "first")
@@ -127,20 +136,20 @@ Status ReadMetaspace(JsonFields& fields, std::string& replacement, PrependScheme
   else if (name == "never")
     scheme = PrependScheme::kNever;
   else
-    return Unsupported("Metaspace: prepend_scheme '{}' is not supported", name.substr(0, 64));
+    return Unsupported("Metaspace: prepend_scheme {} is not supported", Quoted(name, 64));
   split = fields.Bool("split", true);
   fields.Ignore("str_rep");
   return Ok{};
 }
 
-Status ReadSplit(JsonFields& fields, PreTokenizerStep& step) {
+Status ReadSplit(FieldReader& fields, PreTokenizerStep& step) {
   const std::optional<Pattern> pattern = ParsePattern(fields.Find("pattern"));
   if (!pattern) return Invalid("pre_tokenizer Split: field 'pattern' must be a non-empty String or Regex");
   step.kind = pattern->regex ? PreTokenizerStep::Kind::kSplitRegex : PreTokenizerStep::Kind::kSplitString;
   step.pattern = pattern->text;
-  const std::string behavior = fields.Text("behavior", true);
+  const std::string behavior = fields.RequiredString("behavior");
   const std::optional<SplitBehavior> known = BehaviorOf(behavior);
-  if (!known) return Unsupported("pre_tokenizer Split: behavior '{}' is not supported", behavior.substr(0, 64));
+  if (!known) return Unsupported("pre_tokenizer Split: behavior {} is not supported", Quoted(behavior, 64));
   step.behavior = *known;
   step.invert = fields.Bool("invert", false);
   return Ok{};
@@ -149,7 +158,7 @@ Status ReadSplit(JsonFields& fields, PreTokenizerStep& step) {
 Status AppendPreTokenizer(const json& component, std::vector<PreTokenizerStep>& steps) {
   using Kind = PreTokenizerStep::Kind;
   const std::string type = TypeOf(component);
-  JsonFields fields(component, "pre_tokenizer " + type);
+  FieldReader fields = Part(component, "pre_tokenizer " + type);
   fields.Ignore("type");
   PreTokenizerStep step;
   if (type == "ByteLevel") {
@@ -169,7 +178,7 @@ Status AppendPreTokenizer(const json& component, std::vector<PreTokenizerStep>& 
   } else {
     return UnknownType("pre_tokenizer", type);
   }
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   // Each step recurses into the next.
   constexpr size_t kMaxSteps = 32;
   if (steps.size() == kMaxSteps) return Unsupported("more than {} pre_tokenizers are not supported", kMaxSteps);
@@ -180,7 +189,7 @@ Status AppendPreTokenizer(const json& component, std::vector<PreTokenizerStep>& 
 Status AppendDecoder(const json& component, std::vector<DecoderStep>& steps) {
   using Kind = DecoderStep::Kind;
   const std::string type = TypeOf(component);
-  JsonFields fields(component, "decoder " + type);
+  FieldReader fields = Part(component, "decoder " + type);
   fields.Ignore("type");
   DecoderStep step;
   if (type == "ByteLevel") {
@@ -195,10 +204,10 @@ Status AppendDecoder(const json& component, std::vector<DecoderStep>& steps) {
     const std::optional<Pattern> pattern = ParsePattern(fields.Find("pattern"));
     if (!pattern || pattern->regex) return Unsupported("decoder Replace: only a non-empty String pattern is supported");
     step.pattern = pattern->text;
-    step.content = fields.Text("content", true);
+    step.content = fields.RequiredString("content");
   } else if (type == "Strip") {
     step.kind = Kind::kStrip;
-    step.content = fields.Text("content", true);
+    step.content = fields.RequiredString("content");
     step.start = fields.Unsigned("start", 0);
     step.stop = fields.Unsigned("stop", 0);
   } else if (type == "Metaspace") {
@@ -210,7 +219,7 @@ Status AppendDecoder(const json& component, std::vector<DecoderStep>& steps) {
   } else {
     return UnknownType("decoder", type);
   }
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   constexpr size_t kMaxSteps = 8;
   if (steps.size() == kMaxSteps) return Unsupported("more than {} decoders are not supported", kMaxSteps);
   steps.push_back(std::move(step));
@@ -222,23 +231,23 @@ Status AppendTemplateToken(const json& special_tokens, const std::string& name, 
                            std::vector<TokenId>& out) {
   const auto entry = special_tokens.find(name);
   if (entry == special_tokens.end() || !entry->is_object() || !entry->contains("ids") || !(*entry)["ids"].is_array())
-    return Invalid("post_processor TemplateProcessing: special token '{}' has no ids", name.substr(0, 64));
+    return Invalid("post_processor TemplateProcessing: special token {} has no ids", Quoted(name, 64));
   for (const json& id : (*entry)["ids"]) {
     const auto* value = id.get_ptr<const json::number_unsigned_t*>();
     if (value == nullptr || *value >= static_cast<uint64_t>(vocabulary.size()))
-      return Invalid("post_processor TemplateProcessing: special token '{}' has an id outside the vocabulary",
-                     name.substr(0, 64));
+      return Invalid("post_processor TemplateProcessing: special token {} has an id outside the vocabulary",
+                     Quoted(name, 64));
     out.push_back(static_cast<TokenId>(*value));
   }
   return Ok{};
 }
 
 Status ReadTemplate(const json& component, TokenizerSpec& spec) {
-  JsonFields fields(component, "post_processor TemplateProcessing");
+  FieldReader fields = Part(component, "post_processor TemplateProcessing");
   for (const char* key : {"type", "pair"}) fields.Ignore(key);
   const json* single = fields.Find("single");
   const json* special_tokens = fields.Find("special_tokens");
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   if (single == nullptr || !single->is_array() || special_tokens == nullptr || !special_tokens->is_object())
     return Invalid("post_processor TemplateProcessing: fields 'single' and 'special_tokens' are needed");
   std::vector<TokenId> prefix;
@@ -247,10 +256,10 @@ Status ReadTemplate(const json& component, TokenizerSpec& spec) {
   for (const json& item : *single) {
     if (!item.is_object() || item.size() != 1 || !item.begin()->is_object())
       return Invalid("post_processor TemplateProcessing: an item of 'single' is malformed");
-    JsonFields piece(*item.begin(), "post_processor TemplateProcessing");
-    const std::string id = piece.Text("id", true);
+    FieldReader piece = Part(*item.begin(), "post_processor TemplateProcessing");
+    const std::string id = piece.RequiredString("id");
     piece.Ignore("type_id");
-    RETURN_IF_ERROR(piece.Finish());
+    RETURN_IF_ERROR(Finish(piece));
     if (item.begin().key() == "SpecialToken") {
       RETURN_IF_ERROR(AppendTemplateToken(*special_tokens, id, spec.vocabulary, after_text ? suffix : prefix));
     } else if (item.begin().key() == "Sequence" && id == "A" && !after_text) {
@@ -270,11 +279,11 @@ Status ReadTemplate(const json& component, TokenizerSpec& spec) {
 
 // Bert's and Roberta's: ["</s>", 2] after the text, ["<s>", 0] before it.
 Status ReadClsSep(const json& component, const std::string& type, TokenizerSpec& spec) {
-  JsonFields fields(component, "post_processor " + type);
+  FieldReader fields = Part(component, "post_processor " + type);
   for (const char* key : {"type", "trim_offsets", "add_prefix_space"}) fields.Ignore(key);
   const json* cls = fields.Find("cls");
   const json* sep = fields.Find("sep");
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   const auto id_of = [&](const json* pair) -> std::optional<TokenId> {
     if (pair == nullptr || !pair->is_array() || pair->size() != 2) return std::nullopt;
     const auto* id = (*pair)[1].get_ptr<const json::number_unsigned_t*>();
@@ -332,9 +341,9 @@ Status ParsePostProcessor(const json& component, TokenizerSpec& spec) {
 }
 
 Result<AddedToken> ParseAddedToken(const json& object) {
-  JsonFields fields(object, "added token");
+  FieldReader fields = Part(object, "added token");
   AddedToken token;
-  token.content = fields.Text("content", true);
+  token.content = fields.RequiredString("content");
   token.single_word = fields.Bool("single_word", false);
   token.lstrip = fields.Bool("lstrip", false);
   token.rstrip = fields.Bool("rstrip", false);
@@ -342,9 +351,9 @@ Result<AddedToken> ParseAddedToken(const json& object) {
   token.normalized = fields.Bool("normalized", !token.special);
   const uint64_t id = fields.Unsigned("id", UINT64_MAX);
   fields.Ignore("__type");
-  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(Finish(fields));
   if (id != UINT64_MAX && id >= static_cast<uint64_t>(TokenVocabulary::kMaxTokens))
-    return Invalid("added token '{}' has id {}, ids from 0 to {} are accepted", token.content.substr(0, 64), id,
+    return Invalid("added token {} has id {}, ids from 0 to {} are accepted", Quoted(token.content, 64), id,
                    TokenVocabulary::kMaxTokens - 1);
   token.id = id == UINT64_MAX ? -1 : static_cast<TokenId>(id);
   return token;

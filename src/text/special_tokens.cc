@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "base/mmap_file.h"
+#include "base/utf8.h"
+#include "json/tree.h"
 #include "text/json_components.h"
-#include "text/json_events.h"
 
 namespace infinigen {
 namespace {
@@ -18,12 +19,14 @@ using nlohmann::json;
 constexpr std::array kRoles = {"bos_token", "eos_token", "unk_token", "sep_token",
                                "pad_token", "cls_token", "mask_token"};
 constexpr size_t kMaxTemplateBytes = 4 << 20;
+constexpr size_t kMaxFileBytes = 4 << 20;
+constexpr JsonLimits kFileLimits = {.max_values = 300'000, .max_text_bytes = kMaxFileBytes};
 
 // Null when the file is not there.
 Result<json> ReadIfThere(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return json();
-  ASSIGN_OR_RETURN(json file, ReadSmallJson(path));
+  ASSIGN_OR_RETURN(json file, ReadJsonFile(path, kMaxFileBytes, kFileLimits));
   if (!file.is_object()) return Invalid("{}: must be a JSON object", path);
   return file;
 }
@@ -90,7 +93,7 @@ class ConfigReader {
       const std::string& key = item.key();
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
       if (error != std::errc() || end != key.data() + key.size() || id < 0)
-        return Invalid("added_tokens_decoder: '{}' is not an id", key.substr(0, 64));
+        return Invalid("added_tokens_decoder: {} is not an id", Quoted(key, 64));
       ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(item.value()));
       token.id = -1;
       config_.added_tokens_decoder[id] = std::move(token);
@@ -103,7 +106,7 @@ class ConfigReader {
     for (const auto& item : file.items()) {
       const auto* id = item.value().get_ptr<const json::number_unsigned_t*>();
       if (id == nullptr || *id > INT32_MAX)
-        return Invalid("the id of '{}' is not a whole number", item.key().substr(0, 64));
+        return Invalid("the id of {} is not a whole number", Quoted(item.key(), 64));
       AddedToken token;
       token.content = item.key();
       token.special = IsNamed(token.content);

@@ -1,8 +1,8 @@
 // Reads tokenizer.json, the format of Hugging Face's tokenizers library.
 #pragma once
 
-#include <istream>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "text/class_rules.h"
@@ -11,8 +11,7 @@
 namespace infinigen {
 
 // The file as events, vocabulary and merges straight into their tables. `rules` may replace parts of the file (a
-// byte-level file is never LlamaTokenizer's). `name` begins every message; `bytes` is the file's length.
-Result<TokenizerSpec> ReadTokenizerJson(std::istream& in, const std::string& name, uint64_t bytes,
-                                        const ClassRules& rules);
+// byte-level file is never LlamaTokenizer's). `name` begins every message.
+Result<TokenizerSpec> ReadTokenizerJson(std::string_view text, const std::string& name, const ClassRules& rules);
 
 }  // namespace infinigen

@@ -1,16 +1,17 @@
 #include "text/vocab_merges.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "text/json_events.h"
+#include "json/events.h"
 #include "text/merge_list.h"
 
 namespace infinigen {
 namespace {
 
-class VocabSink final : public JsonSink {
+class VocabHandler final : public JsonHandler {
  public:
-  VocabSink(const std::string& name, TokenVocabulary& vocabulary) : name_(name), vocabulary_(vocabulary) {}
+  VocabHandler(const std::string& name, TokenVocabulary& vocabulary) : JsonHandler(name), vocabulary_(vocabulary) {}
 
   bool Key(std::string& key) override {
     key_ = std::move(key);
@@ -20,7 +21,7 @@ class VocabSink final : public JsonSink {
     const auto* id = value.get_ptr<const nlohmann::json::number_unsigned_t*>();
     if (!open_ || id == nullptr || *id > INT64_MAX) return Malformed();
     const Status added = vocabulary_.Add(key_, static_cast<int64_t>(*id));
-    return added.ok() || Fail(Invalid("{}: {}", name_, added.error().message));
+    return added.ok() || Fail(Invalid("{}: {}", path(), added.error().message));
   }
   bool Open(bool object) override {
     if (!object || std::exchange(open_, true)) return Malformed();
@@ -30,45 +31,33 @@ class VocabSink final : public JsonSink {
   bool Close(bool) override { return true; }
 
  private:
-  bool Malformed() { return Fail(Invalid("{}: must be one object from tokens to ids (whole numbers)", name_)); }
+  std::string Place() const override { return "vocabulary"; }
+  bool Malformed() { return Fail(Invalid("{}: must be one object from tokens to ids (whole numbers)", path())); }
 
-  const std::string& name_;
   TokenVocabulary& vocabulary_;
   std::string key_;
   bool open_ = false;
 };
 
-// Like std::getline, with a limit: a merge has two tokens, not megabytes.
-bool ReadLine(std::istream& in, std::string& line, bool& overlong) {
-  constexpr size_t kMaxLineBytes = 1 << 16;
-  line.clear();
-  for (int c = in.get(); c != std::istream::traits_type::eof(); c = in.get()) {
-    if (c == '\n') return true;
-    if (line.size() == kMaxLineBytes) {
-      overlong = true;
-      return true;
-    }
-    line += static_cast<char>(c);
-  }
-  return !line.empty();
-}
+constexpr size_t kMaxLineBytes = 1 << 16;  // a merge has two tokens, not megabytes
 
 }  // namespace
 
-Result<TokenizerSpec> ReadVocabAndMerges(std::istream& vocab, const std::string& vocab_name, uint64_t vocab_bytes,
-                                         std::istream& merges, const std::string& merges_name, uint64_t merges_bytes) {
+Result<TokenizerSpec> ReadVocabAndMerges(std::string_view vocab, const std::string& vocab_name, std::string_view merges,
+                                         const std::string& merges_name) {
   TokenizerSpec spec;
-  spec.vocabulary.ReserveText(vocab_bytes);
-  VocabSink sink(vocab_name, spec.vocabulary);
-  RETURN_IF_ERROR(ParseJsonEvents(vocab, vocab_name, sink));
+  spec.vocabulary.ReserveText(vocab.size());
+  VocabHandler handler(vocab_name, spec.vocabulary);
+  RETURN_IF_ERROR(ParseJsonEvents(vocab, {}, handler));
 
   MergeList list;
-  list.ReserveText(merges_bytes);
-  std::string line;
-  bool overlong = false;
-  for (size_t number = 1; ReadLine(merges, line, overlong); ++number) {
-    if (overlong) return Invalid("{}: line {} is too long for a merge", merges_name, number);
-    if (line.ends_with('\r')) line.pop_back();
+  list.ReserveText(merges.size());
+  for (size_t number = 1; !merges.empty(); ++number) {
+    const size_t end = std::min(merges.find('\n'), merges.size());
+    std::string_view line = merges.substr(0, end);
+    merges.remove_prefix(std::min(end + 1, merges.size()));
+    if (line.size() > kMaxLineBytes) return Invalid("{}: line {} is too long for a merge", merges_name, number);
+    if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with("#version")) continue;
     if (const Status added = list.AddLine(line); !added.ok())
       return Invalid("{}: line {}: {}", merges_name, number, added.error().message);

@@ -3,30 +3,26 @@
 #include <functional>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {
 
 constexpr size_t kFirstIndexSize = 1024;
-
-// Error messages quote tokens of foreign files: short, and on one line.
-std::string Quoted(std::string_view text) {
-  std::string quoted;
-  for (const char c : text.substr(0, 48)) quoted += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
-  return text.size() > 48 ? quoted + "..." : quoted;
-}
+constexpr size_t kQuotedBytes = 48;
 
 }  // namespace
 
 Status TokenVocabulary::Add(std::string_view text, int64_t id) {
   if (text.empty()) return Invalid("the token with id {} is empty", id);
   if (id < 0 || id >= kMaxTokens)
-    return Invalid("token '{}' has id {}, ids from 0 to {} are accepted", Quoted(text), id, kMaxTokens - 1);
+    return Invalid("token {} has id {}, ids from 0 to {} are accepted", Quoted(text, kQuotedBytes), id, kMaxTokens - 1);
   if (arena_.size() + text.size() > UINT32_MAX) return Invalid("the tokens are longer than 4 GiB together");
   if (const std::optional<TokenId> other = Find(text))
-    return Invalid("token '{}' appears twice, with ids {} and {}", Quoted(text), *other, id);
+    return Invalid("token {} appears twice, with ids {} and {}", Quoted(text, kQuotedBytes), *other, id);
   if (Contains(static_cast<TokenId>(id)))
-    return Invalid("id {} is given to both '{}' and '{}'", id, Quoted(Text(static_cast<TokenId>(id))), Quoted(text));
+    return Invalid("id {} is given to both {} and {}", id, Quoted(Text(static_cast<TokenId>(id)), kQuotedBytes),
+                   Quoted(text, kQuotedBytes));
   const size_t index = static_cast<size_t>(id);
   if (index >= entries_.size()) entries_.resize(index + 1);
   entries_[index] = {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(text.size())};
