@@ -1,15 +1,15 @@
 #include "text/chat_template.h"
 
-#include "text/jinja_parser.h"
-#include "text/jinja_renderer.h"
+#include "jinja/template.h"
 
 namespace infinigen {
 namespace {
 
 using jinja::Value;
 
-// Limits of a rendering: a constant for the template, and a share for the input. Published templates take about 100
-// steps and copy a message three times; these leave them a factor of ten and stop a hostile one within a second or two.
+// Limits of a rendering: a constant for the template, and a share that grows with the input. Published templates take
+// about 100 steps for a message and copy it three times; these limits leave them a factor of ten and stop a hostile one
+// within a second or two.
 constexpr uint64_t kBaseSteps = 1'000'000;
 constexpr uint64_t kStepsPerMessage = 2'000;
 constexpr uint64_t kInputBytesPerStep = 4;
@@ -66,20 +66,17 @@ std::tm LocalTime() {
 }  // namespace
 
 Result<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
-  ASSIGN_OR_RETURN(jinja::Template parsed, jinja::ParseTemplate(source));
+  ASSIGN_OR_RETURN(jinja::Template parsed, jinja::Template::Parse(source));
   return ChatTemplate(std::make_shared<const jinja::Template>(std::move(parsed)));
 }
 
 Result<std::string> ChatTemplate::Render(const ChatInput& input) const {
   const uint64_t bytes = InputBytes(input);
-  const uint64_t max_steps = kBaseSteps + input.messages.size() * kStepsPerMessage + bytes / kInputBytesPerStep;
-  jinja::Context context{.budget = jinja::Budget(max_steps, kBaseMadeBytes + bytes * kMadePerInputByte),
-                         .now = input.now ? *input.now : LocalTime()};
-  const jinja::Variables variables = MakeVariables(input);
-  Result<std::string> text =
-      jinja::RenderTemplate(*parsed_, context, variables, kBaseOutputBytes + bytes * kOutputPerInputByte);
-  if (text.ok() || context.raised) return text;
-  return Error{text.error().kind, fmt::format("chat template: line {}: {}", context.line, text.error().message)};
+  const jinja::RenderLimits limits = {
+      .steps = kBaseSteps + input.messages.size() * kStepsPerMessage + bytes / kInputBytesPerStep,
+      .made_bytes = kBaseMadeBytes + bytes * kMadePerInputByte,
+      .output_bytes = kBaseOutputBytes + bytes * kOutputPerInputByte};
+  return parsed_->Render(MakeVariables(input), limits, input.now ? *input.now : LocalTime());
 }
 
 }  // namespace infinigen

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -20,7 +21,7 @@
 namespace infinigen {
 
 namespace jinja {
-struct Template;
+class Template;  // jinja/template.h
 }
 
 struct ChatMessage {

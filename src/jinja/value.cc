@@ -1,9 +1,7 @@
-#include "text/jinja_value.h"
+#include "jinja/value.h"
 
 #include <algorithm>
 #include <cmath>
-
-#include "text/jinja_text.h"
 
 namespace infinigen::jinja {
 namespace {

@@ -1,9 +1,6 @@
-#include "text/jinja_evaluator.h"
+#include "jinja/evaluator.h"
 
 #include <optional>
-
-#include "text/jinja_operators.h"
-#include "text/jinja_print.h"
 
 namespace infinigen::jinja {
 
@@ -108,7 +105,7 @@ Result<Value> Evaluator::EvaluateLoop(const Expr& expr) {
   if (expr.name == "first") return Value(index == 0);
   if (expr.name == "last") return Value(index + 1 == length);
   if (expr.name == "length") return Value(length);
-  if (expr.name == "depth") return Value(int64_t{1});  // counts recursion, which we do not have
+  if (expr.name == "depth") return Value(int64_t{1});  // counts recursion, which is not supported
   if (expr.name == "depth0") return Value(int64_t{0});
   if (expr.name == "previtem") {
     return index > 0 ? (*loop.items)[loop.index - 1] : MakeUndefined("there is no previous item");
@@ -178,7 +175,7 @@ Result<Value> Evaluator::EvaluateCall(const Expr& expr) {
     }
   }
   context_.line = expr.line;
-  // A function under another's name cannot take what the parser checked for this one.
+  // The parser checked the arguments for the function of this name.
   if (*callee.If<Function>() != expr.function) return Unsupported("assigning to '{}' is not supported", expr.name);
   return CallFunction(context_, expr.function, arguments, keywords);
 }

@@ -1,8 +1,9 @@
-#include "text/jinja_renderer.h"
+#include "jinja/template.h"
 
 #include <utility>
 
-#include "text/jinja_print.h"
+#include "jinja/evaluator.h"
+#include "jinja/parser.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -14,8 +15,8 @@ class Renderer {
   Renderer(Context& context, const Variables& globals, uint64_t max_output_bytes)
       : context_(context), evaluator_(context, globals), output_left_(max_output_bytes) {}
 
-  Result<std::string> Run(const Template& source) {
-    ASSIGN_OR_RETURN(const Flow flow, RunBlock(source.body));
+  Result<std::string> Run(const Program& program) {
+    ASSIGN_OR_RETURN(const Flow flow, RunBlock(program.body));
     CHECK(flow == Flow::kNext);  // the parser allows break and continue in loops only
     return std::move(out_);
   }
@@ -112,7 +113,7 @@ class Renderer {
     ASSIGN_OR_RETURN(const SequencePtr sequence, ItemsOf(statement));
     const List& items = sequence->items;
     Loop loop{&items, 0};
-    bool completed = false;  // some turn got to the end of the body: else, Jinja runs the else block
+    bool completed = false;  // a turn reached the end of the body; when none does, Jinja runs the else block
     for (; loop.index < items.size(); ++loop.index) {
       RETURN_IF_ERROR(context_.budget.Step());
       evaluator_.PushScope();
@@ -144,7 +145,7 @@ class Renderer {
     return Flow::kNext;
   }
 
-  // Jinja evaluates the values outside of the new scope.
+  // The values are evaluated outside of the new scope, as in Jinja.
   Result<Flow> RunWith(const Statement& statement) {
     List values;
     for (const ExprPtr& expr : statement.exprs) {
@@ -168,9 +169,16 @@ class Renderer {
 
 }  // namespace
 
-Result<std::string> RenderTemplate(const Template& source, Context& context, const Variables& globals,
-                                   uint64_t max_output_bytes) {
-  return Renderer(context, globals, max_output_bytes).Run(source);
+Result<Template> Template::Parse(std::string_view source) {
+  ASSIGN_OR_RETURN(Program program, ParseProgram(source));
+  return Template(std::make_shared<const Program>(std::move(program)));
+}
+
+Result<std::string> Template::Render(const Variables& variables, const RenderLimits& limits, const std::tm& now) const {
+  Context context{.budget = Budget(limits.steps, limits.made_bytes), .now = now};
+  Result<std::string> text = Renderer(context, variables, limits.output_bytes).Run(*program_);
+  if (text.ok() || context.raised) return text;
+  return Error{text.error().kind, fmt::format("chat template: line {}: {}", context.line, text.error().message)};
 }
 
 }  // namespace infinigen::jinja

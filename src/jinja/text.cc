@@ -1,4 +1,4 @@
-#include "text/jinja_text.h"
+// Python's operations on text, as far as chat templates use them.
 
 #include <utf8proc.h>
 
@@ -7,12 +7,13 @@
 #include <cstring>
 #include <utility>
 
-#include "text/unicode.h"
+#include "base/utf8.h"
+#include "jinja/value.h"
 
 namespace infinigen::jinja {
 namespace {
 
-constexpr char32_t kInvalid = 0xFFFFFFFF;  // a byte that is no character
+constexpr char32_t kInvalid = 0xFFFFFFFF;  // a byte that is not UTF-8
 
 struct Unit {
   char32_t code_point;

@@ -1,12 +1,11 @@
-#include "text/jinja_lexer.h"
-
+// The lexer: source to tokens, with all of Jinja's whitespace rules, and the stream of tokens that the parsers read.
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <optional>
 
-#include "text/jinja_text.h"
-#include "text/unicode.h"
+#include "base/utf8.h"
+#include "jinja/parser.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -310,6 +309,52 @@ Result<std::vector<Token>> Tokenize(std::string_view source) {
     return Exhausted("chat template: {} bytes, at most {} are accepted", source.size(), kMaxSourceBytes);
   }
   return Lexer(NormalizeNewlines(source)).Run();
+}
+
+Status TokenStream::ExpectOperator(std::string_view text) {
+  if (!IsOperator(text)) {
+    const Error error = Unexpected();
+    return Invalid("{}, expected '{}'", error.message, text);
+  }
+  Next();
+  return Ok{};
+}
+
+Status TokenStream::Expect(TokenKind kind, std::string_view description) {
+  if (current().kind != kind) {
+    const Error error = Unexpected();
+    return Invalid("{}, expected {}", error.message, description);
+  }
+  Next();
+  return Ok{};
+}
+
+Result<std::string> TokenStream::ExpectName() {
+  std::string name = current().text;
+  RETURN_IF_ERROR(Expect(TokenKind::kName, "a name"));
+  return name;
+}
+
+Error TokenStream::Unexpected() const {
+  const Token& token = current();
+  switch (token.kind) {
+    case TokenKind::kData:
+      return SyntaxError(token.line, "unexpected text");
+    case TokenKind::kPrintBegin:
+      return SyntaxError(token.line, "unexpected '{{'");
+    case TokenKind::kPrintEnd:
+      return SyntaxError(token.line, "unexpected '}}'");
+    case TokenKind::kBlockBegin:
+      return SyntaxError(token.line, "unexpected '{%'");
+    case TokenKind::kBlockEnd:
+      return SyntaxError(token.line, "unexpected '%}'");
+    case TokenKind::kString:
+      return SyntaxError(token.line, "unexpected string");
+    case TokenKind::kEnd:
+      return SyntaxError(token.line, "unexpected end of template");
+    default:
+      return SyntaxError(token.line, fmt::format("unexpected '{}'", token.text));
+  }
 }
 
 }  // namespace infinigen::jinja

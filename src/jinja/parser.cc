@@ -1,21 +1,21 @@
-#include "text/jinja_parser.h"
+// The parser of statements, and of expressions down to the operators; operands are in operands.cc.
+#include "jinja/parser.h"
 
 #include <algorithm>
 #include <initializer_list>
-#include <utility>
-
-#include "text/jinja_expression.h"
-#include "text/jinja_lexer.h"
+#include <optional>
 
 namespace infinigen::jinja {
 namespace {
+
+// ---- statements ----
 
 class Parser {
  public:
   explicit Parser(std::vector<Token> tokens) : stream_(std::move(tokens)), expressions_(stream_) {}
 
-  Result<Template> Run() {
-    Template out;
+  Result<Program> Run() {
+    Program out;
     ASSIGN_OR_RETURN(out.body, ParseBlock({}));
     return out;
   }
@@ -225,9 +225,207 @@ Result<Targets> Parser::ParseTargets(bool allow_attribute) {
   }
 }
 
+std::optional<Operator> ComparisonOf(const Token& token) {
+  if (token.kind != TokenKind::kOperator) return std::nullopt;
+  if (token.text == "==") return Operator::kEq;
+  if (token.text == "!=") return Operator::kNe;
+  if (token.text == "<") return Operator::kLt;
+  if (token.text == "<=") return Operator::kLe;
+  if (token.text == ">") return Operator::kGt;
+  if (token.text == ">=") return Operator::kGe;
+  return std::nullopt;
+}
+
 }  // namespace
 
-Result<Template> ParseTemplate(std::string_view source) {
+// ---- expressions ----
+
+Status ExpressionParser::Enter() {
+  if (nesting_ >= kMaxNesting) {
+    return Exhausted("chat template: line {}: expressions are nested more than {} deep", stream_.line(), kMaxNesting);
+  }
+  ++nesting_;
+  return Ok{};
+}
+
+Result<ExprPtr> ExpressionParser::Make(ExprKind kind, int line, std::vector<ExprPtr> args, std::string name) {
+  auto node = std::make_unique<Expr>();
+  node->kind = kind;
+  node->line = line;
+  node->name = std::move(name);
+  for (const ExprPtr& arg : args) {
+    if (arg) node->depth = std::max(node->depth, 1 + arg->depth);
+  }
+  node->args = std::move(args);
+  if (node->depth > kMaxExpressionDepth) {
+    return Exhausted("chat template: line {}: an expression of more than {} levels", line, kMaxExpressionDepth);
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::MakeBinary(Operator op, int line, ExprPtr left, ExprPtr right) {
+  ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kBinary, line, Children(std::move(left), std::move(right))));
+  node->ops.push_back(op);
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseTuple(bool allow_conditional, bool in_parentheses) {
+  const int line = stream_.line();
+  const auto at_end = [&] {
+    const TokenKind kind = stream_.current().kind;
+    return kind == TokenKind::kPrintEnd || kind == TokenKind::kBlockEnd || stream_.IsOperator(")");
+  };
+  std::vector<ExprPtr> items;
+  bool has_comma = false;
+  while (!at_end()) {
+    ASSIGN_OR_RETURN(ExprPtr item, ParseExpression(allow_conditional));
+    items.push_back(std::move(item));
+    if (!stream_.SkipOperator(",")) break;
+    has_comma = true;
+  }
+  if (!has_comma && !items.empty()) return std::move(items[0]);
+  if (!has_comma && !in_parentheses) return stream_.Unexpected();
+  return Make(ExprKind::kTuple, line, std::move(items));
+}
+
+Result<ExprPtr> ExpressionParser::ParseExpression(bool allow_conditional) {
+  RETURN_IF_ERROR(Enter());
+  Result<ExprPtr> node = allow_conditional ? ParseConditional() : ParseOr();
+  Leave();
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseConditional() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParseOr());
+  while (stream_.IsName("if")) {
+    const int line = stream_.line();
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr condition, ParseOr());
+    ExprPtr otherwise;
+    if (stream_.SkipName("else")) {
+      ASSIGN_OR_RETURN(otherwise, ParseExpression());
+    }
+    auto children = Children(std::move(node), std::move(condition), std::move(otherwise));
+    ASSIGN_OR_RETURN(node, Make(ExprKind::kConditional, line, std::move(children)));
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseOr() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParseAnd());
+  while (stream_.IsName("or")) {
+    const int line = stream_.line();
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr right, ParseAnd());
+    ASSIGN_OR_RETURN(node, Make(ExprKind::kOr, line, Children(std::move(node), std::move(right))));
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseAnd() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParseNot());
+  while (stream_.IsName("and")) {
+    const int line = stream_.line();
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr right, ParseNot());
+    ASSIGN_OR_RETURN(node, Make(ExprKind::kAnd, line, Children(std::move(node), std::move(right))));
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseNot() {
+  const int line = stream_.line();
+  if (!stream_.SkipName("not")) return ParseCompare();
+  RETURN_IF_ERROR(Enter());
+  Result<ExprPtr> operand = ParseNot();
+  Leave();
+  if (!operand.ok()) return operand;
+  return Make(ExprKind::kNot, line, Children(std::move(*operand)));
+}
+
+Result<ExprPtr> ExpressionParser::ParseCompare() {
+  const int line = stream_.line();
+  ASSIGN_OR_RETURN(ExprPtr first, ParseSum());
+  std::vector<ExprPtr> operands = Children(std::move(first));
+  std::vector<Operator> ops;
+  while (true) {
+    if (const std::optional<Operator> op = ComparisonOf(stream_.current())) {
+      stream_.Next();
+      ops.push_back(*op);
+    } else if (stream_.SkipName("in")) {
+      ops.push_back(Operator::kIn);
+    } else if (stream_.IsName("not") && TokenStream::Is(stream_.following(), TokenKind::kName, "in")) {
+      stream_.Next();
+      stream_.Next();
+      ops.push_back(Operator::kNotIn);
+    } else {
+      break;
+    }
+    ASSIGN_OR_RETURN(ExprPtr operand, ParseSum());
+    operands.push_back(std::move(operand));
+  }
+  if (ops.empty()) return std::move(operands[0]);
+  ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kCompare, line, std::move(operands)));
+  node->ops = std::move(ops);
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseSum() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParseConcat());
+  while (stream_.IsOperator("+") || stream_.IsOperator("-")) {
+    const int line = stream_.line();
+    const Operator op = stream_.IsOperator("+") ? Operator::kAdd : Operator::kSub;
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr right, ParseConcat());
+    ASSIGN_OR_RETURN(node, MakeBinary(op, line, std::move(node), std::move(right)));
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseConcat() {
+  const int line = stream_.line();
+  ASSIGN_OR_RETURN(ExprPtr first, ParseProduct());
+  if (!stream_.IsOperator("~")) return first;
+  std::vector<ExprPtr> parts = Children(std::move(first));
+  while (stream_.SkipOperator("~")) {
+    ASSIGN_OR_RETURN(ExprPtr part, ParseProduct());
+    parts.push_back(std::move(part));
+  }
+  return Make(ExprKind::kConcat, line, std::move(parts));
+}
+
+Result<ExprPtr> ExpressionParser::ParseProduct() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParsePower());
+  while (true) {
+    Operator op = Operator::kMul;
+    if (stream_.IsOperator("/")) {
+      op = Operator::kDiv;
+    } else if (stream_.IsOperator("//")) {
+      op = Operator::kFloorDiv;
+    } else if (stream_.IsOperator("%")) {
+      op = Operator::kMod;
+    } else if (!stream_.IsOperator("*")) {
+      return node;
+    }
+    const int line = stream_.line();
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr right, ParsePower());
+    ASSIGN_OR_RETURN(node, MakeBinary(op, line, std::move(node), std::move(right)));
+  }
+}
+
+Result<ExprPtr> ExpressionParser::ParsePower() {
+  ASSIGN_OR_RETURN(ExprPtr node, ParseUnary(true));
+  while (stream_.IsOperator("**")) {  // to the left, as Jinja has it
+    const int line = stream_.line();
+    stream_.Next();
+    ASSIGN_OR_RETURN(ExprPtr right, ParseUnary(true));
+    ASSIGN_OR_RETURN(node, MakeBinary(Operator::kPow, line, std::move(node), std::move(right)));
+  }
+  return node;
+}
+
+Result<Program> ParseProgram(std::string_view source) {
   ASSIGN_OR_RETURN(std::vector<Token> tokens, Tokenize(source));
   return Parser(std::move(tokens)).Run();
 }

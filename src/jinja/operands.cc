@@ -1,18 +1,160 @@
-// The part of jinja_expression.h that follows an operand: attributes, subscripts, calls, filters and tests.
+// The parser of operands: constants, names, lists and dicts, and what follows them: attributes, subscripts, calls,
+// filters and tests.
 #include <algorithm>
+#include <charconv>
 #include <optional>
 
-#include "text/jinja_expression.h"
-#include "text/jinja_print.h"
+#include "jinja/evaluator.h"
+#include "jinja/parser.h"
 
 namespace infinigen::jinja {
 namespace {
+
+constexpr std::string_view kLoopAttributes[] = {"index",  "index0", "revindex", "revindex0", "first",    "last",
+                                                "length", "depth",  "depth0",   "previtem",  "nextitem", "cycle"};
 
 std::string_view KindName(ExprKind kind) {
   return kind == ExprKind::kFilter ? "filter" : (kind == ExprKind::kTest ? "test" : "method");
 }
 
 }  // namespace
+
+Result<ExprPtr> ExpressionParser::ParseUnary(bool with_filters) {
+  const int line = stream_.line();
+  ExprPtr node;
+  if (stream_.IsOperator("-") || stream_.IsOperator("+")) {
+    const ExprKind kind = stream_.IsOperator("-") ? ExprKind::kNegate : ExprKind::kPlus;
+    stream_.Next();
+    RETURN_IF_ERROR(Enter());
+    Result<ExprPtr> operand = ParseUnary(false);
+    Leave();
+    if (!operand.ok()) return operand;
+    ASSIGN_OR_RETURN(node, Make(kind, line, Children(std::move(*operand))));
+  } else {
+    ASSIGN_OR_RETURN(node, ParsePrimary());
+  }
+  ASSIGN_OR_RETURN(node, ParsePostfix(std::move(node)));
+  if (with_filters) return ParseFiltersAndTests(std::move(node));
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParsePrimary() {
+  const int line = stream_.line();
+  switch (stream_.current().kind) {
+    case TokenKind::kName:
+      return ParseName();
+    case TokenKind::kInteger:
+    case TokenKind::kFloat:
+      return ParseNumber();
+    case TokenKind::kString: {
+      std::string text;
+      for (; stream_.current().kind == TokenKind::kString; stream_.Next()) text += stream_.current().text;
+      ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kConstant, line, {}));
+      node->constant = std::make_shared<const std::string>(std::move(text));
+      return node;
+    }
+    default:
+      break;
+  }
+  if (stream_.SkipOperator("(")) {
+    ASSIGN_OR_RETURN(ExprPtr node, ParseTuple(true, true));
+    RETURN_IF_ERROR(stream_.ExpectOperator(")"));
+    return node;
+  }
+  if (stream_.IsOperator("[")) return ParseList();
+  if (stream_.IsOperator("{")) return ParseDict();
+  return stream_.Unexpected();
+}
+
+Result<ExprPtr> ExpressionParser::ParseName() {
+  const int line = stream_.line();
+  ASSIGN_OR_RETURN(std::string name, stream_.ExpectName());
+  ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kConstant, line, {}));
+  if (name == "true" || name == "True") {
+    node->constant = true;
+  } else if (name == "false" || name == "False") {
+    node->constant = false;
+  } else if (name == "none" || name == "None") {
+    node->constant = None{};
+  } else if (name == "loop") {
+    return ParseLoop(line);
+  } else if (name == "self" || name == "super" || name == "caller" || name == "varargs" || name == "kwargs") {
+    return NotSupported(line, fmt::format("'{}'", name));
+  } else {
+    node->kind = ExprKind::kName;
+    node->name = std::move(name);
+  }
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseLoop(int line) {
+  if (!stream_.SkipOperator(".")) return NotSupported(line, "'loop' other than as 'loop.index' and the like");
+  ASSIGN_OR_RETURN(std::string name, stream_.ExpectName());
+  if (std::find(std::begin(kLoopAttributes), std::end(kLoopAttributes), name) == std::end(kLoopAttributes)) {
+    return NotSupported(line, fmt::format("'loop.{}'", name));
+  }
+  std::vector<ExprPtr> args;
+  if (name == "cycle") {
+    if (!stream_.IsOperator("(")) return NotSupported(line, "'loop.cycle' without a call");
+    ASSIGN_OR_RETURN(CallArguments arguments, ParseCallArguments());
+    if (!arguments.keywords.empty() || arguments.positional.empty()) {
+      return SyntaxError(line, "'loop.cycle' takes one or more values");
+    }
+    args = std::move(arguments.positional);
+  }
+  return Make(ExprKind::kLoop, line, std::move(args), std::move(name));
+}
+
+Result<ExprPtr> ExpressionParser::ParseNumber() {
+  const Token& token = stream_.current();
+  ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kConstant, token.line, {}));
+  const char* begin = token.text.data();
+  const char* end = begin + token.text.size();
+  std::errc error{};
+  if (token.kind == TokenKind::kInteger) {
+    int64_t value = 0;
+    error = std::from_chars(begin, end, value).ec;
+    node->constant = value;
+  } else {
+    double value = 0;
+    error = std::from_chars(begin, end, value).ec;
+    node->constant = value;
+  }
+  if (error != std::errc()) return SyntaxError(token.line, fmt::format("the number {} is out of range", token.text));
+  stream_.Next();
+  return node;
+}
+
+Result<ExprPtr> ExpressionParser::ParseList() {
+  const int line = stream_.line();
+  stream_.Next();
+  std::vector<ExprPtr> items;
+  while (!stream_.IsOperator("]")) {
+    ASSIGN_OR_RETURN(ExprPtr item, ParseExpression());
+    items.push_back(std::move(item));
+    if (!stream_.SkipOperator(",")) break;
+  }
+  RETURN_IF_ERROR(stream_.ExpectOperator("]"));
+  return Make(ExprKind::kList, line, std::move(items));
+}
+
+Result<ExprPtr> ExpressionParser::ParseDict() {
+  const int line = stream_.line();
+  stream_.Next();
+  std::vector<ExprPtr> items;
+  while (!stream_.IsOperator("}")) {
+    ASSIGN_OR_RETURN(ExprPtr key, ParseExpression());
+    RETURN_IF_ERROR(stream_.ExpectOperator(":"));
+    ASSIGN_OR_RETURN(ExprPtr value, ParseExpression());
+    items.push_back(std::move(key));
+    items.push_back(std::move(value));
+    if (!stream_.SkipOperator(",")) break;
+  }
+  RETURN_IF_ERROR(stream_.ExpectOperator("}"));
+  return Make(ExprKind::kDict, line, std::move(items));
+}
+
+// ---- what follows an operand ----
 
 Result<ExprPtr> ExpressionParser::ParsePostfix(ExprPtr node) {
   while (true) {

@@ -1,4 +1,4 @@
-#include "text/jinja_print.h"
+// Values as text: str(), repr() and json.dumps() of Python.
 
 #include <utf8proc.h>
 
@@ -6,7 +6,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "text/unicode.h"
+#include "base/utf8.h"
+#include "jinja/value.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -79,7 +80,7 @@ void AppendQuoted(std::string_view text, std::string& out) {
   out.push_back(quote);
 }
 
-// repr(), and what ToText and repr have in common.
+// repr(), and the part that str() shares with it.
 class Printer {
  public:
   Printer(Budget& budget, std::string& out) : budget_(budget), out_(out) {}

@@ -1,10 +1,8 @@
-#include "text/jinja_operators.h"
-
+// Operators, attributes, subscripts and slices of chat templates.
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja_print.h"
-#include "text/jinja_text.h"
+#include "jinja/evaluator.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -159,7 +157,7 @@ Result<bool> Contains(Context& context, const Value& container, const Value& ite
   return false;
 }
 
-// Names that are methods in Python, which `object.name` would return. We have no method values.
+// Names of Python's methods, which `object.name` would return. Methods as values are not supported.
 bool IsMethodName(const Value& object, std::string_view name) {
   constexpr std::string_view kDict[] = {"clear", "copy",    "fromkeys",   "get",    "items", "keys",
                                         "pop",   "popitem", "setdefault", "update", "values"};
