@@ -24,6 +24,12 @@ class AddedTokenMatcher {
 
   bool empty() const { return entries_.empty(); }
 
+  // The first offset from `from` on at which a pattern starts, whatever the token's conditions.
+  std::optional<size_t> NextStart(std::string_view text, size_t from) const {
+    const std::optional<Match> match = Next(text, from);
+    return match ? std::optional(match->begin) : std::nullopt;
+  }
+
   // Calls visit(piece, nullptr) for text between tokens and visit(piece, &token) for tokens, in order, covering `text`
   // (whitespace that a token takes along belongs to its piece). Stops when visit returns false, and returns that.
   // `special_at(offset)` false leaves a special token that starts there in the text.

@@ -10,11 +10,13 @@
 // close a turn. A conversation that spells no special token is rendered without any mark.
 #pragma once
 
+#include <bitset>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "text/added_tokens.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -32,15 +34,21 @@ class ChatPrompt {
  private:
   ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed);
 
-  // `text` with `mark` before every special token that it spells.
+  // [i]: the private-use character U+E000 + i.
+  using PrivateSet = std::bitset<0xF900 - 0xE000>;
+
+  // `text` with `mark` before every special token that it spells. One pass.
   std::string Marked(std::string_view text, std::string_view mark) const;
-  bool SpellsSpecial(std::string_view text, size_t offset) const;
-  // A character that neither the template nor a message has; empty when there is none.
+  // A private-use character that neither the template, nor a special token, nor a message has; empty when all occur.
+  // One pass over the messages.
   std::string UnusedCharacter(std::span<const ChatMessage> messages) const;
+  // Adds those that occur in `text`.
+  static void FindPrivate(std::string_view text, PrivateSet& found);
 
   const Tokenizer* tokenizer_;
   ChatTemplate template_;
-  std::vector<std::string> special_;  // sorted by first byte
+  AddedTokenMatcher special_;  // all special tokens
+  PrivateSet used_;            // in the template and in special tokens
 };
 
 }  // namespace infinigen
