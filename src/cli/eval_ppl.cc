@@ -14,7 +14,7 @@
 #include "cli/prompts.h"
 #include "cli/selection_overlap.h"
 #include "cli/step_overlap.h"
-#include "text/stream_decoder.h"
+#include "text/text_stream.h"
 
 namespace infinigen {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "text/chat_template.h"
+#include "text/chat_prompt.h"
 
 namespace infinigen {
 

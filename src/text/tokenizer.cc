@@ -5,11 +5,8 @@
 
 #include "base/mmap_file.h"
 #include "text/pipeline.h"
-#include "text/sentencepiece.h"
-#include "text/special_tokens.h"
-#include "text/tiktoken.h"
-#include "text/tokenizer_json.h"
-#include "text/vocab_merges.h"
+#include "text/tokenizer_config.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {

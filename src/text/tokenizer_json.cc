@@ -1,4 +1,4 @@
-#include "text/tokenizer_json.h"
+// tokenizer.json: the file as events, its parts as small trees.
 
 #include <map>
 #include <utility>
@@ -6,18 +6,17 @@
 #include "base/utf8.h"
 #include "json/fields.h"
 #include "json/tree.h"
-#include "text/json_components.h"
-#include "text/merge_list.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {
 
 using nlohmann::json;
 
-// Limits of everything but vocabulary and merges. A template may list a few hundred special tokens.
+// Limits of each part but vocabulary and merges. A template may list a few hundred special tokens.
 constexpr JsonLimits kComponentLimits = {.max_values = 50'000, .max_text_bytes = 4 << 20};
 
-// Where the parser stands. Depth 1 is the file's object, depth 2 a section.
+// The part of the file that is being read. Depth 1 is the file's object, depth 2 a section.
 enum class Section { kNone, kModel, kAddedTokens, kComponent };
 enum class ModelList { kNone, kVocab, kMerges };
 
@@ -127,7 +126,7 @@ class TokenizerJsonHandler final : public JsonHandler {
     return Fail(Unsupported("{}: model: unexpected list or object in {}", path(), Quoted(model_key_, 64)));
   }
 
-  // The model has a dozen scalar options; more are no tokenizer's.
+  // A model has a dozen scalar options.
   bool Model(json value) {
     constexpr size_t kMaxOptions = 64;
     model[model_key_] = std::move(value);
@@ -210,7 +209,7 @@ Result<BpeOptions> ReadModelOptions(const json& model) {
   return options;
 }
 
-// "ByteLevel" as the type of any component, however deep.
+// True when a component, at any depth, has the type "ByteLevel".
 bool MentionsByteLevel(const json& component) {
   if (component.is_object() && component.contains("type") && component["type"] == "ByteLevel") return true;
   if (!component.is_structured()) return false;

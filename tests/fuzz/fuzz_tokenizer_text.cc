@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "text/stream_decoder.h"
+#include "text/text_stream.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 

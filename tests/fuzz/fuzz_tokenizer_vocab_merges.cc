@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "fuzz_tokenizer.h"
-#include "text/vocab_merges.h"
+#include "text/tokenizer_readers.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

@@ -1,11 +1,11 @@
-#include "text/chat_template.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "text/chat_prompt.h"
 
 namespace infinigen {
 namespace {

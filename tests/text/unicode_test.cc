@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "text/byte_level.h"
-
 namespace infinigen {
 namespace {
 

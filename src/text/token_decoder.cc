@@ -1,9 +1,9 @@
-#include "text/decoder.h"
+#include "text/token_decoder.h"
 
 #include <charconv>
 #include <optional>
 
-#include "text/byte_level.h"
+#include "text/unicode.h"
 
 namespace infinigen {
 namespace {
@@ -33,7 +33,7 @@ bool Fuses(DecoderStep::Kind kind) { return kind == DecoderStep::Kind::kFuse || 
 
 }  // namespace
 
-Result<Decoder> Decoder::Create(std::vector<DecoderStep> steps) {
+Result<TokenDecoder> TokenDecoder::Create(std::vector<DecoderStep> steps) {
   using Kind = DecoderStep::Kind;
   bool fused = false;
   bool stripped = false;
@@ -48,10 +48,10 @@ Result<Decoder> Decoder::Create(std::vector<DecoderStep> steps) {
     stripped = stripped || (fused && step.kind == Kind::kStrip);
     fused = fused || Fuses(step.kind);
   }
-  return Decoder(std::move(steps));
+  return TokenDecoder(std::move(steps));
 }
 
-void Decoder::Append(std::string_view token, DecodeState& state, std::string& out) const {
+void TokenDecoder::Append(std::string_view token, DecodeState& state, std::string& out) const {
   using Kind = DecoderStep::Kind;
   std::string text(token);
   bool fused = false;

@@ -1,11 +1,12 @@
-#include "text/tiktoken.h"
-
+// Vocabularies as plain files: vocab.json with merges.txt, and tiktoken ranks.
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
-#include "text/byte_level.h"
-#include "text/merge_list.h"
+#include "json/events.h"
+#include "text/tokenizer_readers.h"
+#include "text/unicode.h"
 
 namespace infinigen {
 namespace {
@@ -67,6 +68,38 @@ std::string_view TakeLine(std::string_view& bytes) {
   return line;
 }
 
+class VocabHandler final : public JsonHandler {
+ public:
+  VocabHandler(const std::string& name, TokenVocabulary& vocabulary) : JsonHandler(name), vocabulary_(vocabulary) {}
+
+  bool Key(std::string& key) override {
+    key_ = std::move(key);
+    return true;
+  }
+  bool Scalar(nlohmann::json value) override {
+    const auto* id = value.get_ptr<const nlohmann::json::number_unsigned_t*>();
+    if (!open_ || id == nullptr || *id > INT64_MAX) return Malformed();
+    const Status added = vocabulary_.Add(key_, static_cast<int64_t>(*id));
+    return added.ok() || Fail(Invalid("{}: {}", path(), added.error().message));
+  }
+  bool Open(bool object) override {
+    if (!object || std::exchange(open_, true)) return Malformed();
+    return true;
+  }
+  bool String(std::string&) override { return Malformed(); }
+  bool Close(bool) override { return true; }
+
+ private:
+  std::string Place() const override { return "vocabulary"; }
+  bool Malformed() { return Fail(Invalid("{}: must be one object from tokens to ids (whole numbers)", path())); }
+
+  TokenVocabulary& vocabulary_;
+  std::string key_;
+  bool open_ = false;
+};
+
+constexpr size_t kMaxLineBytes = 1 << 16;  // a merge has two tokens, not megabytes
+
 }  // namespace
 
 bool LooksLikeTiktoken(std::string_view bytes) { return ParseLine(TakeLine(bytes)).has_value(); }
@@ -116,6 +149,36 @@ std::vector<std::string> Llama3SpecialTokens() {
   for (int reserved = 3; names.size() < 256; ++reserved)
     names.push_back(fmt::format("<|reserved_special_token_{}|>", reserved));
   return names;
+}
+
+Result<TokenizerSpec> ReadVocabAndMerges(std::string_view vocab, const std::string& vocab_name, std::string_view merges,
+                                         const std::string& merges_name) {
+  TokenizerSpec spec;
+  spec.vocabulary.ReserveText(vocab.size());
+  VocabHandler handler(vocab_name, spec.vocabulary);
+  RETURN_IF_ERROR(ParseJsonEvents(vocab, {}, handler));
+
+  MergeList list;
+  list.ReserveText(merges.size());
+  for (size_t number = 1; !merges.empty(); ++number) {
+    const size_t end = std::min(merges.find('\n'), merges.size());
+    std::string_view line = merges.substr(0, end);
+    merges.remove_prefix(std::min(end + 1, merges.size()));
+    if (line.size() > kMaxLineBytes) return Invalid("{}: line {} is too long for a merge", merges_name, number);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty() || line.starts_with("#version")) continue;
+    if (const Status added = list.AddLine(line); !added.ok())
+      return Invalid("{}: line {}: {}", merges_name, number, added.error().message);
+  }
+  auto table = list.Resolve(spec.vocabulary);
+  if (!table.ok()) return Invalid("{}: {} ({})", merges_name, table.error().message, vocab_name);
+  spec.merges = std::move(*table);
+
+  PreTokenizerStep byte_level;
+  byte_level.pattern = kGpt2Pattern;
+  spec.pre_tokenizers = {byte_level};
+  spec.decoders = {DecoderStep{}};
+  return spec;
 }
 
 }  // namespace infinigen

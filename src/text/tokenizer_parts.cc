@@ -1,4 +1,4 @@
-#include "text/json_components.h"
+// The parts of tokenizer.json: normalizer, pre-tokenizer, decoder, post-processor, added tokens.
 
 #include <algorithm>
 #include <optional>
@@ -6,6 +6,7 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {
@@ -33,7 +34,7 @@ Error UnknownType(const char* section, const std::string& type) {
   return Unsupported("{} type {} is not supported", section, Quoted(type, 64));
 }
 
-// Calls parse(component) for each of a Sequence, however nested, or for the one component there is; null is none.
+// Calls parse(component) for each component of a Sequence, at any depth, or for a single component; null has none.
 template <class Parse>
 Status ForEachComponent(const json& component, const char* section, const char* list_key, Parse&& parse) {
   if (component.is_null()) return Ok{};
@@ -61,7 +62,7 @@ std::optional<Pattern> ParsePattern(const json* pattern) {
   return Pattern{item.key() == "Regex", *text};
 }
 
-// Replacements in a row multiply: a hostile file must not turn one byte into gigabytes.
+// Replacements multiply: a hostile file must not turn one byte into gigabytes.
 template <class Step>
 Status CheckGrowth(const std::vector<Step>& steps, const char* section) {
   constexpr double kMaxGrowth = 64;
@@ -123,7 +124,7 @@ std::optional<SplitBehavior> BehaviorOf(const std::string& name) {
   return std::nullopt;
 }
 
-// Shared by pre_tokenizer and decoder. Old files say add_prefix_space, new ones prepend_scheme.
+// Shared by pre_tokenizer and decoder. Old files have add_prefix_space, new ones prepend_scheme.
 Status ReadMetaspace(FieldReader& fields, std::string& replacement, PrependScheme& scheme, bool& split) {
   replacement = fields.String("replacement", "▁");
   if (replacement.empty() || ScanUtf8(replacement, 0).length != replacement.size())
@@ -179,7 +180,7 @@ Status AppendPreTokenizer(const json& component, std::vector<PreTokenizerStep>& 
     return UnknownType("pre_tokenizer", type);
   }
   RETURN_IF_ERROR(Finish(fields));
-  // Each step recurses into the next.
+  // The pre-tokenizer recurses once for each step.
   constexpr size_t kMaxSteps = 32;
   if (steps.size() == kMaxSteps) return Unsupported("more than {} pre_tokenizers are not supported", kMaxSteps);
   steps.push_back(std::move(step));
@@ -271,7 +272,7 @@ Status ReadTemplate(const json& component, TokenizerSpec& spec) {
   }
   if (!after_text)
     return Unsupported("post_processor TemplateProcessing: a template without the text is not supported");
-  // A later processor of a Sequence works on what the earlier one made.
+  // A later processor of a Sequence works on the result of the earlier one.
   spec.prefix.insert(spec.prefix.begin(), prefix.begin(), prefix.end());
   spec.suffix.insert(spec.suffix.end(), suffix.begin(), suffix.end());
   return Ok{};

@@ -1,18 +1,44 @@
-#include "text/special_tokens.h"
+#include "text/tokenizer_config.h"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <utility>
 
 #include "base/mmap_file.h"
 #include "base/utf8.h"
 #include "json/tree.h"
-#include "text/json_components.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {
+
+void ApplyLlama(const ClassRules& rules, TokenizerSpec& spec) {
+  spec.bpe.unk_token.clear();
+  spec.bpe.fuse_unk = true;
+  spec.bpe.byte_fallback = true;
+  spec.bpe.ignore_merges = false;
+
+  PreTokenizerStep metaspace;
+  metaspace.kind = PreTokenizerStep::Kind::kMetaspace;
+  metaspace.replacement = kMetaspaceMark;
+  metaspace.split = false;
+  metaspace.prepend_scheme = !rules.add_prefix_space ? PrependScheme::kNever
+                             : rules.legacy          ? PrependScheme::kAlways
+                                                     : PrependScheme::kFirst;
+  spec.pre_tokenizers = {metaspace};
+
+  spec.decoders = MetaspaceDecoders(/*prefix_space=*/rules.add_prefix_space);
+}
+
+void ApplyGpt2(const ClassRules& rules, TokenizerSpec& spec) {
+  spec.bpe = {};
+  PreTokenizerStep byte_level;
+  byte_level.pattern = kGpt2Pattern;
+  byte_level.add_prefix_space = rules.add_prefix_space;
+  spec.pre_tokenizers = {byte_level};
+  spec.decoders = {DecoderStep{}};
+}
 
 using nlohmann::json;
 
@@ -22,7 +48,7 @@ constexpr size_t kMaxTemplateBytes = 4 << 20;
 constexpr size_t kMaxFileBytes = 4 << 20;
 constexpr JsonLimits kFileLimits = {.max_values = 300'000, .max_text_bytes = kMaxFileBytes};
 
-// Null when the file is not there.
+// The JSON value null when the file is absent.
 Result<json> ReadIfThere(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return json();
@@ -69,7 +95,7 @@ class ConfigReader {
       ASSIGN_OR_RETURN(AddedToken token, SpecialToken(file[role]));
       SetRole(role, std::move(token));
     }
-    // Roles of one model only ("image_token") are special tokens too.
+    // Roles of a single model ("image_token") are special tokens too.
     for (const auto& item : file.items()) {
       const bool known = std::find(kRoles.begin(), kRoles.end(), item.key()) != kRoles.end();
       if (known || !item.key().ends_with("_token") || !item.value().is_string()) continue;
@@ -101,7 +127,7 @@ class ConfigReader {
     return Ok{};
   }
 
-  // {"token": id}, from before added_tokens_decoder.
+  // {"token": id}: the older form of added_tokens_decoder.
   Status ReadAddedTokens(const json& file) {
     for (const auto& item : file.items()) {
       const auto* id = item.value().get_ptr<const json::number_unsigned_t*>();
@@ -116,7 +142,7 @@ class ConfigReader {
     return Ok{};
   }
 
-  // What added_tokens_decoder says about a token holds for it in its roles, too.
+  // The options of a token in added_tokens_decoder hold for it in its roles, too.
   void ShareOptions() {
     std::map<std::string, const AddedToken*> by_content;
     for (const auto& [id, token] : config_.added_tokens_decoder) by_content[token.content] = &token;
@@ -150,7 +176,7 @@ class ConfigReader {
 
 Error InFile(const std::string& path, const Error& error) { return {error.kind, path + ": " + error.message}; }
 
-// A file of its own wins; in the configuration it is a string, or a list of named ones.
+// chat_template.jinja comes first; in the configuration the template is a string, or a list of named ones.
 Status ReadChatTemplate(const std::string& directory, const json& file, TokenizerConfig& config) {
   const std::string path = directory + "/chat_template.jinja";
   std::error_code error;
@@ -171,6 +197,23 @@ std::optional<TokenId> IdOfRole(const TokenizerConfig& config, const char* role,
 }
 
 }  // namespace
+
+TokenizerClass ClassOf(std::string declared, const std::string& model_type) {
+  if (declared.ends_with("Fast")) declared.resize(declared.size() - 4);
+  if (declared.empty() && (model_type == "opt" || model_type == "gpt2")) declared = "GPT2Tokenizer";
+  if (declared == "LlamaTokenizer") return TokenizerClass::kLlama;
+  if (declared == "GPT2Tokenizer") return TokenizerClass::kGpt2;
+  return TokenizerClass::kGeneric;
+}
+
+void ApplyClassRules(const ClassRules& rules, TokenizerSpec& spec) {
+  if (rules.tokenizer_class == TokenizerClass::kGeneric) return;
+  spec.normalizers.clear();
+  if (rules.tokenizer_class == TokenizerClass::kLlama)
+    ApplyLlama(rules, spec);
+  else
+    ApplyGpt2(rules, spec);
+}
 
 const AddedToken* TokenizerConfig::Role(const std::string& role) const {
   for (const auto& [name, token] : roles)

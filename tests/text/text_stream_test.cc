@@ -1,4 +1,4 @@
-#include "text/stop_strings.h"
+#include "text/text_stream.h"
 
 #include <gtest/gtest.h>
 
