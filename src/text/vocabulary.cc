@@ -82,25 +82,12 @@ void TokenVocabulary::GrowIndex() {
 
 MergeTable::MergeTable(size_t count) : slots_(count + count / 2 + 1), ranks_(slots_.size()) {}
 
-size_t MergeTable::FirstSlot(uint64_t key) const {
-  const uint64_t mixed = (key * 0x9E3779B97F4A7C15ULL) >> 32;
-  return static_cast<size_t>((mixed * slots_.size()) >> 32);
-}
-
 void MergeTable::Insert(TokenId left, TokenId right, uint32_t rank, TokenId merged) {
-  const uint64_t key = (static_cast<uint64_t>(left) << 20) | static_cast<uint64_t>(right);
+  const uint64_t key = KeyOf(left, right);
   size_t slot = FirstSlot(key);
   while (slots_[slot] != 0 && ((slots_[slot] & ~kUsed) >> 20) != key) slot = slot + 1 == slots_.size() ? 0 : slot + 1;
   slots_[slot] = kUsed | (key << 20) | static_cast<uint64_t>(merged);
   ranks_[slot] = rank;
-}
-
-std::optional<MergeTable::Merge> MergeTable::Find(TokenId left, TokenId right) const {
-  const uint64_t key = (static_cast<uint64_t>(left) << 20) | static_cast<uint64_t>(right);
-  for (size_t slot = FirstSlot(key); slots_[slot] != 0; slot = slot + 1 == slots_.size() ? 0 : slot + 1)
-    if (((slots_[slot] & ~kUsed) >> 20) == key)
-      return Merge{ranks_[slot], static_cast<TokenId>(slots_[slot] & kIdMask)};
-  return std::nullopt;
 }
 
 Status MergeList::Add(std::string_view left, std::string_view right) {

@@ -71,7 +71,14 @@ class MergeTable {
 
   // A pair inserted twice keeps the last rank, as in Hugging Face's library.
   void Insert(TokenId left, TokenId right, uint32_t rank, TokenId merged);
-  std::optional<Merge> Find(TokenId left, TokenId right) const;
+  // Inline: the innermost call of Encode.
+  std::optional<Merge> Find(TokenId left, TokenId right) const {
+    const uint64_t key = KeyOf(left, right);
+    for (size_t slot = FirstSlot(key); slots_[slot] != 0; slot = slot + 1 == slots_.size() ? 0 : slot + 1)
+      if (((slots_[slot] & ~kUsed) >> 20) == key)
+        return Merge{ranks_[slot], static_cast<TokenId>(slots_[slot] & kIdMask)};
+    return std::nullopt;
+  }
 
   // Calls visit(merged id) for every pair.
   template <class Visit>
@@ -84,7 +91,13 @@ class MergeTable {
   static constexpr uint64_t kIdMask = (1 << 20) - 1;
   static constexpr uint64_t kUsed = uint64_t{1} << 63;
 
-  size_t FirstSlot(uint64_t key) const;
+  static uint64_t KeyOf(TokenId left, TokenId right) {
+    return (static_cast<uint64_t>(left) << 20) | static_cast<uint64_t>(right);
+  }
+  size_t FirstSlot(uint64_t key) const {
+    const uint64_t mixed = (key * 0x9E3779B97F4A7C15ULL) >> 32;
+    return static_cast<size_t>((mixed * slots_.size()) >> 32);
+  }
 
   std::vector<uint64_t> slots_;  // kUsed | left << 40 | right << 20 | merged; 0 where free
   std::vector<uint32_t> ranks_;  // [slot]
