@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Foreign JSON is built as a tree, which takes up to 50 times its bytes: a line's tree stays within 50 MiB.
+// A tree of JSON takes up to 50 times the bytes of its text, so that of a line stays within 50 MiB.
 constexpr size_t kMaxQuestionBytes = size_t{1} << 20;
 constexpr size_t kMaxQuestions = 200'000;
 constexpr size_t kMaxChoices = 64;
@@ -85,13 +85,13 @@ std::optional<int64_t> Label(FieldReader& fields, const char* name) {
   return value;
 }
 
-// What a format's line comes to: the question, and its answer as the line writes it.
+// A parsed line: the question, and its answer as the line writes it.
 struct Parsed {
   ChoiceItem item;
   std::optional<int64_t> label;
 };
 
-// The readers of a format leave what is wrong in `fields`; what they return counts only when nothing is.
+// The reader of each format records errors in `fields`; its result counts only when there is none.
 
 // "My body cast a shadow." with "cause": "My body cast a shadow because", "the sun was rising."
 Parsed ParseCopa(FieldReader& fields) {

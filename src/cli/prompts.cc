@@ -21,7 +21,7 @@ constexpr size_t kMaxTextBytes = size_t{1} << 30;
 // A prompt costs about 100 bytes before its first character, so a file of empty ones is bounded by its count.
 constexpr size_t kMaxPrompts = 100'000;
 
-// A line is refused by its first event that does not belong, so depth needs no limit; a prompt is one token.
+// A prompt is one token. LineReader refuses the second level of nesting, so depth needs no limit here.
 constexpr JsonLimits kLineLimits = {.max_depth = SIZE_MAX, .max_token_bytes = SIZE_MAX};
 
 // Receives the events of one line and refuses the first that does not belong, so that foreign JSON builds nothing but

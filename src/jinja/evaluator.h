@@ -6,7 +6,6 @@
 #include <ctime>
 #include <deque>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -1,6 +1,5 @@
 // The lexer: source to tokens, with all of Jinja's whitespace rules, and the stream of tokens that the parsers read.
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <optional>
 

@@ -85,7 +85,7 @@ void ReadMessages(FieldReader& fields, CompletionRequest* request) {
     ChatMessage read;
     read.role = of.String("role");
     if (read.role.empty()) of.Refuse("role", "is missing");
-    // The other roles of the API belong to tools, which this server does not call.
+    // The API's other roles belong to tools, which this server does not call.
     const auto known = {"system", "developer", "user", "assistant"};
     if (std::find(known.begin(), known.end(), read.role) == known.end())
       of.Refuse("role", fmt::format("must be system, developer, user or assistant, not {}", Quoted(read.role, 32)));

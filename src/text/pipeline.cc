@@ -1,7 +1,6 @@
 #include "text/pipeline.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "text/unicode.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/check.h"
 #include "base/utf8.h"
 
 namespace infinigen {
