@@ -1,7 +1,7 @@
 // A picture for a terminal: which parts of its context a decode step attended to, context along x, layers along y.
 //
 //   AttentionPicture picture(layers, rows);
-//   executor.ObserveSelection(picture.Observer());   // every step replaces the one before
+//   executor.instruments().ObserveSelection(picture.Observer());   // every step replaces the one before
 //   ...
 //   picture.Freeze();                                // keep what was seen last
 #pragma once

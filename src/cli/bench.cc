@@ -6,18 +6,19 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_report.h"
-#include "cli/clock.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
-#include "cli/memory_plan.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "cli/session.h"
+#include "cli/plan_output.h"
+#include "cli/terminal.h"
 #include "model/cuda_executor.h"
-#include "model/decoder.h"
+#include "runtime/clock.h"
+#include "runtime/launch.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
@@ -25,7 +26,7 @@ namespace {
 struct BenchFlags {
   std::string model, shape;
   std::string dtype = "bf16";
-  DeviceFlags device;
+  DeviceRequest device;
   KvFlags kv;
   int64_t batch = 1, prompt = 512, gen = 32, repeat = 1;
   std::vector<int64_t> depths;
@@ -85,8 +86,8 @@ class Bench {
     if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
     if (outcome.status.ok() && steps > 0 && kinds && !executor_.options().method.evicts())
       TimeKinds(outcome.measurement, items);
-    outcome.measurement.device = executor_.device_use();
-    outcome.measurement.pool = {executor_.pool_bytes(), executor_.pool_peak_bytes()};
+    outcome.measurement.device = executor_.instruments().device_use();
+    outcome.measurement.pool = {executor_.instruments().pool_bytes(), executor_.instruments().pool_peak_bytes()};
     outcome.measurement.complete = !Interrupted();
     for (const StepItem& item : items) executor_.Release(item.slot);
     return outcome;
@@ -100,12 +101,12 @@ class Bench {
       ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
       items.push_back({.slot = slot, .token = 0, .row = depth});
     }
-    executor_.AwaitPool();  // what it takes is reported apart
+    executor_.instruments().AwaitPool();  // what it takes is reported apart
     for (size_t i = 0; i < items.size() && !Interrupted(); ++i) {
       const SeqSlot slot = items[i].slot;
       for (int32_t& id : prompt) id = ids_.Next();
       if (synthetic_) {
-        executor_.FillSynthetic(slot, depth, static_cast<uint64_t>(i) + 1);
+        executor_.instruments().FillSynthetic(slot, depth, static_cast<uint64_t>(i) + 1);
         continue;
       }
       const Clock::time_point start = Clock::now();
@@ -129,10 +130,10 @@ class Bench {
     // A GPU's first steps choose algorithms and record graphs: that is no part of a step. They come again.
     if (steps > 0 && !evicts && executor_.options().device == Device::kCuda)
       for (int step = 0; step < kWarmSteps && !Interrupted(); ++step) executor_.Step(items, logits);
-    const KvStats before = executor_.Stats();
+    const KvStats before = executor_.instruments().Stats();
     uint64_t bytes = 0;
     for (int64_t step = 0; step < steps && !Interrupted(); ++step) {
-      if (evicts && step == std::max<int64_t>(0, steps - kTimedSteps)) executor_.TakeZones(true);
+      if (evicts && step == std::max<int64_t>(0, steps - kTimedSteps)) executor_.instruments().TakeZones(true);
       for (StepItem& item : items) item.token = ids_.Next();
       const Clock::time_point start = Clock::now();
       executor_.Step(items, logits);
@@ -144,7 +145,7 @@ class Bench {
       for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * before.sketch_row_bytes;
     }
     if (evicts) TakeZones(measurement, static_cast<int>(std::min<int64_t>(steps, kTimedSteps)));
-    measurement.stats = executor_.Stats() - before;
+    measurement.stats = executor_.instruments().Stats() - before;
     bytes += measurement.stats.read_bytes;
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
   }
@@ -153,21 +154,21 @@ class Bench {
   void TimeKinds(Measurement& measurement, std::vector<StepItem>& items) {
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     for (StepItem& item : items) --item.row;
-    if (executor_.TakeZones(true).empty()) return;
+    if (executor_.instruments().TakeZones(true).empty()) return;
     for (int step = 0; step < kTimedSteps && !Interrupted(); ++step) {
       for (StepItem& item : items) item.token = ids_.Next();
       executor_.Step(items, logits);
     }
     TakeZones(measurement, kTimedSteps);
     // Where nothing is computed queries do not change, and a hot set would have all that they want.
-    if (!measurement.stats.fetches || skipping_ || executor_.options().method.hot_rows > 0) return;
+    if (!measurement.stats.fetches || skipping_ || executor_.options().hot_rows > 0) return;
     measurement.no_fetch_ms = StepWithout(/*fetch=*/true, /*compute=*/false, items, logits);
     measurement.no_compute_ms = StepWithout(/*fetch=*/false, /*compute=*/true, items, logits);
-    executor_.Skip(false, false);
+    executor_.instruments().Skip(false, false);
   }
   double StepWithout(bool fetch, bool compute, std::vector<StepItem>& items, std::vector<float>& logits) {
     constexpr int kSteps = 8;
-    executor_.Skip(fetch, compute);
+    executor_.instruments().Skip(fetch, compute);
     Clock::time_point start;
     for (int step = 0; step < kWarmSteps + kSteps && !Interrupted(); ++step) {
       if (step == kWarmSteps) start = Clock::now();
@@ -176,7 +177,7 @@ class Bench {
     return Seconds(start) * 1e3 / kSteps;
   }
   void TakeZones(Measurement& measurement, int steps) {
-    measurement.zones = executor_.TakeZones(false);
+    measurement.zones = executor_.instruments().TakeZones(false);
     for (ZoneTime& zone : measurement.zones) zone.ms /= std::max(1, steps);
   }
 
@@ -194,7 +195,7 @@ class Bench {
 Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& executor,
                      const std::vector<int64_t>& depths, std::vector<Measurement>& measurements) {
   const bool skips = flags.no_fetch || flags.no_compute;
-  if (skips && !executor.Skip(flags.no_fetch, flags.no_compute))
+  if (skips && !executor.instruments().Skip(flags.no_fetch, flags.no_compute))
     return Unsupported("--no-fetch, --no-compute: only a GPU does both at once; pass --device cuda");
   Bench bench(model, executor, flags.fill == "synthetic", skips);
   RETURN_IF_ERROR(bench.WarmUp());
@@ -212,20 +213,23 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
   return Ok();
 }
 
+RunRequest RequestFor(const BenchFlags& flags, const DeviceChoice& device, const KvRequest& kv, int64_t context) {
+  return {.device = device, .kv = kv, .max_tokens = context, .useful_batch = flags.batch, .batch = flags.batch};
+}
+
 Result<int> DryRun(const BenchFlags& flags, const Model& model, const DeviceChoice& device,
-                   const std::vector<KvChoice>& choices, int64_t context) {
+                   const std::vector<KvRequest>& requests, int64_t context) {
   std::vector<RunPlan> plans;
-  for (const KvChoice& kv : choices) {
-    ASSIGN_OR_RETURN(const ExecutorOptions options,
-                     OptionsFor(model, device, kv, context, {.useful = flags.batch, .flag = flags.batch}));
-    plans.push_back(PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true));
+  for (const KvRequest& kv : requests) {
+    ASSIGN_OR_RETURN(RunPlan plan, PlanRun(model, RequestFor(flags, device, kv, context)));
+    plans.push_back(std::move(plan));
   }
   return PrintPlans(model, plans, flags.format == "json");
 }
 
 Result<int> RunAll(const BenchFlags& flags) {
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const std::vector<KvChoice> choices, ResolveKvList(flags.kv));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
+  ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, KvRequests(flags.kv));
   std::unique_ptr<Model> model;
   if (!flags.shape.empty()) {
     const DType type = flags.dtype == "f32" ? DType::kF32 : flags.dtype == "f16" ? DType::kF16 : DType::kBF16;
@@ -239,16 +243,14 @@ Result<int> RunAll(const BenchFlags& flags) {
   const int64_t rows = *std::max_element(depths.begin(), depths.end()) + flags.gen;
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, rows));
 
-  if (flags.dry_run) return DryRun(flags, *model, device, choices, context);
+  if (flags.dry_run) return DryRun(flags, *model, device, requests, context);
   std::vector<Measurement> measurements;
   nlohmann::ordered_json device_json;
-  for (const KvChoice& kv : choices) {
+  Terminal terminal;
+  for (const KvRequest& kv : requests) {
     if (Interrupted()) break;
-    ASSIGN_OR_RETURN(const ExecutorOptions options,
-                     OptionsFor(*model, device, kv, context, {.useful = flags.batch, .flag = flags.batch}));
-    const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/true);
-    if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
-    ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
+    ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(*model, RequestFor(flags, device, kv, context)));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, plan, terminal.callbacks()));
     device_json = DeviceJson(*executor);
     RETURN_IF_ERROR(MeasureDepths(flags, *model, *executor, depths, measurements));
   }
@@ -259,7 +261,7 @@ Result<int> RunAll(const BenchFlags& flags) {
                      .gen = flags.gen,
                      .repeat = flags.repeat,
                      .fill = flags.fill,
-                     .detail = {flags.kv.stats_per_layer, flags.kv.mass_recall},
+                     .detail = {flags.kv.stats_per_layer, flags.kv.request.measure_mass},
                      .measurements = std::move(measurements),
                      .complete = !Interrupted()};
   if (device.device == Device::kCuda && !report.measurements.empty()) {

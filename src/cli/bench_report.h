@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/report.h"
-#include "cli/session.h"
 #include "model/cuda_executor.h"
 #include "model/executor.h"
+#include "runtime/model.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
@@ -10,10 +11,12 @@
 #include "cli/eval.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "cli/session.h"
-#include "cli/skew_source.h"
+#include "cli/prompts.h"
+#include "cli/terminal.h"
 #include "kv/skew_file.h"
+#include "runtime/model.h"
+#include "runtime/report.h"
+#include "runtime/skew_store.h"
 
 namespace infinigen {
 namespace {
@@ -27,7 +30,7 @@ struct CalibrateFlags {
   std::string file;
   std::string output;
   int64_t positions = 0;  // 0: what the model was made for
-  DeviceFlags device;
+  DeviceRequest device;
   bool json = false;
 };
 
@@ -81,15 +84,25 @@ std::string CalibrationLines(const Calibration& made) {
 }
 
 Result<int> CalibrateCommand(const CalibrateFlags& flags) {
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
-  ASSIGN_OR_RETURN(const CalibrationText text, ReadCalibrationText(*model, flags.file));
+  std::optional<NamedText> given;
+  if (!flags.file.empty()) {
+    given.emplace();
+    given->name = flags.file == "-" ? "standard input" : std::filesystem::path(flags.file).filename().string();
+    if (model->tokenizer != nullptr) {
+      ASSIGN_OR_RETURN(given->bytes, ReadText(flags.file));
+    }
+  }
+  ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(*model, given));
   if (model->tokenizer == nullptr)
     Warn(fmt::format("{} has no tokenizer: it is calibrated on random token ids", model->config.name));
   ASSIGN_OR_RETURN(const int64_t positions, ChooseContext(model->config, flags.positions));
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device, positions));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device, positions, terminal.callbacks()));
+  terminal.Erase();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::string path = flags.output;
   if (path.empty()) {

@@ -6,14 +6,17 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "cli/conversation.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
 #include "cli/line_source.h"
-#include "cli/memory_plan.h"
 #include "cli/options.h"
-#include "cli/session.h"
+#include "cli/plan_output.h"
+#include "cli/terminal.h"
+#include "runtime/conversation.h"
+#include "runtime/describe.h"
+#include "runtime/launch.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
 
 namespace infinigen {
 namespace {
@@ -24,7 +27,7 @@ constexpr int64_t kLeastContext = 256;
 struct ChatFlags {
   std::string model;
   std::string system;
-  DeviceFlags device;
+  DeviceRequest device;
   KvFlags kv;
   SamplingFlags sampling;
   int64_t predict = 512;
@@ -69,7 +72,8 @@ std::string ForTerminal(std::string_view text) {
 
 class Chat {
  public:
-  Chat(Conversation& conversation, LineSource& lines) : conversation_(conversation), lines_(lines) {}
+  Chat(Conversation& conversation, LineSource& lines, Terminal& terminal)
+      : conversation_(conversation), lines_(lines), terminal_(terminal) {}
 
   // Until the input ends. The exit code.
   Result<int> Run() {
@@ -133,11 +137,13 @@ class Chat {
   void Answer(std::string message) {
     bool line_open = false;
     const auto on_text = [&](std::string_view text) {
+      terminal_.Erase();
       output_.Write(lines_.terminal() ? ForTerminal(text) : std::string(text));
       if (!text.empty()) line_open = text.back() != '\n';
       return !output_.closed() && output_.status().ok();
     };
     const Result<infinigen::Answer> answer = conversation_.Say(std::move(message), on_text);
+    terminal_.Erase();
     // In a pipe every answer ends in a line of its own; on the screen a line end of the model's is enough.
     if (line_open || (answer.ok() && !lines_.terminal())) output_.Write("\n");
     if (!answer.ok()) {
@@ -174,18 +180,11 @@ class Chat {
 
   Conversation& conversation_;
   LineSource& lines_;
+  Terminal& terminal_;
   Output output_;
   bool leaving_ = false;
   bool refused_ = false;  // a line of a script could not be done
 };
-
-// The plan of the largest context up to what was asked for; without -c less than the model's is better than nothing.
-RunPlan PlanChat(const Model& model, ExecutorOptions options, const KvChoice& kv, bool fixed_context) {
-  RunPlan plan = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
-  if (plan.refusal.empty() || fixed_context || plan.largest_context < kLeastContext) return plan;
-  options.max_tokens = plan.largest_context;
-  return PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
-}
 
 std::string Greeting(const Model& model, const ExecutorOptions& options) {
   return fmt::format(
@@ -196,8 +195,8 @@ std::string Greeting(const Model& model, const ExecutorOptions& options) {
 }
 
 Result<int> Talk(const ChatFlags& flags) {
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   if (model->tokenizer == nullptr)
@@ -208,28 +207,34 @@ Result<int> Talk(const ChatFlags& flags) {
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
-  if (kv.method.prompt_columns)
+  if (kv.prompt_columns && kv.selection().uses_basis)
     return Unsupported(
         "--kv-columns prompt: a conversation goes on after rows that exist, and these columns are chosen "
         "by one whole prompt");
-  ASSIGN_OR_RETURN(const ExecutorOptions options, OptionsFor(*model, device, kv, context, {.useful = 1, .flag = 1}));
-  const RunPlan plan = PlanChat(*model, options, kv, /*fixed_context=*/flags.context > 0);
+  // Without -c, less than what the model was made for is better than nothing.
+  ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(*model, {.device = device,
+                                                        .kv = kv,
+                                                        .max_tokens = context,
+                                                        .least_tokens = flags.context > 0 ? 0 : kLeastContext,
+                                                        .batch = 1}));
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, /*json=*/false);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
                      model->config.max_positions, model->config.name));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, plan, terminal.callbacks()));
 
   Conversation conversation(*model, *executor, *prompt,
                             {.system = flags.system,
                              .max_new_tokens = flags.predict >= 0 ? flags.predict : INT32_MAX,
                              .sampling = ResolveSampling(flags.sampling),
                              .ignore_eos = flags.ignore_eos,
-                             .stats_per_layer = flags.kv.stats_per_layer});
+                             .stats_per_layer = flags.kv.stats_per_layer,
+                             .callbacks = terminal.callbacks()});
   ASSIGN_OR_RETURN(const std::unique_ptr<LineSource> lines, OpenStandardInput());
   if (lines->terminal()) Output().Write(Greeting(*model, executor->options()));
-  return Chat(conversation, *lines).Run();
+  return Chat(conversation, *lines, terminal).Run();
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "cli/clock.h"
 #include "cli/eval_perplexity.h"
 #include "cli/interrupt.h"
+#include "runtime/clock.h"
 
 namespace infinigen {
 namespace {
@@ -14,8 +14,7 @@ constexpr int64_t kLogitRows = 32;
 
 bool CanGoBack(const KvMethod& method) {
   if (method.evicts() || method.prompt_columns) return false;
-  return method.select == SelectKind::kAll ||
-         (method.select != SelectKind::kQuest && method.from != GuessSource::kPrevStep);
+  return !method.selects() || (method.select->rewrites_rows && method.from != GuessSource::kPrevStep);
 }
 
 std::span<const int32_t> Prompt(const ChoiceRequest& choice) {
@@ -84,7 +83,7 @@ Result<bool> ChoiceRunner::Feed(SeqSlot slot, int64_t first_row, std::span<const
 
 Result<std::optional<double>> ChoiceRunner::FeedScored(SeqSlot slot, const ChoiceRequest& choice) {
   const KvMethod& method = executor_.options().method;
-  const bool dense = method.select == SelectKind::kAll && !method.evicts();
+  const bool dense = !method.selects() && !method.evicts();
   std::vector<int32_t> fed = {choice.context.back()};
   fed.insert(fed.end(), choice.ending.begin(), choice.ending.end() - 1);
   const int64_t first_row = static_cast<int64_t>(choice.context.size()) - 1;
@@ -103,7 +102,7 @@ Result<std::optional<double>> ChoiceRunner::FeedScored(SeqSlot slot, const Choic
                                    choice.ending[static_cast<size_t>(row + i)]);
   }
   timing_.prefill_s += Seconds(start);
-  pool_bytes_ = executor_.pool_bytes();
+  pool_bytes_ = executor_.instruments().pool_bytes();
   return std::optional(sum);
 }
 
@@ -171,7 +170,7 @@ Result<bool> ChoiceRunner::ScoreBySteps(const ChoiceQuestion& question, size_t f
     timing_.decode_s += elapsed;
     timing_.step_ms.push_back(static_cast<float>(elapsed * 1e3));
     timing_.decode_tokens += static_cast<int64_t>(items.size());
-    pool_bytes_ = executor_.pool_bytes();
+    pool_bytes_ = executor_.instruments().pool_bytes();
     for (size_t i = 0; i < live.size(); ++i) {
       Live& one = live[i];
       const int32_t token = one.choice->ending[one.scored++];

@@ -17,8 +17,8 @@
 
 #include "base/result.h"
 #include "cli/choice_prompt.h"
-#include "cli/report.h"
 #include "model/executor.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 
@@ -34,7 +34,7 @@ class ChoiceRunner {
 
   // Of everything run so far; a prefill that Ctrl-C ended is not in it.
   const Timing& timing() const { return timing_; }
-  PoolUse pool() const { return {pool_bytes_, executor_.pool_peak_bytes()}; }
+  PoolUse pool() const { return {pool_bytes_, executor_.instruments().pool_peak_bytes()}; }
 
  private:
   struct Live;

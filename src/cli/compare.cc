@@ -8,19 +8,10 @@
 
 #include "cli/console.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {
-
-std::vector<std::string> Split(std::string_view list) {
-  std::vector<std::string> words;
-  for (size_t comma = 0; comma != std::string_view::npos; list.remove_prefix(std::min(comma + 1, list.size()))) {
-    comma = list.find(',');
-    words.emplace_back(list.substr(0, comma));
-  }
-  return words;
-}
 
 // With how many windows at once full runs: as many as it can keep in `bytes`.
 int64_t WindowsWithin(uint64_t bytes, const Model& model, ExecutorOptions options, int64_t windows) {
@@ -66,24 +57,29 @@ bool Comparison::GoesOn() const {
 }
 
 Status Comparison::Resolve() {
-  KvFlags plain = flags_.kv;
-  plain.presets = "full";
+  const KvRequest& asked = flags_.kv.request;
   const bool untouched =
-      (plain.select.empty() || plain.select == "all") && (plain.evict.empty() || plain.evict == "none");
-  plain.select = plain.evict = plain.limit = "";
-  result_.full.preset = plain.presets;
+      (asked.select == nullptr || asked.select == &kSelectAll) && asked.evict.value_or(nullptr) == nullptr;
+  KvRequest plain = asked;
+  plain.preset = FindPreset("full");
+  plain.select = nullptr;
+  plain.evict.reset();
+  plain.limit_share.reset();
+  plain.limit_bytes.reset();
+  RETURN_IF_ERROR(CheckKvRequest(plain));
+  result_.full.preset = plain.preset->name;
   result_.full.full = true;
-  ASSIGN_OR_RETURN(result_.full.kv, ResolveKv(plain));
-  for (const std::string& preset : Split(flags_.kv.presets)) {
+  result_.full.kv = plain;
+  for (const KvPreset* preset : flags_.kv.presets) {
     CompareRow& row = result_.rows.emplace_back();
-    row.preset = preset;
-    row.full = preset == "full" && untouched;
-    KvFlags one = flags_.kv;
-    one.presets = preset;
-    if (Result<KvChoice> kv = ResolveKv(one); kv.ok())
-      row.kv = std::move(*kv);
+    row.preset = preset->name;
+    row.full = preset == plain.preset && untouched;
+    KvRequest one = asked;
+    one.preset = preset;
+    if (const Status fine = CheckKvRequest(one); fine.ok())
+      row.kv = std::move(one);
     else
-      row.error = kv.error().message;
+      row.error = fine.error().message;
   }
   return Ok();
 }
@@ -126,12 +122,12 @@ Status Comparison::PlantFacts(CompareRow& row) {
   NeedleTable table(task_.facts, session_, *maker_, row.preset + ": ");
   ASSIGN_OR_RETURN(NeedleResult facts, table.Run());
   if (facts.complete) row.facts = std::move(facts);
-  row.facts_stats = session_.executor->Stats();
+  row.facts_stats = session_.executor->instruments().Stats();
   return Ok();
 }
 
 Status Comparison::ReadText(CompareRow& row) {
-  RETURN_IF_ERROR(CheckScorable(row.kv->method));
+  RETURN_IF_ERROR(CheckScorable(*row.kv));
   RETURN_IF_ERROR(Start(row, task_.text.rows, 1));
   if (row.full && result_.compared) {
     row.ppl = result_.full.ppl;
@@ -141,17 +137,19 @@ Status Comparison::ReadText(CompareRow& row) {
   const PplRunners runners{session_.executor.get(), full_.get(), reader_.get()};
   ASSIGN_OR_RETURN(PplResult ppl, Score(row, runners, task_.text.options.mode));
   if (ppl.complete()) row.ppl = std::move(ppl);
-  row.ppl_stats = session_.executor->Stats();
+  row.ppl_stats = session_.executor->instruments().Stats();
   return Ok();
 }
 
 Status Comparison::StartFull() {
   const Model& model = *session_.model;
   const int64_t windows = static_cast<int64_t>(task_.text.windows.size());
-  ASSIGN_OR_RETURN(ExecutorOptions options,
-                   OptionsFor(model, session_.device, *result_.full.kv, task_.text.rows, {.useful = 1, .flag = 1}));
-  const RunPlan plan = PlanRunHere(model, options, std::nullopt, /*fixed_batch=*/true);
+  ASSIGN_OR_RETURN(
+      const RunPlan plan,
+      PlanRun(model, {.device = session_.device, .kv = *result_.full.kv, .max_tokens = task_.text.rows, .batch = 1}));
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  ExecutorOptions options = plan.options;
+  options.pool_limit_bytes = UINT64_MAX;
   // The other half is for the methods, which are planned with what is free when they come.
   options.max_batch = WindowsWithin(plan.available_bytes / 2, model, options, windows);
   ASSIGN_OR_RETURN(full_, MakeExecutor(model.config, model.weights, options));
@@ -160,7 +158,7 @@ Status Comparison::StartFull() {
   // Its windows stay, so it is read in bulk in either mode; the bits are the same.
   ASSIGN_OR_RETURN(PplResult ppl, Score(result_.full, {full_.get(), nullptr, reader_.get()}, PplMode::kBatched));
   if (ppl.complete()) result_.full.ppl = std::move(ppl);
-  result_.full.ppl_stats = full_->Stats();
+  result_.full.ppl_stats = full_->instruments().Stats();
   return Ok();
 }
 

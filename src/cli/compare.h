@@ -32,9 +32,9 @@ struct CompareTask {
 
 struct CompareRow {
   std::string preset;
-  std::optional<KvChoice> kv;  // nullopt: refused
-  bool full = false;           // what the others are compared with
-  std::string error;           // why something was not measured
+  std::optional<KvRequest> kv;  // nullopt: refused
+  bool full = false;            // what the others are compared with
+  std::string error;            // why something was not measured
 
   std::optional<ExecutorOptions> options;  // of the runs, once there was one
   std::optional<DecodeSpeed> speed;

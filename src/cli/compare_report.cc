@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/size.h"
-#include "cli/report.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {

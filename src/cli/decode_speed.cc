@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "cli/clock.h"
 #include "cli/interrupt.h"
+#include "runtime/clock.h"
 
 namespace infinigen {
 namespace {
@@ -46,8 +46,8 @@ Result<DecodeSpeed> MeasureDecode(Executor& executor, std::span<const int32_t> t
     ++speed.timing.decode_tokens;
   }
   speed.complete = speed.timing.decode_tokens == steps;
-  speed.stats = executor.Stats();
-  speed.pool = {executor.pool_bytes(), executor.pool_peak_bytes()};
+  speed.stats = executor.instruments().Stats();
+  speed.pool = {executor.instruments().pool_bytes(), executor.instruments().pool_peak_bytes()};
   executor.Release(slot);
   if (!prefilled.ok()) return prefilled.error();
   return speed;

@@ -8,9 +8,9 @@
 #include <span>
 
 #include "base/result.h"
-#include "cli/report.h"
 #include "kv/stats.h"
 #include "model/executor.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 

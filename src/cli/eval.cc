@@ -11,7 +11,8 @@
 #include "base/size.h"
 #include "cli/console.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
+#include "cli/terminal.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {
@@ -55,7 +56,7 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
 
 Result<EvalSession> OpenForEval(const EvalFlags& flags) {
   // What the flags alone can refuse comes before anything is read.
-  ASSIGN_OR_RETURN(KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(KvRequest kv, OneKvRequest(flags.kv));
   ASSIGN_OR_RETURN(EvalSession session, OpenModelForEval(flags));
   session.kv = std::move(kv);
   return session;
@@ -63,7 +64,7 @@ Result<EvalSession> OpenForEval(const EvalFlags& flags) {
 
 Result<EvalSession> OpenModelForEval(const EvalFlags& flags) {
   EvalSession session;
-  ASSIGN_OR_RETURN(session.device, ResolveDevice(flags.device));
+  ASSIGN_OR_RETURN(session.device, ChooseDevice(flags.device));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   ASSIGN_OR_RETURN(session.model, OpenModel(directory));
   if (session.model->tokenizer == nullptr)
@@ -72,65 +73,33 @@ Result<EvalSession> OpenModelForEval(const EvalFlags& flags) {
 }
 
 Result<RunPlan> PlanEval(const EvalFlags& flags, int64_t rows, int64_t batch, const EvalSession& session) {
-  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(*session.model, session.device, session.kv, rows,
-                                                       {.useful = batch, .flag = flags.batch}));
-  // Nobody waits here for a place: no more at once than a hard limit holds.
-  if (session.kv.limit_bytes && !options.method.evicts()) {
-    ExecutorOptions one = options;
-    one.max_batch = 1;
-    const uint64_t bytes = PlanMemory(session.model->config, one, 0).pool_bytes;
-    options.max_batch =
-        std::clamp<int64_t>(static_cast<int64_t>(*session.kv.limit_bytes / bytes), 1, options.max_batch);
-  }
-  return PlanRunHere(*session.model, options, session.kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
+  return PlanRun(*session.model, {.device = session.device,
+                                  .kv = session.kv,
+                                  .max_tokens = rows,
+                                  .useful_batch = batch,
+                                  .batch = flags.batch,
+                                  .waits = false});
 }
 
 Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session) {
   const Model& model = *session->model;
-  const KvChoice& kv = session->kv;
+  Terminal terminal;
   ASSIGN_OR_RETURN(const RunPlan plan, PlanEval(flags, rows, batch, *session));
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (rows > model.config.max_positions && !std::exchange(session->warned, true))
     Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows, model.config.max_positions,
                      model.config.name));
-  ASSIGN_OR_RETURN(session->executor, Launch(model, kv, plan.options));
+  ASSIGN_OR_RETURN(session->executor, Launch(model, plan, terminal.callbacks()));
   const bool with_cpu = compare && flags.against == "cpu";
   if (!compare || (!with_cpu && plan.options.is_full())) return Ok();
-  ExecutorOptions full = plan.options;
-  if (with_cpu) {
-    full = {.device = Device::kCpu,
-            .threads = full.threads,
-            .max_tokens = full.max_tokens,
-            .max_batch = full.max_batch,
-            .kv_type = full.kv_type,
-            .method = full.method};
-    ASSIGN_OR_RETURN(session->full, Launch(model, kv, full));
+  const RunPlan second = with_cpu ? OnCpu(plan) : FullBeside(model, plan);
+  const uint64_t bytes = second.parts.total_bytes();
+  if (!with_cpu && plan.options.device != Device::kCuda &&
+      plan.parts.total_bytes() + bytes + kMarginBytes > plan.available_bytes) {
+    Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(bytes)));
     return Ok();
   }
-  full.method = {};
-  full.pool_limit_bytes = UINT64_MAX;
-  if (IsQuantised(full.kv_type)) full.kv_type = StoreTypeOf(model.dtype);  // what codes lose is part of the comparison
-  const uint64_t second = PlanMemory(model.config, full, 0).total_bytes();
-  if (plan.options.device != Device::kCuda && plan.parts.total_bytes() + second + kMarginBytes > plan.available_bytes) {
-    Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(second)));
-    return Ok();
-  }
-  ASSIGN_OR_RETURN(session->full, MakeExecutor(model.config, model.weights, full));
-  return Ok();
-}
-
-Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
-  ASSIGN_OR_RETURN(const std::vector<int32_t> with, tokenizer.Encode("a"));
-  ASSIGN_OR_RETURN(const std::vector<int32_t> without, tokenizer.Encode("a", {.add_special = false}));
-  const auto text = std::search(with.begin(), with.end(), without.begin(), without.end());
-  return std::vector<int32_t>(with.begin(), text);
-}
-
-Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids) {
-  for (const int32_t id : ids)
-    if (id < 0 || id >= config.vocab)
-      return Invalid("{}: the tokenizer gives the id {}, the model's vocabulary ends at {}", config.name, id,
-                     config.vocab - 1);
+  ASSIGN_OR_RETURN(session->full, Launch(model, second, terminal.callbacks()));
   return Ok();
 }
 
@@ -144,8 +113,9 @@ void AddEvalJsonTail(const EvalFlags& flags, const EvalSession& session, const T
                      nlohmann::ordered_json* json) {
   (*json)["timing"] = TimingJson(timing);
   (*json)["timing"]["load_s"] = session.model->load_s;
-  (*json)["kv_stats"] = KvStatsJson(pool, session.executor->Stats(), {flags.kv.stats_per_layer, flags.kv.mass_recall});
-  (*json)["memory"] = MemoryJson(session.executor->device_use());
+  (*json)["kv_stats"] = KvStatsJson(pool, session.executor->instruments().Stats(),
+                                    {flags.kv.stats_per_layer, flags.kv.request.measure_mass});
+  (*json)["memory"] = MemoryJson(session.executor->instruments().device_use());
 }
 
 int FinishEval(const std::function<Result<int>()>& body) {

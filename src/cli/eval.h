@@ -13,11 +13,11 @@
 
 #include "base/result.h"
 #include "cli/commands.h"
-#include "cli/kv_choice.h"
-#include "cli/memory_plan.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "cli/session.h"
+#include "runtime/kv_request.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 
@@ -28,7 +28,7 @@ int RunEvalCompare(Arguments arguments);
 
 struct EvalFlags {
   std::string model;
-  DeviceFlags device;
+  DeviceRequest device;
   KvFlags kv;
   int64_t batch = 0;  // 0: not given
   bool dry_run = false;
@@ -41,7 +41,7 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
 // A model with its tokenizer, ready to run sequences of `rows` rows.
 struct EvalSession {
   DeviceChoice device;
-  KvChoice kv;
+  KvRequest kv;
   std::unique_ptr<Model> model;
   std::unique_ptr<Executor> executor;  // after the model, whose weights it reads
   std::unique_ptr<Executor> full;      // what it is compared with: --kv full, or the same on the CPU; null unless asked
@@ -56,12 +56,6 @@ Result<EvalSession> OpenModelForEval(const EvalFlags& flags);
 Result<RunPlan> PlanEval(const EvalFlags& flags, int64_t rows, int64_t batch, const EvalSession& session);
 // Plans memory and makes the executor, and a second one when its results are to be compared with another's.
 Status StartExecutor(const EvalFlags& flags, int64_t rows, int64_t batch, bool compare, EvalSession* session);
-
-// The ids that the tokenizer puts before every text, usually BOS or nothing.
-Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer);
-
-// Ids beyond the model's vocabulary are refused: tokenizer and weights do not belong together.
-Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids);
 
 // The part of the report that every evaluation has: model, device, kv; and its end: timing, kv_stats, memory.
 nlohmann::ordered_json EvalJsonHead(const EvalSession& session);

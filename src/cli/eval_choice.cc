@@ -18,7 +18,9 @@
 #include "cli/eval.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
+#include "cli/plan_output.h"
+#include "runtime/describe.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {
@@ -91,7 +93,7 @@ Result<ChoiceInput> Prepare(const ChoiceFlags& flags, const EvalSession& session
     if (Interrupted()) return Invalid("interrupted");  // said by the exit code alone
     ASSIGN_OR_RETURN(ChoiceQuestion question, maker.Question(i));
     for (const ChoiceRequest& choice : question.choices) {
-      if (session.kv.method.prompt_columns && choice.context.size() < 2)
+      if (session.kv.prompt_columns && session.kv.selection().uses_basis && choice.context.size() < 2)
         return Unsupported("{}:{}: --kv-columns prompt: the context is a single token, no prompt that could choose",
                            input.task.path, question.line);
       RETURN_IF_ERROR(CheckIds(session.model->config, choice.context));
@@ -193,7 +195,7 @@ std::string ResultTable(const ChoiceFlags& flags, const ChoiceInput& input, cons
                         const ChoiceResult& result) {
   const Json numbers = Numbers(flags, input, session, result);
   const ExecutorOptions& options = session.executor->options();
-  const Json attended = KvStatsJson(result.pool, session.executor->Stats())["attended_ratio"];
+  const Json attended = KvStatsJson(result.pool, session.executor->instruments().Stats())["attended_ratio"];
   if (flags.format == "csv") {
     const auto cell = [](const Json& value) {
       const bool known = !value.is_null() && !(value.is_number_float() && std::isnan(value.get<double>()));
@@ -244,7 +246,7 @@ Result<int> EvalChoice(const ChoiceFlags& flags) {
   output.Write(json ? Dump(ResultJson(flags, input, session, result)) : ResultTable(flags, input, session, result));
   RETURN_IF_ERROR(output.status());
   if (!json)
-    PrintStderr("{}", Statistics(result, session.executor->Stats(), session.executor->options(),
+    PrintStderr("{}", Statistics(result, session.executor->instruments().Stats(), session.executor->options(),
                                  flags.common.kv.stats_per_layer));
   if (result.complete()) return kExitOk;
   if (!json)

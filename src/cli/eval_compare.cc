@@ -9,9 +9,10 @@
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/flags.h"
-#include "cli/launch.h"
 #include "cli/needle_text.h"
+#include "cli/plan_output.h"
 #include "cli/prompts.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {
@@ -53,7 +54,7 @@ Json ResultJson(const CompareFlags& flags, const CompareTask& task, const EvalSe
                {"n", flags.n},
                {"seed", flags.seed},
                {"gen", flags.steps}};
-  json.update(CompareJson(result, {flags.common.kv.stats_per_layer, flags.common.kv.mass_recall}));
+  json.update(CompareJson(result, {flags.common.kv.stats_per_layer, flags.common.kv.request.measure_mass}));
   json["complete"] = result.complete;
   json["timing"] = {{"load_s", session.model->load_s}};
   json["memory"] = MemoryJson();
@@ -96,9 +97,9 @@ Result<int> Report(const CompareFlags& flags, const CompareTask& task, const Eva
 
 // The plan of each method's largest run: texts with facts where there are any, windows else.
 Result<int> DryRun(const CompareFlags& flags, const CompareTask& task, EvalSession& session) {
-  ASSIGN_OR_RETURN(std::vector<KvChoice> choices, ResolveKvList(flags.common.kv));
+  ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
   std::vector<RunPlan> plans;
-  for (KvChoice& kv : choices) {
+  for (KvRequest& kv : requests) {
     session.kv = std::move(kv);
     const bool facts = flags.n > 0;
     ASSIGN_OR_RETURN(RunPlan plan, PlanEval(flags.common, facts ? task.facts.lengths[0] : task.text.rows,
@@ -155,9 +156,8 @@ void AddFlags(Flags& flags, CompareFlags* values) {
   flags.Integer("-s,--seed", &values->seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
   flags.Integer("--gen", &values->steps, 0, INT32_MAX,
                 "decode steps timed at the end of the first window; 0 leaves the speed out (default 64)");
-  std::string every;
-  for (const std::string_view preset : PresetNames()) every += (every.empty() ? "" : ",") + std::string(preset);
-  values->common.kv.presets = every;
+  values->common.kv.presets.clear();
+  for (const KvPreset& preset : KvPresets()) values->common.kv.presets.push_back(&preset);
   AddEvalFlags(flags, &values->common, "at most N texts with facts at once (default 8)", /*kv_list=*/true);
   flags.Choice("--format", &values->format, {"md", "csv", "json"}, "how the table is printed");
 }

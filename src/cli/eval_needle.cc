@@ -11,14 +11,14 @@
 #include "cli/eval.h"
 #include "cli/flags.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
 #include "cli/needle_case.h"
 #include "cli/needle_report.h"
 #include "cli/needle_run.h"
 #include "cli/needle_show.h"
 #include "cli/needle_table.h"
-#include "cli/progress.h"
+#include "cli/plan_output.h"
 #include "cli/prompts.h"
+#include "cli/terminal.h"
 
 namespace infinigen {
 namespace {
@@ -51,15 +51,15 @@ Status ShowFirst(const NeedleFlags& flags, Executor& executor, NeedleTable& tabl
   const std::string screen = ShowCase(planted, flags.file.empty() ? "generated" : flags.file, style);
   const size_t last_line = screen.rfind('\n') + 1;  // waits for the bar to be gone, which has this place till then
   output.Write(std::string_view(screen).substr(0, last_line));
-  Progress progress;
+  Terminal terminal;
+  const Callbacks callbacks = terminal.callbacks();
   NeedleWatch watch;
   watch.on_prefill = [&](int64_t unit, int64_t units, int64_t tokens) {
-    if (unit == 1) progress.Expect(units, tokens);
-    progress.Advance(1);
+    callbacks.Progress({.kind = WorkKind::kPrefill, .done = unit, .total = units, .tokens = tokens});
     if (unit == units) output.Write(std::string_view(screen).substr(last_line));
   };
   AttentionPicture picture(executor.config().layers, planted.prompt_tokens(), style.width - 8);
-  executor.ObserveSelection(picture.Observer());
+  executor.instruments().ObserveSelection(picture.Observer());
   std::string spaces;  // shown only when something follows
   watch.on_text = [&](size_t, std::string_view text) {
     if (codes ? text.find_first_of("0123456789") != std::string_view::npos : !IsBlank(text)) picture.Freeze();
@@ -70,10 +70,10 @@ Status ShowFirst(const NeedleFlags& flags, Executor& executor, NeedleTable& tabl
   };
   const Timing before = runner.timing();
   ASSIGN_OR_RETURN(const std::vector<NeedleAnswer> answers, runner.Run({&planted, 1}, watch));
-  progress.Erase();
-  output.Write(ShowOutcome(planted, answers[0], runner.timing().Since(before), runner.pool(), executor.Stats(),
-                           executor.options(), style));
-  executor.ObserveSelection({});
+  terminal.Erase();
+  output.Write(ShowOutcome(planted, answers[0], runner.timing().Since(before), runner.pool(),
+                           executor.instruments().Stats(), executor.options(), style));
+  executor.instruments().ObserveSelection({});
   if (picture.seen() && answers[0].done)
     output.Write(fmt::format(
         "\nWhere each layer looked in the step that gave the first {} (the darker, the more of those tokens):\n{}",
@@ -142,24 +142,27 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
 // ---- the command ----
 
 // The methods of --kv, and full where it is asked for to compare with and missing.
-Result<std::vector<KvChoice>> Choices(const NeedleFlags& flags) {
-  ASSIGN_OR_RETURN(std::vector<KvChoice> choices, ResolveKvList(flags.common.kv));
-  const auto full = [](const KvChoice& kv) {
-    return kv.method.preset == "full" && kv.method.select == SelectKind::kAll && !kv.method.evicts();
+Result<std::vector<KvRequest>> Requests(const NeedleFlags& flags) {
+  ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
+  const auto full = [](const KvRequest& kv) {
+    return kv.preset->name == "full" && &kv.selection() == &kSelectAll && !kv.evicts();
   };
-  if (flags.against != "full" || std::any_of(choices.begin(), choices.end(), full)) return choices;
-  KvFlags plain = flags.common.kv;
-  plain.presets = "full";
-  plain.select = plain.evict = plain.limit = "";
-  plain.type = "auto";
-  ASSIGN_OR_RETURN(KvChoice kv, ResolveKv(plain));
-  choices.push_back(std::move(kv));
-  return choices;
+  if (flags.against != "full" || std::any_of(requests.begin(), requests.end(), full)) return requests;
+  KvRequest plain = flags.common.kv.request;
+  plain.preset = FindPreset("full");
+  plain.select = nullptr;
+  plain.evict.reset();
+  plain.limit_share.reset();
+  plain.limit_bytes.reset();
+  plain.type.reset();
+  RETURN_IF_ERROR(CheckKvRequest(plain));
+  requests.push_back(std::move(plain));
+  return requests;
 }
 
 Result<int> EvalNeedle(const NeedleFlags& flags) {
   // What the flags alone can refuse comes before anything is read.
-  ASSIGN_OR_RETURN(const std::vector<KvChoice> choices, Choices(flags));
+  ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, Requests(flags));
   if (!flags.heatmap.empty()) RETURN_IF_ERROR(CheckWritable(flags.heatmap));
   ASSIGN_OR_RETURN(EvalSession session, OpenModelForEval(flags.common));
   std::optional<std::string> source;
@@ -172,7 +175,7 @@ Result<int> EvalNeedle(const NeedleFlags& flags) {
                                                               static_cast<uint64_t>(flags.seed)));
   if (flags.common.dry_run) {
     std::vector<RunPlan> plans;
-    for (const KvChoice& kv : choices) {
+    for (const KvRequest& kv : requests) {
       session.kv = kv;
       ASSIGN_OR_RETURN(RunPlan plan, PlanEval(flags.common, context, flags.plan.n, session));
       plans.push_back(std::move(plan));
@@ -181,24 +184,24 @@ Result<int> EvalNeedle(const NeedleFlags& flags) {
   }
   Output output;
   std::vector<NeedleKvRun> runs;
-  for (const KvChoice& kv : choices) {
+  for (const KvRequest& kv : requests) {
     if (!runs.empty() && Interrupted()) break;
     session.kv = kv;
     session.executor.reset();
     RETURN_IF_ERROR(StartExecutor(flags.common, context, flags.plan.n, /*compare=*/false, &session));
-    const std::string preset(kv.method.preset);
-    NeedleTable table(flags.plan, session, maker, choices.size() > 1 ? preset + ": " : "");
-    if (flags.show && choices.size() > 1) output.Write(fmt::format("{}--kv {}\n\n", runs.empty() ? "" : "\n", preset));
+    const std::string preset(kv.preset->name);
+    NeedleTable table(flags.plan, session, maker, requests.size() > 1 ? preset + ": " : "");
+    if (flags.show && requests.size() > 1) output.Write(fmt::format("{}--kv {}\n\n", runs.empty() ? "" : "\n", preset));
     if (flags.show) RETURN_IF_ERROR(Show(flags, *session.executor, table, output));
     ASSIGN_OR_RETURN(NeedleResult result, table.Run());
     Json json = RunJson(flags, session, result);
     runs.push_back({.kv = preset,
                     .options = session.executor->options(),
                     .result = std::move(result),
-                    .stats = session.executor->Stats(),
+                    .stats = session.executor->instruments().Stats(),
                     .json = std::move(json)});
   }
-  return Report(flags, session, runs, choices.size(), output);
+  return Report(flags, session, runs, requests.size(), output);
 }
 
 // A comma list of names.

@@ -6,9 +6,9 @@
 #include <memory>
 #include <optional>
 
-#include "cli/clock.h"
 #include "cli/interrupt.h"
 #include "model/decoder.h"
+#include "runtime/clock.h"
 
 namespace infinigen {
 namespace {
@@ -322,7 +322,7 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
     result.seconds = Seconds(start);
     // Windows that are kept pile up; what a window takes is known from the first, the longest.
     if (runners.kept == nullptr || result.pool.peak_bytes == 0)
-      result.pool = {runners.method->pool_peak_bytes(), runners.method->pool_peak_bytes()};
+      result.pool = {runners.method->instruments().pool_peak_bytes(), runners.method->instruments().pool_peak_bytes()};
     on_window(result);
   };
   RETURN_IF_ERROR(VisitPredictions(runners, text, windows, options.mode, visit, finished, &result.timing));

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/report.h"
 #include "cli/window_reader.h"
 #include "model/executor.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 

@@ -9,11 +9,12 @@
 #include "cli/eval.h"
 #include "cli/eval_perplexity.h"
 #include "cli/flags.h"
-#include "cli/launch.h"
+#include "cli/plan_output.h"
 #include "cli/ppl_task.h"
 #include "cli/prompts.h"
 #include "cli/selection_overlap.h"
 #include "cli/step_overlap.h"
+#include "runtime/describe.h"
 #include "text/text_stream.h"
 
 namespace infinigen {
@@ -99,7 +100,7 @@ Json ResultJson(const PplFlags& flags, const PplOptions& options, const EvalSess
 std::string ResultText(const PplFlags& flags, const PplOptions& options, const EvalSession& session,
                        const PplResult& result, double overlap, int64_t bytes) {
   const ExecutorOptions& run = session.executor->options();
-  const KvStats stats = session.executor->Stats();
+  const KvStats stats = session.executor->instruments().Stats();
   std::string against;
   if (session.full != nullptr) {
     const std::string clear = flags.common.against == "full" ? ""
@@ -139,11 +140,10 @@ std::string StepOverlapText(const StepOverlap& overlap) {
 
 Result<int> EvalPpl(const PplFlags& flags) {
   ASSIGN_OR_RETURN(EvalSession session, OpenForEval(flags.common));
-  RETURN_IF_ERROR(CheckScorable(session.kv.method));
-  if (flags.overlap && (flags.common.against != "cpu" || session.kv.method.evicts()))
+  RETURN_IF_ERROR(CheckScorable(session.kv));
+  if (flags.overlap && (flags.common.against != "cpu" || session.kv.evicts()))
     return Invalid("--selection-overlap goes with --against cpu, and with methods that keep every entry");
-  if (flags.step_overlap &&
-      (flags.overlap || session.kv.method.evicts() || session.kv.method.select == SelectKind::kAll))
+  if (flags.step_overlap && (flags.overlap || session.kv.evicts() || &session.kv.selection() == &kSelectAll))
     return Invalid(
         "--step-overlap goes with methods that select and keep every entry, and without --selection-overlap");
   PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
@@ -163,10 +163,10 @@ Result<int> EvalPpl(const PplFlags& flags) {
   SelectionOverlap overlap(rule.sinks, rule.window);
   StepOverlap step_overlap(rule.sinks, rule.window);
   if (flags.overlap) {
-    session.executor->ObserveSelection(overlap.Kept());
-    session.full->ObserveSelection(overlap.Compared());
+    session.executor->instruments().ObserveSelection(overlap.Kept());
+    session.full->instruments().ObserveSelection(overlap.Compared());
   }
-  if (flags.step_overlap) session.executor->ObserveSelection(step_overlap.Observer());
+  if (flags.step_overlap) session.executor->instruments().ObserveSelection(step_overlap.Observer());
   StatusLine status;
   const auto show = [&](const PplResult& sofar) {
     status.Draw(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(), sofar.windows,

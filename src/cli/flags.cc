@@ -14,10 +14,6 @@
 namespace infinigen {
 namespace {
 
-// Flags of the interface whose methods are still to come: a user who read about them learns that, instead of looking
-// for a typo.
-constexpr std::string_view kPlanned[] = {"--no-fetch", "--no-compute"};
-
 std::string Trimmed(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
@@ -44,7 +40,7 @@ std::string SetInteger(const std::string& text, int64_t least, int64_t most, int
 }
 
 std::string SetSwitch(const std::string& text, bool* value) {
-  for (const char* yes : {"1", "true", "yes", "on"})
+  for (const char* yes : {"", "1", "true", "yes", "on"})
     if (text == yes) return *value = true, std::string();
   for (const char* no : {"0", "false", "no", "off"})
     if (text == no) return *value = false, std::string();
@@ -176,9 +172,13 @@ void Flags::Real(const std::string& names, float* value, double least, double mo
 }
 
 void Flags::Switch(const std::string& names, bool* value, std::string help) {
-  Flag& flag = Keep(
-      names, [value](const std::string& text) { return SetSwitch(text, value); }, "", std::move(help));
-  flag.option = parser_->app.add_flag_callback(names, [value] { *value = true; });
+  Switch(
+      names, [value](const std::string& text) { return SetSwitch(text, value); }, std::move(help));
+}
+
+void Flags::Switch(const std::string& names, Setter set, std::string help) {
+  Flag& flag = Keep(names, std::move(set), "", std::move(help));
+  flag.option = parser_->app.add_flag_callback(names, [&flag] { flag.set(""); });
 }
 
 void Flags::Exclusive(std::initializer_list<std::string_view> names) {
@@ -253,13 +253,8 @@ std::optional<int> Flags::Parse(std::span<const std::string> arguments) {
     Output().Write(HelpText());
     return kExitOk;
   } catch (const CLI::ExtrasError&) {
-    std::vector<std::string> extras = parser_->app.remaining();
-    for (const std::string& extra : extras) {
-      const std::string_view name = std::string_view(extra).substr(0, extra.find('='));
-      if (std::find(std::begin(kPlanned), std::end(kPlanned), name) != std::end(kPlanned))
-        return FailUsage(command_, fmt::format("{} is not part of this version", name));
-    }
-    return FailUsage(command_, fmt::format("'{}' is not a flag of {}", fmt::join(extras, " "), command_));
+    return FailUsage(command_,
+                     fmt::format("'{}' is not a flag of {}", fmt::join(parser_->app.remaining(), " "), command_));
   } catch (const CLI::ArgumentMismatch& error) {
     const std::string text = error.what();  // "--stop: 1 required TEXT missing"
     return FailUsage(command_, fmt::format("{} needs a value", text.substr(0, text.find(':'))));

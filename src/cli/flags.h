@@ -42,6 +42,7 @@ class Flags {
   // least ≤ value ≤ most; `open`: least itself is refused.
   void Real(const std::string& names, float* value, double least, double most, bool open, std::string help);
   void Switch(const std::string& names, bool* value, std::string help);
+  void Switch(const std::string& names, Setter set, std::string help);  // the flag itself sets ""
   void Custom(const std::string& names, Setter set, const std::string& meta, std::string help);
 
   // At most one of these (long names) may be given. One on the command line silences the environment of all.

@@ -8,14 +8,17 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
-#include "cli/generation.h"
 #include "cli/interrupt.h"
-#include "cli/launch.h"
-#include "cli/memory_plan.h"
 #include "cli/options.h"
+#include "cli/plan_output.h"
 #include "cli/prompts.h"
-#include "cli/report.h"
-#include "cli/session.h"
+#include "cli/terminal.h"
+#include "runtime/describe.h"
+#include "runtime/generation.h"
+#include "runtime/launch.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
@@ -23,7 +26,7 @@ namespace {
 struct GenerateFlags {
   std::string model;
   PromptFlags prompts;
-  DeviceFlags device;
+  DeviceRequest device;
   KvFlags kv;
   SamplingFlags sampling;
   int64_t predict = 256;
@@ -153,7 +156,7 @@ nlohmann::ordered_json OutcomeJson(const Job& job, const Outcome& outcome) {
           {"seed", job.sampling.seed}};
 }
 
-nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model, const Executor& executor,
+nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model, Executor& executor,
                                   const std::vector<Job>& jobs, const GenerationResult& result, const KvStats& stats) {
   nlohmann::ordered_json json = {
       {"model", ModelJson(model)}, {"device", DeviceJson(executor)}, {"kv", KvJson(executor.options())}};
@@ -168,8 +171,8 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
     }
   }
   json["timing"] = TimingJson(result.timing);
-  json["kv_stats"] = KvStatsJson(result.pool, stats, {flags.kv.stats_per_layer, flags.kv.mass_recall});
-  json["memory"] = MemoryJson(executor.device_use());
+  json["kv_stats"] = KvStatsJson(result.pool, stats, {flags.kv.stats_per_layer, flags.kv.request.measure_mass});
+  json["memory"] = MemoryJson(executor.instruments().device_use());
   return json;
 }
 
@@ -177,20 +180,30 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
 
 // Runs the jobs and prints what came of them, in either form.
 Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& executor, const std::vector<Job>& jobs,
-                    const std::vector<PromptSpec>& prompts) {
+                    const std::vector<PromptSpec>& prompts, Terminal& terminal) {
   Output output;
   TextPrinter printer(flags, prompts, output);
-  GenerationOptions options{.tokenizer = model.tokenizer.get(), .stops = flags.stops, .ignore_eos = flags.ignore_eos};
+  GenerationOptions options{.tokenizer = model.tokenizer.get(),
+                            .stops = flags.stops,
+                            .ignore_eos = flags.ignore_eos,
+                            .callbacks = terminal.callbacks()};
   if (!flags.json) {
-    options.on_text = [&](size_t job, std::string_view text) { return printer.OnText(job, text); };
-    options.on_done = [&](size_t job, const Outcome&) { return printer.OnDone(job); };
+    options.on_text = [&](size_t job, std::string_view text) {
+      terminal.Erase();
+      return printer.OnText(job, text);
+    };
+    options.on_done = [&](size_t job, const Outcome&) {
+      terminal.Erase();
+      return printer.OnDone(job);
+    };
   }
   GenerationResult result = RunGeneration(executor, jobs, options);
+  terminal.Erase();
   result.timing.load_s = model.load_s;
   for (size_t i = 0; i < jobs.size(); ++i)
     if (result.outcomes[i].reason == FinishReason::kError)
       return Invalid("{}{}", Place(flags, prompts[i]), result.outcomes[i].error);
-  const KvStats stats = executor.Stats();
+  const KvStats stats = executor.instruments().Stats();
   if (flags.json) output.Write(Dump(ResultJson(flags, model, executor, jobs, result, stats)));
   RETURN_IF_ERROR(output.status());
   if (output.closed()) return kExitOk;  // the reader has what it wanted
@@ -203,8 +216,8 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
 }
 
 Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   const SamplingOptions sampling = ResolveSampling(flags.sampling);
   std::vector<PromptSpec> prompts;
@@ -220,17 +233,20 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   const bool whole_context = flags.context > 0 || jobs.empty();
   // More places than prompts would only be planned for.
   const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
-  ASSIGN_OR_RETURN(const ExecutorOptions options,
-                   OptionsFor(*model, device, kv, whole_context ? context : RowsNeeded(jobs, context),
-                              {.useful = useful, .flag = flags.batch}));
-  const RunPlan plan = PlanRunHere(*model, options, kv.limit_bytes, /*fixed_batch=*/flags.batch > 0);
+  ASSIGN_OR_RETURN(const RunPlan plan,
+                   PlanRun(*model, {.device = device,
+                                    .kv = kv,
+                                    .max_tokens = whole_context ? context : RowsNeeded(jobs, context),
+                                    .useful_batch = useful,
+                                    .batch = flags.batch}));
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, flags.json);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
                      model->config.max_positions, model->config.name));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, kv, plan.options));
-  return RunJobs(flags, *model, *executor, jobs, prompts);
+  Terminal terminal;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, plan, terminal.callbacks()));
+  return RunJobs(flags, *model, *executor, jobs, prompts, terminal);
 }
 
 }  // namespace

@@ -9,10 +9,10 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "cli/session.h"
 #include "kv/view.h"
 #include "loader/checkpoint.h"
+#include "runtime/model.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {

@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "base/size.h"
 #include "cli/needle_heatmap.h"
+#include "runtime/describe.h"
 
 namespace infinigen {
 namespace {

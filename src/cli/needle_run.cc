@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "cli/clock.h"
 #include "cli/interrupt.h"
 #include "cli/needle_judge.h"
 #include "model/decoder.h"
+#include "runtime/clock.h"
 #include "text/text_stream.h"
 #include "text/unicode.h"
 
@@ -100,7 +100,7 @@ void NeedleRunner::Decode(std::vector<Live>& live, const NeedleWatch& watch) {
     for (Live& one : live)
       if (!one.answer.done) Accept(one, std::span(logits).subspan(row++ * vocab, vocab), watch);
   }
-  pool_bytes_ = executor_.pool_bytes();
+  pool_bytes_ = executor_.instruments().pool_bytes();
 }
 
 Result<std::vector<NeedleAnswer>> NeedleRunner::Run(std::span<const NeedleCase> cases, const NeedleWatch& watch) {

@@ -13,8 +13,8 @@
 
 #include "base/result.h"
 #include "cli/needle_case.h"
-#include "cli/report.h"
 #include "model/executor.h"
+#include "runtime/report.h"
 #include "text/tokenizer.h"
 
 namespace infinigen {
@@ -49,7 +49,7 @@ class NeedleRunner {
 
   // Of everything run so far; a prefill that Ctrl-C ended is not in it.
   const Timing& timing() const { return timing_; }
-  PoolUse pool() const { return {pool_bytes_, executor_.pool_peak_bytes()}; }
+  PoolUse pool() const { return {pool_bytes_, executor_.instruments().pool_peak_bytes()}; }
 
  private:
   struct Live;

@@ -11,6 +11,7 @@
 #include "base/machine.h"
 #include "base/size.h"
 #include "cli/needle_text.h"
+#include "runtime/describe.h"
 
 namespace infinigen {
 namespace {
@@ -43,7 +44,7 @@ std::string Gap(std::string_view text, const ShowStyle& style) {
 
 // What a step read instead of everything.
 std::string Attended(const KvStats& stats, const PoolUse& pool, const ExecutorOptions& options) {
-  if (stats.steps == 0 || options.method.select == SelectKind::kAll) return {};
+  if (stats.steps == 0 || !options.method.selects()) return {};
   const uint64_t read = stats.read_bytes / static_cast<uint64_t>(stats.steps);
   const uint64_t sketches =
       stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes * stats.sketch_row_bytes : 0;

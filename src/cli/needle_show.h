@@ -8,8 +8,8 @@
 
 #include "cli/needle_case.h"
 #include "cli/needle_run.h"
-#include "cli/report.h"
 #include "model/executor.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 

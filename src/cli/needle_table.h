@@ -11,7 +11,7 @@
 #include "cli/eval.h"
 #include "cli/needle_case.h"
 #include "cli/needle_run.h"
-#include "cli/report.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 

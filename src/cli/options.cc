@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 
-#include "base/size.h"
-#include "model/cuda_executor.h"
+#include "runtime/kv_options.h"
 
 namespace infinigen {
 
@@ -17,7 +15,7 @@ void AddModelFlag(Flags& flags, std::string* model) {
              "infinigen-mini)");
 }
 
-void AddDeviceFlags(Flags& flags, DeviceFlags* device) {
+void AddDeviceFlags(Flags& flags, DeviceRequest* device) {
   flags.Integer("-t,--threads", &device->threads, 1, 1024, "threads (default: as many as the machine has)");
   flags.Choice("--device", &device->device, {"cpu", "cuda", "reference"},
                "where to compute; reference is the slow oracle, for checking");
@@ -26,40 +24,36 @@ void AddDeviceFlags(Flags& flags, DeviceFlags* device) {
              "share of the weights kept on the GPU; needs --device cuda");
 }
 
-namespace {
-
-Result<DeviceChoice> ResolveGpu(const DeviceFlags& flags, DeviceChoice choice) {
-  const Result<GpuInfo> gpu = FindGpu();
-  if (!gpu.ok()) return Unsupported("--device cuda: {}", gpu.error().message);
-  choice.device = Device::kCuda;
-  choice.device_memory_bytes = gpu->free_bytes;
-  if (!flags.memory.empty()) {
-    ASSIGN_OR_RETURN(const uint64_t asked, ParseSize(flags.memory));
-    if (asked > gpu->free_bytes)
-      return Exhausted("--device-memory {}: {} of the {} of {} are free", FormatSize(asked),
-                       FormatSize(gpu->free_bytes), FormatSize(gpu->total_bytes), gpu->name);
-    choice.device_memory_bytes = asked;
+void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
+  flags.Group("KV cache");
+  flags.Custom(
+      "--kv", [=](const std::string& text) { return ParsePresets(text, list, &kv->presets); },
+      list ? "PRESET,..." : "PRESET", fmt::format("{} (default {})", PresetHelp(), kv->presets[0]->name));
+  for (const KvOption& option : KvOptions()) {
+    const auto set = [&option, kv](const std::string& text) { return option.set(text, &kv->request); };
+    if (option.meta.empty())
+      flags.Switch("--" + option.name, set, option.help);
+    else
+      flags.Custom("--" + option.name, set, option.meta, option.help);
   }
-  if (!flags.weights_on_device.empty()) {
-    const std::string error = SetShare(flags.weights_on_device, &choice.weights_on_device);
-    if (!error.empty()) return Invalid("--weights-on-device: {}", error);
-  }
-  return choice;
+  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "report what was attended to for every layer");
 }
 
-}  // namespace
+Result<std::vector<KvRequest>> KvRequests(const KvFlags& flags) {
+  std::vector<KvRequest> requests;
+  for (const KvPreset* preset : flags.presets) {
+    KvRequest& request = requests.emplace_back(flags.request);
+    request.preset = preset;
+    request.one_of_several = flags.presets.size() > 1;
+    RETURN_IF_ERROR(CheckKvRequest(request));
+  }
+  return requests;
+}
 
-Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags) {
-  DeviceChoice choice;
-  const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
-  choice.threads = static_cast<int>(flags.threads > 0 ? flags.threads : hardware);
-  if (flags.device == "cuda") return ResolveGpu(flags, choice);
-  if (!flags.memory.empty()) return Unsupported("--device-memory {}: only a GPU has memory of its own", flags.memory);
-  if (!flags.weights_on_device.empty())
-    return Unsupported("--weights-on-device {}: only a GPU has memory of its own", flags.weights_on_device);
-  choice.device = flags.device == "reference" ? Device::kReference : Device::kCpu;
-  if (choice.device == Device::kReference) choice.threads = 1;
-  return choice;
+Result<KvRequest> OneKvRequest(const KvFlags& flags) {
+  ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags));
+  CHECK(requests.size() == 1);
+  return std::move(requests[0]);
 }
 
 void AddSamplingFlags(Flags& flags, SamplingFlags* sampling) {

@@ -1,5 +1,5 @@
-// Flag groups that several commands share, and what their words mean. Words that nobody knows are refused where they
-// are read (usage); words of the interface that this version lacks are refused here, by name.
+// Flag groups that several commands share. Unknown words are refused where they are read (usage, exit 2); what values
+// contradict together is refused by runtime (exit 1).
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,28 @@
 
 #include "base/result.h"
 #include "cli/flags.h"
-#include "cli/kv_choice.h"
 #include "cli/prompts.h"
-#include "engine/request.h"
-#include "model/executor.h"
-#include "tensor/dtype.h"
+#include "runtime/generation.h"
+#include "runtime/kv_request.h"
+#include "runtime/plan.h"
 
 namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model);
 
-struct DeviceFlags {
-  std::string device = "cpu";
-  int64_t threads = 0;  // 0: as many as the machine has
-  std::string memory;
-  std::string weights_on_device;
-};
-void AddDeviceFlags(Flags& flags, DeviceFlags* device);
+void AddDeviceFlags(Flags& flags, DeviceRequest* device);
 
-struct DeviceChoice {
-  Device device = Device::kCpu;
-  int threads = 1;
-  uint64_t device_memory_bytes = UINT64_MAX;  // of a GPU: what may be used
-  double weights_on_device = 1.0;
+struct KvFlags {
+  KvRequest request;                                                 // without a preset
+  std::vector<const KvPreset*> presets = {FindPreset("infinigen")};  // several where a command takes a list
+  bool stats_per_layer = false;                                      // of reports
 };
-Result<DeviceChoice> ResolveDevice(const DeviceFlags& flags);
+// `list`: --kv takes several presets.
+void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
+// One request for each preset, each checked.
+Result<std::vector<KvRequest>> KvRequests(const KvFlags& flags);
+// Precondition: the flags were added without `list`.
+Result<KvRequest> OneKvRequest(const KvFlags& flags);
 
 struct SamplingFlags {
   SamplingOptions options;

@@ -31,8 +31,8 @@ Result<PplTask> MakePplTask(const EvalSession& session, const PplSource& source,
   return task;
 }
 
-Status CheckScorable(const KvMethod& method) {
-  if (!method.prompt_columns) return Ok();
+Status CheckScorable(const KvRequest& kv) {
+  if (!kv.prompt_columns || !kv.selection().uses_basis) return Ok();
   return Unsupported(
       "--kv-columns prompt: every window is read from an empty cache, so there is no prompt that could choose columns; "
       "eval needle has one");

@@ -31,6 +31,6 @@ Result<int64_t> ChooseWindow(const ModelConfig& config, int64_t flag);
 Result<PplTask> MakePplTask(const EvalSession& session, const PplSource& source, const PplOptions& options);
 
 // Methods that cannot be scored: those that need a prompt, where every window is read from an empty cache.
-Status CheckScorable(const KvMethod& method);
+Status CheckScorable(const KvRequest& kv);
 
 }  // namespace infinigen

@@ -12,22 +12,19 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
-#include "cli/launch.h"
-#include "cli/memory_plan.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "cli/session.h"
+#include "cli/plan_output.h"
+#include "cli/terminal.h"
+#include "runtime/describe.h"
+#include "runtime/launch.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
+#include "runtime/report.h"
 #include "server/api.h"
 
 namespace infinigen {
 namespace {
 
-// Sequences that run together, unless memory allows fewer or --batch says otherwise. A step of 32 costs little more
-// than one of 8 where weights are what it reads.
-constexpr int64_t kServedBatch = 32;
-// A prompt of so many tokens does not wait for a longer one: a question with a page or two. Its residual stream takes
-// 32 MiB in a model of 4,096 dimensions.
-constexpr int64_t kSideTokens = 2048;
 // A context that memory forced upon us is still one to serve.
 constexpr int64_t kLeastServedContext = 256;
 
@@ -44,7 +41,7 @@ struct ServeFlags {
   int64_t heartbeat_s = 10;
   bool quiet = false;
   std::string model;
-  DeviceFlags device;
+  DeviceRequest device;
   KvFlags kv;
   SamplingFlags sampling;
   int64_t context = 0;  // 0: not given
@@ -79,8 +76,7 @@ void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Integer("-c,--ctx", &values->context, 1, kMaxContext,
                 "tokens of a prompt and its answer (default: what the model was made for, or less where memory is "
                 "short)");
-  flags.Integer("--batch", &values->batch, 1, 4096,
-                fmt::format("sequences at once (default {}, or fewer where memory is short)", kServedBatch));
+  flags.Integer("--batch", &values->batch, 1, 4096, "sequences at once (default 32, or fewer where memory is short)");
   flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
@@ -95,48 +91,21 @@ struct Loaded {
   uint64_t prefix_bytes = 0;  // what cached prefixes may take
 };
 
-// As many sequences as asked for. Where memory does not hold all of them at full length they share what there is:
-// quotas grow, and who finds no room waits. Without --batch, fewer where even that is too much.
-RunPlan PlanBatch(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
-  while (true) {
-    const RunPlan whole = PlanRunHere(model, options, kv.limit_bytes, /*fixed_batch=*/true);
-    if (whole.refusal.empty()) return whole;
-    if (!kv.limit_bytes && !options.method.evicts()) {
-      const RunPlan shared = PlanRunHere(model, options, whole.options.pool_limit_bytes, /*fixed_batch=*/true);
-      if (shared.refusal.empty()) return shared;
-    }
-    if (flags.batch > 0 || options.max_batch == 1) return whole;
-    --options.max_batch;
-  }
-}
-
-// The plan of the largest context up to what was asked for; without -c less than the model's is better than nothing.
-RunPlan PlanServer(const Model& model, ExecutorOptions options, const KvChoice& kv, const ServeFlags& flags) {
-  const RunPlan plan = PlanBatch(model, options, kv, flags);
-  if (plan.refusal.empty() || flags.context > 0 || plan.largest_context < kLeastServedContext) return plan;
-  options.max_tokens = plan.largest_context;
-  return PlanBatch(model, options, kv, flags);
-}
-
-Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceChoice& device, const KvChoice& kv) {
+Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceChoice& device, const KvRequest& kv) {
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model.config, flags.context));
-  // Sequences that share a size out come one by one unless --batch says how many share it.
-  const bool shared = kv.method.evicts() && kv.limit_bytes;
-  const int64_t batch = flags.batch > 0 ? flags.batch : shared ? 1 : kServedBatch;
-  ASSIGN_OR_RETURN(ExecutorOptions options, OptionsFor(model, device, kv, context, {.useful = batch, .flag = batch}));
-  options.side_tokens = kSideTokens;
-  // A request may ask for everything. Places on a GPU are planned for the cap; whoever has more reads over the link.
-  if (options.method.select != SelectKind::kAll && !options.method.evicts()) options.method.largest_cap = 1;
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));
-  RunPlan plan = PlanServer(model, options, kv, flags);
-  if (plan.refusal.empty()) PlanPrefixes(&plan);
-  return plan;
+  // Without -c, less than what the model was made for is better than nothing.
+  return PlanServer(model, {.device = device,
+                            .kv = kv,
+                            .max_tokens = context,
+                            .least_tokens = flags.context > 0 ? 0 : kLeastServedContext,
+                            .batch = flags.batch});
 }
 
 Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
-                    const KvChoice& kv) {
+                    const KvRequest& kv) {
   Loaded loaded;
   ASSIGN_OR_RETURN(loaded.model, OpenModel(directory));
   const Model& model = *loaded.model;
@@ -150,7 +119,7 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
     loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
   }
   loaded.prefix_bytes = plan.prefix_bytes;
-  ASSIGN_OR_RETURN(loaded.executor, Launch(model, kv, plan.options));
+  ASSIGN_OR_RETURN(loaded.executor, Launch(model, plan, Terminal().callbacks()));
   return loaded;
 }
 
@@ -214,7 +183,7 @@ Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
 }
 
 Result<int> DryRun(const ServeFlags& flags, const std::string& directory, const DeviceChoice& device,
-                   const KvChoice& kv) {
+                   const KvRequest& kv) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   ASSIGN_OR_RETURN(const RunPlan plan, Plan(flags, *model, device, kv));
   return PrintPlans(*model, {&plan, 1}, /*json=*/false);
@@ -222,8 +191,8 @@ Result<int> DryRun(const ServeFlags& flags, const std::string& directory, const 
 
 Result<int> Serve(const ServeFlags& flags) {
   ASSIGN_OR_RETURN(AccessOptions access, ResolveAccess(flags));
-  ASSIGN_OR_RETURN(const DeviceChoice device, ResolveDevice(flags.device));
-  ASSIGN_OR_RETURN(const KvChoice kv, ResolveKv(flags.kv));
+  ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
+  ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 

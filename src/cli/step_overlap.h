@@ -2,7 +2,7 @@
 // kept. Works on the lists of one executor.
 //
 //   StepOverlap overlap(sinks, window);
-//   executor.ObserveSelection(overlap.Observer());
+//   executor.instruments().ObserveSelection(overlap.Observer());
 //   ... tokens of a sequence, one after the other, by steps or in bulk
 //   overlap.share(0);   // one step before
 #pragma once

@@ -10,8 +10,8 @@
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
-#include "cli/report.h"
-#include "cli/session.h"
+#include "runtime/model.h"
+#include "runtime/report.h"
 #include "text/unicode.h"
 
 namespace infinigen {

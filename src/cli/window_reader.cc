@@ -12,7 +12,7 @@ Result<std::optional<SeqSlot>> WindowReader::Read(size_t index, std::span<const 
   if (const auto known = read_.find(index); known != read_.end()) return std::optional(known->second);
   ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(static_cast<int64_t>(fed.size())));
   const KvMethod& method = executor_.options().method;
-  const bool dense = method.select == SelectKind::kAll && !method.evicts();
+  const bool dense = !method.selects() && !method.evicts();
   const Status begun = executor_.BeginPrefill(slot, 0, fed, dense ? PrefillKind::kDense : PrefillKind::kSteps);
   bool whole = false;
   while (begun.ok() && !whole && !Interrupted()) whole = executor_.RunPrefillUnit(slot);

@@ -11,11 +11,11 @@ namespace {
 Status CheckKv(const RequestKv& kv, const KvMethod& method) {
   if (kv.full) {
     if (method.evicts()) return Unsupported("kv {} gives entries up, so no request can attend to all", method.preset);
-    if (method.select == SelectKind::kAll || method.LargestCap() >= 1) return Ok();
+    if (!method.selects() || method.LargestCap() >= 1) return Ok();
     return Unsupported("a request asks for all entries, there is room for {:.4g}% of them", 100 * method.LargestCap());
   }
   if (!kv.alpha && !kv.cap) return Ok();
-  if (method.select == SelectKind::kAll)
+  if (!method.selects())
     return Unsupported("kv {} attends to everything, a request's alpha and cap have no meaning", method.preset);
   if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, it must not be negative", *kv.alpha);
   if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, it must be above 0 and at most 1", *kv.cap);
@@ -30,12 +30,7 @@ constexpr int64_t kLeastUnitTokens = 32;
 }  // namespace
 
 Engine::Engine(Executor& executor, const EngineOptions& options)
-    : executor_(executor), options_([&] {
-        EngineOptions settled = options;
-        settled.grows = options.grows && executor.can_grow();
-        settled.reuses_prefixes = options.reuses_prefixes && settled.grows && executor.can_share();
-        return settled;
-      }()) {
+    : executor_(executor), sharing_(options.grows ? executor.sharing() : nullptr), options_(options) {
   const size_t batch = static_cast<size_t>(executor.options().max_batch);
   batch_.reserve(batch);
   items_.reserve(batch);
@@ -43,10 +38,10 @@ Engine::Engine(Executor& executor, const EngineOptions& options)
   logits_.resize(batch * static_cast<size_t>(executor.config().vocab));
   if (const int64_t side = executor.options().planned_side_tokens(); side > 0)
     side_bytes_ = executor.PrefillBytes(0, side);
-  if (!options_.reuses_prefixes) return;
-  prefix_extent_bytes_ = executor.shared_extent_bytes() + kExtentTokens * executor.Stats().sketch_row_bytes;
+  if (!options_.reuses_prefixes || sharing_ == nullptr || !sharing_->can_share()) return;
+  prefix_extent_bytes_ = sharing_->shared_extent_bytes() + sharing_->shared_index_bytes();
   const uint64_t most = std::min<uint64_t>(options_.prefix_limit_bytes / prefix_extent_bytes_, INT64_MAX);
-  prefixes_ = std::make_unique<PrefixCache>(executor, static_cast<int64_t>(most));
+  prefixes_ = std::make_unique<PrefixCache>(*sharing_, static_cast<int64_t>(most));
 }
 
 Engine::~Engine() {
@@ -209,7 +204,7 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   Publish(live);
   if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
-  live.kv_before = executor_.SlotStats(live.slot);
+  live.kv_before = executor_.instruments().SlotStats(live.slot);
   if (!live.result.tokens.empty()) return;  // its next token is known
   live.first_token = EngineClock::now();
   live.result.prefill_s = Seconds(live.first_token - live.admitted);
@@ -269,13 +264,14 @@ void Engine::Accept(Live& live, std::span<float> logits) {
 
 // What its own steps did, before its place goes to somebody else.
 void Engine::CountSteps(Live& live) {
-  if (live.state == RequestState::kDecoding) live.result.kv.Add(executor_.SlotStats(live.slot) - live.kv_before);
+  if (live.state == RequestState::kDecoding)
+    live.result.kv.Add(executor_.instruments().SlotStats(live.slot) - live.kv_before);
 }
 
 void Engine::Finish(Live& live, FinishReason reason, std::string error) {
   if (live.holds_slot()) {
     CountSteps(live);
-    if (live.request.keep_rows && !options_.grows && reason != FinishReason::kError && !kept_) {
+    if (live.request.keep_rows && sharing_ == nullptr && reason != FinishReason::kError && !kept_) {
       executor_.EndPrefill(live.slot);
       live.history.resize(static_cast<size_t>(live.rows));
       kept_ = Kept{live.slot, std::move(live.history)};
@@ -298,9 +294,9 @@ void Engine::UpdateStats() {
   stats_.running = Running();
   stats_.waiting = Waiting();
   const uint64_t cached = prefixes_ ? static_cast<uint64_t>(prefixes_->unpinned()) : 0;
-  stats_.cached_bytes = cached * executor_.shared_extent_bytes();
+  stats_.cached_bytes = cached > 0 ? cached * sharing_->shared_extent_bytes() : 0;
   stats_.prefix_bytes = cached * prefix_extent_bytes_;
-  stats_.pool_bytes = executor_.pool_bytes() - stats_.cached_bytes;
+  stats_.pool_bytes = executor_.instruments().pool_bytes() - stats_.cached_bytes;
 }
 
 }  // namespace infinigen

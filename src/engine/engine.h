@@ -136,6 +136,7 @@ class Engine {
   void Finish(Live& live, FinishReason reason, std::string error = {});
 
   Executor& executor_;
+  Sharing* const sharing_;  // null: sequences are admitted whole
   const EngineOptions options_;
   std::unique_ptr<PrefixCache> prefixes_;       // null: none are reused
   uint64_t prefix_extent_bytes_ = 0;            // of a cached extent, its sketches included

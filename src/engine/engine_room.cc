@@ -29,7 +29,7 @@ SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
 PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
   const bool everything =
       rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 && rule.force_count == 0;
-  if (method.select == SelectKind::kAll || everything) return {};
+  if (!method.selects() || everything) return {};
   return {.selects = true, .alpha = rule.alpha, .cap = rule.cap};
 }
 
@@ -56,7 +56,7 @@ void Engine::Admit() {
     if (!slot.ok()) return;  // first come, first served: nobody overtakes
     live->slot = *slot;
     const SelectRule rule = RuleOf(live->request.kv, method.rule);
-    if (method.select != SelectKind::kAll) executor_.SetRule(live->slot, rule);
+    if (method.selects()) executor_.SetRule(live->slot, rule);
     live->Become(RequestState::kAdmitted);
     ++running;
     // Only now, since it may be the whole context: who waits holds a prompt and no more.
@@ -70,7 +70,7 @@ void Engine::Admit() {
 
 // Kept rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
 Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
-  if (options_.grows) return AdmitGrowing(live, alone);
+  if (sharing_ != nullptr) return AdmitGrowing(live, alone);
   if (live.request.keep_rows && TakeOverKept(live)) return live.slot;
   const int64_t quota = live.request.keep_rows ? executor_.options().max_tokens : live.final_tokens;
   Result<SeqSlot> slot = executor_.Admit(quota);
@@ -101,7 +101,7 @@ PrefixCache::Path Engine::FindPrefix(Live& live) {
   const std::span<const int32_t> tokens = live.history;
   if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting);
   // Only what is bit for bit what it had. A guess from the step before needs that step.
-  const bool steps_too = method.select == SelectKind::kAll || method.from != GuessSource::kPrevStep;
+  const bool steps_too = !method.selects() || method.from != GuessSource::kPrevStep;
   const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
   return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
 }
@@ -111,7 +111,7 @@ void Engine::TakeOverPrefix(Live& live) {
   PrefixCache::Path found = FindPrefix(live);
   if (std::ranges::mismatch(live.path, found).in1 == live.path.end()) {
     for (size_t extent = live.path.size(); extent < found.size(); ++extent)
-      executor_.Adopt(live.slot, static_cast<int64_t>(extent), PrefixCache::Extents(found)[extent]);
+      sharing_->Adopt(live.slot, static_cast<int64_t>(extent), PrefixCache::Extents(found)[extent]);
     std::swap(live.path, found);
     live.rows = std::ssize(live.path) * kExtentTokens;
   }
@@ -124,7 +124,7 @@ Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
   live.path = FindPrefix(live);
   for (;;) {
     const std::vector<SharedId> prefix = PrefixCache::Extents(live.path);
-    Result<SeqSlot> slot = executor_.AdmitGrowing(rows, prefix);
+    Result<SeqSlot> slot = sharing_->AdmitGrowing(rows, prefix);
     if (slot.ok()) {
       live.rows = std::ssize(prefix) * kExtentTokens;
       return slot;
@@ -143,20 +143,20 @@ Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
 
 // Somebody asks for so many extents in vain: one prefix that nobody uses goes, unless all of them would not help.
 bool Engine::MakeRoom(int64_t extents) {
-  if (!prefixes_ || executor_.free_extents() + prefixes_->unpinned() < extents) return false;
+  if (!prefixes_ || sharing_->free_extents() + prefixes_->unpinned() < extents) return false;
   return prefixes_->DropOldest();
 }
 
 // Before a step, so that the rows it brings have their place. In order of arrival: whoever is older takes first.
 void Engine::GrowAll() {
-  if (!options_.grows) return;
+  if (sharing_ == nullptr) return;
   for (const std::unique_ptr<Live>& live : requests_)
-    if (live->state == RequestState::kDecoding && live->rows == executor_.Quota(live->slot)) Grow(*live);
+    if (live->state == RequestState::kDecoding && live->rows == sharing_->Quota(live->slot)) Grow(*live);
 }
 
 void Engine::Grow(Live& live) {
   for (;;) {
-    const Status grown = executor_.Grow(live.slot, live.rows + 1);
+    const Status grown = sharing_->Grow(live.slot, live.rows + 1);
     if (grown.ok()) return;
     if (grown.error().kind != ErrorKind::kExhausted) return Finish(live, FinishReason::kError, grown.error().message);
     if (MakeRoom(1)) continue;
@@ -165,7 +165,7 @@ void Engine::Grow(Live& live) {
       Preempt(*last);
     } else if (Running() > 1) {
       return Preempt(live);
-    } else if (!live.path.empty() && executor_.options().method.select != SelectKind::kAll) {
+    } else if (!live.path.empty() && executor_.options().method.selects()) {
       live.shares = false;  // without sketches for others it may fit
       return Preempt(live);
     } else {

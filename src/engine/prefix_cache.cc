@@ -35,8 +35,7 @@ uint64_t PrefixCache::HashOf(uint64_t before, const Setting& setting, std::span<
   return hash;
 }
 
-PrefixCache::PrefixCache(Executor& executor, int64_t most_unpinned)
-    : executor_(executor), most_unpinned_(most_unpinned) {
+PrefixCache::PrefixCache(Sharing& sharing, int64_t most_unpinned) : sharing_(sharing), most_unpinned_(most_unpinned) {
   CHECK(most_unpinned >= 0);
 }
 
@@ -97,12 +96,12 @@ bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> toke
   Node* parent = path.empty() ? nullptr : path.back();
   Node* node = Child(parent, kind.setting, tokens, &kind);
   if (node != nullptr) {
-    executor_.Adopt(slot, std::ssize(path), node->extent);
+    sharing_.Adopt(slot, std::ssize(path), node->extent);
   } else {
-    Result<SharedId> extent = executor_.Share(slot, std::ssize(path));
+    Result<SharedId> extent = sharing_.Share(slot, std::ssize(path));
     while (!extent.ok()) {
       if (!DropOldest()) return false;
-      extent = executor_.Share(slot, std::ssize(path));
+      extent = sharing_.Share(slot, std::ssize(path));
     }
     auto made = std::make_unique<Node>();
     node = made.get();
@@ -139,7 +138,7 @@ void PrefixCache::Release(Path& path) {
 bool PrefixCache::DropOldest() {
   if (leaving_.empty()) return false;
   Node* node = leaving_.extract(leaving_.begin()).value().second;
-  executor_.DropShared(node->extent);
+  sharing_.DropShared(node->extent);
   if (Node* parent = node->parent; parent != nullptr) {
     --parent->children;
     if (parent->can_leave()) leaving_.emplace(parent->used, parent);

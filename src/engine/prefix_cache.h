@@ -36,7 +36,7 @@ class PrefixCache {
   using Path = std::vector<Node*>;
 
   // `executor` can share, and outlives the cache. `most_unpinned`: nodes that stay though nobody uses them.
-  explicit PrefixCache(Executor& executor, int64_t most_unpinned = INT64_MAX);
+  explicit PrefixCache(Sharing& sharing, int64_t most_unpinned = INT64_MAX);
   // Precondition: nothing is pinned.
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
@@ -89,7 +89,7 @@ class PrefixCache {
   Path Walk(std::span<const int32_t> tokens, Choose choose);
   void Pin(Node& node);
 
-  Executor& executor_;
+  Sharing& sharing_;
   const int64_t most_unpinned_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // by hash of text and setting
   std::set<std::pair<uint64_t, Node*>> leaving_;                    // leaves that nobody pins, the longest unused first

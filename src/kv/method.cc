@@ -18,6 +18,18 @@ std::string_view Name(GuessSource source) {
   CHECK(false);
 }
 
+std::string_view Name(ProjectionKind kind) {
+  switch (kind) {
+    case ProjectionKind::kRotation:
+      return "rotation";
+    case ProjectionKind::kPair:
+      return "pair";
+    case ProjectionKind::kNone:
+      return "none";
+  }
+  CHECK(false);
+}
+
 std::string_view Name(SketchType type) {
   switch (type) {
     case SketchType::kBF16:
@@ -28,6 +40,13 @@ std::string_view Name(SketchType type) {
       return "int4";
   }
   CHECK(false);
+}
+
+QuotaRule QuotasOf(const KvMethod& method, const EntryLayout& layout, int64_t layers, int64_t sequences) {
+  QuotaRule rule{
+      .limit = method.limit, .row_bytes = layout.row_bytes(), .layers = layers, .dense_layers = method.dense_layers};
+  if (rule.limit.sequences == 0) rule.limit.sequences = sequences;
+  return rule;
 }
 
 }  // namespace infinigen

@@ -21,10 +21,10 @@ const RetainPolicy* FindRetainPolicy(std::string_view name) {
   return found == kPolicies.end() ? nullptr : *found;
 }
 
-int64_t RetainLimit::Quota(int64_t final_tokens) const {
-  if (bytes == 0) {
+int64_t QuotaRule::Quota(int64_t final_tokens) const {
+  if (limit.bytes == 0) {
     // ⌊share · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
-    const int64_t rows = static_cast<int64_t>(share * static_cast<double>(final_tokens) + 1e-9);
+    const int64_t rows = static_cast<int64_t>(limit.share * static_cast<double>(final_tokens) + 1e-9);
     return std::clamp<int64_t>(rows, 1, final_tokens);
   }
   const uint64_t dense = static_cast<uint64_t>(dense_layers * final_tokens) * row_bytes;
@@ -34,8 +34,8 @@ int64_t RetainLimit::Quota(int64_t final_tokens) const {
   return static_cast<int64_t>(std::min(rows, static_cast<uint64_t>(final_tokens)));
 }
 
-int64_t RetainLimit::LargestQuota(int64_t max_tokens) const {
-  if (bytes == 0) return Quota(max_tokens);
+int64_t QuotaRule::LargestQuota(int64_t max_tokens) const {
+  if (limit.bytes == 0) return Quota(max_tokens);
   // Longer sequences leave less to the layers that evict, shorter ones need less: the most is where all just fits.
   const uint64_t fit = SequenceBytes() / (static_cast<uint64_t>(layers) * row_bytes);
   return std::clamp<int64_t>(static_cast<int64_t>(std::min(fit, static_cast<uint64_t>(max_tokens))), 1, max_tokens);

@@ -37,24 +37,28 @@ std::span<const RetainPolicy* const> RetainPolicies();
 // nullptr: nobody's name.
 const RetainPolicy* FindRetainPolicy(std::string_view name);
 
-// How many rows a layer that evicts keeps of a sequence. The limit is a share of the sequence's final length, or bytes
-// for all entries of all sequences, of which each gets its part whatever the others do.
+// The limit that a run was asked to keep: a share of each sequence's final length, or bytes for all entries of all
+// sequences, which are divided equally among them.
 struct RetainLimit {
-  double share = 1.0;  // ⌊share · final length⌋ rows; where bytes is not 0, it does not count
-  uint64_t bytes = 0;
-  // Of the run, filled in where they are known.
-  int64_t sequences = 0;   // that share the bytes; 0: as many as may run at once
-  uint64_t row_bytes = 0;  // of one token in one layer
-  int64_t layers = 0;
-  int64_t dense_layers = 0;  // they never evict, and come first
+  double share = 1.0;     // ⌊share · final length⌋ rows; ignored where bytes is not 0
+  uint64_t bytes = 0;     // 0: the share counts
+  int64_t sequences = 0;  // among which bytes are divided; 0: as many as run at once
+};
 
-  // 0: bytes do not even hold one row.
+// How many rows an evicting layer retains of a sequence: the limit in terms of one model and run.
+struct QuotaRule {
+  RetainLimit limit;
+  uint64_t row_bytes = 0;    // one token in one layer
+  int64_t layers = 0;        // of the model
+  int64_t dense_layers = 0;  // the first of them, which never evict and are served first
+
+  // Rows for a sequence that will have `final_tokens` tokens. 0: the bytes hold no row.
   int64_t Quota(int64_t final_tokens) const;
-  // The largest quota of sequences of up to so many tokens, at least 1.
+  // The largest quota of sequences of up to `max_tokens` tokens, at least 1.
   int64_t LargestQuota(int64_t max_tokens) const;
 
  private:
-  uint64_t SequenceBytes() const { return bytes / static_cast<uint64_t>(std::max<int64_t>(1, sequences)); }
+  uint64_t SequenceBytes() const { return limit.bytes / static_cast<uint64_t>(std::max<int64_t>(1, limit.sequences)); }
 };
 
 // The row that the token at `position` takes. positions and marks [rows], rows ≤ quota.

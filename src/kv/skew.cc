@@ -145,18 +145,6 @@ SketchMatrices EmptyBasis(int64_t kv_heads, int64_t head_dim, int64_t dims) {
 
 }  // namespace
 
-std::string_view Name(ProjectionKind kind) {
-  switch (kind) {
-    case ProjectionKind::kRotation:
-      return "rotation";
-    case ProjectionKind::kPair:
-      return "pair";
-    case ProjectionKind::kNone:
-      return "none";
-  }
-  return "?";
-}
-
 int64_t SketchDims(int64_t head_dim, double ratio) {
   CHECK(head_dim > 0 && ratio > 0 && ratio <= 1);
   // 0.3 · 80 must stay 24, though 0.3 in floating point may be a little more.

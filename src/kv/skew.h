@@ -20,10 +20,6 @@
 
 namespace infinigen {
 
-enum class ProjectionKind : uint8_t { kRotation, kPair, kNone };
-
-std::string_view Name(ProjectionKind kind);
-
 // Numbers per sketch: ratio · head_dim rounded up to a multiple of 8, at most head_dim rounded down to one; 8 when
 // head_dim is less (the columns that are missing are zero). 0 < ratio ≤ 1.
 int64_t SketchDims(int64_t head_dim, double ratio);

@@ -72,9 +72,9 @@ class CacheAttention {
       Put(std::vector<FetchClock>(static_cast<size_t>(config_.layers)), work_.clocks);
       RETURN_IF_ERROR(StartStage());
     }
-    if (method_.select == SelectKind::kAll) return Ok();
-    ASSIGN_OR_RETURN(sketch_memory_, Buffer::Make(backend_.compute_memory(), shape_.sketch_bytes()));
-    at_.SetSketches(sketch_memory_.data());
+    if (!method_.selects()) return Ok();
+    ASSIGN_OR_RETURN(index_memory_, Buffer::Make(backend_.compute_memory(), shape_.index().total_bytes()));
+    at_.SetIndex(index_memory_.data());
     const size_t totals = static_cast<size_t>(config_.layers * shape_.pool.max_sequences);
     Put(std::vector<SelectionTotals>(totals), work_.totals);
     if (method_.measure_mass) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.mass);
@@ -85,7 +85,7 @@ class CacheAttention {
       Put(std::vector<NearTotals>(totals), work_.near_totals);
     }
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.has_sketch(layer)) continue;
+      if (!method_.select->uses_basis || !method_.has_index(layer)) continue;
       CHECK(layer.index() < bases.size());
       for (int64_t slot = 0; slot < (method_.prompt_columns ? shape_.pool.max_sequences : 1); ++slot)
         SetBasis(layer, SeqSlot(slot), bases[layer.index()]);
@@ -102,23 +102,22 @@ class CacheAttention {
   }
 
   void SetRule(SeqSlot slot, const SelectRule& rule) {
-    CHECK(method_.select != SelectKind::kAll && rule.cap <= method_.LargestCap());
+    CHECK(method_.selects() && rule.cap <= method_.LargestCap());
     backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
   }
 
-  // The sketches, or bounds, of an extent's rows: host [sketch_layers][kv_heads][head_extent_sketch_bytes]. The host
-  // waits.
-  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) {
-    const size_t bytes = shape_.head_extent_sketch_bytes();
+  // The index of an extent's rows: host [index layers][kv_heads][head_extent_bytes]. The host waits.
+  void SaveIndex(SeqSlot slot, int64_t extent, std::byte* host) {
+    const size_t bytes = shape_.index().head_extent_bytes();
     Ticket copied;
-    at_.ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+    at_.ForIndexOf(slot, extent, [&](std::byte* place, size_t i) {
       copied = backend_.Download(Queue::kCompute, place, bytes, host + i * bytes);
     });
     backend_.Synchronize(copied);
   }
-  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) {
-    const size_t bytes = shape_.head_extent_sketch_bytes();
-    at_.ForSketchesOf(slot, extent, [&](std::byte* place, size_t i) {
+  void LoadIndex(SeqSlot slot, int64_t extent, const std::byte* host) {
+    const size_t bytes = shape_.index().head_extent_bytes();
+    at_.ForIndexOf(slot, extent, [&](std::byte* place, size_t i) {
       backend_.Upload(Queue::kCompute, host + i * bytes, bytes, place);
     });
   }
@@ -151,7 +150,7 @@ class CacheAttention {
   // Rows of the sequence were written by others than steps, or it is new: nothing of it is near.
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
-      if (method_.hot_rows > 0 && fetches(layer)) backend_.ForgetNear(Queue::kCompute, at_.Places(layer), slot);
+      if (shape_.hot_rows > 0 && fetches(layer)) backend_.ForgetNear(Queue::kCompute, at_.Places(layer), slot);
   }
   void ClosePrompt(SeqSlot slot) {
     if (remote() && !stages_steps()) stage_.Close(slot);
@@ -179,9 +178,11 @@ class CacheAttention {
     backend_.Append(Queue::kCompute, batch, k, v, at_.Entries(layer));
   }
   void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& k) {
-    if (method_.has_sketch(layer))
+    if (!method_.has_index(layer)) return;
+    if (method_.select->uses_basis)
       backend_.AppendSketches(Queue::kCompute, batch, k, at_.Basis(layer), at_.Sketches(layer));
-    if (method_.has_bounds(layer)) backend_.AppendBounds(Queue::kCompute, batch, k, at_.Bounds(layer));
+    else
+      backend_.AppendBounds(Queue::kCompute, batch, k, at_.Bounds(layer));
   }
 
   // A unit of a dense prefill in a layer that retains everything.
@@ -275,7 +276,7 @@ class CacheAttention {
     const TokenRun staged_run{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
     backend_.TakePlaces(queue, staged, rule, stage.cache, work_.places);
     backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
-    if (method_.has_sketch(layer))
+    if (method_.has_index(layer))
       backend_.AppendSketches(queue, staged, heads.k, at_.Basis(layer), stage.cache.sketches);
     backend_.AttendPrefill(queue, heads.q, staged_run, attention_, stage.cache.entries, heads.out);
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
@@ -354,7 +355,7 @@ class CacheAttention {
       Choose(layer, batch, call, queries, at_.Cache(layer));
       if (method_.evicts(layer)) backend_.MarkSelected(queue, batch, method_.retain_rule(), call, at_.Chosen(layer));
       NearTotals* totals = work_.near_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.FindNear(queue, batch, at_.Chosen(layer), at_.Places(layer), method_.forced_hits, at_.List(layer),
+      backend_.FindNear(queue, batch, at_.Chosen(layer), at_.Places(layer), shape_.forced_hits, at_.List(layer),
                         totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
       backend_.FetchNear(Queue::kFetch, batch, at_.Chosen(layer), at_.Entries(layer), at_.Places(layer),
@@ -368,7 +369,7 @@ class CacheAttention {
   bool remote() const { return at_.remote(); }
   bool far(LayerId layer) const { return at_.far(layer); }
   // Steps walk all rows.
-  bool stages_steps() const { return remote() && method_.select == SelectKind::kAll; }
+  bool stages_steps() const { return remote() && !method_.selects(); }
 
   Status StartStage() {
     RETURN_IF_ERROR(stage_.Start());
@@ -422,15 +423,15 @@ class CacheAttention {
             .mean_counts = method_.mean_counts,
             .max_rows = max_rows,
             .retained = at_.Retained(layer),
-            .page = method_.page()};
+            .page = method_.select->page_rows};
   }
 
   void Choose(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
               const LayerCache& cache) {
     const Queue queue = Queue::kCompute;
-    if (method_.select == SelectKind::kOracle)
+    if (method_.select == &kSelectOracle)
       return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, at_.Chosen(layer));
-    if (method_.select == SelectKind::kQuest)
+    if (method_.select == &kSelectQuest)
       return backend_.SelectPages(queue, queries, batch, call, attention_, at_.Bounds(layer), at_.Chosen(layer));
     const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
     backend_.SketchQueries(queue, queries, batch, attention_, at_.Basis(layer), sketch_q);
@@ -491,7 +492,7 @@ class CacheAttention {
   SelectionObserver observer_;
   std::optional<SeqSlot> observed_;  // by it; none: all
   std::array<Ticket, 2> fetched_;    // what the layers that come attend to, in turn
-  Buffer sketch_memory_, near_memory_;
+  Buffer index_memory_, near_memory_;
   uint64_t tables_seen_ = 0;
 };
 

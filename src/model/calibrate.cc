@@ -6,6 +6,7 @@
 
 #include "base/split_mix.h"
 #include "base/thread_pool.h"
+#include "model/sequence.h"
 
 namespace infinigen {
 namespace {
@@ -108,28 +109,24 @@ class Collector {
   std::vector<float> query_memory_, key_memory_;  // of one unit, turned
 };
 
-// A sequence of the executor that is watched while it prefills; given back whatever happens.
-class WatchedPrefill {
+// Observes an executor's prefills for as long as it lives.
+class PrefillWatch {
  public:
-  WatchedPrefill(Executor& executor, SeqSlot slot, PrefillObserver observer) : executor_(executor), slot_(slot) {
-    executor_.ObservePrefill(std::move(observer));
+  PrefillWatch(Executor& executor, PrefillObserver observer) : instruments_(executor.instruments()) {
+    instruments_.ObservePrefill(std::move(observer));
   }
-  ~WatchedPrefill() {
-    executor_.ObservePrefill({});
-    executor_.Release(slot_);
-  }
-  WatchedPrefill(const WatchedPrefill&) = delete;
-  WatchedPrefill& operator=(const WatchedPrefill&) = delete;
+  ~PrefillWatch() { instruments_.ObservePrefill({}); }
+  PrefillWatch(const PrefillWatch&) = delete;
+  PrefillWatch& operator=(const PrefillWatch&) = delete;
 
  private:
-  Executor& executor_;
-  SeqSlot slot_;
+  Instruments& instruments_;
 };
 
 }  // namespace
 
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options) {
-  CHECK(executor.options().method.select == SelectKind::kAll);
+  CHECK(!executor.options().method.selects());
   const int64_t count =
       std::min({static_cast<int64_t>(text.tokens.size()), kCalibrationTokens, executor.options().max_tokens});
   if (count < kLeastCalibrationTokens)
@@ -139,18 +136,16 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
   Collector collector(executor.config(),
                       {.model = options.model, .tokens = count, .positions = positions, .text = text.name},
                       options.threads);
-  ASSIGN_OR_RETURN(const SeqSlot slot, executor.Admit(count));
-  const WatchedPrefill watched(
-      executor, slot, [&](LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys) {
-        collector.Add(layer, first_row, queries, keys);
-      });
-  RETURN_IF_ERROR(executor.BeginPrefill(slot, 0, std::span(text.tokens).first(static_cast<size_t>(count))));
-  const int64_t units = executor.PrefillUnits(slot);
-  for (int64_t done = 1; !executor.RunPrefillUnit(slot); ++done) {
-    if (!collector.fitted().ok()) return collector.fitted().error();
-    if (options.progress && !options.progress(done, units)) return Invalid("calibration was interrupted");
-  }
-  executor.EndPrefill(slot);
+  ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
+  const PrefillWatch watch(executor, [&](LayerId layer, int64_t first_row, const ConstTensor& queries,
+                                         const ConstTensor& keys) { collector.Add(layer, first_row, queries, keys); });
+  const auto goes_on = [&](int64_t done, int64_t units) {
+    return collector.fitted().ok() && (!options.progress || options.progress(done, units));
+  };
+  ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(std::span(text.tokens).first(static_cast<size_t>(count)),
+                                                      PrefillKind::kDense, goes_on));
+  RETURN_IF_ERROR(collector.fitted());
+  if (!whole) return Invalid("calibration was interrupted");
   return collector.Finish();
 }
 

@@ -36,19 +36,17 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
 
 }  // namespace
 
-int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint64_t bytes) {
-  const ExecutorOptions settled = Settled(config, options);
-  const PoolOptions pool = PoolFor(config, settled);
-  WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch,
-                                                       settled.activation, !options.pool_on_device);
-  const int64_t layers = config.layers - settled.method.dense_layers;
+int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const HotSetLimit& limit) {
+  const PoolOptions pool = PoolFor(config, options);
+  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, options, IsRemote(options));
+  const int64_t layers = config.layers - options.method.dense_layers;
   if (!shape.fetches || layers <= 0) return 0;
   const auto lists = static_cast<uint64_t>(layers * options.max_batch * config.kv_heads);
   const uint64_t table = static_cast<uint64_t>(shape.kept_rows()) * sizeof(int32_t);
-  if (bytes / lists <= table) return 0;
-  const uint64_t rows = (bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
+  if (limit.bytes / lists <= table) return 0;
+  const uint64_t rows = (limit.bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
   const auto all = static_cast<double>(shape.kept_rows());
-  const double asked = std::ceil(options.hot_selections * static_cast<double>(shape.selected_rows()));
+  const double asked = std::ceil(limit.selections * static_cast<double>(shape.selected_rows()));
   const auto most = static_cast<uint64_t>(asked > 0 ? std::min(asked, all) : all);
   const int64_t held = static_cast<int64_t>(std::min(rows, most));
   return held < shape.selected_rows() ? 0 : held;
@@ -56,10 +54,8 @@ int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint6
 
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
-  const ExecutorOptions settled = Settled(config, options);
-  const PoolOptions pool = PoolFor(config, settled);
-  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, settled.method, settled.max_batch,
-                                                             settled.activation, !options.pool_on_device);
+  const PoolOptions pool = PoolFor(config, options);
+  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, options, IsRemote(options));
   plan.has_device = true;
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
@@ -73,11 +69,11 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   // Those layers never evict.
   plan.near_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.near_layers * options.max_tokens) *
                          static_cast<uint64_t>(pool.layout.row_bytes());
-  (settled.method.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
+  (options.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
   using Stage = EntryStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
   // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompts that are read.
-  if (settled.method.select == SelectKind::kAll)
+  if (!options.method.selects())
     plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());
   for (const int64_t rows : {options.max_tokens, options.planned_side_tokens()})
     plan.stage_bytes += Decoder<CudaBackend>::PromptStageBytes(shape, rows);

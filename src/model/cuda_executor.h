@@ -18,9 +18,14 @@ Result<GpuCeilings> MeasureGpu();
 // Entries that the GPU's attention can read; kUnsupported names what it cannot.
 Status CheckGpuLayout(const EntryLayout& layout);
 
-// Places of each (sequence, layer, KV head) that a hot set of at most `bytes` has; 0 when they would not hold a
-// selection.
-int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, uint64_t bytes);
+// How large a hot set may be: bytes, and room for so many selections of every sequence (0: no such limit).
+struct HotSetLimit {
+  uint64_t bytes = 0;
+  double selections = 0;
+};
+// Slots of each (sequence, layer, KV head) that a hot set within the limit has; 0 when they would not hold one
+// selection. `options` are those of the run, without a hot set.
+int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const HotSetLimit& limit);
 
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes);
 Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, const Weights& weights,

@@ -62,14 +62,12 @@ struct PrefillJob {
 template <Backend B>
 class Decoder {
  public:
-  // `backend`, `config`, `weights`, `pool` and `method` outlive the decoder.
+  // `backend`, `config`, `weights`, `pool` and `options` outlive the decoder.
   static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const Weights& weights,
-                                               Pool& pool, const KvMethod& method, SketchSource sketches,
-                                               int64_t max_batch, double weights_on_device = 1.0) {
-    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, method, std::move(sketches), max_batch));
-    ASSIGN_OR_RETURN(
-        decoder->weights_,
-        WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, config.tied_embeddings, weights_on_device));
+                                               Pool& pool, const ExecutorOptions& options, SketchSource sketches) {
+    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, options, std::move(sketches)));
+    ASSIGN_OR_RETURN(decoder->weights_, WeightPlacer<B>(backend, decoder->stream_)
+                                            .PlaceAll(weights, config.tied_embeddings, options.weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -80,9 +78,9 @@ class Decoder {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
   }
   void SetRule(SeqSlot slot, const SelectRule& rule) { cache_.SetRule(slot, rule); }
-  // What a sequence has of 256 rows beside their entries, to and from host memory.
-  void SaveSketches(SeqSlot slot, int64_t extent, std::byte* host) { cache_.SaveSketches(slot, extent, host); }
-  void LoadSketches(SeqSlot slot, int64_t extent, const std::byte* host) { cache_.LoadSketches(slot, extent, host); }
+  // The index of an extent's rows, to and from host memory.
+  void SaveIndex(SeqSlot slot, int64_t extent, std::byte* host) { cache_.SaveIndex(slot, extent, host); }
+  void LoadIndex(SeqSlot slot, int64_t extent, const std::byte* host) { cache_.LoadIndex(slot, extent, host); }
 
   // `tokens` become rows first_row, first_row + 1, ... of the sequence; the rows before exist. Precondition: slot
   // admitted for as many rows.
@@ -90,8 +88,7 @@ class Decoder {
     CHECK(!tokens.empty() && first_row >= 0);
     const int64_t count = static_cast<int64_t>(tokens.size());
     PrefillJob job{.slot = slot, .first_row = first_row, .kind = kind, .tokens = {tokens.begin(), tokens.end()}};
-    const bool guesses =
-        kind == PrefillKind::kSteps && method_.select != SelectKind::kAll && method_.guesses_from_layer();
+    const bool guesses = kind == PrefillKind::kSteps && method_.selects() && method_.guesses_from_layer();
     const size_t numbers = tokens.size() * static_cast<size_t>(config_.hidden), bytes = numbers * sizeof(float);
     const size_t guess_bytes = guesses ? numbers * SizeOf(shape_.guess_type()) : 0;
     ASSIGN_OR_RETURN(job.memory, Buffer::Make(backend_.compute_memory(), bytes + guess_bytes));
@@ -238,23 +235,30 @@ class Decoder {
   }
   KvStats Stats(SeqSlot slot) { return cache_.Stats(counts_[slot.index()], slot); }
 
-  static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const KvMethod& method,
-                                int64_t max_batch, DType activation, bool remote) {
-    const bool fetches = FetchingBackend<B> && remote && method.select != SelectKind::kAll;
-    return {config, pool, method, max_batch, B::kChunkTokens, activation, remote, fetches};
+  static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const ExecutorOptions& options,
+                                bool remote) {
+    return {.config = config,
+            .pool = pool,
+            .method = options.method,
+            .max_batch = options.max_batch,
+            .chunk = B::kChunkTokens,
+            .activation = options.activation,
+            .remote = remote,
+            .fetches = FetchingBackend<B> && remote && options.method.selects(),
+            .forced_hits = options.forced_hits,
+            .hot_rows = options.hot_rows};
   }
 
  private:
-  Decoder(B& backend, const ModelConfig& config, Pool& pool, const KvMethod& method, SketchSource sketches,
-          int64_t max_batch)
+  Decoder(B& backend, const ModelConfig& config, Pool& pool, const ExecutorOptions& options, SketchSource sketches)
       : backend_(backend),
         config_(config),
         pool_(pool),
-        method_(method),
+        method_(options.method),
         stream_(backend),
         sketches_(std::move(sketches)),
-        max_batch_(max_batch),
-        shape_(ShapeOf(config, pool.options(), method, max_batch, backend.activation(), backend.pool_is_remote())),
+        max_batch_(options.max_batch),
+        shape_(ShapeOf(config, pool.options(), options, backend.pool_is_remote())),
         cache_(backend, shape_, work_, pool) {}
 
   // ---- one step ----
@@ -322,8 +326,7 @@ class Decoder {
     const Tensor attention_in = config_.pre_norm ? Norm(w.attention_norm, x, work_.normed.Rows(0, m)) : x;
     if (leaves_guess && method_.from == GuessSource::kPrevLayer) backend_.Copy(queue, attention_in, call.guess);
     MatMul(attention_in, {To(w.q, q), To(w.k, k), To(w.v, v)});
-    if (method_.select != SelectKind::kAll && method_.from == GuessSource::kPrevStep)
-      ExchangeLastQueries(layer, call, q, guess_q);
+    if (method_.selects() && method_.from == GuessSource::kPrevStep) ExchangeLastQueries(layer, call, q, guess_q);
     if (config_.positions == PositionKind::kRope) {
       backend_.Rope(queue, work_.rope.Rows(0, m), q);
       backend_.Rope(queue, work_.rope.Rows(0, m), k);
@@ -363,7 +366,7 @@ class Decoder {
     if (method_.evicts(layer))
       return cache_.PrefillStaged(layer, call.job->stage, static_cast<int64_t>(call.job->tokens.size()), call.run,
                                   call.batch, heads);
-    if (method_.prompt_columns && method_.has_sketch(layer))
+    if (method_.prompt_columns && method_.has_index(layer))
       WatchColumns(layer, call, heads);
     else
       cache_.AppendSketches(layer, call.batch, heads.k);

@@ -14,10 +14,10 @@
 
 namespace infinigen {
 
-// Where selected entries are fetched, layers that attend to everything keep theirs on the device.
+// Where selected entries are fetched, the dense layers keep theirs on the device.
 inline int64_t NearLayers(const ExecutorOptions& options) {
-  const bool far = options.device == Device::kCuda && !options.pool_on_device;
-  return far && options.method.select != SelectKind::kAll ? options.method.dense_layers : 0;
+  const bool remote = options.device == Device::kCuda && !options.pool_on_device;
+  return remote && options.method.selects() ? options.method.dense_layers : 0;
 }
 
 inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
@@ -28,27 +28,22 @@ inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& opt
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
                    .near_layers = NearLayers(options)};
-  pool.side_bytes = WorkspaceShape{config, pool, options.method}.extent_sketch_bytes();
+  pool.side_bytes = WorkspaceShape{config, pool, options.method}.index().extent_bytes();
   return pool;
 }
 
-// The limit of the method, in terms of this run.
-inline ExecutorOptions Settled(const ModelConfig& config, ExecutorOptions options) {
-  RetainLimit& limit = options.method.limit;
-  if (limit.sequences == 0) limit.sequences = options.max_batch;
-  limit.row_bytes = PoolFor(config, options).layout.row_bytes();
-  limit.layers = config.layers;
-  limit.dense_layers = options.method.dense_layers;
-  return options;
+// The pool is behind a link.
+inline bool IsRemote(const ExecutorOptions& options) {
+  return options.device == Device::kCuda && !options.pool_on_device;
 }
 
 template <Backend B>
-class DecoderExecutor final : public Executor {
+class DecoderExecutor final : public Executor, public Sharing, public Instruments {
  public:
   DecoderExecutor(const ModelConfig& config, const ExecutorOptions& options, std::string name,
                   std::unique_ptr<B> backend)
       : config_(config),
-        options_(Settled(config, options)),
+        options_(options),
         name_(std::move(name)),
         owned_backend_(std::move(backend)),
         backend_(*owned_backend_),
@@ -56,8 +51,7 @@ class DecoderExecutor final : public Executor {
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
-    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_.method, std::move(sketches),
-                                                options_.max_batch, options_.weights_on_device));
+    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_, std::move(sketches)));
     return Ok();
   }
 
@@ -65,10 +59,11 @@ class DecoderExecutor final : public Executor {
 
   const ModelConfig& config() const override { return config_; }
   const ExecutorOptions& options() const override { return options_; }
-  std::string device_name() const override { return name_; }
+  Sharing* sharing() override { return options_.method.evicts() ? nullptr : this; }
+  Instruments& instruments() override { return *this; }
 
   Result<SeqSlot> Admit(int64_t final_tokens) override {
-    const int64_t kept = options_.method.Quota(final_tokens);
+    const int64_t kept = options_.method.evicts() ? Quotas().Quota(final_tokens) : final_tokens;
     if (kept > 0) {
       ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, kept}));
       Begin(slot);
@@ -78,13 +73,14 @@ class DecoderExecutor final : public Executor {
                      FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
   }
 
-  bool can_grow() const override { return !options_.method.evicts(); }
+  // ---- Sharing ----
+
   Result<SeqSlot> AdmitGrowing(int64_t rows, std::span<const SharedId> prefix) override {
     const int64_t quota = WholeExtents(rows);
     ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({quota, quota}, prefix));
     Begin(slot);
     for (size_t extent = 0; extent < prefix.size(); ++extent)
-      decoder_->LoadSketches(slot, static_cast<int64_t>(extent), pool_.side(prefix[extent]));
+      decoder_->LoadIndex(slot, static_cast<int64_t>(extent), pool_.side(prefix[extent]));
     return slot;
   }
   Status Grow(SeqSlot slot, int64_t rows) override { return pool_.Grow(slot, WholeExtents(rows)); }
@@ -92,18 +88,18 @@ class DecoderExecutor final : public Executor {
   int64_t free_extents() const override { return pool_.free_extents(); }
 
   // Columns that a prompt chose are those of its own sketches only.
-  bool can_share() const override { return can_grow() && !options_.method.prompt_columns; }
+  bool can_share() const override { return !options_.method.prompt_columns; }
   Result<SharedId> Share(SeqSlot slot, int64_t extent) override {
     ASSIGN_OR_RETURN(const SharedId id, pool_.Share(slot, extent));
     backend_.AwaitPool();
     AwaitQueues();  // all of it is at home, whoever reads it next
-    decoder_->SaveSketches(slot, extent, pool_.side(id));
+    decoder_->SaveIndex(slot, extent, pool_.side(id));
     return id;
   }
   void Adopt(SeqSlot slot, int64_t extent, SharedId id) override {
     AwaitQueues();  // nobody reads or writes what others will have
     pool_.Adopt(slot, extent, id);
-    decoder_->LoadSketches(slot, extent, pool_.side(id));
+    decoder_->LoadIndex(slot, extent, pool_.side(id));
   }
   void DropShared(SharedId id) override {
     AwaitQueues();
@@ -112,6 +108,9 @@ class DecoderExecutor final : public Executor {
   uint64_t shared_extent_bytes() const override {
     return Pool::QuotaBytes(pool_.options(), {kExtentTokens, kExtentTokens});
   }
+  uint64_t shared_index_bytes() const override { return pool_.options().side_bytes; }
+
+  // ---- running ----
 
   void SetRule(SeqSlot slot, const SelectRule& rule) override { decoder_->SetRule(slot, rule); }
   void Release(SeqSlot slot) override {
@@ -140,6 +139,9 @@ class DecoderExecutor final : public Executor {
 
   void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
 
+  // ---- Instruments ----
+
+  std::string device_name() const override { return name_; }
   void ObservePrefill(PrefillObserver observer) override { decoder_->ObservePrefill(std::move(observer)); }
   void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) override {
     decoder_->ObserveSelection(std::move(observer), slot);
@@ -173,7 +175,10 @@ class DecoderExecutor final : public Executor {
  private:
   void Begin(SeqSlot slot) {
     decoder_->BeginSequence(slot);
-    if (options_.method.select != SelectKind::kAll) SetRule(slot, options_.method.rule);
+    if (options_.method.selects()) SetRule(slot, options_.method.rule);
+  }
+  QuotaRule Quotas() const {
+    return QuotasOf(options_.method, pool_.options().layout, config_.layers, options_.max_batch);
   }
   int64_t WholeExtents(int64_t rows) const {
     return std::min((rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, options_.max_tokens);
@@ -194,17 +199,16 @@ class DecoderExecutor final : public Executor {
 };
 
 template <Backend B>
-MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& asked, uint64_t weights_bytes) {
-  const ExecutorOptions options = Settled(config, asked);
+MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options.method, options.max_batch, options.activation,
-                                                   options.device == Device::kCuda && !options.pool_on_device);
-  // A limit that holds no row is counted as if it held one, and then is exceeded.
-  const uint64_t sequence_bytes =
-      Pool::QuotaBytes(pool, {options.max_tokens, std::max<int64_t>(1, options.method.Quota(options.max_tokens))});
+  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options, IsRemote(options));
+  // A limit that holds no row is counted as if it held one: the plan then exceeds it, and is refused.
+  const int64_t kept =
+      options.method.evicts() ? std::max<int64_t>(1, shape.quotas().Quota(options.max_tokens)) : options.max_tokens;
+  const uint64_t sequence_bytes = Pool::QuotaBytes(pool, {options.max_tokens, kept});
   return {.weights_bytes = weights_bytes,
           .workspace_bytes = Workspace::Bytes(shape),
-          .sketch_bytes = shape.sketch_bytes(),
+          .sketch_bytes = shape.index().total_bytes(),
           .prefill_bytes = Decoder<B>::JobBytes(shape, options.max_tokens) +
                            Decoder<B>::JobBytes(shape, options.planned_side_tokens()),
           .pool_bytes = static_cast<uint64_t>(options.max_batch) * sequence_bytes,

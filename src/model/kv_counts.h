@@ -61,11 +61,7 @@ class KvCounts {
     KvStats stats;
     stats.steps = counts.steps;
     stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * layout.row_bytes();
-    stats.sketch_row_bytes =
-        static_cast<uint64_t>(shape_.sketch_layers()) * heads * shape_.sketch_layout().block_bytes() / kSketchBlock;
-    if (method_.select == SelectKind::kQuest)
-      stats.sketch_row_bytes =
-          static_cast<uint64_t>(shape_.bounds_layers()) * heads * shape_.bounds_layout().page_bytes() / kPageRows;
+    stats.sketch_row_bytes = shape_.index().token_bytes();
     stats.evicted = counts.evicted * static_cast<uint64_t>(pool_.options().evicting_layers()) * heads;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     const int64_t sequences = shape_.pool.max_sequences;
@@ -91,7 +87,7 @@ class KvCounts {
         stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
       }
     }
-    if (method_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
+    if (shape_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
     stats.fetched_bytes += stats.near.fetched * layout.entry_bytes();
     return stats;
   }

@@ -18,10 +18,16 @@ class LayerPlaces {
  public:
   // All outlive it. `remote`: the compute device reaches the pool over a link.
   LayerPlaces(const WorkspaceShape& shape, const Workspace& work, const Pool& pool, bool remote)
-      : shape_(shape), config_(shape.config), method_(shape.method), work_(work), pool_(pool), remote_(remote) {}
+      : shape_(shape),
+        config_(shape.config),
+        method_(shape.method),
+        index_(shape.index()),
+        work_(work),
+        pool_(pool),
+        remote_(remote) {}
 
-  // Memory that is taken later: [sketch_layers][max_sequences][kv_heads][blocks], of bounds [..][pages];
-  void SetSketches(std::byte* sketches) { sketches_ = sketches; }
+  // Memory that is allocated later: the index, index.total_bytes();
+  void SetIndex(std::byte* memory) { index_memory_ = memory; }
   // and [near_layers] of data, holds, used, place_of.
   void SetNear(std::byte* near) { near_ = near; }
 
@@ -47,7 +53,7 @@ class LayerPlaces {
     return books;
   }
   LayerCache Cache(LayerId layer) const {
-    return {Entries(layer), method_.has_sketch(layer) ? Sketches(layer) : LayerSketches(), Retained(layer)};
+    return {Entries(layer), method_.has_index(layer) ? Sketches(layer) : LayerSketches(), Retained(layer)};
   }
   // A step's tokens as layers that evict see them.
   TokenBatch KeptBatch(const TokenBatch& batch) const {
@@ -59,40 +65,41 @@ class LayerPlaces {
     return kept;
   }
 
+  LayerIndex Index(LayerId layer) const {
+    return index_.Layer(index_memory_, static_cast<int64_t>(SelectingIndex(layer)));
+  }
   LayerSketches Sketches(LayerId layer) const {
-    const size_t slot_bytes = shape_.slot_sketch_bytes();
+    const LayerIndex index = Index(layer);
     return {.layout = shape_.sketch_layout(),
-            .data = sketches_ + SketchIndex(layer) * static_cast<size_t>(shape_.pool.max_sequences) * slot_bytes,
-            .head_stride = slot_bytes / static_cast<size_t>(config_.kv_heads),
-            .slot_stride = slot_bytes};
+            .data = index.data,
+            .head_stride = index.head_stride,
+            .slot_stride = index.slot_stride};
   }
 
-  // Visits each list's place of an extent's sketches, or bounds.
+  // Visits the index of an extent's rows: visit(address, i) for list i of [index layers][kv_heads].
   template <class Visit>
-  void ForSketchesOf(SeqSlot slot, int64_t extent, Visit visit) const {
+  void ForIndexOf(SeqSlot slot, int64_t extent, Visit visit) const {
     size_t i = 0;
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.has_sketch(layer) && !method_.has_bounds(layer)) continue;
+      if (!method_.has_index(layer)) continue;
       for (int64_t head = 0; head < config_.kv_heads; ++head)
-        visit(
-            Sketches(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * shape_.head_extent_sketch_bytes(),
-            i++);
+        visit(Index(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * index_.head_extent_bytes(), i++);
     }
   }
 
   LayerPageBounds Bounds(LayerId layer) const {
-    const LayerSketches place = Sketches(layer);
-    return {.layout = shape_.bounds_layout(),
-            .data = place.data,
-            .head_stride = place.head_stride,
-            .slot_stride = place.slot_stride};
+    const LayerIndex index = Index(layer);
+    return {.layout = {.kv_heads = config_.kv_heads, .head_dim = config_.head_dim},
+            .data = index.data,
+            .head_stride = index.head_stride,
+            .slot_stride = index.slot_stride};
   }
 
   SketchBasis Basis(LayerId layer) const {
     const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
     const int64_t matrix = slots * config_.kv_heads * config_.head_dim * method_.sketch_dims;
     const int64_t offset = slots * config_.kv_heads * method_.sketch_dims;
-    const float* query = work_.basis + static_cast<int64_t>(SketchIndex(layer)) * (2 * matrix + offset);
+    const float* query = work_.basis + static_cast<int64_t>(SelectingIndex(layer)) * (2 * matrix + offset);
     return {.kv_heads = config_.kv_heads,
             .head_dim = config_.head_dim,
             .dims = method_.sketch_dims,
@@ -110,11 +117,11 @@ class LayerPlaces {
   NearEntries Places(LayerId layer) const {
     const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
     NearEntries near{.layout = pool_.options().layout, .data = near_, .capacity = capacity};
-    if (method_.hot_rows == 0) {
+    if (shape_.hot_rows == 0) {
       near.data += Turn(layer) * shape_.near_layer_bytes();
       return near;
     }
-    near.data += SketchIndex(layer) * shape_.near_layer_bytes();
+    near.data += SelectingIndex(layer) * shape_.near_layer_bytes();
     near.rows = shape_.kept_rows();
     near.holds =
         reinterpret_cast<int32_t*>(near.data + static_cast<size_t>(lists * capacity) * near.layout.entry_bytes());
@@ -124,16 +131,17 @@ class LayerPlaces {
   }
 
  private:
-  // The how-manieth layer with sketches or bounds.
-  size_t SketchIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
+  // Index of this layer among the layers that select.
+  size_t SelectingIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
 
   const WorkspaceShape shape_;
   const ModelConfig& config_;
   const KvMethod& method_;
+  const IndexGeometry index_;
   const Workspace& work_;
   const Pool& pool_;
   const bool remote_;
-  std::byte* sketches_ = nullptr;
+  std::byte* index_memory_ = nullptr;
   std::byte* near_ = nullptr;
 };
 

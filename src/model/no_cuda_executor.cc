@@ -12,7 +12,7 @@ Result<GpuCeilings> MeasureGpu() { return FindGpu().error(); }
 
 Status CheckGpuLayout(const EntryLayout&) { return FindGpu().error(); }
 
-int64_t HotRows(const ModelConfig&, const ExecutorOptions&, uint64_t) { return 0; }
+int64_t HotRows(const ModelConfig&, const ExecutorOptions&, const HotSetLimit&) { return 0; }
 
 MemoryPlan PlanCudaMemory(const ModelConfig&, const ExecutorOptions&, uint64_t) { CHECK(false); }
 

@@ -41,8 +41,7 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   if (method.from == GuessSource::kPrevStep)
     w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
   const int64_t tokens = shape.select_tokens();
-  if (method.select == SelectKind::kSketch)
-    w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
+  if (method.select->uses_basis) w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
   const int64_t lists = tokens * config.kv_heads, capacity = shape.pool.max_tokens;
   for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
     w.selection[i] = {.rows = carver.Array<int32_t>(lists * capacity),
@@ -61,8 +60,9 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   w.rules = carver.Array<SelectRule>(sequences);
   w.totals = carver.Array<SelectionTotals>(config.layers * sequences);
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);
-  const int64_t bases = shape.sketch_layers() * (method.prompt_columns ? sequences : 1);
-  w.basis = carver.Array<float>(bases * config.kv_heads * (2 * config.head_dim + 1) * method.sketch_dims);
+  const int64_t bases = shape.index().layers * (method.prompt_columns ? sequences : 1);
+  if (method.select->uses_basis)
+    w.basis = carver.Array<float>(bases * config.kv_heads * (2 * config.head_dim + 1) * method.sketch_dims);
 }
 
 void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
@@ -90,7 +90,7 @@ PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t toke
   stage.cache.entries = {
       .layout = layout, .extents = stage.extents, .extents_per_slot = extents, .quotas = stage.quota};
   stage.entries = entries;
-  if (shape.sketch_layers() > 0) {
+  if (shape.method.has_index()) {
     const size_t head_bytes = shape.sketch_layout().head_bytes(tokens);
     stage.cache.sketches = {.layout = shape.sketch_layout(),
                             .data = carver.Take(static_cast<size_t>(heads) * head_bytes),
@@ -130,7 +130,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.tables = carver.Array<std::byte*>(config.layers * sequences * shape.pool.extents_per_slot());
   w.quotas = carver.Array<int32_t>(sequences);
   if (shape.remote) w.clocks = carver.Array<FetchClock>(config.layers);
-  if (shape.method.select != SelectKind::kAll) WalkSelection(carver, shape, w);
+  if (shape.method.selects()) WalkSelection(carver, shape, w);
   if (shape.method.evicts()) WalkRetained(carver, shape, w);
   return w;
 }

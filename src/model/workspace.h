@@ -24,8 +24,10 @@ struct WorkspaceShape {
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
-  bool remote = false;   // the pool is behind a link
-  bool fetches = false;  // selected entries come from there
+  bool remote = false;     // the pool is behind a link
+  bool fetches = false;    // selected entries are copied to the device
+  double forced_hits = 0;  // share of a selection that counts as hits, for benchmarks
+  int64_t hot_rows = 0;    // hot-set slots of each (sequence, layer, KV head); 0: no hot set
 
   // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
   DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
@@ -34,47 +36,31 @@ struct WorkspaceShape {
   int64_t tokens() const { return std::max(max_batch, chunk); }
   // Tokens whose selections exist at once; a longer run of steps goes in parts.
   int64_t select_tokens() const { return std::max<int64_t>(max_batch, 8); }
-  int64_t sketch_layers() const {
-    return method.select == SelectKind::kSketch ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
-  }
-  int64_t bounds_layers() const {
-    return method.select == SelectKind::kQuest ? std::max<int64_t>(config.layers - method.dense_layers, 0) : 0;
-  }
-  PageBoundsLayout bounds_layout() const { return {.kv_heads = config.kv_heads, .head_dim = config.head_dim}; }
   SketchLayout sketch_layout() const {
     return {.type = method.sketch_type, .kv_heads = config.kv_heads, .dims = method.sketch_dims};
   }
-  // Sketches, or page bounds, of one sequence in one layer.
-  size_t slot_sketch_bytes() const {
-    return static_cast<size_t>(config.kv_heads) * (method.select == SelectKind::kQuest
-                                                       ? bounds_layout().head_bytes(pool.max_tokens)
-                                                       : sketch_layout().head_bytes(sketch_rows()));
+  // What the selection method keeps beside the entries.
+  IndexGeometry index() const {
+    if (!method.has_index()) return {};
+    return {.layout = method.select->index({config.head_dim, method.sketch_type, method.sketch_dims}),
+            .layers = std::max<int64_t>(config.layers - method.dense_layers, 0),
+            .kv_heads = config.kv_heads,
+            .sequences = pool.max_sequences,
+            .rows = kept_rows()};
   }
-  size_t sketch_bytes() const {
-    return static_cast<size_t>((sketch_layers() + bounds_layers()) * pool.max_sequences) * slot_sketch_bytes();
-  }
-  // Of 256 rows of one KV head, and of a sequence in all layers.
-  size_t head_extent_sketch_bytes() const {
-    return method.select == SelectKind::kQuest ? bounds_layout().head_bytes(kExtentTokens)
-                                               : sketch_layout().head_bytes(kExtentTokens);
-  }
-  size_t extent_sketch_bytes() const {
-    return static_cast<size_t>((sketch_layers() + bounds_layers()) * config.kv_heads) * head_extent_sketch_bytes();
-  }
+  QuotaRule quotas() const { return QuotasOf(method, pool.layout, config.layers, pool.max_sequences); }
   // Rows of the longest sequence in layers that evict.
-  int64_t kept_rows() const { return method.evicts() ? method.limit.LargestQuota(pool.max_tokens) : pool.max_tokens; }
+  int64_t kept_rows() const { return method.evicts() ? quotas().LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // A prompt has memory on the stages of a remote pool while it is read. Where steps walk all rows, every sequence has
   // it for good; layers that evict have a stage of another kind.
-  bool stages_prompts() const {
-    return remote && method.select != SelectKind::kAll && (!method.evicts() || method.dense_layers > 0);
-  }
+  bool stages_prompts() const { return remote && method.selects() && (!method.evicts() || method.dense_layers > 0); }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select, by the method's own rule. A sequence whose rule lets it
   // have more reads them where they are.
   int64_t selected_rows() const {
     const SelectRule& rule = method.rule;
-    const int64_t n = kept_rows(), page = method.page();
+    const int64_t n = kept_rows(), page = method.select->page_rows;
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
@@ -85,16 +71,13 @@ struct WorkspaceShape {
   int64_t selections() const { return fetches_early() ? 2 : 1; }
   // Places of each (sequence, KV head) for entries that were fetched: of the layers that need them at once, or of a hot
   // set in every layer.
-  int64_t near_rows() const { return method.hot_rows > 0 ? method.hot_rows : selected_rows(); }
+  int64_t near_rows() const { return hot_rows > 0 ? hot_rows : selected_rows(); }
   int64_t near_layers() const {
-    return !fetches              ? 0
-           : method.hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers)
-                                 : selections();
+    return !fetches ? 0 : hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : selections();
   }
   // Of one layer, sequence and KV head, tables included.
   size_t near_list_bytes() const {
-    const size_t tables =
-        method.hot_rows > 0 ? static_cast<size_t>(2 * near_rows() + kept_rows()) * sizeof(int32_t) : 0;
+    const size_t tables = hot_rows > 0 ? static_cast<size_t>(2 * near_rows() + kept_rows()) * sizeof(int32_t) : 0;
     return static_cast<size_t>(near_rows()) * pool.layout.entry_bytes() + tables;
   }
   // Of one layer; the next one's entries are as well aligned as its own.
@@ -102,8 +85,6 @@ struct WorkspaceShape {
     return (static_cast<size_t>(pool.max_sequences * config.kv_heads) * near_list_bytes() + 255) / 256 * 256;
   }
   size_t near_bytes() const { return static_cast<size_t>(near_layers()) * near_layer_bytes(); }
-  // Rows of the longest sequence in layers with sketches.
-  int64_t sketch_rows() const { return kept_rows(); }
 };
 
 struct Workspace {

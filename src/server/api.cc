@@ -12,10 +12,10 @@
 #include <random>
 #include <utility>
 
+#include "runtime/text.h"
 #include "server/openai_format.h"
 #include "server/serving.h"
 #include "server/web_files.h"
-#include "text/unicode.h"
 
 namespace infinigen {
 namespace {

@@ -11,13 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine.h"
+#include "runtime/engine_thread.h"
+#include "runtime/text.h"
 #include "server/access.h"
 #include "server/completion_request.h"
 #include "server/http.h"
 #include "server/metrics.h"
-#include "text/chat_prompt.h"
-#include "text/tokenizer.h"
 
 namespace infinigen {
 

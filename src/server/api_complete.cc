@@ -8,9 +8,9 @@
 #include <span>
 #include <utility>
 
+#include "runtime/text.h"
 #include "server/openai_format.h"
 #include "server/serving.h"
-#include "text/unicode.h"
 
 namespace infinigen {
 namespace {
@@ -95,7 +95,7 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
   const std::string_view preset = method.preset;
   const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
   // Whoever selects can select everything.
-  const bool has_all = preset == "full" || (method.select != SelectKind::kAll && !method.evicts());
+  const bool has_all = preset == "full" || (method.selects() && !method.evicts());
   const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);
   if (!refused) return std::nullopt;
   return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),

@@ -24,7 +24,7 @@ ApiError EngineError(const Error& error) {
 
 // A context so short that nothing is left out attends to everything whatever is asked for.
 RequestKv Kv(const KvWish& wish, const KvMethod& method) {
-  if (method.select == SelectKind::kAll) return {};
+  if (!method.selects()) return {};
   return {.full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap};
 }
 
@@ -145,7 +145,7 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
   choice.last_token = now;
   ++usage_.completion_tokens;
   context_.watch.Token(choice.id);
-  pool_bytes_ = engine_->executor().pool_bytes();
+  pool_bytes_ = engine_->executor().instruments().pool_bytes();
   if (over_) return false;
   if (request_.logprobs)
     choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include "runtime/engine_thread.h"
+#include "runtime/text.h"
 #include "server/completion_request.h"
 #include "server/http.h"
 #include "server/kv_watch.h"
 #include "server/metrics.h"
 #include "server/openai_format.h"
-#include "text/text_stream.h"
 
 namespace infinigen {
 

@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "engine/request.h"
-#include "text/chat_prompt.h"
+#include "runtime/requests.h"
+#include "runtime/text.h"
 
 namespace infinigen {
 

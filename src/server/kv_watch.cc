@@ -71,7 +71,7 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
 KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples)
     : engine_(engine),
       metrics_(metrics),
-      selects_(engine.executor().options().method.select != SelectKind::kAll),
+      selects_(engine.executor().options().method.selects()),
       samples_(samples),
       picture_(engine.executor().config().layers),
       pool_limit_bytes_(PoolLimit(engine.executor())),
@@ -102,14 +102,14 @@ void KvWatch::Remove(const HttpExchange* watcher) {
 void KvWatch::Observe(bool on) {
   const std::optional<SeqSlot> slot = on ? engine_.SlotOf(*followed_) : std::nullopt;
   if (slot)
-    engine_.executor().ObserveSelection(
+    engine_.executor().instruments().ObserveSelection(
         [this](LayerId layer, SeqSlot, KvHead head, std::span<const int32_t> rows) {
           picture_.Add(layer, head, rows);
           fresh_ = drawn_ = true;
         },
         slot);
   else if (observing_)
-    engine_.executor().ObserveSelection({});
+    engine_.executor().instruments().ObserveSelection({});
   observing_ = slot.has_value();
 }
 
@@ -151,7 +151,7 @@ void KvWatch::Follow() {
   fresh_ = drawn_ = !selects_;
   if (watchers_.empty()) return;
   if (first) {
-    before_ = engine_.executor().Stats();
+    before_ = engine_.executor().instruments().Stats();
     last_event_ = Clock::now();
   }
   Observe(followed_.has_value());
@@ -179,7 +179,7 @@ void KvWatch::Send() {
   const Clock::time_point now = Clock::now();
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
-  const KvStats stats = executor.Stats(), recent = stats - before_;
+  const KvStats stats = executor.instruments().Stats(), recent = stats - before_;
   if (recent.steps == 0 || !drawn_) return;
   const double seconds = std::chrono::duration<double>(now - last_event_).count();
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include "runtime/engine_thread.h"
 #include "server/http.h"
 #include "server/metrics.h"
 

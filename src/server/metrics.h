@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
-#include "kv/stats.h"
+#include "runtime/requests.h"
 #include "server/http.h"
 
 namespace infinigen {

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "text/unicode.h"
+#include "runtime/text.h"
 
 namespace infinigen {
 namespace {

@@ -9,11 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/request.h"
-#include "kv/stats.h"
+#include "runtime/requests.h"
+#include "runtime/text.h"
 #include "server/completion_request.h"
 #include "server/http.h"
-#include "text/tokenizer.h"
 
 namespace infinigen {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/engine_thread.h"
 #include "server/api.h"
 #include "server/completion.h"
-#include "server/engine_thread.h"
 #include "server/kv_watch.h"
 #include "server/worker.h"
 
@@ -80,7 +80,7 @@ struct Api::Serving {
       return stream == nullptr || !stream->Beat(now);
     });
     const EngineStats& stats = engine.stats();
-    metrics.Update({.kv = model.executor->Stats(),
+    metrics.Update({.kv = model.executor->instruments().Stats(),
                     .pool_bytes = stats.pool_bytes,
                     .prefix_bytes = stats.prefix_bytes,
                     .prefix_limit_bytes = model.prefix_limit_bytes,

@@ -209,7 +209,7 @@ TEST(EvalChoice, AgreesWithTransformersOnTheShippedModel) {
     }
   }
   EXPECT_EQ(asked, 66u);
-  EXPECT_EQ(model->executor->pool_bytes(), 0u) << "every question gave its rows back";
+  EXPECT_EQ(model->executor->instruments().pool_bytes(), 0u) << "every question gave its rows back";
 }
 
 // Token ids on random models; in bulk and by steps, in batches of any size, the same bits.
@@ -232,7 +232,7 @@ TEST(EvalChoice, AgreesWithTransformersOnRandomModels) {
       EXPECT_EQ(steps.Score(question).value().value(), scores);
     }
     EXPECT_GT(steps.timing().decode_tokens, 0);
-    EXPECT_EQ(model->executor->pool_bytes(), 0u);
+    EXPECT_EQ(model->executor->instruments().pool_bytes(), 0u);
   }
 }
 

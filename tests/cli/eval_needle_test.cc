@@ -224,7 +224,7 @@ TEST(NeedleRun, TheShippedModelFindsThem) {
       const std::vector<NeedleAnswer> alone = runner.Run({&cases[i], 1}, {}).value();
       EXPECT_EQ(alone[0].tokens, together[i].tokens);
     }
-    EXPECT_EQ(model->executor->pool_bytes(), 0u);
+    EXPECT_EQ(model->executor->instruments().pool_bytes(), 0u);
     EXPECT_GT(runner.timing().decode_tokens, 0);
     // A code that was never planted is not found.
     NeedleCase other = cases[0];
@@ -254,7 +254,7 @@ TEST(NeedleRun, AnInterruptedTextDoesNotCount) {
   EXPECT_EQ(runner.timing().prefill_tokens, static_cast<int64_t>(cases[0].context.size()));
   EXPECT_GT(runner.timing().prefill_s, 0);
   EXPECT_EQ(runner.timing().decode_tokens, 0);
-  EXPECT_EQ(model->executor->pool_bytes(), 0u);
+  EXPECT_EQ(model->executor->instruments().pool_bytes(), 0u);
 }
 
 TEST(AttentionPicture, DrawsSharesOfColumnsAndTheMark) {

@@ -88,7 +88,7 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
         EXPECT_EQ(step.tokens, batched.tokens);
         EXPECT_EQ(step.window_nll, batched.window_nll) << name << " batch " << batch;
         EXPECT_EQ(step.timing.decode_tokens, batched.timing.prefill_tokens);
-        EXPECT_EQ(stepper->executor->pool_bytes(), 0u) << "every window gave its rows back";
+        EXPECT_EQ(stepper->executor->instruments().pool_bytes(), 0u) << "every window gave its rows back";
       }
     }
   }
@@ -152,9 +152,10 @@ TEST(EvalPpl, KeptWindowsAreReadOnce) {
         .value();
   };
   int64_t read = 0;  // windows that full began
-  full->executor->ObservePrefill([&](LayerId layer, int64_t first_row, const ConstTensor&, const ConstTensor&) {
-    read += layer.value() == 0 && first_row == 0 ? 1 : 0;
-  });
+  full->executor->instruments().ObservePrefill(
+      [&](LayerId layer, int64_t first_row, const ConstTensor&, const ConstTensor&) {
+        read += layer.value() == 0 && first_row == 0 ? 1 : 0;
+      });
   const PplResult alone = score(nullptr, PplMode::kBatched);
   ASSERT_EQ(alone.windows, read);
   ASSERT_GE(read, 3);
@@ -170,7 +171,7 @@ TEST(EvalPpl, KeptWindowsAreReadOnce) {
     }
     EXPECT_EQ(read, keep + 3 * (alone.windows - keep));
   }
-  EXPECT_EQ(full->executor->pool_bytes(), 0u) << "the reader gave every window back";
+  EXPECT_EQ(full->executor->instruments().pool_bytes(), 0u) << "the reader gave every window back";
 }
 
 // tests/golden/ppl.json, made by tools/make_ppl_reference.py.

@@ -159,11 +159,11 @@ TEST(IntegerList, Forms) {
 
 TEST(DeviceOptions, CudaIsRefusedByName) {
   // Where there is neither a GPU nor a build for one; a machine that has both resolves it.
-  if (const Result<DeviceChoice> gpu = ResolveDevice({.device = "cuda"}); !gpu.ok()) {
+  if (const Result<DeviceChoice> gpu = ChooseDevice({.device = "cuda"}); !gpu.ok()) {
     EXPECT_THAT(gpu.error().message, HasSubstr("--device cuda: "));
   }
-  EXPECT_EQ(ResolveDevice({.device = "cpu", .threads = 3})->threads, 3);
-  EXPECT_GE(ResolveDevice({})->threads, 1);
+  EXPECT_EQ(ChooseDevice({.device = "cpu", .threads = 3})->threads, 3);
+  EXPECT_GE(ChooseDevice({})->threads, 1);
 }
 
 TEST(SamplingOptionsOfFlags, RandomSeedsDiffer) {

@@ -47,7 +47,7 @@ struct Case {
   KvMethod method;
 };
 
-KvMethod Sparse(GuessSource from, bool mean, SelectKind select = SelectKind::kSketch) {
+KvMethod Sparse(GuessSource from, bool mean, const SelectMethod* select = &kSelectSketch) {
   KvMethod method{.preset = "infinigen", .select = select, .from = from};
   method.rule = {.alpha = 3.0f, .cap = 0.2, .min_rows = 16, .sinks = 2, .window = 8};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
@@ -58,7 +58,7 @@ KvMethod Sparse(GuessSource from, bool mean, SelectKind select = SelectKind::kSk
 
 // Of 1,020 to 1,220 tokens about 300 stay, so that most steps evict.
 KvMethod Limited(const RetainPolicy& policy, GuessSource from) {
-  KvMethod method = Sparse(from, false, policy.needs_selection() ? SelectKind::kSketch : SelectKind::kAll);
+  KvMethod method = Sparse(from, false, policy.needs_selection() ? &kSelectSketch : &kSelectAll);
   method.retain = &policy;
   method.limit.share = 0.3;
   return method;
@@ -117,8 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Methods, Allocation,
                                          Case{"prev_layer", Sparse(GuessSource::kPrevLayer, false)},
                                          Case{"prev_mid", Sparse(GuessSource::kPrevMid, false)},
                                          Case{"prev_step", Sparse(GuessSource::kPrevStep, false)},
-                                         Case{"quest", Sparse(GuessSource::kSelf, false, SelectKind::kQuest)},
-                                         Case{"quest_mid", Sparse(GuessSource::kPrevMid, true, SelectKind::kQuest)},
+                                         Case{"quest", Sparse(GuessSource::kSelf, false, &kSelectQuest)},
+                                         Case{"quest_mid", Sparse(GuessSource::kPrevMid, true, &kSelectQuest)},
                                          Case{"counter", Limited(kRetainCounter, GuessSource::kSelf)},
                                          Case{"lru_mid", Limited(kRetainLru, GuessSource::kPrevMid)},
                                          Case{"h2o", Limited(kRetainH2o, GuessSource::kSelf)}),

@@ -22,7 +22,7 @@ inline constexpr int32_t kEos = 49;
 inline constexpr int64_t kUnits = 3;        // layers, so to speak
 inline constexpr int64_t kUnitTokens = 20;  // of a chunk
 
-class FakeExecutor final : public Executor {
+class FakeExecutor final : public Executor, public Instruments {
  public:
   FakeExecutor(int64_t context, int64_t batch, int64_t pool_rows, int64_t side_tokens = 0)
       : free_rows_(pool_rows), pool_rows_(pool_rows) {
@@ -37,6 +37,9 @@ class FakeExecutor final : public Executor {
   const ModelConfig& config() const override { return config_; }
   const ExecutorOptions& options() const override { return options_; }
   ExecutorOptions& mutable_options() { return options_; }
+  Sharing* sharing() override { return nullptr; }
+  Instruments& instruments() override { return *this; }
+  void SetRule(SeqSlot, const SelectRule&) override {}
   std::string device_name() const override { return "fake"; }
 
   Result<SeqSlot> Admit(int64_t final_tokens) override {
@@ -116,6 +119,11 @@ class FakeExecutor final : public Executor {
     stats.steps = steps_;
     return stats;
   }
+  KvStats SlotStats(SeqSlot) override { return {}; }
+  DeviceUse device_use() const override { return {}; }
+  void AwaitPool() override {}
+  bool Skip(bool, bool) override { return false; }
+  std::vector<ZoneTime> TakeZones(bool) override { return {}; }
   uint64_t pool_bytes() const override { return 0; }
   uint64_t pool_peak_bytes() const override { return 0; }
 

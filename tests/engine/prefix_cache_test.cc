@@ -20,8 +20,8 @@ class PrefixCacheTest : public testing::Test {
 
   // A sequence of 768 rows with entries, in a slot of its own.
   SeqSlot Sequence(std::span<const SharedId> prefix = {}) {
-    const SeqSlot slot = executor->AdmitGrowing(768, prefix).value();
-    if (prefix.empty()) executor->FillSynthetic(slot, 768, 1);
+    const SeqSlot slot = executor->sharing()->AdmitGrowing(768, prefix).value();
+    if (prefix.empty()) executor->instruments().FillSynthetic(slot, 768, 1);
     return slot;
   }
   static std::vector<int32_t> Stretch(int32_t token) { return std::vector<int32_t>(kExtentTokens, token); }
@@ -47,7 +47,7 @@ class PrefixCacheTest : public testing::Test {
 
   const RandomModelWithBases model{Llama(), 8, 11};
   const std::unique_ptr<Executor> executor = model.Make(Sparse(GuessSource::kPrevMid), Device::kCpu, 1, 3);
-  PrefixCache cache{*executor};
+  PrefixCache cache{*executor->sharing()};
 };
 
 TEST_F(PrefixCacheTest, APathIsATextFromItsBeginning) {
@@ -108,11 +108,11 @@ TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
   EXPECT_EQ(Found(Text({1, 3})), 1u) << "the child went before its parent, though both were used together";
   EXPECT_TRUE(cache.DropOldest());
   EXPECT_FALSE(cache.DropOldest());
-  EXPECT_EQ(executor->pool_bytes(), 0u);
+  EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
 }
 
 TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
-  PrefixCache small(*executor, 3);
+  PrefixCache small(*executor->sharing(), 3);
   const auto add = [&](std::initializer_list<int32_t> stretches) {
     const SeqSlot slot = Sequence();
     PrefixCache::Path path;
@@ -141,7 +141,7 @@ TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
   EXPECT_EQ(small.unpinned(), 3);
   small.Release(path);
   EXPECT_EQ(small.nodes(), 3);
-  EXPECT_EQ(executor->pool_bytes(), 3 * executor->shared_extent_bytes());
+  EXPECT_EQ(executor->instruments().pool_bytes(), 3 * executor->sharing()->shared_extent_bytes());
 }
 
 // Two texts with the same hash are easily made: first tokens that leave equal high halves behind after the second, and

@@ -79,7 +79,7 @@ KvMethod Infinigen(GuessSource from = GuessSource::kPrevMid) { return Sparse(fro
 // ---- kv per request ----
 
 TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
-  for (const SelectKind select : {SelectKind::kSketch, SelectKind::kQuest}) {
+  for (const SelectMethod* select : {&kSelectSketch, &kSelectQuest}) {
     const KvMethod method = Sparse(GuessSource::kPrevMid, select);
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3});
     Engine engine(*executor);
@@ -181,7 +181,7 @@ std::vector<KvMethod> Methods() {
           Infinigen(GuessSource::kPrevLayer),
           Infinigen(GuessSource::kPrevMid),
           Infinigen(GuessSource::kPrevStep),
-          Sparse(GuessSource::kSelf, SelectKind::kQuest)};
+          Sparse(GuessSource::kSelf, &kSelectQuest)};
 }
 
 // Four texts of which two and a half fit.
@@ -198,7 +198,7 @@ void PreemptAndCompare(const KvMethod& method, const std::vector<Text>& texts, b
     EXPECT_EQ(engine.stats().running, 0);
     EXPECT_EQ(engine.stats().pool_bytes, 0u);
   }
-  EXPECT_EQ(executor->pool_bytes(), 0u);
+  EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
   for (size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(client.results[static_cast<int32_t>(i)].tokens, texts[i].alone) << i;
     EXPECT_EQ(client.results[static_cast<int32_t>(i)].reason, FinishReason::kLength) << i;
@@ -326,7 +326,7 @@ TEST(Growth, CancellationFreesRowsBeforeTheNextStep) {
   const int64_t steps = engine.stats().decode_steps;
   engine.Cancel(a);
   engine.RunOnce();
-  bytes_at_done = executor->pool_bytes();
+  bytes_at_done = executor->instruments().pool_bytes();
   EXPECT_EQ(engine.stats().decode_steps, steps) << "no step was run for the one that left";
   EXPECT_EQ(bytes_at_done, 700 * RowBytes()) << "the second has its place in the same turn, and the first has none";
   while (engine.RunOnce()) {
@@ -351,7 +351,7 @@ TEST(Growth, MethodsThatEvictAreAdmittedWholeAndShareNothing) {
     EXPECT_EQ(client.results[i].tokens.size(), 50u);
     EXPECT_EQ(client.results[i].tokens, client.results[0].tokens);
   }
-  EXPECT_EQ(executor->pool_bytes(), 0u);
+  EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
 }
 
 // ---- prefixes ----
@@ -401,12 +401,12 @@ TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
       EXPECT_EQ(Run(engine, First(base, 769), 4).tokens, Alone(method, First(base, 769), 4));
       EXPECT_EQ(engine.stats().pool_bytes, 0u);
       EXPECT_GT(engine.stats().cached_bytes, 0u);
-      EXPECT_EQ(engine.stats().cached_bytes, executor->pool_bytes());
+      EXPECT_EQ(engine.stats().cached_bytes, executor->instruments().pool_bytes());
       engine.DropKept();
-      EXPECT_EQ(executor->pool_bytes(), 0u);
+      EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
       EXPECT_EQ(Run(engine, base, 3).kept_tokens, 0);
     }
-    EXPECT_EQ(executor->pool_bytes(), 0u) << "every count came back to zero";
+    EXPECT_EQ(executor->instruments().pool_bytes(), 0u) << "every count came back to zero";
   }
 }
 
@@ -468,7 +468,7 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
 
 TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .batch = 1});
-  const uint64_t extent = 256 * (RowBytes() + executor->Stats().sketch_row_bytes);
+  const uint64_t extent = 256 * (RowBytes() + executor->instruments().Stats().sketch_row_bytes);
   ASSERT_GT(extent, 256 * RowBytes()) << "sketches are part of it";
   EngineOptions options = kReuse;
   options.prefix_limit_bytes = 5 * extent + extent / 2;
@@ -514,7 +514,7 @@ TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
     }
     while (engine.stats().decode_steps < 25) engine.RunOnce();
     ASSERT_EQ(engine.stats().running, 4) << "all were admitted before the first had anything to give";
-    EXPECT_LT(executor->pool_bytes(), (512 + 4 * 60) * RowBytes());
+    EXPECT_LT(executor->instruments().pool_bytes(), (512 + 4 * 60) * RowBytes());
     while (engine.RunOnce()) {
     }
     for (int32_t i = 0; i < 4; ++i) {
@@ -532,11 +532,11 @@ TEST_F(Prefixes, TheSameAnswersAreKeptOnce) {
     const std::vector<int32_t> prompt = Model().Ids(100, 117);
     for (int i = 0; i < 2; ++i) ASSERT_TRUE(engine.Submit(client.Make(prompt, 450)).ok());
     uint64_t most = 0;
-    while (engine.RunOnce()) most = std::max(most, executor->pool_bytes());
+    while (engine.RunOnce()) most = std::max(most, executor->instruments().pool_bytes());
     EXPECT_LT(most, (512 + 2 * 256) * RowBytes());
     EXPECT_EQ(client.results.at(0).tokens, Alone(method, prompt, 450));
     EXPECT_EQ(client.results.at(1).tokens, client.results.at(0).tokens);
-    EXPECT_EQ(executor->pool_bytes(), 512 * RowBytes());
+    EXPECT_EQ(executor->instruments().pool_bytes(), 512 * RowBytes());
   }
 }
 
@@ -679,14 +679,14 @@ TEST(Serving, RandomTrafficChangesNobodysText) {
         }
         if (random() % 200 == 0 && submitted > 0) engine.Cancel(RequestId(static_cast<int64_t>(random() % submitted)));
         busy = engine.RunOnce();
-        ASSERT_LE(executor->pool_bytes(), executor->options().pool_limit_bytes);
+        ASSERT_LE(executor->instruments().pool_bytes(), executor->options().pool_limit_bytes);
         ASSERT_LE(engine.stats().running, 5);
       }
       preemptions += engine.stats().preemptions;
       reused += engine.stats().reused_tokens;
       EXPECT_EQ(engine.stats().pool_bytes, 0u);
     }
-    EXPECT_EQ(executor->pool_bytes(), 0u);
+    EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
     ASSERT_EQ(client.results.size(), 12u);
     for (const auto& [id, result] : client.results) {
       const Text& text = texts[asked.at(id)];

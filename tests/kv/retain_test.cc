@@ -119,17 +119,17 @@ TEST(Policies, ScrambledMarksHaveNoOrder) {
   EXPECT_NE(ScrambledMark(5, 0), ScrambledMark(5, 1)) << "heads keep different tokens";
 }
 
-TEST(RetainLimit, AShareOfTheFinalLength) {
-  const RetainLimit limit{.share = 0.29};
+TEST(QuotaRule, AShareOfTheFinalLength) {
+  const QuotaRule limit{.limit = {.share = 0.29}};
   EXPECT_EQ(limit.Quota(100), 29);
   EXPECT_EQ(limit.Quota(1), 1) << "never none";
   EXPECT_EQ(limit.LargestQuota(1000), 290);
-  EXPECT_EQ(RetainLimit{.share = 1.0}.Quota(77), 77);
+  EXPECT_EQ(QuotaRule{.limit = {.share = 1.0}}.Quota(77), 77);
 }
 
-TEST(RetainLimit, BytesAfterDenseLayersDividedByTheBatch) {
+TEST(QuotaRule, BytesAfterDenseLayersDividedByTheBatch) {
   // 4 sequences; 10 layers, 2 of them dense; 100 bytes a row and layer.
-  RetainLimit limit{.bytes = 4 * 10'000, .sequences = 4, .row_bytes = 100, .layers = 10, .dense_layers = 2};
+  QuotaRule limit{.limit = {.bytes = 4 * 10'000, .sequences = 4}, .row_bytes = 100, .layers = 10, .dense_layers = 2};
   EXPECT_EQ(limit.Quota(10), 10) << "all fits";
   EXPECT_EQ(limit.Quota(20), 7) << "(10,000 - 4,000) / 800";
   EXPECT_EQ(limit.Quota(50), 0);

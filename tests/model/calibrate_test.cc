@@ -117,9 +117,9 @@ TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
 
 TEST(Calibrate, TheExecutorIsAsBefore) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
-  const uint64_t bytes = model->executor->pool_bytes();
+  const uint64_t bytes = model->executor->instruments().pool_bytes();
   const Skew first = CalibrateRandom(*model);
-  EXPECT_EQ(model->executor->pool_bytes(), bytes);
+  EXPECT_EQ(model->executor->instruments().pool_bytes(), bytes);
   EXPECT_EQ(SerialiseSkew(CalibrateRandom(*model)), SerialiseSkew(first));
 }
 
@@ -154,7 +154,7 @@ struct LayerRows {
 
 LayerRows RowsOf(Loaded& model, const std::vector<int32_t>& tokens) {
   LayerRows rows;
-  model.executor->ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& q, const ConstTensor& k) {
+  model.executor->instruments().ObservePrefill([&](LayerId layer, int64_t, const ConstTensor& q, const ConstTensor& k) {
     if (layer != LayerId(0)) return;
     rows.queries.insert(rows.queries.end(), q.as<float>(), q.as<float>() + q.rows * q.cols);
     rows.keys.insert(rows.keys.end(), k.as<float>(), k.as<float>() + k.rows * k.cols);
@@ -164,7 +164,7 @@ LayerRows RowsOf(Loaded& model, const std::vector<int32_t>& tokens) {
   while (!model.executor->RunPrefillUnit(*slot)) {
   }
   model.executor->Release(*slot);
-  model.executor->ObservePrefill({});
+  model.executor->instruments().ObservePrefill({});
   return rows;
 }
 

@@ -19,14 +19,15 @@ class CudaModel : public testing::Test {
   }
 
   std::unique_ptr<Executor> Make(const KvMethod& method, bool on_device = false, int64_t batch = 1,
-                                 StoreType type = StoreType::kF32) const {
+                                 StoreType type = StoreType::kF32, int64_t hot_rows = 0) const {
     Result<std::unique_ptr<Executor>> executor = MakeExecutor(model.config, model.weights,
                                                               {.device = Device::kCuda,
                                                                .max_tokens = 1024,
                                                                .max_batch = batch,
                                                                .kv_type = type,
                                                                .method = method,
-                                                               .pool_on_device = on_device},
+                                                               .pool_on_device = on_device,
+                                                               .hot_rows = hot_rows},
                                                               {.bases = model.bases});
     CHECK(executor.ok());
     return std::move(*executor);
@@ -69,9 +70,7 @@ TEST_F(CudaModel, SelectingEverythingIsTheFullCache) {
   for (const GuessSource from : {GuessSource::kSelf, GuessSource::kPrevMid, GuessSource::kPrevLayer}) {
     EXPECT_EQ(Decode(*Make(Everything(from)), ids, 290), want);
     EXPECT_EQ(Decode(*Make(Everything(from), /*on_device=*/true), ids, 290), want);
-    KvMethod hot = Everything(from);
-    hot.hot_rows = 1024;
-    EXPECT_EQ(Decode(*Make(hot), ids, 290), want);
+    EXPECT_EQ(Decode(*Make(Everything(from), false, 1, StoreType::kF32, /*hot_rows=*/1024), ids, 290), want);
   }
 }
 
@@ -90,16 +89,15 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
     }
     const std::unique_ptr<Executor> cold = Make(method, false, 1, type);
     const std::vector<float> want = Decode(*cold, ids, 300);
-    EXPECT_EQ(cold->Stats().hit_ratio(), 0);
+    EXPECT_EQ(cold->instruments().Stats().hit_ratio(), 0);
     double last = 0;
     for (const int64_t rows : {221, 300, 600}) {
-      method.hot_rows = rows;
-      const std::unique_ptr<Executor> hot = Make(method, false, 1, type);
+      const std::unique_ptr<Executor> hot = Make(method, false, 1, type, rows);
       EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
       // Without a prompt, in a slot that others have had.
       EXPECT_EQ(Decode(*hot, std::span(ids).first(60), 0), Decode(*cold, std::span(ids).first(60), 0));
-      EXPECT_GE(hot->Stats().hit_ratio(), last);
-      last = hot->Stats().hit_ratio();
+      EXPECT_GE(hot->instruments().Stats().hit_ratio(), last);
+      last = hot->instruments().Stats().hit_ratio();
     }
     EXPECT_GT(last, 0.3);
   }
@@ -117,8 +115,7 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
     everything.alpha = kInfinity;
     everything.cap = 1;
     for (const int64_t hot_rows : {0, 300}) {
-      method.hot_rows = hot_rows;
-      const std::unique_ptr<Executor> executor = Make(method);
+      const std::unique_ptr<Executor> executor = Make(method, false, 1, StoreType::kF32, hot_rows);
       EXPECT_EQ(Decode(*executor, ids, 290, &everything), full) << hot_rows;
       EXPECT_EQ(Decode(*executor, ids, 290), own) << hot_rows;
       EXPECT_EQ(Decode(*executor, ids, 290, &everything), full) << hot_rows;
@@ -135,11 +132,11 @@ TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
     const auto start = std::chrono::steady_clock::now();
     Decode(*executor, ids, 290);
     const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
-    const uint64_t waited = executor->Stats().stall_ns;
+    const uint64_t waited = executor->instruments().Stats().stall_ns;
     EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
     const std::unique_ptr<Executor> near = Make(method, /*on_device=*/true);
     Decode(*near, ids, 290);
-    EXPECT_EQ(near->Stats().stall_ns, 0u);
+    EXPECT_EQ(near->instruments().Stats().stall_ns, 0u);
   }
 }
 
@@ -236,18 +233,18 @@ TEST_F(CudaModel, SharedPrefixesSayWhatTheyWouldAlone) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 300;
   const std::vector<int32_t> ids = model.Ids(prompt + 10, 8);
   for (const KvMethod& method :
-       {KvMethod(), Sparse(GuessSource::kPrevLayer), Sparse(GuessSource::kSelf, SelectKind::kQuest)}) {
+       {KvMethod(), Sparse(GuessSource::kPrevLayer), Sparse(GuessSource::kSelf, &kSelectQuest)}) {
     for (const bool on_device : {false, true}) {
       const std::unique_ptr<Executor> executor = Make(method, on_device, 2);
       const auto say = [&](std::span<const SharedId> prefix, SharedId* shared) {
         const int64_t first = 256 * static_cast<int64_t>(prefix.size());
-        const SeqSlot slot = executor->AdmitGrowing(512, prefix).value();
+        const SeqSlot slot = executor->sharing()->AdmitGrowing(512, prefix).value();
         const std::span<const int32_t> rest = std::span(ids).first(prompt).subspan(static_cast<size_t>(first));
         CHECK(executor->BeginPrefill(slot, first, rest).ok());
         while (!executor->RunPrefillUnit(slot)) {
         }
         executor->EndPrefill(slot);
-        if (shared != nullptr) *shared = executor->Share(slot, 0).value();
+        if (shared != nullptr) *shared = executor->sharing()->Share(slot, 0).value();
         std::vector<float> logits;
         for (size_t row = prompt; row < ids.size(); ++row) {
           const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
@@ -260,7 +257,7 @@ TEST_F(CudaModel, SharedPrefixesSayWhatTheyWouldAlone) {
       SharedId shared;
       const std::vector<float> first = say({}, &shared);
       EXPECT_LT(Difference(say(std::array{shared}, nullptr), first), kHalfRounding) << method.preset << on_device;
-      executor->DropShared(shared);
+      executor->sharing()->DropShared(shared);
     }
   }
 }

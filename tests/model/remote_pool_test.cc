@@ -85,7 +85,7 @@ std::vector<Case> Cases() {
     return {{"int8", full, StoreType::kInt8},
             {"streaming_behind_a_dense_layer", dense_first},
             {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
-            {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, SelectKind::kQuest)},
+            {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
             {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
   return {{"full", full},
           {"int8", full, StoreType::kInt8},
@@ -98,10 +98,17 @@ std::vector<Case> Cases() {
           {"infinigen", Sparse(GuessSource::kSelf)},
           {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
           {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
-          {"quest", Sparse(GuessSource::kSelf, SelectKind::kQuest)},
-          {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, SelectKind::kQuest)},
+          {"quest", Sparse(GuessSource::kSelf, &kSelectQuest)},
+          {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
           {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
           {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
+}
+
+template <class Keep>
+std::vector<Case> Cases(Keep keep) {
+  std::vector<Case> cases = Cases();
+  std::erase_if(cases, [&](const Case& c) { return !keep(c.method); });
+  return cases;
 }
 
 class RemotePool : public testing::TestWithParam<Case> {
@@ -129,6 +136,9 @@ class RemotePool : public testing::TestWithParam<Case> {
 
   RandomModelWithBases model{Llama(), 8, 5};
 };
+// Evicted rows cannot be built on, nor shared.
+class RetainingRemotePool : public RemotePool {};
+class SelectingRemotePool : public RemotePool {};
 
 // Prompts within one extent and over several, the last of which is not full.
 TEST_P(RemotePool, PromptAndSteps) {
@@ -234,8 +244,7 @@ TEST_P(RemotePool, TwoPromptsAtOnce) {
 }
 
 // Rows that are there already are brought to the stage before new ones follow them.
-TEST_P(RemotePool, PromptAfterPrompt) {
-  if (GetParam().method.evicts()) return;  // what was evicted cannot be built on
+TEST_P(RetainingRemotePool, PromptAfterPrompt) {
   const std::vector<int32_t> ids = model.Ids(420, 6);
   const auto run = [&](Executor& executor) {
     const SeqSlot slot = executor.Admit(420).value();
@@ -259,8 +268,7 @@ TEST_P(RemotePool, PromptAfterPrompt) {
 
 // One sequence grows, and shares its beginning with another while what it wrote may still be on its way home; then it
 // leaves, and the other one goes on. Both say what they say alone.
-TEST_P(RemotePool, GrowingAndSharing) {
-  if (GetParam().method.evicts()) return;
+TEST_P(RetainingRemotePool, GrowingAndSharing) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 510;
   const std::vector<int32_t> a_ids = model.Ids(prompt + 12, 21);
   std::vector<int32_t> b_ids = model.Ids(300 + 12, 22);
@@ -274,15 +282,15 @@ TEST_P(RemotePool, GrowingAndSharing) {
       logits.resize(logits.size() + vocab);
       executor->Step({&item, 1}, std::span(logits).last(vocab));
     };
-    ASSERT_TRUE(executor->can_share());
-    const SeqSlot a = executor->AdmitGrowing(static_cast<int64_t>(prompt), {}).value();
-    EXPECT_EQ(executor->Quota(a), 512);
+    ASSERT_TRUE(executor->sharing()->can_share());
+    const SeqSlot a = executor->sharing()->AdmitGrowing(static_cast<int64_t>(prompt), {}).value();
+    EXPECT_EQ(executor->sharing()->Quota(a), 512);
     ASSERT_TRUE(executor->BeginPrefill(a, 0, std::span(a_ids).first(prompt)).ok());
     while (!executor->RunPrefillUnit(a)) {
     }
     executor->EndPrefill(a);
-    const SharedId shared = executor->Share(a, 0).value();
-    const SeqSlot b = executor->AdmitGrowing(400, std::array{shared}).value();
+    const SharedId shared = executor->sharing()->Share(a, 0).value();
+    const SeqSlot b = executor->sharing()->AdmitGrowing(400, std::array{shared}).value();
     ASSERT_TRUE(executor->BeginPrefill(b, 256, std::span(b_ids).subspan(256, 44)).ok());
     size_t row = prompt;
     for (bool done = false; !done;) {
@@ -292,15 +300,15 @@ TEST_P(RemotePool, GrowingAndSharing) {
     executor->EndPrefill(b);
     for (; row < a_ids.size(); ++row) {
       if (row == 512) {
-        ASSERT_TRUE(executor->Grow(a, 513).ok());
+        ASSERT_TRUE(executor->sharing()->Grow(a, 513).ok());
       }
       step(a, a_ids, row, a_logits);
     }
     executor->Release(a);
     for (row = 300; row < b_ids.size(); ++row) step(b, b_ids, row, b_logits);
     executor->Release(b);
-    executor->DropShared(shared);
-    EXPECT_EQ(executor->pool_bytes(), 0u);
+    executor->sharing()->DropShared(shared);
+    EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
     EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
     EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
   }
@@ -312,11 +320,11 @@ TEST_P(RemotePool, WaitingIsCounted) {
   const std::unique_ptr<Executor> far = Far(), near = Near();
   Decode(*far, ids, 80);
   Decode(*near, ids, 80);
-  const uint64_t first = far->Stats().stall_ns;
+  const uint64_t first = far->instruments().Stats().stall_ns;
   EXPECT_GT(first, 0u);
   Decode(*far, ids, 80);
-  EXPECT_GT(far->Stats().stall_ns, first);
-  EXPECT_EQ(near->Stats().stall_ns, 0u);
+  EXPECT_GT(far->instruments().Stats().stall_ns, first);
+  EXPECT_EQ(near->instruments().Stats().stall_ns, 0u);
 }
 
 // What two sequences did in the same steps is told apart, and adds up; what a place's earlier sequence did is not the
@@ -334,17 +342,17 @@ TEST_P(RemotePool, StatsOfASequence) {
     return StepItem{.slot = slot, .token = 5, .row = static_cast<int64_t>(prompt)};
   };
   StepItem a = begin(*executor, 40), b = begin(*executor, 120);
-  const KvStats a_before = executor->SlotStats(a.slot);
+  const KvStats a_before = executor->instruments().SlotStats(a.slot);
   int64_t told = 0;
-  executor->ObserveSelection(
+  executor->instruments().ObserveSelection(
       [&](LayerId, SeqSlot slot, KvHead, std::span<const int32_t> rows) {
         EXPECT_EQ(slot, b.slot) << "the only one that is observed";
         told += std::ssize(rows);
       },
       b.slot);
   for (int i = 0; i < 6; ++i, ++a.row, ++b.row) executor->Step(std::array{a, b}, logits);
-  const KvStats of_a = executor->SlotStats(a.slot) - a_before, of_b = executor->SlotStats(b.slot),
-                all = executor->Stats();
+  const KvStats of_a = executor->instruments().SlotStats(a.slot) - a_before,
+                of_b = executor->instruments().SlotStats(b.slot), all = executor->instruments().Stats();
   EXPECT_EQ(of_a.steps, 6);
   EXPECT_EQ(all.steps, 6);
   KvStats sum = of_a;
@@ -359,13 +367,13 @@ TEST_P(RemotePool, StatsOfASequence) {
 
   const auto alone_for = [&](Executor& on) {
     StepItem c = begin(on, 40);
-    const KvStats before = on.SlotStats(c.slot);
+    const KvStats before = on.instruments().SlotStats(c.slot);
     for (int i = 0; i < 6; ++i, ++c.row) on.Step({&c, 1}, std::span(logits).first(logits.size() / 2));
-    const KvStats own = on.SlotStats(c.slot) - before;
+    const KvStats own = on.instruments().SlotStats(c.slot) - before;
     on.Release(c.slot);
     return own;
   };
-  executor->ObserveSelection({});
+  executor->instruments().ObserveSelection({});
   executor->Release(b.slot);
   const KvStats of_c = alone_for(*alone), of_next = alone_for(*executor);  // in b's place
   for (const KvStats& own : {of_c, of_next}) {
@@ -377,9 +385,8 @@ TEST_P(RemotePool, StatsOfASequence) {
 }
 
 // There are places for the method's cap; whoever may have more reads the pool, and its neighbours go on as they would.
-TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
+TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
   KvMethod method = GetParam().method;
-  if (method.select == SelectKind::kAll || method.evicts()) return;
   method.largest_cap = 1;
   SelectRule everything = method.rule;
   everything.alpha = kInfinity;
@@ -387,17 +394,17 @@ TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
   const std::vector<int32_t> ids = model.Ids(312, 10);
   const std::vector<float> full = Decode(*model.Make({}, Device::kReference), ids, 300);
   for (const int64_t hot_rows : {0, 250}) {
-    method.hot_rows = hot_rows;
     const auto far = [&](int64_t batch) {
       ExecutorOptions options = Options(batch);
       options.method = method;
+      options.hot_rows = hot_rows;
       return MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases}, "late",
                                  std::make_unique<LateBackend>())
           .value();
     };
     const std::unique_ptr<Executor> one = far(1);
     EXPECT_EQ(Decode(*one, ids, 300, &everything), full);
-    EXPECT_EQ(one->Stats().near.fetched, one->Stats().near.wanted);
+    EXPECT_EQ(one->instruments().Stats().near.fetched, one->instruments().Stats().near.wanted);
     const std::vector<float> own = Decode(*Near(), ids, 300);
     EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
 
@@ -428,8 +435,14 @@ TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()),
-                         [](const auto& test) { return test.param.name; });
+constexpr auto kCaseName = [](const auto& test) { return test.param.name; };
+INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Methods, RetainingRemotePool,
+                         testing::ValuesIn(Cases([](const KvMethod& method) { return !method.evicts(); })), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([](const KvMethod& method) {
+                           return method.selects() && !method.evicts();
+                         })),
+                         kCaseName);
 
 TEST(Streamed, AsManyAsAskedForAndSpread) {
   for (const int64_t layers : {1, 2, 7, 40}) {

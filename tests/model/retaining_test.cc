@@ -36,7 +36,7 @@ class Retaining : public testing::TestWithParam<Case> {
  protected:
   Retaining() {
     if (!GetParam().selects()) {
-      method.select = SelectKind::kAll;
+      method.select = &kSelectAll;
       method.dense_layers = 0;
     }
     method.retain = GetParam().policy;
@@ -88,7 +88,7 @@ TEST_P(Retaining, AllOfItIsNoLimitBitForBit) {
   const std::unique_ptr<Executor> limited = model.Make(method), free = model.Make(unlimited);
   EXPECT_EQ(Decode(*limited, ids, 530), Decode(*free, ids, 530));
   EXPECT_EQ(AsSteps(*limited, ids), AsSteps(*free, ids));
-  EXPECT_EQ(limited->Stats().evicted, 0u);
+  EXPECT_EQ(limited->instruments().Stats().evicted, 0u);
 }
 
 TEST_P(Retaining, StepsThroughTheGridEqualStepsOneByOne) {
@@ -133,18 +133,18 @@ TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
   const std::vector<int32_t> ids = model.Ids(300, 5);
   const std::unique_ptr<Executor> share = model.Make(method);
   Decode(*share, ids, 200);
-  EXPECT_EQ(share->pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 120));
+  EXPECT_EQ(share->instruments().pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 120));
   // 200 tokens of prompt and 100 of steps came to 120 rows.
   const uint64_t entries = (layers - dense) * static_cast<uint64_t>(model.config.kv_heads);
-  EXPECT_EQ(share->Stats().evicted, 180 * entries);
-  const LayerKvStats last = share->Stats().layers.back();
+  EXPECT_EQ(share->instruments().Stats().evicted, 180 * entries);
+  const LayerKvStats last = share->instruments().Stats().layers.back();
   EXPECT_EQ(last.totals.retained, 100u * 120u * static_cast<uint64_t>(model.config.kv_heads));
   EXPECT_LT(last.attended_ratio(), 0.6);
 
   method.limit.bytes = row_bytes * (dense * 300 + (layers - dense) * 77) + 5;
   const std::unique_ptr<Executor> size = model.Make(method);
   Decode(*size, ids, 200);
-  EXPECT_EQ(size->pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 77));
+  EXPECT_EQ(size->instruments().pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 77));
 }
 
 // Bytes are shared by as many as were said to, however many there are.

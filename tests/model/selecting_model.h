@@ -48,7 +48,7 @@ class SelectingModel {
 
   // Of a sequence that will have so many tokens, the first `prompt` of them not as steps.
   void Limit(int64_t final_tokens, int64_t prompt) {
-    quota_ = method_.Quota(final_tokens);
+    quota_ = method_.evicts() ? QuotaRule{.limit = method_.limit}.Quota(final_tokens) : final_tokens;
     prompt_ = prompt;
   }
 
@@ -157,8 +157,8 @@ class SelectingModel {
       for (const auto& [position, mark] : alive) rows.push_back(position);
       const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
       if (select && selects)
-        rows = method_.select == SelectKind::kQuest ? SelectPages(i, kv, guess)
-                                                    : Select(i, kv, guess, method_.from == GuessSource::kSelf);
+        rows = method_.select == &kSelectQuest ? SelectPages(i, kv, guess)
+                                               : Select(i, kv, guess, method_.from == GuessSource::kSelf);
       // Once for the heads of a group, which share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
         Touch(alive, select ? rows : Select(i, kv, q, true));

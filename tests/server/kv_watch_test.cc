@@ -27,7 +27,7 @@ class Watcher : public HttpExchange {
 };
 
 struct Selecting {
-  Selecting() { executor.mutable_options().method.select = SelectKind::kSketch; }
+  Selecting() { executor.mutable_options().method.select = &kSelectSketch; }
   FakeExecutor executor{1 << 24, 8, int64_t{1} << 40};
 };
 

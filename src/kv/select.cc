@@ -1,0 +1,20 @@
+#include "kv/select.h"
+
+#include <algorithm>
+#include <array>
+
+namespace infinigen {
+namespace {
+
+constexpr std::array<const SelectMethod*, 4> kMethods = {&kSelectAll, &kSelectSketch, &kSelectQuest, &kSelectOracle};
+
+}  // namespace
+
+std::span<const SelectMethod* const> SelectMethods() { return kMethods; }
+
+const SelectMethod* FindSelectMethod(std::string_view name) {
+  const auto found = std::find_if(kMethods.begin(), kMethods.end(), [&](const auto* m) { return m->name == name; });
+  return found == kMethods.end() ? nullptr : *found;
+}
+
+}  // namespace infinigen

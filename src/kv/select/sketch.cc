@@ -1,0 +1,21 @@
+#include "kv/select.h"
+#include "kv/sketch_view.h"
+
+namespace infinigen {
+namespace {
+
+IndexLayout SketchIndex(const IndexShape& shape) {
+  const SketchLayout layout{.type = shape.sketch_type, .dims = shape.sketch_dims};
+  return {.block_rows = kSketchBlock, .block_bytes = layout.block_bytes()};
+}
+
+}  // namespace
+
+// InfiniGen's own: a sketch of a few numbers for every key (kv/sketch.h).
+const SelectMethod kSelectSketch{.name = "sketch",
+                                 .summary = "the entries whose sketches score best",
+                                 .index = SketchIndex,
+                                 .can_guess = true,
+                                 .uses_basis = true};
+
+}  // namespace infinigen

@@ -1,0 +1,46 @@
+// What runtime tells its caller while it works, and what it asks. A library has no terminal and no signals: warnings,
+// progress and cancellation are functions that the caller passes in. Each may be empty. They are called on the thread
+// that called into runtime, and must not call back into it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+namespace infinigen {
+
+enum class WorkKind : uint8_t { kCalibration, kPrefill };
+
+struct WorkProgress {
+  WorkKind kind = WorkKind::kPrefill;
+  int64_t done = 0, total = 0;  // units of work
+  int64_t tokens = 0;           // that all units together take through the model
+};
+
+struct Callbacks {
+  // One sentence without a line end.
+  std::function<void(std::string_view message)> on_warning;
+  // Long work begins that the caller did not ask for by name: "calibrating NAME on TEXT (once per model)".
+  std::function<void(std::string_view message)> on_notice;
+  // How far a long evaluation is, in words; replaces the text before. Empty: it is done.
+  std::function<void(std::string_view text)> on_status;
+  std::function<void(const WorkProgress& progress)> on_progress;
+  // Asked between units of work; true ends the work early.
+  std::function<bool()> cancelled;
+
+  void Warn(std::string_view message) const {
+    if (on_warning) on_warning(message);
+  }
+  void Notice(std::string_view message) const {
+    if (on_notice) on_notice(message);
+  }
+  void Status(std::string_view text) const {
+    if (on_status) on_status(text);
+  }
+  void Progress(const WorkProgress& progress) const {
+    if (on_progress) on_progress(progress);
+  }
+  bool Cancelled() const { return cancelled && cancelled(); }
+};
+
+}  // namespace infinigen

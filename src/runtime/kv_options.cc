@@ -1,0 +1,327 @@
+#include "runtime/kv_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "base/size.h"
+
+namespace infinigen {
+namespace {
+
+using Request = KvRequest*;
+
+bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
+
+// A whole number or fraction, all of `text`.
+bool ParseNumber(std::string_view text, double* value) {
+  const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return failure == std::errc() && rest == text.data() + text.size() && std::isfinite(*value);
+}
+
+std::string ParseInteger(const std::string& text, int64_t least, int64_t* value) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  int64_t number = 0;
+  const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const auto [rest, failure] = std::from_chars(begin, text.data() + text.size(), number);
+  if (failure != std::errc() || rest != text.data() + text.size() || begin == rest)
+    return fmt::format("'{}' is not a whole number", text);
+  if (number < least) return fmt::format("{} is too small, the least is {}", number, least);
+  if (number > kMost) return fmt::format("{} is too large, the most is {}", number, kMost);
+  *value = number;
+  return {};
+}
+
+template <class T>
+std::string SetInteger(const std::string& text, int64_t least, T* value) {
+  int64_t number = 0;
+  std::string wrong = ParseInteger(text, least, &number);
+  if (wrong.empty()) *value = static_cast<int32_t>(number);
+  return wrong;
+}
+
+// One of several words, each with its meaning.
+template <class T>
+struct Word {
+  std::string_view word;
+  T meaning;
+};
+template <class T, class U>
+std::string SetWord(const std::string& text, std::span<const Word<T>> words, U* value) {
+  for (const Word<T>& known : words)
+    if (known.word == text) return *value = known.meaning, std::string();
+  std::vector<std::string_view> names;
+  for (const Word<T>& known : words) names.push_back(known.word);
+  return fmt::format("'{}' is unknown, it can be {}", text, fmt::join(names, "|"));
+}
+template <class T>
+std::string Words(std::span<const Word<T>> words) {
+  std::string list;
+  for (const Word<T>& known : words) list += fmt::format("{}{}", list.empty() ? "" : "|", known.word);
+  return list;
+}
+
+constexpr Word<GuessSource> kSources[] = {{"self", GuessSource::kSelf},
+                                          {"prev-layer", GuessSource::kPrevLayer},
+                                          {"prev-mid", GuessSource::kPrevMid},
+                                          {"prev-step", GuessSource::kPrevStep}};
+constexpr Word<bool> kCounts[] = {{"ragged", false}, {"mean", true}};
+constexpr Word<bool> kColumns[] = {{"fixed", false}, {"prompt", true}};
+constexpr Word<SketchType> kSketchTypes[] = {
+    {"bf16", SketchType::kBF16}, {"int8", SketchType::kInt8}, {"int4", SketchType::kInt4}};
+constexpr Word<std::optional<ProjectionKind>> kProjections[] = {{"auto", std::nullopt},
+                                                                {"rotation", ProjectionKind::kRotation},
+                                                                {"pair", ProjectionKind::kPair},
+                                                                {"none", ProjectionKind::kNone}};
+constexpr Word<std::optional<StoreType>> kTypes[] = {{"auto", std::nullopt},     {"f32", StoreType::kF32},
+                                                     {"f16", StoreType::kF16},   {"bf16", StoreType::kBF16},
+                                                     {"int8", StoreType::kInt8}, {"int4", StoreType::kInt4}};
+
+std::vector<Word<const SelectMethod*>> SelectWords() {
+  std::vector<Word<const SelectMethod*>> words;
+  for (const SelectMethod* method : SelectMethods()) words.push_back({method->name, method});
+  return words;
+}
+std::vector<Word<const RetainPolicy*>> EvictWords() {
+  std::vector<Word<const RetainPolicy*>> words = {{"none", nullptr}};
+  for (const RetainPolicy* policy : RetainPolicies()) words.push_back({policy->name, policy});
+  return words;
+}
+
+std::string SetSelect(const std::string& text, Request request) {
+  return SetWord<const SelectMethod*>(text, SelectWords(), &request->select);
+}
+std::string SetEvict(const std::string& text, Request request) {
+  return SetWord<const RetainPolicy*>(text, EvictWords(), &request->evict);
+}
+
+std::string SetAlpha(const std::string& text, Request request) {
+  double value = 0;
+  if (text == "inf" || text == "infinity")
+    request->alpha = std::numeric_limits<float>::infinity();
+  else if (ParseNumber(text, &value) && value >= 0)
+    request->alpha = static_cast<float>(value);
+  else
+    return fmt::format("'{}' is neither a number of at least 0 nor inf", text);
+  return {};
+}
+
+std::string SetRatio(const std::string& text, Request request) {
+  double share = 0;
+  std::string wrong = ParseShare(text, &share);
+  if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
+  if (wrong.empty()) request->ratio = share;
+  return wrong;
+}
+
+std::string SetLimit(const std::string& text, Request request) {
+  if (IsPercent(text)) {
+    double share = 0;
+    if (!ParseShare(text, &share).empty() || share == 0)
+      return fmt::format("'{}' is not a share, write for example 20%", text);
+    request->limit_share = share;
+    request->limit_bytes.reset();
+    return {};
+  }
+  const Result<uint64_t> size = ParseSize(text);
+  if (!size.ok()) return size.error().message;
+  request->limit_bytes = *size;
+  request->limit_share.reset();
+  return {};
+}
+
+std::string SetHome(const std::string& text, Request request) {
+  constexpr std::string_view kDisk = "disk:";
+  if (text == "host")
+    request->home = KvHome::kHost;
+  else if (text == "device")
+    request->home = KvHome::kDevice;
+  else if (text.starts_with(kDisk))
+    request->home = KvHome::kDisk, request->disk_path = text.substr(kDisk.size());
+  else
+    return fmt::format("'{}' is unknown, it can be host|device|disk:PATH", text);
+  return {};
+}
+
+// 2x: as much as two selections take.
+std::string SetHot(const std::string& text, Request request) {
+  if (text.ends_with('x')) {
+    double times = 0;
+    if (!ParseNumber(std::string_view(text).substr(0, text.size() - 1), &times) || times < 1)
+      return fmt::format("'{}' is not 1x or more", text);
+    request->hot_selections = times;
+    request->hot_bytes.reset();
+    return {};
+  }
+  const Result<uint64_t> size = ParseSize(text);
+  if (!size.ok()) return size.error().message;
+  request->hot_bytes = *size;
+  request->hot_selections = 0;
+  return {};
+}
+
+std::string SetForceHits(const std::string& text, Request request) {
+  double value = 0;
+  if (!ParseNumber(text, &value)) return fmt::format("'{}' is not a number", text);
+  if (value < 0) return fmt::format("{} is too small, it must be at least 0", text);
+  if (value > 1) return fmt::format("{} is too large, the most is 1", text);
+  request->force_hits = value;
+  return {};
+}
+
+std::string SetSwitch(const std::string& text, bool* value) {
+  for (const char* yes : {"", "1", "true", "yes", "on"})
+    if (text == yes) return *value = true, std::string();
+  for (const char* no : {"0", "false", "no", "off"})
+    if (text == no) return *value = false, std::string();
+  return fmt::format("'{}' is neither 1 nor 0", text);
+}
+
+std::string EvictHelp() {
+  std::string help = "which entries leave a full cache: none (a sequence that does not fit is refused)";
+  for (const RetainPolicy* policy : RetainPolicies()) help += fmt::format(", {} ({})", policy->name, policy->summary);
+  return help + " (default none; counter where --kv-limit is a share)";
+}
+
+std::string SelectHelp() {
+  std::string help = "which entries are attended to:";
+  for (const SelectMethod* method : SelectMethods())
+    help += fmt::format("{} {} ({})", help.back() == ':' ? "" : ",", method->name, method->summary);
+  return help + " (default: the preset's)";
+}
+
+void AddSelection(std::vector<KvOption>& options) {
+  options.push_back({"kv-select", "KIND", SelectHelp(), SetSelect});
+  options.push_back({"kv-alpha", "X",
+                     fmt::format("select entries whose score is within X of the best; inf: all (default {}, quest inf)",
+                                 kDefaultAlpha),
+                     SetAlpha});
+  options.push_back({"kv-cap", "SHARE",
+                     fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kDefaultCap),
+                     [](const std::string& text, Request r) { return ParseShare(text, &r->cap); }});
+  options.push_back({"kv-min", "N",
+                     fmt::format("select at least N, so shorter texts are attended to whole (default {}, quest {})",
+                                 kDefaultMinRows, kQuestMinRows),
+                     [](const std::string& text, Request r) { return SetInteger(text, 0, &r->min_rows); }});
+  options.push_back(
+      {"kv-sinks", "N",
+       fmt::format("always attend to the first N tokens, and never evict them (default {}, h2o and quest 0)",
+                   kDefaultSinks),
+       [](const std::string& text, Request r) { return SetInteger(text, 0, &r->sinks); }});
+  options.push_back({"kv-window", "N",
+                     fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow),
+                     [](const std::string& text, Request r) { return SetInteger(text, 0, &r->window); }});
+  options.push_back({"kv-dense-layers", "N",
+                     "the first N layers attend to everything (default 0 with --kv-from self, else 2; quest 2)",
+                     [](const std::string& text, Request r) { return SetInteger(text, 0, &r->dense_layers); }});
+  options.push_back(
+      {"kv-from", Words<GuessSource>(kSources),
+       "whose query is compared with the sketches, or pages (default self; where entries come over the "
+       "link to a GPU prev-layer)",
+       [](const std::string& text, Request r) { return SetWord<GuessSource>(text, kSources, &r->from); }});
+  options.push_back({"kv-counts", Words<bool>(kCounts), "every head its own count, or the mean of all (default ragged)",
+                     [](const std::string& text, Request r) { return SetWord<bool>(text, kCounts, &r->mean_counts); }});
+}
+
+void AddSketches(std::vector<KvOption>& options) {
+  options.push_back(
+      {"kv-ratio", "SHARE", fmt::format("size of a sketch against its key (default {})", kDefaultRatio), SetRatio});
+  options.push_back(
+      {"kv-sketch-type", Words<SketchType>(kSketchTypes), "stored type of sketches (default int8)",
+       [](const std::string& text, Request r) { return SetWord<SketchType>(text, kSketchTypes, &r->sketch_type); }});
+  options.push_back({"kv-projection", Words<std::optional<ProjectionKind>>(kProjections),
+                     "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions; "
+                     "auto: pair, or rotation with --kv-columns prompt (default auto)",
+                     [](const std::string& text, Request r) {
+                       return SetWord<std::optional<ProjectionKind>>(text, kProjections, &r->projection);
+                     }});
+  options.push_back(
+      {"kv-columns", Words<bool>(kColumns),
+       "sketch columns fixed by calibration, or chosen by each prompt (default fixed)",
+       [](const std::string& text, Request r) { return SetWord<bool>(text, kColumns, &r->prompt_columns); }});
+  options.push_back({"kv-skew", "FILE", "skew file to use (default: the model's, made on first use)",
+                     [](const std::string& text, Request r) { return r->skew_file = text, std::string(); }});
+}
+
+void AddStorage(std::vector<KvOption>& options) {
+  options.push_back(
+      {"kv-type", Words<std::optional<StoreType>>(kTypes),
+       "stored type of entries; int8 and int4 are codes in groups of 64; auto: the preset's, else that "
+       "of the model's matrices (default auto)",
+       [](const std::string& text, Request r) { return SetWord<std::optional<StoreType>>(text, kTypes, &r->type); }});
+  options.push_back({"kv-limit", "SIZE",
+                     fmt::format("hard limit of the pool, for example 8GiB, or a share that every sequence may keep, "
+                                 "for example 20% (default: what memory allows; h2o and streaming {}%)",
+                                 100 * kDefaultLimit),
+                     SetLimit});
+  options.push_back({"kv-evict", "POLICY", EvictHelp(), SetEvict});
+  options.push_back(
+      {"kv-home", "host|device", "where entries live: in host memory, or on the GPU (default host)", SetHome});
+  options.push_back({"kv-hot", "SIZE|Nx",
+                     "entries kept on the GPU: bytes, or room for N selections (default: what is left); needs "
+                     "--device cuda",
+                     SetHot});
+}
+
+void AddMeasurement(std::vector<KvOption>& options) {
+  options.push_back({"kv-force-count", "N",
+                     "for benchmarks: attend to exactly N entries per head, sinks and window included",
+                     [](const std::string& text, Request r) { return SetInteger(text, 1, &r->force_count); }});
+  options.push_back({"kv-force-hits", "X", "for benchmarks of the hot set; needs --device cuda", SetForceHits});
+  options.push_back({"mass-recall", "", "measure the share of true attention inside the selection (slow)",
+                     [](const std::string& text, Request r) { return SetSwitch(text, &r->measure_mass); }});
+}
+
+}  // namespace
+
+std::span<const KvOption> KvOptions() {
+  static const std::vector<KvOption> kOptions = [] {
+    std::vector<KvOption> options;
+    AddSelection(options);
+    AddSketches(options);
+    AddStorage(options);
+    AddMeasurement(options);
+    return options;
+  }();
+  return kOptions;
+}
+
+std::string ParsePresets(std::string_view text, bool list, std::vector<const KvPreset*>* presets) {
+  std::vector<const KvPreset*> found;
+  while (true) {
+    const size_t comma = list ? text.find(',') : std::string_view::npos;
+    const std::string_view name = text.substr(0, comma);
+    found.push_back(FindPreset(name));
+    if (found.back() == nullptr) {
+      std::vector<std::string_view> names;
+      for (const KvPreset& preset : KvPresets()) names.push_back(preset.name);
+      return fmt::format("'{}' is unknown, it can be {}", name, fmt::join(names, "|"));
+    }
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  *presets = std::move(found);
+  return {};
+}
+
+std::string PresetHelp() {
+  std::string help = "how the cache is kept:";
+  for (const KvPreset& preset : KvPresets())
+    help += fmt::format("{} {} ({})", help.back() == ':' ? "" : ",", preset.name, preset.summary);
+  return help;
+}
+
+std::string ParseShare(std::string_view text, double* share) {
+  double value = 0;
+  const bool percent = IsPercent(text);
+  const std::string_view digits = text.substr(0, text.size() - (percent ? 1 : 0));
+  if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
+    return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
+  *share = percent ? value / 100 : value;
+  return {};
+}
+
+}  // namespace infinigen

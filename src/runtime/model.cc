@@ -1,0 +1,178 @@
+#include "runtime/model.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/machine.h"
+#include "base/size.h"
+#include "runtime/clock.h"
+#include "runtime/plan.h"
+
+namespace infinigen {
+namespace {
+
+bool IsRegularFile(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool IsDirectory(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// The file that this code was loaded from: the program, or libinfinigen.so. Empty when that cannot be told.
+std::string PathOfThisCode() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&PathOfThisCode), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;  // leaves the path empty
+  return std::filesystem::canonical(info.dli_fname, error).string();
+}
+
+bool EndsWith(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+}  // namespace
+
+std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
+                                       const std::string& home) {
+  using Path = std::filesystem::path;
+  constexpr const char* kModel = "models/infinigen-mini";
+  constexpr const char* kShared = "infinigen/models/infinigen-mini";  // below a directory of shared data
+  constexpr int kLevels = 3;
+  std::vector<std::string> places;
+  const auto add = [&](const Path& path) {
+    std::string place = path.string();
+    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
+  };
+  if (!binary.empty()) {
+    Path directory = Path(binary).parent_path();
+    add(directory.parent_path() / "share" / kShared);
+    for (int level = 0; level < kLevels; ++level, directory = directory.parent_path()) add(directory / kModel);
+  }
+  add(Path(INFINIGEN_SOURCE_DIR) / kModel);
+  // A relative XDG_DATA_HOME is to be ignored, says its specification.
+  if (Path(data_home).is_absolute())
+    add(Path(data_home) / kShared);
+  else if (Path(home).is_absolute())
+    add(Path(home) / ".local/share" / kShared);
+  add(Path("/usr/local/share") / kShared);
+  add(Path("/usr/share") / kShared);
+  return places;
+}
+
+Result<std::string> FindBuiltIn(const std::vector<std::string>& places) {
+  for (const std::string& place : places)
+    if (IsDirectory(place)) return place;
+  return IoError("the built-in model is not there: pass a model with -m, or put it in one of {}",
+                 fmt::format("{}", fmt::join(places, ", ")));
+}
+
+Result<std::string> FindModel(const std::string& name) {
+  if (name.empty()) {
+    const std::string data_home = Environment("XDG_DATA_HOME"), home = Environment("HOME");
+    std::error_code error;  // leaves the path empty
+    const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
+    std::vector<std::string> places = BuiltInPlaces(binary.string(), data_home, home);
+    // Inside a shared library, the model lies beside that and not beside the program.
+    const std::vector<std::string> beside = BuiltInPlaces(PathOfThisCode(), data_home, home);
+    places.insert(places.begin(), beside.begin(), beside.end());
+    return FindBuiltIn(places);
+  }
+  struct stat info {};
+  if (::stat(name.c_str(), &info) != 0)
+    return IoError("{}: no such model: {}; pass a directory with config.json", name, std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) return name;
+  if (EndsWith(name, ".gguf"))
+    return Unsupported("{}: GGUF files are not part of this version; pass a Hugging Face model directory", name);
+  return Invalid("{}: not a directory; pass the directory that holds config.json", name);
+}
+
+std::string TokenizerFile(const std::string& directory) {
+  for (const char* file : {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    if (IsRegularFile(directory + "/" + file)) return file;
+  return {};
+}
+
+DType DominantType(const Weights& weights) {
+  std::array<int64_t, 3> bytes{};  // by DType
+  const auto count = [&](const ConstTensor& matrix) {
+    if (matrix) bytes[static_cast<size_t>(matrix.type)] += matrix.rows * matrix.cols * SizeOf(matrix.type);
+  };
+  for (const ConstTensor* matrix : {&weights.embedding, &weights.positions}) count(*matrix);
+  for (const Linear* linear : {&weights.project_in, &weights.project_out, &weights.lm_head}) count(linear->weight);
+  for (const LayerWeights& layer : weights.layers)
+    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      count(linear->weight);
+  return static_cast<DType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+}
+
+Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
+  const Clock::time_point start = Clock::now();
+  auto model = std::make_unique<Model>();
+  model->directory = directory;
+  ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
+  ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
+  model->dtype = DominantType(model->weights);
+  if (!TokenizerFile(directory).empty()) {
+    ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
+  }
+  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  return model;
+}
+
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads) {
+  const Clock::time_point start = Clock::now();
+  auto model = std::make_unique<Model>();
+  ASSIGN_OR_RETURN(model->config, ShapeByName(shape));
+  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) * SizeOf(type);
+  const uint64_t available = AvailableHostMemory().value_or(UINT64_MAX);
+  if (bytes + kMarginBytes > available)
+    return Exhausted("--shape {} in {} has {} of weights, {} of memory are available", shape, Name(type),
+                     FormatSize(bytes), FormatSize(available));
+  ASSIGN_OR_RETURN(model->weights, RandomWeights(model->config, type, 1, threads));
+  model->dtype = type;
+  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  return model;
+}
+
+Result<int64_t> ChooseContext(const ModelConfig& config, int64_t asked) {
+  if (asked == 0) return std::min(config.max_positions, kMaxContext);
+  if (asked <= config.max_positions) return asked;
+  if (config.positions == PositionKind::kLearned)
+    return Invalid("--ctx {}: {} has learned positions for {} tokens and none beyond; pass at most {}", asked,
+                   config.name, config.max_positions, config.max_positions);
+  return asked;
+}
+
+Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids)
+    if (id < 0 || id >= config.vocab)
+      return Invalid("{}: the tokenizer gives the id {}, the model's vocabulary ends at {}", config.name, id,
+                     config.vocab - 1);
+  return Ok();
+}
+
+Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
+  ASSIGN_OR_RETURN(const std::vector<int32_t> with, tokenizer.Encode("a"));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> without, tokenizer.Encode("a", {.add_special = false}));
+  const auto text = std::search(with.begin(), with.end(), without.begin(), without.end());
+  return std::vector<int32_t>(with.begin(), text);
+}
+
+}  // namespace infinigen

@@ -1,0 +1,180 @@
+#include "runtime/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "base/machine.h"
+#include "base/size.h"
+
+namespace infinigen {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A rate or a mean of nothing is unknown, not 0.
+Json OrNull(bool known, double value) { return known ? Json(value) : Json(nullptr); }
+
+// The number that a user wrote, not its nearest float: 0.2, not 0.200000003.
+double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+
+Json MassJson(const MassTotals& mass) { return {{"mean", MeanShare(mass)}, {"p5", SharePercentile(mass, 5)}}; }
+
+}  // namespace
+
+double Mean(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+double Percentile(std::vector<float> values, double percent) {
+  if (values.empty()) return 0;
+  const double rank = std::ceil(percent / 100 * static_cast<double>(values.size()));
+  const auto nth = values.begin() + static_cast<ptrdiff_t>(std::max(rank, 1.0)) - 1;
+  std::nth_element(values.begin(), nth, values.end());
+  return *nth;
+}
+
+std::string CsvField(std::string text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  for (size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
+  return fmt::format("\"{}\"", text);
+}
+
+std::string BackendName(Device device) {
+  return device == Device::kReference ? "reference" : device == Device::kCuda ? "cuda" : "cpu";
+}
+
+Json ModelJson(const Model& model) {
+  return {{"name", model.config.name},
+          {"arch", Name(model.config.architecture)},
+          {"params", ParameterCount(model.config)},
+          {"dtype", Name(model.dtype)}};
+}
+
+Json DeviceJson(Executor& executor) {
+  return {{"name", executor.instruments().device_name()},
+          {"backend", BackendName(executor.options().device)},
+          {"threads", executor.options().threads}};
+}
+
+Json KvJson(const ExecutorOptions& options) {
+  const KvMethod& method = options.method;
+  // The parameters of a method that selects are told also where the context is so short that nothing is selected.
+  const bool attends_all = !method.selects();
+  const bool stores = method.preset == "full" || method.preset == "int8" || method.preset == "int4";
+  const bool selects = !attends_all || !stores;
+  const bool sketches = method.select->uses_basis || (attends_all && method.preset == "infinigen");
+  const auto told = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
+  const bool threshold = std::isfinite(method.rule.alpha);
+  Json json = {{"preset", method.preset},
+               {"alpha", told(selects, threshold ? Json(Tidy(method.rule.alpha)) : Json("inf"))},
+               {"cap", told(selects, method.rule.cap)},
+               {"ratio", told(sketches, method.ratio)},
+               {"from", told(selects, Name(method.from))},
+               {"evict", options.method.evicts() ? options.method.retain->name : "none"},
+               {"limit_bytes", options.pool_limit_bytes},
+               {"type", Name(options.kv_type)},
+               {"home", options.pool_on_device ? "device" : "host"},
+               {"select", method.select->name}};
+  if (!selects) return json;
+  json.update({{"min", method.rule.min_rows},
+               {"sinks", method.rule.sinks},
+               {"window", method.rule.window},
+               {"dense_layers", method.dense_layers},
+               {"counts", method.mean_counts ? "mean" : "ragged"}});
+  if (sketches)
+    json.update({{"sketch_type", Name(method.sketch_type)},
+                 {"sketch_dims", method.sketch_dims},
+                 {"projection", Name(method.projection)},
+                 {"columns", method.prompt_columns ? "prompt" : "fixed"}});
+  if (method.select->page_rows > 1) json["page"] = method.select->page_rows;
+  if (method.rule.force_count > 0) json["force_count"] = method.rule.force_count;
+  if (options.forced_hits > 0) json["forced_hits"] = options.forced_hits;
+  if (options.hot_rows > 0) json["hot_rows"] = options.hot_rows;
+  return json;
+}
+
+Json TimingJson(const Timing& timing) {
+  const bool steps = !timing.step_ms.empty();
+  return {{"load_s", timing.load_s},
+          {"prefill_s", timing.prefill_s},
+          {"prefill_tok_s", OrNull(timing.prefill_s > 0, timing.prefill_rate())},
+          {"decode_s", timing.decode_s},
+          {"decode_tok_s", OrNull(timing.decode_s > 0, timing.decode_rate())},
+          {"decode_step_ms_mean", OrNull(steps, Mean(timing.step_ms))},
+          {"decode_step_ms_p99", OrNull(steps, Percentile(timing.step_ms, 99))},
+          {"decode_step_ms_median", OrNull(steps, Percentile(timing.step_ms, 50))}};
+}
+
+Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& detail) {
+  const LayerKvStats selecting = stats.Selecting(), all = stats.All();
+  const uint64_t rows = stats.entry_row_bytes > 0 ? pool.peak_bytes / stats.entry_row_bytes : 0;
+  Json json = {
+      {"selected_ratio", selecting.selected_ratio()},
+      {"extra_ratio", selecting.extra_ratio()},
+      {"attended_ratio", all.attended_ratio()},
+      {"fetched_bytes", stats.fetched_bytes},
+      {"fetched_bytes_per_step", stats.steps > 0 ? stats.fetched_bytes / static_cast<uint64_t>(stats.steps) : 0},
+      {"hit_ratio", OrNull(stats.fetches, stats.hit_ratio())},
+      {"fetch_stall_s", static_cast<double>(stats.stall_ns) * 1e-9},
+      {"evicted", stats.evicted},
+      {"pool_bytes", pool.bytes},
+      {"pool_peak_bytes", pool.peak_bytes},
+      {"sketch_bytes", rows * stats.sketch_row_bytes},
+      {"hot_bytes", stats.hot_bytes}};
+  // A step that attends to everything leaves no attention outside.
+  const Json whole = OrNull(stats.steps > 0, 1.0);
+  if (selecting.mass.count > 0)
+    json["mass_recall"] = MassJson(selecting.mass);
+  else if (detail.mass_recall)
+    json["mass_recall"] = {{"mean", whole}, {"p5", whole}};
+  if (!detail.per_layer) return json;
+  json["layers"] = Json::array();
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    const LayerKvStats& of = stats.layers[layer];
+    Json& entry = json["layers"].emplace_back(Json{{"layer", layer},
+                                                   {"selects", of.selects},
+                                                   {"selected_ratio", of.selected_ratio()},
+                                                   {"extra_ratio", of.extra_ratio()},
+                                                   {"attended_ratio", of.attended_ratio()}});
+    if (of.mass.count > 0) entry["mass_recall"] = MassJson(of.mass);
+  }
+  return json;
+}
+
+Json MemoryJson(const DeviceUse& device) {
+  Json json = {{"host_peak_bytes", PeakResidentBytes()}, {"device_peak_bytes", device.peak_bytes}};
+  if (device.pinning_s > 0) json["pinning_s"] = device.pinning_s;
+  return json;
+}
+
+Json PlanJson(const RunPlan& plan) {
+  const MemoryPlan& parts = plan.parts;
+  return {{"context", plan.options.max_tokens},
+          {"batch", plan.options.max_batch},
+          {"weights_bytes", parts.weights_bytes},
+          {"sketch_bytes", parts.sketch_bytes},
+          {"hot_bytes", parts.hot_bytes},
+          {"pool_bytes", parts.pool_bytes},
+          {"pool_bytes_per_token", parts.pool_bytes_per_token},
+          {"workspace_bytes", parts.workspace_bytes},
+          {"prefill_bytes", parts.prefill_bytes},
+          {"stage_bytes", parts.stage_bytes},
+          {"device_bytes", parts.device_bytes()},
+          {"host_bytes", parts.host_bytes()},
+          {"device_available_bytes", plan.device_available_bytes},
+          {"total_bytes", parts.total_bytes()},
+          {"available_bytes", plan.available_bytes},
+          {"margin_bytes", kMarginBytes},
+          {"largest_context", plan.largest_context},
+          {"fits", plan.refusal.empty()}};
+}
+
+std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+}  // namespace infinigen

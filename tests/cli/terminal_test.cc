@@ -1,0 +1,37 @@
+// What people read on stderr.
+#include "cli/terminal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/console.h"
+
+namespace infinigen {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Terminal, ErrorsStayOnOneLine) { EXPECT_EQ(OneLine("a\nb\r\x1b[2Jc\xc3\xa9"), "a b  [2Jc\xc3\xa9"); }
+
+TEST(Terminal, ProgressLine) {
+  EXPECT_EQ(ProgressLine(0.5, 1000, 10), "prefill  50 % [############------------] 1000 tokens  50 tok/s  ETA 0:10");
+  EXPECT_THAT(ProgressLine(0, 1000, 1), HasSubstr("0 tok/s"));
+  EXPECT_THAT(ProgressLine(0.01, 100000, 10), HasSubstr("ETA 16:30"));
+}
+
+// Where stderr is no terminal, warnings and notices are lines, and nothing else appears.
+TEST(Terminal, CallbacksWithoutATerminal) {
+  Terminal terminal;
+  const Callbacks callbacks = terminal.callbacks();
+  testing::internal::CaptureStderr();
+  callbacks.Warn("a\nb");
+  callbacks.Notice("calibrating x");
+  callbacks.Status("half done");
+  callbacks.Progress({.kind = WorkKind::kCalibration, .done = 1, .total = 2});
+  callbacks.Progress({.kind = WorkKind::kPrefill, .done = 1, .total = 2, .tokens = 10});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "infinigen: warning: a b\ncalibrating x\n");
+  EXPECT_FALSE(callbacks.Cancelled());
+}
+
+}  // namespace
+}  // namespace infinigen
