@@ -15,7 +15,7 @@
 #include "cli/selection_overlap.h"
 #include "cli/step_overlap.h"
 #include "runtime/describe.h"
-#include "text/stream_decoder.h"
+#include "text/text_stream.h"
 
 namespace infinigen {
 namespace {

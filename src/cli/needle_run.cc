@@ -6,7 +6,7 @@
 #include "cli/needle_judge.h"
 #include "model/decoder.h"
 #include "runtime/clock.h"
-#include "text/stream_decoder.h"
+#include "text/text_stream.h"
 #include "text/unicode.h"
 
 namespace infinigen {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mmap_file.h"
-#include "loader/json_stream.h"
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {

@@ -7,7 +7,8 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "loader/json_stream.h"
+#include "base/utf8.h"
+#include "json/events.h"
 #include "loader/tensor_source.h"
 
 namespace infinigen {
@@ -21,6 +22,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's 
 // a few thousand tensors with names of under 100 bytes.
 constexpr size_t kMaxTensors = 65536;
 constexpr size_t kMaxNameBytes = 256;
+constexpr JsonLimits kHeaderLimits = {.max_depth = 16};  // headers nest three deep
 
 struct FileType {
   std::string_view name;
@@ -40,27 +42,30 @@ class HeaderHandler final : public JsonHandler {
 
   std::vector<TensorEntry> TakeTensors() { return std::move(tensors_); }
 
-  bool start_object(size_t) override {
-    if (where_ == Where::kOutside) return Enter(Where::kTop);
-    if (where_ == Where::kMetadataValue) return Enter(Where::kMetadata);
-    if (where_ == Where::kTensorValue) return Enter(Where::kTensor);
-    return Unexpected("an object");
+  bool Open(bool object) override {
+    if (object && where_ == Where::kOutside) return Enter(Where::kTop);
+    if (object && where_ == Where::kMetadataValue) return Enter(Where::kMetadata);
+    if (object && where_ == Where::kTensorValue) return Enter(Where::kTensor);
+    if (!object && where_ == Where::kShapeValue) return Enter(Where::kShape);
+    if (!object && where_ == Where::kOffsetsValue) return Enter(Where::kOffsets);
+    return JsonHandler::Open(object);
   }
-  bool end_object() override {
+  bool Close(bool object) override {
+    if (!object) return FinishNumbers();
     if (where_ == Where::kTop) return Enter(Where::kEnd);
     if (where_ == Where::kMetadata) return Enter(Where::kTop);
-    if (where_ != Where::kTensor) return Unexpected("the end of an object");
+    if (where_ != Where::kTensor) return JsonHandler::Close(object);
     return FinishTensor();
   }
-  bool key(string_t& name) override {
+  bool Key(std::string& name) override {
     if (where_ == Where::kTop) return StartEntry(name);
     if (where_ == Where::kMetadata) return Enter(Where::kMetadataString);
     if (where_ == Where::kTensor) return StartField(name);
-    return Unexpected("a key");
+    return JsonHandler::Key(name);
   }
-  bool string(string_t& text) override {
+  bool String(std::string& text) override {
     if (where_ == Where::kMetadataString) return Enter(Where::kMetadata);
-    if (where_ != Where::kType) return Unexpected("a string");
+    if (where_ != Where::kType) return JsonHandler::String(text);
     const auto* type = std::find_if(std::begin(kFileTypes), std::end(kFileTypes),
                                     [&](const FileType& known) { return known.name == text; });
     if (type == std::end(kFileTypes)) return Fail(Invalid("{}: {}: unknown dtype {}", path(), Place(), Quoted(text)));
@@ -68,17 +73,9 @@ class HeaderHandler final : public JsonHandler {
     tensors_.back().element_bits = type->bits;
     return Enter(Where::kTensor);
   }
-  bool start_array(size_t) override {
-    if (where_ == Where::kShapeValue) return Enter(Where::kShape);
-    if (where_ == Where::kOffsetsValue) return Enter(Where::kOffsets);
-    return Unexpected("an array");
-  }
-  bool end_array() override {
-    if (where_ == Where::kOffsets && offsets_seen_ != 2)
-      return Fail(Invalid("{}: {}: {} numbers, expected [begin, end]", path(), Place(), offsets_seen_));
-    return Enter(Where::kTensor);
-  }
-  bool number_unsigned(number_unsigned_t value) override {
+  bool Scalar(nlohmann::json number) override {
+    if (!number.is_number_unsigned()) return JsonHandler::Scalar(number);
+    const uint64_t value = number.get<uint64_t>();
     TensorEntry* const tensor = tensors_.empty() ? nullptr : &tensors_.back();
     if (where_ == Where::kShape) {
       if (tensor->rank == kMaxTensorRank)
@@ -87,7 +84,7 @@ class HeaderHandler final : public JsonHandler {
       tensor->extents[tensor->rank++] = static_cast<int64_t>(value);
       return true;
     }
-    if (where_ != Where::kOffsets) return Unexpected("a number");
+    if (where_ != Where::kOffsets) return JsonHandler::Scalar(number);
     if (offsets_seen_ == 2)
       return Fail(Invalid("{}: {}: more than two numbers, expected [begin, end]", path(), Place()));
     (offsets_seen_++ == 0 ? tensor->begin : tensor->end) = value;
@@ -172,6 +169,12 @@ class HeaderHandler final : public JsonHandler {
     fields_seen_ |= field;
     field_ = name;
     return Enter(next);
+  }
+
+  bool FinishNumbers() {
+    if (where_ == Where::kOffsets && offsets_seen_ != 2)
+      return Fail(Invalid("{}: {}: {} numbers, expected [begin, end]", path(), Place(), offsets_seen_));
+    return Enter(Where::kTensor);
   }
 
   bool FinishTensor() {
@@ -275,7 +278,7 @@ Result<std::vector<TensorEntry>> ParseSafetensorsHeader(std::span<const std::byt
                                                         size_t* data_begin) {
   ASSIGN_OR_RETURN(const std::string_view text, HeaderText(file, path));
   HeaderHandler handler(path);
-  RETURN_IF_ERROR(ParseJsonStream(text, kLengthBytes, handler));
+  RETURN_IF_ERROR(ParseJsonEvents(text, kHeaderLimits, handler, kLengthBytes));
   std::vector<TensorEntry> tensors = handler.TakeTensors();
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(tensors.begin(), tensors.end(),

@@ -1,7 +1,6 @@
 #include "model/config_reader.h"
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -9,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "base/mmap_file.h"
-#include "loader/hf_config_fields.h"
+#include "json/tree.h"
 #include "model/family.h"
 
 namespace infinigen {
@@ -21,27 +20,6 @@ static_assert(kHeadDimLimit <= kMaxHeadDim, "a head that loads must also run");
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;  // real files have about 1 KiB
 constexpr int kMaxConfigDepth = 16;
-
-// A tree of the whole text. Depth is bounded, since only small nesting has a meaning here.
-Result<json> ParseTree(std::string_view text, const std::string& path) {
-  if (text.find('\0') != std::string_view::npos)
-    return Invalid("{}: invalid JSON: zero byte at byte {}", path, text.find('\0'));
-  bool too_deep = false;
-  const json::parser_callback_t bound_depth = [&](int depth, json::parse_event_t, json&) {
-    too_deep = too_deep || depth > kMaxConfigDepth;
-    return depth <= kMaxConfigDepth;
-  };
-  try {
-    json tree = json::parse(text.begin(), text.end(), bound_depth);
-    if (too_deep) return Invalid("{}: JSON nested deeper than {}", path, kMaxConfigDepth);
-    if (!tree.is_object()) return Invalid("{}: expected a JSON object, found {}", path, tree.type_name());
-    return tree;
-  } catch (const json::parse_error& reason) {
-    return Invalid("{}: invalid JSON near byte {}", path, reason.byte);
-  } catch (const std::exception& reason) {
-    return Invalid("{}: invalid JSON: {}", path, reason.what());
-  }
-}
 
 // "llama and opt", "llama, opt and qwen2".
 std::string KnownModelTypes() {
@@ -57,10 +35,10 @@ Result<const ModelFamily*> ReadFamily(FieldReader& fields) {
   const std::string type = fields.String("model_type", "");
   RETURN_IF_ERROR(fields.status());
   if (type.empty())
-    return Invalid("{}: field 'model_type' is missing; supported are {}", fields.path(), KnownModelTypes());
+    return Invalid("{}: field 'model_type' is missing; supported are {}", fields.where(), KnownModelTypes());
   const ModelFamily* const family = FindFamily(type);
   if (family == nullptr)
-    return Unsupported("{}: model_type {} is not supported; supported are {}", fields.path(), Shown(json(type)),
+    return Unsupported("{}: model_type {} is not supported; supported are {}", fields.where(), Shown(json(type)),
                        KnownModelTypes());
   return family;
 }
@@ -142,7 +120,7 @@ std::string BaseName(const std::string& directory) {
 }  // namespace
 
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path) {
-  ASSIGN_OR_RETURN(const json tree, ParseTree(text, path));
+  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
   FieldReader fields(tree, path);
   ModelConfig config;
   ASSIGN_OR_RETURN(config.family, ReadFamily(fields));
@@ -166,7 +144,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& p
 }
 
 Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path) {
-  ASSIGN_OR_RETURN(const json tree, ParseTree(text, path));
+  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
   FieldReader fields(tree, path);
   std::vector<int64_t> ids = fields.TokenIds("eos_token_id");
   RETURN_IF_ERROR(fields.status());

@@ -1,7 +1,7 @@
 // config.json of a Hugging Face model directory → ModelConfig. This file reads what every family has; the family
 // (model/family.h) reads the rest. Called once while a model is opened, from any thread.
 //
-// Every field of the file is either used, known not to change what is computed (loader/hf_config_fields.cc), or refused
+// Every field of the file is either used, known not to change what is computed (harmless_fields.cc), or refused
 // by name: an unknown field may be one whose absence would make the result wrong. Absent fields take the defaults of
 // transformers; the sizes have none and must be there.
 #pragma once
@@ -33,5 +33,8 @@ Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& p
 // The end-of-text ids of a generation_config.json (an id or a list of ids); empty when it names none. Everything else
 // in that file is a sampling preference, which is the user's to state, and is not looked at.
 Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path);
+
+// Training settings, bookkeeping and sampling defaults, as transformers 4.x and 5.x write them.
+bool IsHarmlessConfigField(std::string_view name);
 
 }  // namespace infinigen

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "loader/hf_config_fields.h"
+#include "json/fields.h"
 #include "model/config.h"
 #include "model/parameters.h"
 

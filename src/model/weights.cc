@@ -6,7 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "loader/json_stream.h"
+#include "base/utf8.h"
 #include "model/family.h"
 #include "model/parameter_walk.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "loader/hf_config_fields.h"
+#include "json/fields.h"
 #include "model/config.h"
 #include "model/family.h"
 

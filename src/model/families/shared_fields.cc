@@ -74,7 +74,7 @@ RopeConfig ReadRope(FieldReader& fields, int64_t max_positions) {
   for (const char* spelling : {"rope_scaling", "rope_parameters"}) {
     const json* object = fields.Get(spelling);
     if (object == nullptr) continue;
-    const Result<RopeConfig> parsed = ParseRope(*object, fields.path(), spelling, theta, max_positions);
+    const Result<RopeConfig> parsed = ParseRope(*object, fields.where(), spelling, theta, max_positions);
     if (!parsed.ok()) {
       fields.Fail(parsed.error());
       return rope;
