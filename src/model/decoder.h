@@ -19,7 +19,6 @@
 #include <array>
 #include <bit>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +31,8 @@
 #include "model/config.h"
 #include "model/executor.h"
 #include "model/host_numbers.h"
+#include "model/layer_math.h"
+#include "model/layer_plan.h"
 #include "model/placed_weights.h"
 #include "model/sketch_source.h"
 #include "model/weight_stream.h"
@@ -135,26 +136,24 @@ class Decoder {
     const TokenRun run{.slot = job.slot, .first_row = job.first_row + job.next_token, .count = count};
     for (int64_t i = 0; i < count; ++i)
       SetToken(i, job.tokens[static_cast<size_t>(job.next_token + i)], job.slot, run.first_row + i);
-    const TokenBatch batch = UploadBatch(count);
-    if (job.next_token == 0) cache_.BeginPromptLayer(LayerId(job.next_layer), job.slot, job.first_row);
-    const Tensor x = job.residual.Rows(job.next_token, count);
-    if (job.next_layer == 0) Embed(batch, x);
-    LayerCall call{.batch = batch, .x = x, .run = run, .steps = job.kind == PrefillKind::kSteps, .one_sequence = true};
-    if (!call.steps) call.job = &job;
+    LayerCall call{.pass = job.kind == PrefillKind::kSteps ? Pass::kRun : Pass::kPrefill, .run = run, .job = &job};
+    call.tokens = {UploadBatch(count), run.first_row + count};
+    call.x = job.residual.Rows(job.next_token, count);
     if (job.guess) call.guess = job.guess.Rows(job.next_token, count);
-    call.max_rows = run.first_row + count;
     call.ends_layer = job.next_token + count == static_cast<int64_t>(job.tokens.size());
-    RunLayer(LayerId(job.next_layer), call);
-    if (call.steps && job.next_layer == 0) CountSteps(count, count);
-    if (!call.steps && job.next_layer == 0) CountEvicted(job.slot, run.first_row, count);
-    if (job.columns && job.next_token + count == static_cast<int64_t>(job.tokens.size()))
-      ChooseColumns(LayerId(job.next_layer), job);
+
+    const LayerPlan& plan = Plans(call.pass)[static_cast<size_t>(job.next_layer)];
+    if (job.next_token == 0) cache_.BeginPromptLayer(plan, job.slot, job.first_row);
+    if (job.next_layer == 0) Embed(call.tokens.batch, call.x);
+    RunLayer(plan, call);
+    if (job.next_layer == 0) CountUnit(call);
+    if (job.columns && call.ends_layer) ChooseColumns(plan, job);
     job.next_token += count;
     // The host stays a few units ahead and no more, so that it can be told to stop.
     backend_.Synchronize(
         std::exchange(job.enqueued[job.units++ % job.enqueued.size()], backend_.Record(Queue::kCompute)));
-    if (job.next_token == static_cast<int64_t>(job.tokens.size())) {
-      cache_.EndPromptLayer(LayerId(job.next_layer), job.slot, job.first_row, job.first_row + job.next_token);
+    if (call.ends_layer) {
+      cache_.EndPromptLayer(plan, job.slot, job.first_row, job.first_row + job.next_token);
       job.next_token = 0;
       ++job.next_layer;
     }
@@ -177,16 +176,16 @@ class Decoder {
   void Step(std::span<const StepItem> items, std::span<float> logits) {
     const int64_t count = static_cast<int64_t>(items.size());
     CHECK(count > 0 && count <= max_batch_ && logits.size() == static_cast<size_t>(count * config_.vocab));
-    LayerCall call{.steps = true};
+    LayerCall call{.pass = Pass::kStep};
     step_rows_.clear();
     for (int64_t i = 0; i < count; ++i) {
       const StepItem& item = items[static_cast<size_t>(i)];
       step_rows_.push_back({item.slot, item.row});
       pool_.SetRows(item.slot, item.row + 1);
       SetToken(i, item.token, item.slot, item.row);
-      call.max_rows = std::max(call.max_rows, item.row + 1);
+      call.tokens.max_rows = std::max(call.tokens.max_rows, item.row + 1);
     }
-    call.batch = UploadBatch(count);
+    call.tokens.batch = UploadBatch(count);
     call.x = work_.step_residual.Rows(0, count);
     if (work_.step_guess) call.guess = work_.step_guess.Rows(0, count);
     cache_.BeginStep(step_rows_);
@@ -220,8 +219,8 @@ class Decoder {
       for (LayerId layer : IdRange<LayerId>(config_.layers)) {
         const int64_t held = std::min(count, pool_.quotas(layer)[slot.index()] - first);
         if (held <= 0) continue;
-        cache_.AppendEntries(layer, batch.Range(0, held), work_.k.Rows(0, held), work_.v.Rows(0, held));
-        cache_.AppendSketches(layer, batch.Range(0, held), work_.k.Rows(0, held));
+        cache_.AppendInPlace(Plans(Pass::kPrefill)[layer.index()], batch.Range(0, held), work_.k.Rows(0, held),
+                             work_.v.Rows(0, held));
       }
     }
     BeginSequence(slot);
@@ -263,22 +262,34 @@ class Decoder {
         sketches_(std::move(sketches)),
         max_batch_(options.max_batch),
         shape_(ShapeOf(config, owned, pool.options(), options, backend.pool_is_remote())),
+        plans_{PlanLayers(shape_, Pass::kPrefill), PlanLayers(shape_, Pass::kRun), PlanLayers(shape_, Pass::kStep)},
+        math_(backend, shape_, work_),
         cache_(backend, shape_, work_, pool) {}
 
-  // ---- one step ----
+  // What a layer works on: the tokens of a step, or of one prefill unit.
+  struct LayerCall {
+    Pass pass = Pass::kStep;
+    StepTokens tokens;
+    Tensor x;                   // [count][hidden] the residual stream, changed in place
+    Tensor guess;               // [count][hidden] what the layer before left for a guess; replaced by this layer
+    TokenRun run;               // the same tokens, where they are a chunk of one sequence
+    PrefillJob* job = nullptr;  // of such a chunk
+    bool ends_layer = true;     // no further chunk of the prompt follows in this layer
+  };
+  const std::vector<LayerPlan>& Plans(Pass pass) const { return plans_[static_cast<size_t>(pass)]; }
 
-  struct LayerCall;
+  // ---- one step ----
 
   // Everything from the tokens' ids to their logits: on backends that can, recorded once per shape and launched again.
   void RunStep(LayerCall& call) {
     if constexpr (requires { backend_.LaunchGraph(uint64_t{}); }) {
       if (!Replayable()) return RunLayers(call);
-      // Lengths are on the device; what is launched is for those up to the next power of two.
-      const int64_t most = pool_.options().max_tokens;
-      const auto rows = static_cast<uint64_t>(std::max(call.max_rows, kExtentTokens));
-      call.max_rows = std::min(most, static_cast<int64_t>(std::bit_ceil(rows)));
-      const uint64_t key = static_cast<uint64_t>(call.max_rows) << 22 | uint64_t{backend_.skipped().fetch} << 21 |
-                           uint64_t{backend_.skipped().compute} << 20 | static_cast<uint64_t>(call.batch.count);
+      // Lengths are on the device; a recorded step serves all lengths up to the next power of two.
+      int64_t& max_rows = call.tokens.max_rows;
+      const auto rows = static_cast<uint64_t>(std::max(max_rows, kExtentTokens));
+      max_rows = std::min(pool_.options().max_tokens, static_cast<int64_t>(std::bit_ceil(rows)));
+      const uint64_t key = static_cast<uint64_t>(max_rows) << 22 | uint64_t{backend_.skipped().fetch} << 21 |
+                           uint64_t{backend_.skipped().compute} << 20 | static_cast<uint64_t>(call.tokens.batch.count);
       if (backend_.LaunchGraph(key)) return;
       const bool recording = backend_.BeginGraph(key);
       RunLayers(call);
@@ -287,8 +298,8 @@ class Decoder {
     RunLayers(call);
   }
   void RunLayers(const LayerCall& call) {
-    Embed(call.batch, call.x);
-    for (LayerId layer : IdRange<LayerId>(config_.layers)) RunLayer(layer, call);
+    Embed(call.tokens.batch, call.x);
+    for (const LayerPlan& plan : Plans(call.pass)) RunLayer(plan, call);
     ComputeLogits(call.x);
   }
   // Nothing that a step enqueues depends on what the host alone knows.
@@ -298,131 +309,107 @@ class Decoder {
 
   // ---- one layer ----
 
-  // What a layer works on: the tokens of a step, or of one prefill unit.
-  struct LayerCall {
-    TokenBatch batch;
-    Tensor x;                   // [count][hidden] the residual stream, changed in place
-    Tensor guess;               // [count][hidden] left by the layer before, to be replaced by this one; or null
-    TokenRun run;               // the tokens, where they are a run
-    bool steps = false;         // attend as decode steps
-    bool one_sequence = false;  // the tokens are a run
-    PrefillJob* job = nullptr;  // of a dense prefill
-    int64_t max_rows = 0;       // the largest row + 1
-    bool ends_layer = true;     // no other tokens of the same prompt follow
-  };
-
-  void RunLayer(LayerId layer, const LayerCall& call) {
-    const LayerWeights w = stream_.Use(layer, weights_.layers[layer.index()]);
-    const LayerSpec& spec = config_.specs[layer.index()];
-    const bool norms_before = spec.norm_placement == NormPlacement::kBefore;
-    const Queue queue = Queue::kCompute;
-    const int64_t m = call.batch.count;
-    const Tensor& x = call.x;
-    // Where entries come from afar the guess was made a layer ago, for their sake.
-    const bool ahead = call.steps && !call.one_sequence && cache_.speculates(layer);
-    const bool guesses = call.steps && !ahead && method_.selects(layer) && method_.from != GuessSource::kSelf;
-    const LayerId next(layer.value() + 1);
-    const bool leaves_guess = call.steps && call.guess && next.value() < config_.layers;
-    const bool next_ahead = leaves_guess && !call.one_sequence && cache_.speculates(next);
-    const bool next_early = next_ahead && cache_.speculates_early(next);
-
-    const Tensor q = work_.q.Rows(0, m), k = work_.k.Rows(0, m), v = work_.v.Rows(0, m), mixed = work_.mixed.Rows(0, m);
-    const Tensor guess_q = guesses ? work_.guess_q.Rows(0, m) : q;
-    if (guesses && method_.guesses_from_layer()) {
-      MatMul(call.guess, {To(w.q, guess_q)});
-      NormHeads(spec, w.q_norm, guess_q);
-    }
-    const Tensor attention_in = norms_before ? Norm(spec.norm, w.attention_norm, x, work_.normed.Rows(0, m)) : x;
-    if (leaves_guess && method_.from == GuessSource::kPrevLayer) backend_.Copy(queue, attention_in, call.guess);
-    MatMul(attention_in, {To(w.q, q), To(w.k, k), To(w.v, v)});
-    NormHeads(spec, w.q_norm, q);
-    NormHeads(spec, w.k_norm, k);
-    if (method_.selects() && method_.from == GuessSource::kPrevStep) ExchangeLastQueries(layer, call, q, guess_q);
-    Rotate(spec, q);
-    Rotate(spec, k);
-    if (guesses) Rotate(spec, guess_q);
-    const LayerHeads heads{.q = q, .guess = guess_q, .k = k, .v = v, .out = mixed};
-    if (call.steps)
-      cache_.Step(layer, call.batch, call.max_rows, heads, call.one_sequence, [&] {
-        if (next_early) Speculate(next, call);
-      });
+  void RunLayer(const LayerPlan& plan, const LayerCall& call) {
+    const LayerSpec& spec = *plan.spec;
+    const LayerWeights w = stream_.Use(plan.layer, weights_.layers[plan.layer.index()]);
+    const LayerHeads heads = Heads(plan, w, call);
+    if (call.pass == Pass::kStep)
+      StepAttention(plan, call, heads);
+    else if (call.pass == Pass::kRun)
+      cache_.AttendRun(plan, call.tokens, heads);
     else
-      PrefillLayer(layer, call, heads);
-    MatMul(mixed, {To(w.o, x, Epilogue::kAdd)});
-    if (!norms_before) Norm(spec.norm, w.attention_norm, x, x);
-    if (leaves_guess && method_.from == GuessSource::kPrevMid) {
-      if (norms_before)
-        Norm(config_.specs[next.index()].norm, weights_.layers[next.index()].attention_norm, x, call.guess);
-      else
-        backend_.Copy(queue, x, call.guess);
-    }
-    if (next_ahead && !next_early) Speculate(next, call);
-    RunMlp(spec, w, x);
-    if (call.ends_layer) stream_.Done(layer);
+      PrefillAttention(plan, call, heads);
+    math_.Join(spec, w.o, w.attention_norm, heads.out, call.x);
+    LeaveMidGuess(plan, call);
+    if (plan.select_next == SelectNext::kAfterAttention) SelectForNext(plan, call);
+    const Tensor hidden = math_.MlpHidden(spec, w, call.x);
+    math_.Join(spec, w.down, w.mlp_norm, hidden, call.x);
+    if (call.ends_layer) stream_.Done(plan.layer);
   }
 
-  // Which entries the next layer will want, by what this one left for a guess; they are on their way from here on.
-  void Speculate(LayerId next, const LayerCall& call) {
-    const Tensor guess_q = work_.guess_q.Rows(0, call.batch.count);
-    const LayerWeights w = stream_.Use(next, weights_.layers[next.index()]);
-    MatMul(call.guess, {To(w.q, guess_q)});
-    NormHeads(config_.specs[next.index()], w.q_norm, guess_q);
-    Rotate(config_.specs[next.index()], guess_q);
-    cache_.Speculate(next, call.batch, call.max_rows, guess_q);
+  // Queries, keys and values of the layer's tokens, and the query that selects rows.
+  LayerHeads Heads(const LayerPlan& plan, const LayerWeights& w, const LayerCall& call) {
+    const LayerSpec& spec = *plan.spec;
+    const int64_t m = call.tokens.batch.count;
+    // Where rows were selected ahead, the guess was made by the layer before.
+    const bool guesses = plan.query != GuessSource::kSelf && !plan.ahead;
+    LayerHeads heads{.q = work_.q.Rows(0, m), .k = work_.k.Rows(0, m), .v = work_.v.Rows(0, m)};
+    heads.out = work_.mixed.Rows(0, m);
+    heads.select = guesses ? work_.guess_q.Rows(0, m) : heads.q;
+    if (guesses && method_.guesses_from_layer()) math_.Query(spec, w, call.guess, heads.select);
+    const Tensor input = math_.Input(spec, w.attention_norm, call.x);
+    if (plan.leaves_guess && method_.from == GuessSource::kPrevLayer) backend_.Copy(Queue::kCompute, input, call.guess);
+    math_.QueryKeyValue(spec, w, input, heads.q, heads.k, heads.v);
+    if (KeepsLastQueries()) ExchangeLastQueries(plan, call, heads);
+    math_.Rotate(spec, heads.q);
+    math_.Rotate(spec, heads.k);
+    if (guesses) math_.Rotate(spec, heads.select);
+    return heads;
   }
 
-  void PrefillLayer(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
-    if (observer_) ShowPrefill(layer, call, heads);
-    if (method_.evicts(layer))
-      return cache_.PrefillStaged(layer, call.job->stage, static_cast<int64_t>(call.job->tokens.size()), call.run,
-                                  call.batch, heads);
-    if (method_.prompt_columns && method_.has_index(layer))
-      WatchColumns(layer, call, heads);
+  // The next layer's fetch may start between this layer's own preparation and its wait.
+  void StepAttention(const LayerPlan& plan, const LayerCall& call, const LayerHeads& heads) {
+    cache_.Prepare(plan, call.tokens, heads);
+    if (plan.select_next == SelectNext::kBeforeAttention) SelectForNext(plan, call);
+    cache_.Attend(plan, call.tokens, heads);
+  }
+
+  void PrefillAttention(const LayerPlan& plan, const LayerCall& call, const LayerHeads& heads) {
+    if (observer_) ShowPrefill(plan.layer, call, heads);
+    if (plan.evicts)
+      return cache_.PrefillStaged(plan, call.job->stage, static_cast<int64_t>(call.job->tokens.size()), call.run,
+                                  call.tokens.batch, heads);
+    if (method_.prompt_columns && plan.has_index)
+      WatchColumns(plan.layer, call, heads);
     else
-      cache_.AppendSketches(layer, call.batch, heads.k);
-    cache_.Prefill(layer, call.run, call.batch, heads);
+      cache_.AppendIndex(plan, call.tokens.batch, heads.k);
+    cache_.Prefill(plan, call.run, call.tokens.batch, heads);
   }
 
-  void RunMlp(const LayerSpec& spec, const LayerWeights& w, const Tensor& x) {
-    const Tensor up = work_.up.Rows(0, x.rows);
-    const bool norms_before = spec.norm_placement == NormPlacement::kBefore;
-    const Tensor mlp_in = norms_before ? Norm(spec.norm, w.mlp_norm, x, work_.normed.Rows(0, x.rows)) : x;
-    if (spec.mlp.gated) {
-      const Tensor gate = work_.gate.Rows(0, x.rows);
-      MatMul(mlp_in, {To(w.gate, gate), To(w.up, up)});
-      backend_.SiluMul(Queue::kCompute, gate, up);
-      MatMul(gate, {To(w.down, x, Epilogue::kAdd)});
-    } else {
-      MatMul(mlp_in, {To(w.up, up, Epilogue::kRelu)});
-      MatMul(up, {To(w.down, x, Epilogue::kAdd)});
-    }
-    if (!norms_before) Norm(spec.norm, w.mlp_norm, x, x);
+  // prev-mid: the next layer's guess is made from the residual stream after this layer's attention.
+  void LeaveMidGuess(const LayerPlan& plan, const LayerCall& call) {
+    if (!plan.leaves_guess || method_.from != GuessSource::kPrevMid) return;
+    const size_t next = plan.layer.index() + 1;
+    const LayerSpec& spec = config_.specs[next];
+    if (spec.norm_placement == NormPlacement::kAfterResidual)
+      backend_.Copy(Queue::kCompute, call.x, call.guess);
+    else
+      math_.Norm(spec.norm, weights_.layers[next].attention_norm, call.x, call.guess);
   }
 
-  // prev-step: every token's guess is the query of the token before it, not yet rotated; this layer's last queries are
-  // kept for the next step. The first token of a sequence has nobody before it and nobody to attend to but itself.
-  void ExchangeLastQueries(LayerId layer, const LayerCall& call, const Tensor& q, const Tensor& guess_q) {
+  // Selects the next layer's rows by what this layer left for a guess, and starts to fetch them.
+  void SelectForNext(const LayerPlan& plan, const LayerCall& call) {
+    const LayerPlan& next = Plans(call.pass)[plan.layer.index() + 1];
+    const Tensor query = work_.guess_q.Rows(0, call.tokens.batch.count);
+    math_.Query(*next.spec, stream_.Use(next.layer, weights_.layers[next.layer.index()]), call.guess, query);
+    math_.Rotate(*next.spec, query);
+    cache_.SelectAhead(next, call.tokens, query);
+  }
+
+  // prev-step: a token's guess is the query of the token before it, not yet rotated; the last query of each sequence is
+  // kept for its next step. The first token of a sequence has no query before it, and attends to itself alone.
+  bool KeepsLastQueries() const { return method_.selects() && method_.from == GuessSource::kPrevStep; }
+  void ExchangeLastQueries(const LayerPlan& plan, const LayerCall& call, const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
-    const int64_t m = call.batch.count;
+    const int64_t m = call.tokens.batch.count;
+    const bool guesses = heads.select.data != heads.q.data;
     const auto last = [&](int64_t slot) {
-      return work_.last_q.Rows(layer.value() * pool_.options().max_sequences + slot, 1);
+      return work_.last_q.Rows(plan.layer.value() * pool_.options().max_sequences + slot, 1);
     };
-    if (call.one_sequence) {
-      if (guess_q.data != q.data) {
-        backend_.Copy(queue, last(call.run.slot.value()), guess_q.Rows(0, 1));
-        if (m > 1) backend_.Copy(queue, q.Rows(0, m - 1), guess_q.Rows(1, m - 1));
-      }
-      backend_.Copy(queue, q.Rows(m - 1, 1), last(call.run.slot.value()));
-      return;
+    if (call.pass != Pass::kStep) {
+      const Tensor kept = last(call.run.slot.value());
+      if (guesses) backend_.Copy(queue, kept, heads.select.Rows(0, 1));
+      if (guesses && m > 1) backend_.Copy(queue, heads.q.Rows(0, m - 1), heads.select.Rows(1, m - 1));
+      return backend_.Copy(queue, heads.q.Rows(m - 1, 1), kept);
     }
     for (int64_t i = 0; i < m; ++i) {
       const int64_t slot = host_slots_[static_cast<size_t>(i)];
-      if (guess_q.data != q.data) backend_.Copy(queue, last(slot), guess_q.Rows(i, 1));
-      backend_.Copy(queue, q.Rows(i, 1), last(slot));
+      if (guesses) backend_.Copy(queue, last(slot), heads.select.Rows(i, 1));
+      backend_.Copy(queue, heads.q.Rows(i, 1), last(slot));
     }
   }
 
-  // Queries and keys of a prefill unit, for whoever observes.
+  // Queries and keys of a prefill unit, for the observer.
   void ShowPrefill(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
     const std::vector<float> queries = ToHost(backend_, heads.q), keys = ToHost(backend_, heads.k);
     const auto view = [](const std::vector<float>& host, const Tensor& of) {
@@ -442,8 +429,8 @@ class Decoder {
   }
 
   // The whole prompt has been through the layer: its columns are fixed from here on, and its keys get their sketches.
-  void ChooseColumns(LayerId layer, PrefillJob& job) {
-    cache_.SetBasis(layer, job.slot, sketches_.choose(layer, job.columns->sums()));
+  void ChooseColumns(const LayerPlan& plan, PrefillJob& job) {
+    cache_.SetBasis(plan.layer, job.slot, sketches_.choose(plan.layer, job.columns->sums()));
     const int64_t total = static_cast<int64_t>(job.tokens.size()), width = work_.k.cols;
     for (int64_t first = 0; first < total; first += work_.k.rows) {
       const int64_t count = std::min(work_.k.rows, total - first);
@@ -452,12 +439,16 @@ class Decoder {
       FromHost(backend_,
                std::span(job.keys).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width)),
                work_.k.Rows(0, count));
-      cache_.AppendSketches(layer, batch, work_.k.Rows(0, count));
+      cache_.AppendIndex(plan, batch, work_.k.Rows(0, count));
     }
     job.columns.reset();
     job.keys.clear();
   }
 
+  void CountUnit(const LayerCall& call) {
+    if (call.pass == Pass::kRun) return CountSteps(call.run.count, call.run.count);
+    CountEvicted(call.run.slot, call.run.first_row, call.run.count);
+  }
   void CountSteps(int64_t steps, int64_t tokens) {
     steps_ += steps;
     for (size_t i = 0; i < static_cast<size_t>(tokens); ++i) {
@@ -483,7 +474,7 @@ class Decoder {
     if (config_.has_projections()) {
       const Tensor narrow = work_.narrow.Rows(0, batch.count);
       backend_.Embed(queue, batch, weights_.embedding, narrow);
-      MatMul(narrow, {To(weights_.project_in, x)});
+      math_.Project(weights_.project_in, narrow, x);
     } else {
       backend_.Embed(queue, batch, weights_.embedding, x);
     }
@@ -494,14 +485,15 @@ class Decoder {
   // Precondition: x.rows ≤ work_.logits.rows, where they go.
   Tensor ComputeLogits(const Tensor& x) {
     const int64_t m = x.rows;
-    Tensor h = config_.final_norm ? Norm(*config_.final_norm, weights_.final_norm, x, work_.normed.Rows(0, m)) : x;
+    Tensor h =
+        config_.final_norm ? math_.Norm(*config_.final_norm, weights_.final_norm, x, work_.normed.Rows(0, m)) : x;
     if (config_.has_projections()) {
       const Tensor narrow = work_.narrow.Rows(0, m);
-      MatMul(h, {To(weights_.project_out, narrow)});
+      math_.Project(weights_.project_out, h, narrow);
       h = narrow;
     }
     const Tensor out = work_.logits.Rows(0, m);
-    MatMul(h, {To(weights_.lm_head, out)});
+    math_.Project(weights_.lm_head, h, out);
     return out;
   }
   // The one point where the host waits.
@@ -511,34 +503,6 @@ class Decoder {
   }
 
   // ---- small parts ----
-
-  Tensor Norm(const NormSpec& norm, const NormWeights& w, const Tensor& x, const Tensor& out) {
-    if (norm.kind == NormKind::kRms)
-      backend_.RmsNorm(Queue::kCompute, x, w.weight, norm.eps, out);
-    else
-      backend_.LayerNorm(Queue::kCompute, x, w.weight, w.bias, norm.eps, out);
-    return out;
-  }
-  // Each head of x [count][heads·head_dim] in place, where the layer has such norms.
-  void NormHeads(const LayerSpec& spec, const NormWeights& w, const Tensor& x) {
-    if (!spec.qk_norm) return;
-    const int64_t dim = config_.head_dim;
-    CHECK(x.stride == x.cols && x.cols % dim == 0);
-    const Tensor heads{x.data, x.type, x.rows * (x.cols / dim), dim, dim};
-    backend_.RmsNorm(Queue::kCompute, heads, w.weight, spec.norm.eps, heads);
-  }
-  // Turns each head to the positions of the batch that was uploaded last, where the layer rotates.
-  void Rotate(const LayerSpec& spec, const Tensor& x) {
-    if (spec.rope != LayerSpec::kNoRope) backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows), x);
-  }
-  Tensor RopeRows(int64_t table, int64_t count) const { return work_.rope.Rows(table * shape_.tokens(), count); }
-
-  static Projection To(const Linear& linear, const Tensor& out, Epilogue epilogue = Epilogue::kStore) {
-    return {.weight = linear.weight, .bias = linear.bias, .out = out, .epilogue = epilogue};
-  }
-  void MatMul(const Tensor& x, std::initializer_list<Projection> projections) {
-    backend_.MatMul(Queue::kCompute, x, {projections.begin(), projections.size()});
-  }
 
   void SetToken(int64_t i, int32_t id, SeqSlot slot, int64_t row) {
     host_ids_[static_cast<size_t>(i)] = id;
@@ -557,7 +521,7 @@ class Decoder {
     cache_.UploadTables();
     const TokenBatch batch{.count = count, .ids = work_.ids, .slots = work_.slots, .rows = work_.rows};
     for (int64_t table = 0; table < work_.frequencies.rows; ++table)
-      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies.Rows(table, 1), RopeRows(table, count));
+      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies.Rows(table, 1), math_.RopeRows(table, count));
     return batch;
   }
 
@@ -591,10 +555,12 @@ class Decoder {
   const SketchSource sketches_;
   const int64_t max_batch_;
   const WorkspaceShape shape_;
+  const std::array<std::vector<LayerPlan>, 3> plans_;  // [Pass][layers]
 
   WeightViews weights_;  // where the backend reads them
   Buffer workspace_memory_;
   Workspace work_;
+  LayerMath<B> math_;
   CacheAttention<B> cache_;
   PrefillObserver observer_;
 

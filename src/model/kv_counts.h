@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "kv/stats.h"
-#include "model/layer_places.h"
+#include "model/workspace.h"
 
 namespace infinigen {
 
@@ -29,14 +29,8 @@ template <Backend B>
 class KvCounts {
  public:
   // All outlive it.
-  KvCounts(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool, const LayerPlaces& at)
-      : backend_(backend),
-        shape_(shape),
-        config_(shape.config),
-        method_(shape.method),
-        work_(work),
-        pool_(pool),
-        at_(at) {}
+  KvCounts(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
+      : backend_(backend), shape_(shape), config_(shape.config), method_(shape.method), work_(work), pool_(pool) {}
 
   // Of all sequences so far. The host waits.
   KvStats All(const StepCounts& counts) {
@@ -80,10 +74,11 @@ class KvCounts {
         of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.kept : counts.seen) * heads;
       of.seen = counts.seen * heads;
       stats.read_bytes += of.totals.attended * layout.entry_bytes();
-      if (at_.fetches(layer)) {
+      const bool on_device = shape_.remote && layer.value() < pool_.options().near_layers;
+      if (shape_.fetches && of.selects) {
         stats.fetches = true;
         add_slots(near, layer, stats.near);
-      } else if (at_.far(layer) || !at_.remote()) {
+      } else if (!on_device) {
         stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
       }
     }
@@ -107,7 +102,6 @@ class KvCounts {
   const KvMethod& method_;
   const Workspace& work_;
   const Pool& pool_;
-  const LayerPlaces& at_;
 };
 
 }  // namespace infinigen

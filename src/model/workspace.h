@@ -146,6 +146,8 @@ struct PrefillStage {
   std::byte** extents = nullptr;  // the table, still to be written
   int32_t* quota = nullptr;       // [1]
 
+  LayerIndex index() const { return {cache.sketches.data, cache.sketches.head_stride, cache.sketches.slot_stride}; }
+
   static size_t Bytes(const WorkspaceShape& shape, int64_t tokens);
   static PrefillStage Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens);
 };

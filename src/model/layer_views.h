@@ -1,5 +1,5 @@
-// Where each layer's part of the cache lies on the compute device: entries, sketches or bounds, books, the places of
-// fetched entries, selections. Addresses only: it owns nothing, moves nothing and asks nobody.
+// LayerViews: each layer's part of the cache as views: entries, index, eviction state, the buffer of fetched entries,
+// selections. Addresses on the compute device only; it owns nothing and moves nothing.
 #pragma once
 
 #include <algorithm>
@@ -14,27 +14,16 @@
 
 namespace infinigen {
 
-class LayerPlaces {
+class LayerViews {
  public:
-  // All outlive it. `remote`: the compute device reaches the pool over a link.
-  LayerPlaces(const WorkspaceShape& shape, const Workspace& work, const Pool& pool, bool remote)
-      : shape_(shape),
-        config_(shape.config),
-        method_(shape.method),
-        index_(shape.index()),
-        work_(work),
-        pool_(pool),
-        remote_(remote) {}
+  // All outlive it.
+  LayerViews(const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
+      : shape_(shape), config_(shape.config), method_(shape.method), index_(shape.index()), work_(work), pool_(pool) {}
 
   // Memory that is allocated later: the index, index.total_bytes();
   void SetIndex(std::byte* memory) { index_memory_ = memory; }
   // and [near_layers] of data, holds, used, place_of.
   void SetNear(std::byte* near) { near_ = near; }
-
-  bool remote() const { return remote_; }
-  bool far(LayerId layer) const { return remote_ && layer.value() >= pool_.options().near_layers; }
-  // Selected entries of the layer are fetched in a step, not read where they are.
-  bool fetches(LayerId layer) const { return shape_.fetches && method_.selects(layer) && far(layer); }
 
   LayerEntries Entries(LayerId layer) const {
     const PoolOptions& pool = pool_.options();
@@ -53,7 +42,8 @@ class LayerPlaces {
     return books;
   }
   LayerCache Cache(LayerId layer) const {
-    return {Entries(layer), method_.has_index(layer) ? Sketches(layer) : LayerSketches(), Retained(layer)};
+    const bool sketches = method_.has_index(layer) && method_.select->uses_basis;
+    return {Entries(layer), sketches ? Sketches(Index(layer)) : LayerSketches(), Retained(layer)};
   }
   // A step's tokens as layers that evict see them.
   TokenBatch KeptBatch(const TokenBatch& batch) const {
@@ -68,8 +58,7 @@ class LayerPlaces {
   LayerIndex Index(LayerId layer) const {
     return index_.Layer(index_memory_, static_cast<int64_t>(SelectingIndex(layer)));
   }
-  LayerSketches Sketches(LayerId layer) const {
-    const LayerIndex index = Index(layer);
+  LayerSketches Sketches(const LayerIndex& index) const {
     return {.layout = shape_.sketch_layout(),
             .data = index.data,
             .head_stride = index.head_stride,
@@ -87,9 +76,8 @@ class LayerPlaces {
     }
   }
 
-  LayerPageBounds Bounds(LayerId layer) const {
-    const LayerIndex index = Index(layer);
-    return {.layout = {.kv_heads = config_.kv_heads, .head_dim = config_.head_dim},
+  LayerPageBounds Bounds(const LayerIndex& index) const {
+    return {.layout = {.kv_heads = shape_.owned.kv_heads, .head_dim = config_.head_dim},
             .data = index.data,
             .head_stride = index.head_stride,
             .slot_stride = index.slot_stride};
@@ -140,7 +128,6 @@ class LayerPlaces {
   const IndexGeometry index_;
   const Workspace& work_;
   const Pool& pool_;
-  const bool remote_;
   std::byte* index_memory_ = nullptr;
   std::byte* near_ = nullptr;
 };

@@ -1,0 +1,86 @@
+// IndexOps: the one place where a selection method (kv/select.h) meets the backend operations that keep its index and
+// choose rows by it. A new method adds one row to the table and the functions that the row names.
+#pragma once
+
+#include <algorithm>
+
+#include "backend/backend.h"
+#include "base/check.h"
+#include "kv/select.h"
+#include "model/layer_views.h"
+#include "model/workspace.h"
+
+namespace infinigen {
+
+template <Backend B>
+class IndexOps {
+ public:
+  // All outlive it.
+  IndexOps(B& backend, const SelectMethod& method, const Workspace& work, const LayerViews& views)
+      : backend_(backend), work_(work), views_(views), row_(Find(method)) {}
+
+  // New keys [count][kv_heads·head_dim] of the batch's rows, in the layer's own index or in `index`.
+  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys) {
+    Append(layer, batch, keys, views_.Index(layer));
+  }
+  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+    (this->*row_->append)(layer, batch, keys, index);
+  }
+
+  // The rows of `cache` that each token attends to, by queries [count][heads·head_dim], into `selection`.
+  void Select(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+              const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
+    (this->*row_->select)(layer, batch, call, queries, attention, cache, selection);
+  }
+
+ private:
+  struct Row {
+    const SelectMethod* method;
+    void (IndexOps::*append)(LayerId, const TokenBatch&, const Tensor&, const LayerIndex&);
+    void (IndexOps::*select)(LayerId, const TokenBatch&, const SelectCall&, const Tensor&, const AttentionShape&,
+                             const LayerCache&, const Selection&);
+  };
+  static const Row* Find(const SelectMethod& method) {
+    static constexpr Row kRows[] = {
+        {&kSelectAll, nullptr, nullptr},
+        {&kSelectSketch, &IndexOps::AppendSketches, &IndexOps::SelectBySketch},
+        {&kSelectQuest, &IndexOps::AppendBounds, &IndexOps::SelectByBounds},
+        {&kSelectOracle, nullptr, &IndexOps::SelectByKeys},
+    };
+    const auto* found =
+        std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.method == &method; });
+    CHECK(found != std::end(kRows));
+    return found;
+  }
+
+  void AppendSketches(LayerId layer, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+    backend_.AppendSketches(Queue::kCompute, batch, keys, views_.Basis(layer), views_.Sketches(index));
+  }
+  void SelectBySketch(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                      const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
+    const Tensor sketches = work_.sketch_q.Rows(0, batch.count);
+    backend_.SketchQueries(Queue::kCompute, queries, batch, attention, views_.Basis(layer), sketches);
+    backend_.Select(Queue::kCompute, sketches, batch, call, cache.sketches, selection);
+  }
+
+  void AppendBounds(LayerId, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+    backend_.AppendBounds(Queue::kCompute, batch, keys, views_.Bounds(index));
+  }
+  void SelectByBounds(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                      const AttentionShape& attention, const LayerCache&, const Selection& selection) {
+    backend_.SelectPages(Queue::kCompute, queries, batch, call, attention, views_.Bounds(views_.Index(layer)),
+                         selection);
+  }
+
+  void SelectByKeys(LayerId, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                    const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
+    backend_.SelectExact(Queue::kCompute, queries, batch, call, attention, cache.entries, selection);
+  }
+
+  B& backend_;
+  const Workspace& work_;
+  const LayerViews& views_;
+  const Row* row_;
+};
+
+}  // namespace infinigen
