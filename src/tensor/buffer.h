@@ -1,5 +1,5 @@
-// Buffer: move-only owner of raw memory. Its allocator is given, so that code that only holds memory treats host, pinned
-// and device memory alike.
+// Buffer: move-only owner of raw memory. Its allocator is given, so that code that only holds memory treats host,
+// pinned and device memory alike.
 #pragma once
 
 #include <cstddef>
