@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "backend": {"base", "tensor", "backend"},
     "model": {"base", "tensor", "loader", "kv", "backend", "model"},
     "engine": {"base", "tensor", "kv", "model", "engine"},
-    "runtime": {"base", "tensor", "kv", "model", "engine", "text", "runtime"},
+    "runtime": {"base", "tensor", "loader", "kv", "model", "engine", "text", "runtime"},
     "server": {"base", "runtime", "server"},
     "cli": {"base", "tensor", "kv", "loader", "model", "engine", "text", "runtime", "server", "cli"},
 }
