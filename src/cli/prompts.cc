@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/console.h"
-#include "cli/interrupt.h"
 
 namespace infinigen {
 namespace {
