@@ -24,9 +24,9 @@ void AddDeviceFlags(Flags& flags, DeviceRequest* device) {
   flags.Integer("-t,--threads", &device->threads, 1, 1024,
                 "threads to compute with (default: as many as the machine has)");
   flags.Choice("--device", &device->device, {"cpu", "cuda", "reference"},
-               "where to compute; reference is slow and exact, for checking");
+               "where to compute; reference is the plain and slow implementation, for checking");
   flags.Text("--device-memory", &device->memory, "SIZE",
-             "use at most this much GPU memory, as 24GiB; needs --device cuda");
+             "use at most this much GPU memory, for example 24GiB; needs --device cuda");
   flags.Text("--weights-on-device", &device->weights_on_device, "PERCENT",
              "share of the weights that stays on the GPU, the rest is streamed; needs --device cuda");
 }

@@ -121,7 +121,8 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
     loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
   }
   loaded.prefix_bytes = plan.prefix_bytes;
-  ASSIGN_OR_RETURN(loaded.executor, Launch(model, plan, Terminal().callbacks()));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(loaded.executor, Launch(model, plan, terminal.callbacks()));
   return loaded;
 }
 

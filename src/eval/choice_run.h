@@ -106,7 +106,7 @@ struct ChoiceResult {
   // Shares of the answers; NaN, which becomes null, where there is none.
   double share(int64_t count) const;
   double accuracy() const { return share(right); }
-  // Of the mean of n right or wrong answers, as lm-evaluation-harness has it: the sample's deviation over sqrt(n).
+  // Standard error of the accuracy as lm-evaluation-harness has it: the sample's deviation over sqrt(n).
   double accuracy_stderr() const;
 };
 // Precondition: the session was started for input.rows, with a comparison.

@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kMostBins = 10;  // depths of a heat map; with fewer cases each has its own
 
-// The order in which the cases of a cell run. Every beginning of it is spread evenly over the depths, so that a
-// cancelled run says something about all of them.
+// The order in which the cases of a cell run. Every beginning of it is spread evenly over the depths, so a cancelled
+// run covers all of them.
 std::vector<int64_t> EvenOrder(int64_t n) {
   constexpr double kGolden = 0.6180339887498949;
   std::vector<std::pair<double, size_t>> points;  // fraction of i times the golden ratio, and i

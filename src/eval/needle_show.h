@@ -75,8 +75,8 @@ bool BeginsAnswer(const NeedleCase& planted, std::string_view text);
 // Words of a text: runs of bytes that are no spaces.
 int64_t CountWords(std::string_view text);
 
-// `text` in lines of at most `width` columns, each after two spaces. Of more than `most` lines only the first ones
-// stay, or with `from_end` the last ones. Line ends count as spaces.
+// `text` in lines of at most `width` columns, each after two spaces. At most `most` lines: the first ones, or with
+// `from_end` the last ones. Line ends count as spaces.
 std::string Wrapped(std::string_view text, size_t width, size_t most, bool from_end);
 
 }  // namespace infinigen
