@@ -28,7 +28,7 @@ constexpr size_t kChecksumBytes = 8;
 constexpr size_t kMaxNameBytes = 255;
 // Far beyond any model; they keep every product below within 64 bits.
 constexpr uint64_t kMaxPositions = uint64_t{1} << 40;
-constexpr uint32_t kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 512;
+constexpr uint32_t kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxFileHeadDim = 512;
 
 struct Header {
   uint32_t version = kSkewVersion;
@@ -64,7 +64,7 @@ Status CheckSizes(const Header& header, uint64_t file_bytes, const std::string& 
   };
   RETURN_IF_ERROR(check("layers", header.layers, kMaxLayers));
   RETURN_IF_ERROR(check("kv_heads", header.kv_heads, kMaxKvHeads));
-  RETURN_IF_ERROR(check("head_dim", header.head_dim, kMaxHeadDim));
+  RETURN_IF_ERROR(check("head_dim", header.head_dim, kMaxFileHeadDim));
   if (header.name_bytes > kMaxNameBytes)
     return Invalid("{}: header: the text's name has {} bytes, at most {} are accepted", path, header.name_bytes,
                    kMaxNameBytes);

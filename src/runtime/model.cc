@@ -1,5 +1,6 @@
 #include "runtime/model.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -32,6 +33,14 @@ bool IsDirectory(const std::filesystem::path& path) {
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+// The file that this code was loaded from: the program, or libinfinigen.so. Empty when that cannot be told.
+std::string PathOfThisCode() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&PathOfThisCode), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;  // leaves the path empty
+  return std::filesystem::canonical(info.dli_fname, error).string();
 }
 
 bool EndsWith(std::string_view text, std::string_view end) {
@@ -76,9 +85,14 @@ Result<std::string> FindBuiltIn(const std::vector<std::string>& places) {
 
 Result<std::string> FindModel(const std::string& name) {
   if (name.empty()) {
+    const std::string data_home = Environment("XDG_DATA_HOME"), home = Environment("HOME");
     std::error_code error;  // leaves the path empty
     const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
-    return FindBuiltIn(BuiltInPlaces(binary.string(), Environment("XDG_DATA_HOME"), Environment("HOME")));
+    std::vector<std::string> places = BuiltInPlaces(binary.string(), data_home, home);
+    // Inside a shared library, the model lies beside that and not beside the program.
+    const std::vector<std::string> beside = BuiltInPlaces(PathOfThisCode(), data_home, home);
+    places.insert(places.begin(), beside.begin(), beside.end());
+    return FindBuiltIn(places);
   }
   struct stat info {};
   if (::stat(name.c_str(), &info) != 0)

@@ -104,6 +104,13 @@ std::vector<Case> Cases() {
           {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
 }
 
+template <class Keep>
+std::vector<Case> Cases(Keep keep) {
+  std::vector<Case> cases = Cases();
+  std::erase_if(cases, [&](const Case& c) { return !keep(c.method); });
+  return cases;
+}
+
 class RemotePool : public testing::TestWithParam<Case> {
  protected:
   ExecutorOptions Options(int64_t batch) const {
@@ -129,6 +136,9 @@ class RemotePool : public testing::TestWithParam<Case> {
 
   RandomModelWithBases model{Llama(), 8, 5};
 };
+// Evicted rows cannot be built on, nor shared.
+class RetainingRemotePool : public RemotePool {};
+class SelectingRemotePool : public RemotePool {};
 
 // Prompts within one extent and over several, the last of which is not full.
 TEST_P(RemotePool, PromptAndSteps) {
@@ -234,8 +244,7 @@ TEST_P(RemotePool, TwoPromptsAtOnce) {
 }
 
 // Rows that are there already are brought to the stage before new ones follow them.
-TEST_P(RemotePool, PromptAfterPrompt) {
-  if (GetParam().method.evicts()) return;  // what was evicted cannot be built on
+TEST_P(RetainingRemotePool, PromptAfterPrompt) {
   const std::vector<int32_t> ids = model.Ids(420, 6);
   const auto run = [&](Executor& executor) {
     const SeqSlot slot = executor.Admit(420).value();
@@ -259,8 +268,7 @@ TEST_P(RemotePool, PromptAfterPrompt) {
 
 // One sequence grows, and shares its beginning with another while what it wrote may still be on its way home; then it
 // leaves, and the other one goes on. Both say what they say alone.
-TEST_P(RemotePool, GrowingAndSharing) {
-  if (GetParam().method.evicts()) return;
+TEST_P(RetainingRemotePool, GrowingAndSharing) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 510;
   const std::vector<int32_t> a_ids = model.Ids(prompt + 12, 21);
   std::vector<int32_t> b_ids = model.Ids(300 + 12, 22);
@@ -377,9 +385,8 @@ TEST_P(RemotePool, StatsOfASequence) {
 }
 
 // There are places for the method's cap; whoever may have more reads the pool, and its neighbours go on as they would.
-TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
+TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
   KvMethod method = GetParam().method;
-  if (method.select == &kSelectAll || method.evicts()) return;
   method.largest_cap = 1;
   SelectRule everything = method.rule;
   everything.alpha = kInfinity;
@@ -428,8 +435,14 @@ TEST_P(RemotePool, ASequenceMayHaveMoreThanTheCap) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()),
-                         [](const auto& test) { return test.param.name; });
+constexpr auto kCaseName = [](const auto& test) { return test.param.name; };
+INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Methods, RetainingRemotePool,
+                         testing::ValuesIn(Cases([](const KvMethod& method) { return !method.evicts(); })), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([](const KvMethod& method) {
+                           return method.selects() && !method.evicts();
+                         })),
+                         kCaseName);
 
 TEST(Streamed, AsManyAsAskedForAndSpread) {
   for (const int64_t layers : {1, 2, 7, 40}) {

@@ -1,0 +1,171 @@
+/* InfiniGen as a C ABI: the C++ API (infinigen.h) behind opaque handles, for C and for the foreign-function interfaces
+ * of other languages. No exception crosses it.
+ *
+ * Every function that can fail returns an infinigen_status; infinigen_last_error() then has the sentence that says why,
+ * for the calling thread, until its next call. Strings are UTF-8. Handles are freed by their _free function, which
+ * takes NULL too; a model may be freed while engines use it, an engine while streams are open (they end as cancelled).
+ *
+ * Structs that the library fills begin with their own size, set by the caller (`.size = sizeof(s)`): a later version of
+ * the library adds members at the end and fills only those that the caller has. Functions are only ever added;
+ * INFINIGEN_ABI_VERSION changes when one is not.
+ *
+ * Output buffers: pass the room there is; *length receives what there would be to write, at most the room is written,
+ * and nothing is an error. So a first call with NULL and 0 asks for the size.
+ */
+#ifndef INFINIGEN_INFINIGEN_C_H
+#define INFINIGEN_INFINIGEN_C_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define INFINIGEN_ABI_VERSION 1
+#define INFINIGEN_C_API __attribute__((visibility("default")))
+
+typedef enum infinigen_status {
+  INFINIGEN_OK = 0,
+  INFINIGEN_INVALID = 1,     /* the input is malformed or contradicts itself */
+  INFINIGEN_UNSUPPORTED = 2, /* well formed, but this build does not do it */
+  INFINIGEN_IO = 3,          /* the operating system refused */
+  INFINIGEN_EXHAUSTED = 4,   /* memory, pool or queue limit */
+  INFINIGEN_INTERNAL = 5     /* a failure of the library or of the machine */
+} infinigen_status;
+
+typedef struct infinigen_model infinigen_model;
+typedef struct infinigen_options infinigen_options;
+typedef struct infinigen_engine infinigen_engine;
+typedef struct infinigen_request infinigen_request;
+typedef struct infinigen_stream infinigen_stream;
+
+INFINIGEN_C_API int infinigen_abi_version(void);
+INFINIGEN_C_API const char* infinigen_version(void); /* "0.1.0" */
+INFINIGEN_C_API const char* infinigen_last_error(void);
+
+/* ---- models ---- */
+
+/* path NULL or "": the small model that comes with InfiniGen. */
+INFINIGEN_C_API infinigen_status infinigen_model_open(const char* path, infinigen_model** model);
+INFINIGEN_C_API void infinigen_model_free(infinigen_model* model);
+
+typedef struct infinigen_model_info {
+  size_t size;
+  int64_t parameters, layers, vocabulary, context;
+  bool has_tokenizer, can_chat;
+  const char* name; /* these three live as long as the model */
+  const char* architecture;
+  const char* type;
+} infinigen_model_info;
+INFINIGEN_C_API infinigen_status infinigen_model_get_info(const infinigen_model* model, infinigen_model_info* info);
+
+INFINIGEN_C_API infinigen_status infinigen_encode(const infinigen_model* model, const char* text, size_t bytes,
+                                                  bool add_special, int32_t* tokens, size_t room, size_t* length);
+INFINIGEN_C_API infinigen_status infinigen_decode(const infinigen_model* model, const int32_t* tokens, size_t count,
+                                                  char* text, size_t room, size_t* length);
+
+typedef struct infinigen_message {
+  const char* role; /* "system", "user", "assistant" */
+  const char* content;
+} infinigen_message;
+INFINIGEN_C_API infinigen_status infinigen_encode_chat(const infinigen_model* model, const infinigen_message* messages,
+                                                       size_t count, int32_t* tokens, size_t room, size_t* length);
+
+/* ---- options and plans ---- */
+
+INFINIGEN_C_API infinigen_status infinigen_options_new(infinigen_options** options);
+/* Names are those of the command line's flags without dashes in front: "kv", "kv-limit", "device", "ctx", ... */
+INFINIGEN_C_API infinigen_status infinigen_options_set(infinigen_options* options, const char* name, const char* value);
+INFINIGEN_C_API void infinigen_options_free(infinigen_options* options);
+
+typedef struct infinigen_plan {
+  size_t size;
+  bool fits;
+  int64_t context, batch, largest_context;
+  uint64_t weights_bytes, pool_bytes, sketch_bytes, hot_bytes, workspace_bytes, prefill_bytes;
+  uint64_t total_bytes, host_bytes, device_bytes, available_bytes;
+} infinigen_plan;
+/* `text` receives the plan in lines for people, with the reason where it does not fit. */
+INFINIGEN_C_API infinigen_status infinigen_make_plan(const infinigen_model* model, const infinigen_options* options,
+                                                     infinigen_plan* plan, char* text, size_t room, size_t* length);
+
+/* ---- engines ---- */
+
+/* Each may be NULL; called on the thread that starts the engine, with `context` as given. */
+typedef struct infinigen_callbacks {
+  size_t size;
+  void* context;
+  void (*on_warning)(void* context, const char* message);
+  void (*on_notice)(void* context, const char* message);
+  void (*on_progress)(void* context, int64_t done, int64_t total);
+  bool (*cancelled)(void* context);
+} infinigen_callbacks;
+
+/* options and callbacks may be NULL. */
+INFINIGEN_C_API infinigen_status infinigen_engine_start(const infinigen_model* model, const infinigen_options* options,
+                                                        const infinigen_callbacks* callbacks,
+                                                        infinigen_engine** engine);
+INFINIGEN_C_API void infinigen_engine_free(infinigen_engine* engine);
+
+typedef struct infinigen_kv_stats {
+  size_t size;
+  int64_t steps;
+  double selected_ratio, extra_ratio, attended_ratio;
+  double hit_ratio; /* negative where nothing is fetched */
+  uint64_t read_bytes, fetched_bytes, evicted;
+} infinigen_kv_stats;
+
+typedef struct infinigen_engine_stats {
+  size_t size;
+  int64_t running, waiting, prompt_tokens, reused_tokens, decode_tokens, preemptions;
+  uint64_t pool_bytes, pool_peak_bytes, prefix_bytes;
+} infinigen_engine_stats;
+/* Either may be NULL. */
+INFINIGEN_C_API infinigen_status infinigen_engine_get_stats(const infinigen_engine* engine,
+                                                            infinigen_engine_stats* stats, infinigen_kv_stats* kv);
+
+/* ---- requests ---- */
+
+INFINIGEN_C_API infinigen_status infinigen_request_new(infinigen_request** request);
+INFINIGEN_C_API infinigen_status infinigen_request_set_prompt(infinigen_request* request, const char* text,
+                                                              size_t bytes);
+INFINIGEN_C_API infinigen_status infinigen_request_set_tokens(infinigen_request* request, const int32_t* tokens,
+                                                              size_t count);
+/* "max-tokens", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
+ * "frequency-penalty", "seed", "stop" (repeatable), "ignore-eos", "kv-full", "kv-alpha", "kv-cap". */
+INFINIGEN_C_API infinigen_status infinigen_request_set(infinigen_request* request, const char* name, const char* value);
+INFINIGEN_C_API void infinigen_request_free(infinigen_request* request);
+
+/* The request is copied. */
+INFINIGEN_C_API infinigen_status infinigen_submit(infinigen_engine* engine, const infinigen_request* request,
+                                                  infinigen_stream** stream);
+
+/* Waits for more text, which lives until the next call for this stream. At the end *text is NULL. One thread at a time.
+ */
+INFINIGEN_C_API infinigen_status infinigen_stream_next(infinigen_stream* stream, const char** text, size_t* bytes);
+/* Any thread. */
+INFINIGEN_C_API infinigen_status infinigen_stream_cancel(infinigen_stream* stream);
+
+typedef struct infinigen_outcome {
+  size_t size;
+  int64_t prompt_tokens, cached_tokens;
+  double queue_s, prefill_s, decode_s;
+  const char* finish_reason; /* "stop", "length" or "cancelled"; the pointers live as long as the stream */
+  const char* text;
+  size_t text_bytes;
+  const int32_t* tokens;
+  size_t token_count;
+} infinigen_outcome;
+/* Waits for the end. Either may be NULL. */
+INFINIGEN_C_API infinigen_status infinigen_stream_wait(infinigen_stream* stream, infinigen_outcome* outcome,
+                                                       infinigen_kv_stats* kv);
+/* Cancels what still runs. */
+INFINIGEN_C_API void infinigen_stream_free(infinigen_stream* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

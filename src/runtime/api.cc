@@ -1,0 +1,398 @@
+// The public C++ API (include/infinigen/infinigen.h) over runtime. Here Results become exceptions, and requests, whose
+// callbacks run on the engine's thread, become streams that any thread can read.
+#include <infinigen/infinigen.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "runtime/describe.h"
+#include "runtime/engine_thread.h"
+#include "runtime/launch.h"
+#include "runtime/model.h"
+#include "runtime/plan.h"
+#include "runtime/run_options.h"
+#include "runtime/text.h"
+
+namespace infinigen::v1 {
+namespace {
+
+// Tokens that go through a layer in one turn: short prompts get going together, and no stream waits for more.
+constexpr int64_t kTurnPrefillTokens = 256;
+// The shortest context that an engine starts with where memory does not hold what the model was made for.
+constexpr int64_t kLeastContext = 256;
+
+[[noreturn]] void Throw(const infinigen::Error& error) {
+  throw Error(static_cast<ErrorKind>(error.kind), error.message);
+}
+static_assert(static_cast<int>(ErrorKind::kExhausted) == static_cast<int>(infinigen::ErrorKind::kExhausted));
+
+template <class T>
+T Take(Result<T> result) {
+  if (!result.ok()) Throw(result.error());
+  return std::move(result).value();
+}
+void Take(const Status& status) {
+  if (!status.ok()) Throw(status.error());
+}
+
+infinigen::Callbacks Inner(const Callbacks& outer) {
+  infinigen::Callbacks inner{.on_warning = outer.on_warning, .on_notice = outer.on_notice};
+  if (outer.on_progress)
+    inner.on_progress = [show = outer.on_progress](const WorkProgress& progress) {
+      show(progress.done, progress.total);
+    };
+  inner.cancelled = outer.cancelled;
+  return inner;
+}
+
+KvStatistics StatisticsOf(const KvStats& stats) {
+  const LayerKvStats selecting = stats.Selecting(), all = stats.All();
+  KvStatistics result{.steps = stats.steps,
+                      .selected_ratio = selecting.selected_ratio(),
+                      .extra_ratio = selecting.extra_ratio(),
+                      .attended_ratio = all.attended_ratio(),
+                      .read_bytes = stats.read_bytes,
+                      .fetched_bytes = stats.fetched_bytes,
+                      .evicted = stats.evicted};
+  if (stats.fetches) result.hit_ratio = stats.hit_ratio();
+  return result;
+}
+
+SamplingOptions SamplingOf(const Sampling& sampling) {
+  return {.temperature = sampling.temperature,
+          .top_k = sampling.top_k,
+          .top_p = sampling.top_p,
+          .min_p = sampling.min_p,
+          .repeat_penalty = sampling.repeat_penalty,
+          .repeat_window = sampling.repeat_window,
+          .presence_penalty = sampling.presence_penalty,
+          .frequency_penalty = sampling.frequency_penalty,
+          .seed = sampling.seed ? *sampling.seed : std::random_device()()};
+}
+
+void CheckSampling(const Sampling& s) {
+  const auto refuse = [](const char* what) { Throw(Invalid("sampling: {}", what)); };
+  if (!(s.temperature >= 0 && s.temperature <= 1000)) refuse("the temperature is not between 0 and 1000");
+  if (s.top_k < 0) refuse("top_k is negative");
+  if (!(s.top_p > 0 && s.top_p <= 1)) refuse("top_p is not above 0 and at most 1");
+  if (!(s.min_p >= 0 && s.min_p <= 1)) refuse("min_p is not between 0 and 1");
+  if (!(s.repeat_penalty > 0 && s.repeat_penalty <= 1000)) refuse("the repeat penalty is not above 0 and at most 1000");
+  if (s.repeat_window < 0) refuse("the repeat window is negative");
+  for (const float penalty : {s.presence_penalty, s.frequency_penalty})
+    if (!(penalty >= -1000 && penalty <= 1000)) refuse("a penalty is not between -1000 and 1000");
+}
+
+Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
+  const MemoryPlan& parts = plan.parts;
+  return {.fits = plan.refusal.empty(),
+          .refusal = plan.refusal,
+          .text = DescribePlan(config, plan),
+          .context = plan.options.max_tokens,
+          .batch = plan.options.max_batch,
+          .largest_context = plan.largest_context,
+          .weights_bytes = parts.weights_bytes,
+          .pool_bytes = parts.pool_bytes,
+          .sketch_bytes = parts.sketch_bytes,
+          .hot_bytes = parts.hot_bytes,
+          .workspace_bytes = parts.workspace_bytes,
+          .prefill_bytes = parts.prefill_bytes,
+          .total_bytes = parts.total_bytes() + plan.extra_prefix_bytes(),
+          .host_bytes = parts.host_bytes(),
+          .device_bytes = parts.device_bytes(),
+          .available_bytes = plan.available_bytes};
+}
+
+RunPlan PlanFor(const infinigen::Model& model, const RunOptions& options) {
+  Take(CheckKvRequest(options.kv));
+  const RunRequest request{.device = Take(ChooseDevice(options.device)),
+                           .kv = options.kv,
+                           .max_tokens = Take(ChooseContext(model.config, options.context)),
+                           .least_tokens = options.context > 0 ? 0 : kLeastContext,
+                           .batch = options.batch};
+  return Take(PlanServer(model, request));
+}
+
+}  // namespace
+
+const char* Version() { return INFINIGEN_VERSION; }
+
+Error::~Error() = default;
+
+// ---- Model ----
+
+struct Model::Impl {
+  std::unique_ptr<infinigen::Model> model;
+  std::optional<ChatPrompt> chat;
+  std::string chat_refusal;
+
+  const Tokenizer& tokenizer() const {
+    if (model->tokenizer == nullptr) Throw(Invalid("{} has no tokenizer: prompts are token ids", model->config.name));
+    return *model->tokenizer;
+  }
+};
+
+Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+Model::Model(const Model&) = default;
+Model& Model::operator=(const Model&) = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+Model Model::Open(const std::string& path) {
+  auto impl = std::make_shared<Impl>();
+  impl->model = Take(OpenModel(Take(FindModel(path))));
+  if (impl->model->tokenizer == nullptr) {
+    impl->chat_refusal = fmt::format("{} has no tokenizer", impl->model->config.name);
+  } else if (Result<ChatPrompt> chat = ChatPrompt::Make(*impl->model->tokenizer); chat.ok()) {
+    impl->chat = std::move(*chat);
+  } else {
+    impl->chat_refusal = chat.error().message;
+  }
+  return Model(std::move(impl));
+}
+
+ModelInfo Model::info() const {
+  const ModelConfig& config = impl_->model->config;
+  return {.name = config.name,
+          .architecture = std::string(infinigen::Name(config.architecture)),
+          .type = std::string(infinigen::Name(impl_->model->dtype)),
+          .parameters = ParameterCount(config),
+          .layers = config.layers,
+          .vocabulary = config.vocab,
+          .context = config.max_positions};
+}
+
+bool Model::has_tokenizer() const { return impl_->model->tokenizer != nullptr; }
+
+std::vector<int32_t> Model::Encode(std::string_view text, bool add_special) const {
+  return Take(impl_->tokenizer().Encode(text, {.add_special = add_special}));
+}
+
+std::string Model::Decode(std::span<const int32_t> tokens) const {
+  return impl_->tokenizer().Decode(tokens, /*skip_special=*/false);
+}
+
+bool Model::can_chat() const { return impl_->chat.has_value(); }
+
+std::vector<int32_t> Model::EncodeChat(const std::vector<ChatMessage>& messages) const {
+  if (!impl_->chat) Throw(Unsupported("this model cannot chat: {}", impl_->chat_refusal));
+  std::vector<infinigen::ChatMessage> inner;
+  for (const ChatMessage& message : messages) inner.push_back({message.role, message.content});
+  return Take(impl_->chat->Encode(inner));
+}
+
+// ---- Options and Plan ----
+
+struct Options::Impl {
+  RunOptions values;
+};
+
+Options::Options() : impl_(std::make_unique<Impl>()) {}
+Options::~Options() = default;
+Options::Options(const Options& other) : impl_(std::make_unique<Impl>(*other.impl_)) {}
+Options& Options::operator=(const Options& other) {
+  *impl_ = *other.impl_;
+  return *this;
+}
+Options::Options(Options&&) noexcept = default;
+Options& Options::operator=(Options&&) noexcept = default;
+
+Options& Options::Set(std::string_view name, std::string_view value) {
+  Take(impl_->values.Set(name, std::string(value)));
+  return *this;
+}
+
+std::vector<Options::Description> Options::Describe() {
+  std::vector<Description> described;
+  for (OptionHelp& help : RunOptionHelp())
+    described.push_back({std::move(help.name), std::move(help.value), std::move(help.help)});
+  return described;
+}
+
+struct PlanAccess {
+  static Plan Make(const Model& model, const Options& options) {
+    const infinigen::Model& inner = *model.impl_->model;
+    return PlanOf(inner.config, PlanFor(inner, options.impl_->values));
+  }
+};
+
+Plan MakePlan(const Model& model, const Options& options) { return PlanAccess::Make(model, options); }
+
+// ---- Engine and Stream ----
+
+// What a running engine is made of, in the order in which it is made; streams hold it weakly.
+struct EngineCore {
+  std::shared_ptr<const void> model;  // keeps the weights that the executor reads
+  std::unique_ptr<Executor> executor;
+  infinigen::Engine engine;
+  EngineThread thread;  // last: it uses the others
+
+  EngineCore(std::shared_ptr<const void> model_, std::unique_ptr<Executor> executor_,
+             const infinigen::EngineOptions& options)
+      : model(std::move(model_)), executor(std::move(executor_)), engine(*executor, options), thread(engine, [] {}) {}
+};
+
+struct Stream::Impl {
+  Impl(std::weak_ptr<EngineCore> core_, const Tokenizer* tokenizer, std::vector<std::string> stops)
+      : core(std::move(core_)), decoder(tokenizer, std::move(stops)) {}
+
+  // On the engine's thread.
+  bool OnToken(int32_t token) {
+    Show(decoder.Push(token));
+    return !decoder.stopped() && !cancelled;
+  }
+  void OnDone(const RequestResult& result) {
+    Show(decoder.Finish());
+    const std::lock_guard lock(mutex);
+    const bool cut = cancelled && result.reason == FinishReason::kStopped && !decoder.stopped();
+    outcome.tokens = result.tokens;
+    outcome.finish_reason = cut ? "cancelled" : std::string(infinigen::Name(result.reason));
+    outcome.cached_tokens = result.kept_tokens;
+    outcome.queue_s = result.queue_s;
+    outcome.prefill_s = result.prefill_s;
+    outcome.decode_s = result.decode_s;
+    outcome.kv = StatisticsOf(result.kv);
+    if (result.reason == FinishReason::kError) error = result.error;
+    done = true;
+    changed.notify_all();
+  }
+  void Show(std::string text) {
+    if (text.empty()) return;
+    const std::lock_guard lock(mutex);
+    outcome.text += text;
+    pieces.push_back(std::move(text));
+    changed.notify_all();
+  }
+
+  // On any thread.
+  void Cancel() {
+    cancelled = true;
+    const std::shared_ptr<EngineCore> alive = core.lock();
+    if (alive != nullptr) alive->thread.Post([id = id](infinigen::Engine& engine) { engine.Cancel(id); });
+  }
+  void ThrowIfFailed() const {
+    if (!error.empty()) throw Error(ErrorKind::kInvalid, error);
+  }
+
+  const std::weak_ptr<EngineCore> core;
+  RequestId id;  // fixed when Submit returns
+  TextStream decoder;
+  std::atomic<bool> cancelled{false};
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::string> pieces;  // not yet read
+  Outcome outcome;
+  std::string error;
+  bool done = false;
+};
+
+Stream::Stream(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Stream::~Stream() {
+  if (impl_ != nullptr) impl_->Cancel();
+}
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+
+std::optional<std::string> Stream::Next() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait(lock, [this] { return impl_->done || !impl_->pieces.empty(); });
+  if (!impl_->pieces.empty()) {
+    std::string text = std::move(impl_->pieces.front());
+    impl_->pieces.pop_front();
+    return text;
+  }
+  impl_->ThrowIfFailed();
+  return std::nullopt;
+}
+
+void Stream::Cancel() { impl_->Cancel(); }
+
+Outcome Stream::Wait() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait(lock, [this] { return impl_->done; });
+  impl_->ThrowIfFailed();
+  return impl_->outcome;
+}
+
+struct Engine::Impl {
+  std::shared_ptr<const Model::Impl> model;
+  Plan plan;
+  std::shared_ptr<EngineCore> core;
+
+  // Runs `task` on the engine's thread and waits for its result.
+  template <class F>
+  auto Ask(F task) const {
+    std::promise<decltype(task(core->engine))> promise;
+    core->thread.Post([&](infinigen::Engine& engine) { promise.set_value(task(engine)); });
+    return promise.get_future().get();
+  }
+};
+
+Engine::Engine(const Model& model, const Options& options, const Callbacks& callbacks)
+    : impl_(std::make_unique<Impl>()) {
+  const RunOptions& values = options.impl_->values;
+  const infinigen::Model& inner = *model.impl_->model;
+  const RunPlan plan = PlanFor(inner, values);
+  impl_->model = model.impl_;
+  impl_->plan = PlanOf(inner.config, plan);
+  std::unique_ptr<Executor> executor = Take(Launch(inner, plan, Inner(callbacks)));
+  impl_->core = std::make_shared<EngineCore>(model.impl_, std::move(executor),
+                                             infinigen::EngineOptions{.grows = true,
+                                                                      .reuses_prefixes = true,
+                                                                      .prefix_limit_bytes = plan.prefix_bytes,
+                                                                      .max_waiting = values.queue,
+                                                                      .turn_prefill_tokens = kTurnPrefillTokens});
+}
+Engine::~Engine() = default;
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+
+const Plan& Engine::plan() const { return impl_->plan; }
+
+Stream Engine::Submit(const Request& request) {
+  CheckSampling(request.sampling);
+  if (request.max_tokens < 0) Throw(Invalid("max_tokens is {}, it must not be negative", request.max_tokens));
+  const Tokenizer* const tokenizer = impl_->model->model->tokenizer.get();
+  if (tokenizer == nullptr && !request.stop.empty())
+    Throw(Invalid("the model has no tokenizer, so there is no text to look for stop strings in"));
+  auto stream = std::make_shared<Stream::Impl>(impl_->core, tokenizer, request.stop);
+  infinigen::Request inner{.prompt = request.tokens,
+                           .max_new_tokens = request.max_tokens,
+                           .sampling = SamplingOf(request.sampling),
+                           .kv = {.full = request.kv_full, .alpha = request.kv_alpha, .cap = request.kv_cap},
+                           .ignore_eos = request.ignore_eos};
+  if (inner.prompt.empty()) inner.prompt = Take(impl_->model->tokenizer().Encode(request.prompt));
+  stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
+  inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
+  inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
+  stream->id = Take(impl_->Ask([&](infinigen::Engine& engine) { return engine.Submit(std::move(inner)); }));
+  return Stream(std::move(stream));
+}
+
+EngineStatistics Engine::statistics() const {
+  return impl_->Ask([](infinigen::Engine& engine) {
+    const EngineStats& stats = engine.stats();
+    Instruments& instruments = engine.executor().instruments();
+    return EngineStatistics{.running = stats.running,
+                            .waiting = stats.waiting,
+                            .prompt_tokens = stats.prompt_tokens,
+                            .reused_tokens = stats.reused_tokens,
+                            .decode_tokens = stats.decode_tokens,
+                            .preemptions = stats.preemptions,
+                            .pool_bytes = instruments.pool_bytes(),
+                            .pool_peak_bytes = instruments.pool_peak_bytes(),
+                            .prefix_bytes = stats.prefix_bytes,
+                            .kv = StatisticsOf(instruments.Stats())};
+  });
+}
+
+}  // namespace infinigen::v1
