@@ -65,7 +65,7 @@ Layout LayOut(const Heatmap& map) {
 }
 
 // As XML text: foreign names may hold any bytes.
-std::string Escaped(std::string_view text) {
+std::string XmlText(std::string_view text) {
   std::string escaped;
   for (const char c : OneLine(ReplaceInvalidUtf8(text))) {
     if (c == '&')
@@ -89,9 +89,9 @@ class Svg {
   }
   void Text(size_t x, size_t y, std::string_view style, std::string_view text) {
     const std::string attribute = style.empty() ? "" : fmt::format(" class=\"{}\"", style);
-    body_ += fmt::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", x, y, attribute, Escaped(text));
+    body_ += fmt::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", x, y, attribute, XmlText(text));
   }
-  void BeginGroup(std::string_view title) { body_ += fmt::format("<g><title>{}</title>\n", Escaped(title)); }
+  void BeginGroup(std::string_view title) { body_ += fmt::format("<g><title>{}</title>\n", XmlText(title)); }
   void EndGroup() { body_ += "</g>\n"; }
 
   std::string File(size_t width, size_t height) const {
