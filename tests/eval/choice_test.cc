@@ -217,7 +217,8 @@ TEST(EvalChoice, AgreesWithTransformersOnTheShippedModel) {
 
 // Token ids on random models; in bulk and by steps, in batches of any size, the same bits.
 TEST(EvalChoice, AgreesWithTransformersOnRandomModels) {
-  for (const nlohmann::json& entry : Golden()["models"]) {
+  const nlohmann::json golden = Golden();
+  for (const nlohmann::json& entry : golden["models"]) {
     const std::string directory = INFINIGEN_TEST_DATA "/golden/models/" + entry["model"].get<std::string>();
     const auto model =
         LoadModel(directory, {.threads = 2, .max_tokens = 128, .max_batch = 3, .kv_type = StoreType::kF32});
