@@ -216,7 +216,7 @@ void Beside(CudaBackend& backend, const Setting& s, int64_t n, int64_t k) {
       x(backend, static_cast<size_t>(s.batch * k)), y(backend, static_cast<size_t>(s.batch * n));
   CUDA_CHECK(cudaMemset(weights.get(), 0, static_cast<size_t>(n * k) * 2));
   CUDA_CHECK(cudaMemset(x.get(), 0, static_cast<size_t>(s.batch * k) * 2));
-  const Projection projection{.weight = {reinterpret_cast<const std::byte*>(weights.get()), DType::kBF16, n, k},
+  const Projection projection{.weight = {reinterpret_cast<const std::byte*>(weights.get()), WeightType::kBF16, n, k},
                               .bias = {},
                               .out = {reinterpret_cast<std::byte*>(y.get()), DType::kBF16, s.batch, n, n}};
   const Tensor input{reinterpret_cast<std::byte*>(x.get()), DType::kBF16, s.batch, k, k};

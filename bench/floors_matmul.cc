@@ -67,7 +67,7 @@ class Model {
     const int64_t k = matrices[0].k;
     float* target = out();
     for (const Matrix& matrix : matrices) {
-      projections[count].weight = {weights_.data() + offset * 2, DType::kBF16, matrix.n, k};
+      projections[count].weight = {weights_.data() + offset * 2, WeightType::kBF16, matrix.n, k};
       projections[count].out = {reinterpret_cast<std::byte*>(target), DType::kF32, m, matrix.n, matrix.n};
       offset += matrix.n * k;
       target += m * matrix.n;

@@ -32,6 +32,7 @@
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
+#include "tensor/weight_view.h"
 
 namespace infinigen {
 
@@ -76,9 +77,9 @@ enum class Epilogue : uint8_t { kStore, kAdd /* out += */, kRelu };
 // out = epilogue(x · weightᵀ + bias). Several projections of one x are given together, so that x is read once and the
 // team of threads is started once.
 struct Projection {
-  ConstTensor weight;  // [n][k], any stored type
-  ConstTensor bias;    // [1][n] f32, or null
-  Tensor out;          // [m][n] activation type, or f32
+  WeightView weight;  // [n][k], a stored type that CheckWeight accepts
+  ConstTensor bias;   // [1][n] f32, or null
+  Tensor out;         // [m][n] activation type, or f32
   Epilogue epilogue = Epilogue::kStore;
 };
 
@@ -115,32 +116,37 @@ struct TokenRun {
   int64_t count = 0;
 };
 
-// scale is 1/√head_dim; queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query head h
-// reads KV head h / (heads / kv_heads)).
+// A score is query · key · scale. Queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query
+// head h reads KV head h / (heads / kv_heads)).
 struct AttentionShape {
   int64_t heads = 0;
   float scale = 1.0f;
 };
 
 template <class B>
-concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, TokenBatch batch, TokenRun run,
-                           LayerEntries entries, AttentionShape shape, std::span<const Projection> projections,
-                           LayerSketches sketches, SketchBasis basis, SelectCall call, Selection selection,
-                           LayerPageBounds bounds, MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot,
-                           int32_t* places, const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
-                           std::span<const ByteMove> moves, FetchClock* clock) {
+concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
+                           TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
+                           std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
+                           SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
+                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* places, const void* host_in,
+                           void* host_out, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
+                           FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
-  // Memory. compute_memory: activations, tables. pool_memory: where the pool's slabs come from. Place: a weight tensor
-  // in host memory → where the operations can read it; the host memory must outlive the backend.
+  // Memory. compute_memory: activations, tables. pool_memory: where the pool's slabs come from.
   { b.compute_memory() } -> std::same_as<Allocator&>;
   { b.pool_memory() } -> std::same_as<Allocator&>;
   // Memory of the host that Move reads and writes at the speed of the link.
   { b.host_memory() } -> std::same_as<Allocator&>;
   // The pool is not compute memory: operations reach its entries, but over a link. Whole layers are better moved.
   { b.pool_is_remote() } -> std::same_as<bool>;
+  // A weight matrix, or an f32 parameter vector, in host memory → where the operations can read it. The host memory
+  // must outlive the backend. A matrix of a type that CheckWeight refuses is refused.
+  { b.Place(w) } -> std::same_as<Result<WeightView>>;
   { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
+  // kUnsupported, by name, where the backend cannot multiply by weights of a stored type.
+  { b.CheckWeight(stored) } -> std::same_as<Status>;
   // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
   // allocates: b.Reserve(tokens, batch, heads, kv_heads, head_dim).
   { b.Reserve(n, n, n, n, n) } -> std::same_as<Status>;
@@ -167,9 +173,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.CountWaits(queue, clock, n) } -> std::same_as<void>;
 
   // out[i] = table[ids[i]], converted.                 table [vocab][hidden], out [count][hidden]
-  { b.Embed(queue, batch, c, t) } -> std::same_as<void>;
+  { b.Embed(queue, batch, w, t) } -> std::same_as<void>;
   // x[i] += table[position i + n].                     learned positions; OPT stores them from row 2 on
-  { b.AddPositions(queue, batch, c, n, t) } -> std::same_as<void>;
+  { b.AddPositions(queue, batch, w, n, t) } -> std::same_as<void>;
   // out = x / rms(x) · weight; out may be x.           x, out [m][hidden]; weight [1][hidden] f32
   { b.RmsNorm(queue, t, c, eps, t) } -> std::same_as<void>;
   // out = (x − mean) / σ · weight + bias; out may be x.

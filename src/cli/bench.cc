@@ -49,17 +49,6 @@ class RandomIds {
   uint64_t state_ = 1;
 };
 
-// Weights that a step reads whole. Of an embedding that is not also the output matrix, and of learned positions, a step
-// reads one row each.
-uint64_t WeightBytesPerStep(const Model& model) {
-  const auto bytes = [](const ConstTensor& matrix) {
-    return matrix ? static_cast<int64_t>(SizeOf(matrix.type)) * matrix.rows * matrix.cols : 0;
-  };
-  int64_t total = model.weights.TotalBytes() - bytes(model.weights.positions);
-  if (!model.config.tied_embeddings) total -= bytes(model.weights.embedding);
-  return static_cast<uint64_t>(total);
-}
-
 class Bench {
  public:
   // `synthetic`: entries are random numbers instead of the results of a prefill. `skipping`: steps leave something out
@@ -135,7 +124,7 @@ class Bench {
       const Clock::time_point start = Clock::now();
       executor_.Step(items, logits);
       timing.AddStep(Seconds(start), std::ssize(items));
-      bytes += WeightBytesPerStep(model_);
+      bytes += static_cast<uint64_t>(model_.weights.BytesPerStep());
       for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * before.sketch_row_bytes;
     }
     if (evicts) TakeZones(measurement, static_cast<int>(std::min<int64_t>(steps, kTimedSteps)));

@@ -27,8 +27,8 @@ struct StoredType {
 // By the name of the type, as the files spell it.
 std::map<std::string, StoredType> TypesOf(const Inspection& model) {
   std::map<std::string, StoredType> types;
-  for (const StoredFile& file : model.files)
-    for (const StoredTensor& tensor : file.tensors) {
+  for (const InspectedFile& file : model.files)
+    for (const InspectedTensor& tensor : file.tensors) {
       StoredType& type = types[tensor.dtype];
       ++type.tensors;
       type.bytes += tensor.bytes;
@@ -53,8 +53,9 @@ std::string_view ScalingName(RopeScaling scaling) {
 
 Json PositionsJson(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return {{"kind", "learned"}, {"offset", config.position_offset}};
-  const RopeConfig& rope = config.rope;
-  Json json = {{"kind", "rope"}, {"theta", rope.theta}, {"scaling", ScalingName(rope.scaling)}};
+  if (config.ropes.empty()) return {{"kind", "none"}};
+  const RopeConfig& rope = config.ropes.front();
+  Json json = {{"kind", "rope"}, {"theta", rope.base}, {"scaling", ScalingName(rope.scaling)}};
   if (rope.scaling != RopeScaling::kNone) json["factor"] = rope.factor;
   if (rope.scaling == RopeScaling::kLlama3) {
     json["low_freq_factor"] = rope.low_freq_factor;
@@ -82,10 +83,10 @@ Json TokenizerJson(const Inspection& model) {
           {"specials", CountSpecials(tokenizer)},   {"chat_template", !tokenizer.chat_template().empty()}};
 }
 
-Json TensorsJson(const std::vector<StoredFile>& files) {
+Json TensorsJson(const std::vector<InspectedFile>& files) {
   Json list = Json::array();
-  for (const StoredFile& file : files)
-    for (const StoredTensor& tensor : file.tensors)
+  for (const InspectedFile& file : files)
+    for (const InspectedTensor& tensor : file.tensors)
       list.push_back(
           {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
   return list;
@@ -97,7 +98,7 @@ Json InspectJson(const Inspection& model, bool tensors) {
   for (const auto& [name, type] : TypesOf(model)) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
   for (const StoreType type : kStoreTypes) kv[std::string(Name(type))] = KvBytesPerToken(config, type);
   Json json = {{"name", config.name},
-               {"arch", Name(config.architecture)},
+               {"arch", config.family_name()},
                {"params", ParameterCount(config)},
                {"layers", config.layers},
                {"hidden", config.hidden},
@@ -122,8 +123,9 @@ Json InspectJson(const Inspection& model, bool tensors) {
 
 std::string PositionsText(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) return "learned";
-  const RopeConfig& rope = config.rope;
-  std::string text = fmt::format("rope, theta {}", rope.theta);
+  if (config.ropes.empty()) return "none";
+  const RopeConfig& rope = config.ropes.front();
+  std::string text = fmt::format("rope, theta {}", rope.base);
   if (rope.scaling != RopeScaling::kNone)
     text += fmt::format(", {} scaling by {}", ScalingName(rope.scaling), rope.factor);
   if (rope.scaling == RopeScaling::kLlama3)
@@ -149,7 +151,7 @@ std::string InspectText(const Inspection& model, bool tensors) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{:<14}{}\n", name, OneLine(value));
   };
-  line("model", fmt::format("{} ({})", config.name, Name(config.architecture)));
+  line("model", fmt::format("{} ({})", config.name, config.family_name()));
   line("parameters",
        fmt::format("{:.1f} M ({})", static_cast<double>(ParameterCount(config)) / 1e6, ParameterCount(config)));
   line("layers", fmt::format("{}, hidden {}, ffn {}", config.layers, config.hidden, config.ffn));
@@ -168,9 +170,9 @@ std::string InspectText(const Inspection& model, bool tensors) {
   line("KV per token", kv);
   line("tokenizer", TokenizerText(model));
   if (!tensors) return text;
-  for (const StoredFile& file : model.files) {
+  for (const InspectedFile& file : model.files) {
     text += fmt::format("\n{}\n", OneLine(file.path));
-    for (const StoredTensor& tensor : file.tensors)
+    for (const InspectedTensor& tensor : file.tensors)
       text += fmt::format("  {:<56} {:<5} {:<16} {}\n", OneLine(tensor.name), tensor.dtype,
                           fmt::format("[{}]", fmt::join(tensor.shape, ",")), FormatSize(tensor.bytes));
   }

@@ -7,9 +7,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
+#include <utility>
 
+#include "base/utf8.h"
 #include "cli/console.h"
+#include "json/fields.h"
+#include "json/tree.h"
 
 namespace infinigen {
 namespace {
@@ -18,52 +21,49 @@ constexpr size_t kMaxTextBytes = size_t{1} << 30;
 // A prompt costs about 100 bytes before its first character, so a file of empty ones is bounded by its count.
 constexpr size_t kMaxPrompts = 100'000;
 
-// Receives the events of one line and refuses the first that does not belong, so that neither depth nor size of foreign
-// JSON builds anything. nlohmann's parser keeps one bit for each level.
-class LineReader {
+// A prompt is one token. LineReader refuses the second level of nesting, so depth needs no limit here.
+constexpr JsonLimits kLineLimits = {.max_depth = SIZE_MAX, .max_token_bytes = SIZE_MAX};
+
+// Receives the events of one line and refuses the first that does not belong, so that foreign JSON builds nothing but
+// the prompt.
+class LineReader final : public JsonHandler {
  public:
-  using number_integer_t = nlohmann::json::number_integer_t;
-  using number_unsigned_t = nlohmann::json::number_unsigned_t;
-  using number_float_t = nlohmann::json::number_float_t;
-  using string_t = nlohmann::json::string_t;
-  using binary_t = nlohmann::json::binary_t;
+  // `where`: "path:line".
+  LineReader(std::string where, PromptSpec& prompt) : JsonHandler(std::move(where)), prompt_(prompt) {}
 
-  explicit LineReader(PromptSpec& prompt) : prompt_(prompt) {}
-
-  bool null() { return Refuse("null"); }
-  bool boolean(bool) { return Refuse("true or false"); }
-  bool number_float(number_float_t, const string_t& text) { return Refuse("the number " + text.substr(0, 32)); }
-  bool binary(binary_t&) { return Refuse("binary data"); }
-
-  bool number_integer(number_integer_t value) { return Number(value); }
-  bool number_unsigned(number_unsigned_t value) {
-    if (value > static_cast<number_unsigned_t>(INT64_MAX)) return Refuse("a number beyond 2^63");
-    return Number(static_cast<int64_t>(value));
+  bool Scalar(nlohmann::json value) override {
+    if (value.is_null()) return Refuse("null");
+    if (value.is_boolean()) return Refuse("true or false");
+    if (value.is_number_float()) return Refuse("the number " + Shown(value));
+    if (const std::optional<int64_t> number = WholeNumber(value)) return Number(*number);
+    return Refuse("a number beyond 2^63");
   }
 
-  bool string(string_t& text) {
-    if (place_ != Place::kTop && place_ != Place::kPrompt) return Refuse("text");
+  bool String(std::string& text) override {
+    if (place_ != Where::kTop && place_ != Where::kPrompt) return Refuse("text");
     prompt_.text = std::move(text);
     return Leave();
   }
 
-  bool start_array(std::size_t) {
-    if (place_ != Place::kTop && place_ != Place::kIds) return Refuse("a list");
-    place_ = Place::kList;
+  bool Open(bool object) override {
+    if (object) {
+      if (place_ != Where::kTop) return Refuse("an object");
+      in_object_ = true;
+      place_ = Where::kObject;
+      return true;
+    }
+    if (place_ != Where::kTop && place_ != Where::kIds) return Refuse("a list");
+    place_ = Where::kList;
     prompt_.has_ids = true;
     return true;
   }
-  bool end_array() { return Leave(); }
-
-  bool start_object(std::size_t) {
-    if (place_ != Place::kTop) return Refuse("an object");
-    in_object_ = true;
-    place_ = Place::kObject;
-    return true;
+  bool Close(bool object) override {
+    if (!object) return Leave();
+    return seen_[0] != seen_[1] || Say("an object needs either \"prompt\" or \"prompt_ids\"");
   }
-  bool key(string_t& name) {
+  bool Key(std::string& name) override {
     constexpr std::array<std::string_view, 4> kNames = {"prompt", "prompt_ids", "n", "seed"};
-    constexpr std::array<Place, 4> kPlaces = {Place::kPrompt, Place::kIds, Place::kN, Place::kSeed};
+    constexpr std::array<Where, 4> kPlaces = {Where::kPrompt, Where::kIds, Where::kN, Where::kSeed};
     for (size_t i = 0; i < kNames.size(); ++i) {
       if (name != kNames[i]) continue;
       if (seen_[i]) return Say(fmt::format("field '{}' is given twice", name));
@@ -71,34 +71,25 @@ class LineReader {
       place_ = kPlaces[i];
       return true;
     }
-    return Say(
-        fmt::format("unknown field '{}', known are prompt, prompt_ids, n and seed", OneLine(name.substr(0, 64))));
+    return Say(fmt::format("unknown field {}, known are prompt, prompt_ids, n and seed", Quoted(name, 64)));
   }
-  bool end_object() {
-    if (seen_[0] == seen_[1]) return Say("an object needs either \"prompt\" or \"prompt_ids\"");
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) {
-    return Say(fmt::format("no valid JSON at column {}", position));
-  }
-
-  const std::string& wrong() const { return wrong_; }
 
  private:
-  enum class Place { kTop, kObject, kPrompt, kIds, kN, kSeed, kList };
+  enum class Where { kTop, kObject, kPrompt, kIds, kN, kSeed, kList };
+
+  std::string Place() const override { return {}; }
 
   bool Number(int64_t value) {
     switch (place_) {
-      case Place::kList:
+      case Where::kList:
         if (value < 0 || value > INT32_MAX) return Refuse(fmt::format("the id {}", value));
         prompt_.ids.push_back(static_cast<int32_t>(value));
         return true;
-      case Place::kN:
+      case Where::kN:
         if (value < -1 || value > INT32_MAX) return Say(fmt::format("\"n\" is {}, expected -1 to 2^31-1", value));
         prompt_.n = value;
         return Leave();
-      case Place::kSeed:
+      case Where::kSeed:
         if (value < 0) return Say(fmt::format("\"seed\" is {}, it must not be negative", value));
         prompt_.seed = static_cast<uint64_t>(value);
         return Leave();
@@ -108,29 +99,34 @@ class LineReader {
   }
 
   bool Leave() {
-    place_ = in_object_ ? Place::kObject : Place::kTop;
+    place_ = in_object_ ? Where::kObject : Where::kTop;
     return true;
   }
 
   bool Refuse(const std::string& what) {
-    const char* expected = place_ == Place::kPrompt || place_ == Place::kTop ? "text"
-                           : place_ == Place::kIds                           ? "a list of token ids"
-                           : place_ == Place::kList                          ? "a token id"
+    const char* expected = place_ == Where::kPrompt || place_ == Where::kTop ? "text"
+                           : place_ == Where::kIds                           ? "a list of token ids"
+                           : place_ == Where::kList                          ? "a token id"
                                                                              : "a whole number";
-    const char* alternative = place_ == Place::kTop ? ", a list of token ids or an object" : "";
+    const char* alternative = place_ == Where::kTop ? ", a list of token ids or an object" : "";
     return Say(fmt::format("{} where {}{} is expected", what, expected, alternative));
   }
-  bool Say(std::string message) {
-    if (wrong_.empty()) wrong_ = std::move(message);
-    return false;
-  }
+  bool Say(const std::string& message) { return Fail(Invalid("{}: {}", path(), message)); }
 
   PromptSpec& prompt_;
-  Place place_ = Place::kTop;
+  Where place_ = Where::kTop;
   bool in_object_ = false;
   std::array<bool, 4> seen_{};  // prompt, prompt_ids, n, seed
-  std::string wrong_;
 };
+
+Status ParseLine(std::string_view line, const std::string& where, PromptSpec& prompt) {
+  LineReader reader(where, prompt);
+  const std::optional<JsonFault> fault = ScanJson(line, kLineLimits, reader);
+  if (reader.error()) return *reader.error();
+  if (fault) return Invalid("{}: no valid JSON at column {}", where, fault->byte + 1);
+  prompt.ids.shrink_to_fit();
+  return Ok();
+}
 
 Result<std::string> ReadDescriptor(int fd, const std::string& name) {
   std::string text;
@@ -153,21 +149,13 @@ Result<std::string> ReadDescriptor(int fd, const std::string& name) {
 
 Result<std::vector<PromptSpec>> ParsePromptLines(std::string_view text, const std::string& path) {
   std::vector<PromptSpec> prompts;
-  int64_t line_number = 0;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    ++line_number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  JsonLines lines(text);
+  while (const std::optional<JsonLines::Line> line = lines.Next()) {
     if (prompts.size() == kMaxPrompts)
-      return Invalid("{}:{}: more than {} prompts, split the file", path, line_number, kMaxPrompts);
+      return Invalid("{}:{}: more than {} prompts, split the file", path, line->number, kMaxPrompts);
     PromptSpec& prompt = prompts.emplace_back();
-    prompt.line = line_number;
-    LineReader reader(prompt);
-    if (!nlohmann::json::sax_parse(line.begin(), line.end(), &reader))
-      return Invalid("{}:{}: {}", path, line_number, reader.wrong());
-    prompt.ids.shrink_to_fit();
+    prompt.line = line->number;
+    RETURN_IF_ERROR(ParseLine(line->text, fmt::format("{}:{}", path, line->number), prompt));
   }
   if (prompts.empty()) return Invalid("{}: holds no prompt", path);
   return prompts;

@@ -1,4 +1,4 @@
-// Where prompts come from: a flag, a file, standard input, or a file of many (JSON lines). Text is not yet tokens here.
+// Reads prompts from a flag, a file, standard input, or a file of many (JSON lines), as text or token ids. One thread.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,14 @@ struct PromptSpec {
 };
 
 // One JSON value a line: "text", [1,2,3], {"prompt": "text"} or {"prompt_ids": [1,2,3]}; an object may also hold "n"
-// (as
-// --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path` is used in
-// messages only.
+// (as --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path` is used
+// in messages only.
 Result<std::vector<PromptSpec>> ParsePromptLines(std::string_view text, const std::string& path);
 
 // The whole of a file, a pipe, or standard input ("-"), as bytes.
 Result<std::string> ReadText(const std::string& path);
 
-// Which of the flags was used; at most one is not empty.
+// The flags that name a prompt; at most one is set.
 struct PromptFlags {
   std::optional<std::string> text;  // --prompt, may be the empty text
   std::string file;                 // --file
@@ -40,7 +39,7 @@ struct PromptFlags {
   bool any() const { return text || !file.empty() || !lines_file.empty() || has_ids; }
 };
 
-// Reads what the flags name; standard input when they name nothing.
+// Reads the prompts that the flags name; standard input when no flag is set.
 Result<std::vector<PromptSpec>> ReadPrompts(const PromptFlags& flags);
 
 }  // namespace infinigen

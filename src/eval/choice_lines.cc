@@ -8,174 +8,144 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "runtime/text.h"
+#include "base/utf8.h"
+#include "json/fields.h"
+#include "json/tree.h"
 
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::json;
 
-// Foreign JSON is built as a tree, which takes up to 50 times its bytes: a line's tree stays within 50 MiB.
+// A tree of JSON takes up to 50 times the bytes of its text, so that of a line stays within 50 MiB.
 constexpr size_t kMaxQuestionBytes = size_t{1} << 20;
 constexpr size_t kMaxQuestions = 200'000;
 constexpr size_t kMaxChoices = 64;
 
-struct Line {
-  std::string_view text;
-  int64_t number = 0;
-};
-
-// Takes the next line off `text`; blank ones are skipped. nullopt at the end.
-std::optional<Line> NextLine(std::string_view& text, int64_t& number) {
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    ++number;
-    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (line.find_first_not_of(" \t") != std::string_view::npos) return Line{line, number};
-  }
-  return std::nullopt;
-}
+using Line = JsonLines::Line;
 
 // ---- JSON lines ----
 
-// One question as JSON, with messages that say where it is.
-class Fields {
- public:
-  static Result<Fields> Parse(const Line& line, const std::string& path) {
-    Fields fields(path, line.number);
-    if (line.text.size() > kMaxQuestionBytes)
-      return fields.Wrong(fmt::format("a line of {} bytes, {} at most", line.text.size(), kMaxQuestionBytes));
-    try {
-      fields.json_ = Json::parse(line.text.begin(), line.text.end());
-    } catch (const Json::parse_error& error) {
-      return fields.Wrong(fmt::format("no valid JSON at column {}", error.byte));
-    } catch (const Json::exception&) {
-      return fields.Wrong("a number that JSON cannot hold");
-    }
-    if (!fields.json_.is_object()) return fields.Wrong("an object {...} is expected");
-    return fields;
+std::string WhereOf(const std::string& path, const Line& line) { return fmt::format("{}:{}", path, line.number); }
+
+Result<Json> ParseObject(const Line& line, const std::string& path) {
+  const std::string where = WhereOf(path, line);
+  if (line.text.size() > kMaxQuestionBytes)
+    return Invalid("{}: a line of {} bytes, {} at most", where, line.text.size(), kMaxQuestionBytes);
+  Json json;
+  if (const std::optional<JsonFault> fault = BuildJson(line.text, {}, &json)) {
+    if (fault->kind == JsonFault::Kind::kNumber) return Invalid("{}: a number that JSON cannot hold", where);
+    if (fault->kind == JsonFault::Kind::kTooDeep) return Invalid("{}: {}", where, fault->Message());
+    return Invalid("{}: no valid JSON at column {}", where, fault->byte + 1);
   }
+  if (!json.is_object()) return Invalid("{}: an object {{...}} is expected", where);
+  return json;
+}
 
-  bool Has(const char* name) const { return json_.contains(name); }
+FieldReader FieldsOf(const Json& object, const std::string& path, const Line& line) {
+  return FieldReader(object, WhereOf(path, line), "", FieldWording::kPlain);
+}
 
-  Result<std::string> Text(const char* name, bool may_be_empty = false) const {
-    const auto found = json_.find(name);
-    if (found == json_.end()) return Missing(name);
-    return TextOf(*found, name, may_be_empty);
+std::string TextOf(FieldReader& fields, const char* name, const Json& value, bool may_be_empty) {
+  if (!value.is_string()) return fields.Refuse(name, "must hold text"), "";
+  std::string text = value.get<std::string>();
+  if (!may_be_empty && Trimmed(text).empty()) fields.Refuse(name, "is empty");
+  return text;
+}
+
+std::string Text(FieldReader& fields, const char* name, bool may_be_empty = false) {
+  const Json* value = fields.Find(name);
+  if (value == nullptr) return fields.Refuse(name, "is missing"), "";
+  return TextOf(fields, name, *value, may_be_empty);
+}
+
+std::vector<std::string> Texts(FieldReader& fields, const char* name) {
+  std::vector<std::string> texts;
+  const Json* value = fields.Find(name);
+  if (value == nullptr) return fields.Refuse(name, "is missing"), texts;
+  if (!value->is_array() || value->size() < 2 || value->size() > kMaxChoices)
+    return fields.Refuse(name, fmt::format("must be a list of 2 to {} texts", kMaxChoices)), texts;
+  for (const Json& one : *value) texts.push_back(TextOf(fields, name, one, false));
+  return texts;
+}
+
+// A whole number, also where it is written as text ("2"); nullopt where there is no such field.
+std::optional<int64_t> Label(FieldReader& fields, const char* name) {
+  const Json* found = fields.Find(name);
+  if (found == nullptr) return std::nullopt;
+  int64_t value = -1;
+  bool whole = found->is_number_integer() && *found >= 0 && *found <= INT32_MAX;
+  if (whole) value = found->get<int64_t>();
+  if (found->is_string()) {
+    const std::string& text = found->get_ref<const std::string&>();
+    const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), value);
+    whole = wrong == std::errc() && end == text.data() + text.size() && value >= 0;
   }
+  if (!whole) return fields.Refuse(name, "must be the number of a choice"), std::nullopt;
+  return value;
+}
 
-  Result<std::vector<std::string>> Texts(const char* name) const {
-    const auto found = json_.find(name);
-    if (found == json_.end()) return Missing(name);
-    if (!found->is_array() || found->size() < 2 || found->size() > kMaxChoices)
-      return Wrong(fmt::format("field '{}' must be a list of 2 to {} texts", name, kMaxChoices));
-    std::vector<std::string> texts;
-    for (const Json& one : *found) {
-      ASSIGN_OR_RETURN(std::string text, TextOf(one, name, false));
-      texts.push_back(std::move(text));
-    }
-    return texts;
-  }
-
-  // A whole number, also where it is written as text ("2"); nullopt where there is no such field.
-  Result<std::optional<int64_t>> Label(const char* name) const {
-    const auto found = json_.find(name);
-    if (found == json_.end()) return std::optional<int64_t>();
-    int64_t value = -1;
-    bool whole = found->is_number_integer() && *found >= 0 && *found <= INT32_MAX;
-    if (whole) value = found->get<int64_t>();
-    if (found->is_string()) {
-      const std::string& text = found->get_ref<const std::string&>();
-      const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), value);
-      whole = wrong == std::errc() && end == text.data() + text.size() && value >= 0;
-    }
-    if (!whole) return Wrong(fmt::format("field '{}' must be the number of a choice", name));
-    return std::optional(value);
-  }
-
-  Error Wrong(std::string_view what) const { return Invalid("{}:{}: {}", path_, line_, what); }
-  Error Missing(const char* name) const { return Wrong(fmt::format("field '{}' is missing", name)); }
-
- private:
-  Fields(const std::string& path, int64_t line) : path_(path), line_(line) {}
-
-  Result<std::string> TextOf(const Json& value, const char* name, bool may_be_empty) const {
-    if (!value.is_string()) return Wrong(fmt::format("field '{}' must hold text", name));
-    const std::string& text = value.get_ref<const std::string&>();
-    if (!may_be_empty && Trimmed(text).empty()) return Wrong(fmt::format("field '{}' is empty", name));
-    return text;
-  }
-
-  std::string path_;
-  int64_t line_;
-  Json json_;
-};
-
-// What a format's line comes to: the question, and its answer as the line writes it.
+// A parsed line: the question, and its answer as the line writes it.
 struct Parsed {
   ChoiceItem item;
   std::optional<int64_t> label;
 };
 
+// The reader of each format records errors in `fields`; its result counts only when there is none.
+
 // "My body cast a shadow." with "cause": "My body cast a shadow because", "the sun was rising."
-Result<Parsed> ParseCopa(const Fields& fields) {
+Parsed ParseCopa(FieldReader& fields) {
   Parsed parsed;
-  ASSIGN_OR_RETURN(const std::string premise, fields.Text("premise"));
-  ASSIGN_OR_RETURN(const std::string asked, fields.Text("question"));
-  if (asked != "cause" && asked != "effect") return fields.Wrong("field 'question' must be cause or effect");
+  const std::string premise = Text(fields, "premise");
+  const std::string asked = Text(fields, "question");
+  if (asked != "cause" && asked != "effect") fields.Refuse("question", "must be cause or effect");
+  if (fields.problem()) return parsed;
   std::string_view start = Trimmed(premise);
   do {
     start.remove_suffix(1);  // the full stop, a character of one byte or more
   } while (ValidUtf8Prefix(start) != start.size());
   parsed.item.contexts = {std::string(start) + (asked == "cause" ? " because" : " therefore")};
   for (const char* name : {"choice1", "choice2"}) {
-    ASSIGN_OR_RETURN(std::string choice, fields.Text(name));
-    if (choice[0] >= 'A' && choice[0] <= 'Z') choice[0] = static_cast<char>(choice[0] - 'A' + 'a');
+    std::string choice = Text(fields, name);
+    if (!choice.empty() && choice[0] >= 'A' && choice[0] <= 'Z') choice[0] = static_cast<char>(choice[0] - 'A' + 'a');
     parsed.item.endings.push_back(std::move(choice));
   }
-  ASSIGN_OR_RETURN(parsed.label, fields.Label("label"));
+  parsed.label = Label(fields, "label");
   return parsed;
 }
 
-Result<Parsed> ParsePiqa(const Fields& fields) {
+Parsed ParsePiqa(FieldReader& fields) {
   Parsed parsed;
-  ASSIGN_OR_RETURN(const std::string goal, fields.Text("goal"));
-  parsed.item.contexts = {"Question: " + goal + "\nAnswer:"};
-  for (const char* name : {"sol1", "sol2"}) {
-    ASSIGN_OR_RETURN(std::string choice, fields.Text(name));
-    parsed.item.endings.push_back(std::move(choice));
-  }
-  ASSIGN_OR_RETURN(parsed.label, fields.Label("label"));
+  parsed.item.contexts = {"Question: " + Text(fields, "goal") + "\nAnswer:"};
+  for (const char* name : {"sol1", "sol2"}) parsed.item.endings.push_back(Text(fields, name));
+  parsed.label = Label(fields, "label");
   return parsed;
 }
 
 // Partial evaluation: each option in the place of the blank, and what follows the blank is scored.
-Result<Parsed> ParseWinoGrande(const Fields& fields) {
+Parsed ParseWinoGrande(FieldReader& fields) {
   Parsed parsed;
-  ASSIGN_OR_RETURN(const std::string sentence, fields.Text("sentence"));
+  const std::string sentence = Text(fields, "sentence");
   const size_t blank = sentence.find('_');
-  if (blank == std::string::npos) return fields.Wrong("field 'sentence' has no blank (_)");
+  if (blank == std::string::npos) return fields.Refuse("sentence", "has no blank (_)"), parsed;
   const std::string_view rest = Trimmed(std::string_view(sentence).substr(blank + 1));
-  if (rest.empty()) return fields.Wrong("nothing follows the blank (_), so there is nothing to score");
+  if (rest.empty())
+    fields.Fail(Invalid("{}: nothing follows the blank (_), so there is nothing to score", fields.where()));
   parsed.item.endings = {std::string(rest)};
-  for (const char* name : {"option1", "option2"}) {
-    ASSIGN_OR_RETURN(const std::string option, fields.Text(name));
-    parsed.item.contexts.push_back(sentence.substr(0, blank) + option);
-  }
-  ASSIGN_OR_RETURN(parsed.label, fields.Label("answer"));
+  for (const char* name : {"option1", "option2"})
+    parsed.item.contexts.push_back(sentence.substr(0, blank) + Text(fields, name));
+  parsed.label = Label(fields, "answer");
   return parsed;
 }
 
-Result<Parsed> ParsePlain(const Fields& fields) {
+Parsed ParsePlain(FieldReader& fields) {
   Parsed parsed;
-  if (fields.Has("context") && fields.Has("query"))
-    return fields.Wrong("\"context\" and \"query\" are the same field, give one");
-  ASSIGN_OR_RETURN(std::string context, fields.Text(fields.Has("query") ? "query" : "context", true));
-  parsed.item.contexts = {std::move(context)};
-  ASSIGN_OR_RETURN(parsed.item.endings, fields.Texts("choices"));
-  ASSIGN_OR_RETURN(parsed.label, fields.Label("answer"));
+  const bool query = fields.Find("query") != nullptr;
+  if (query && fields.Find("context") != nullptr)
+    fields.Fail(Invalid("{}: \"context\" and \"query\" are the same field, give one", fields.where()));
+  parsed.item.contexts = {Text(fields, query ? "query" : "context", true)};
+  parsed.item.endings = Texts(fields, "choices");
+  parsed.label = Label(fields, "answer");
   return parsed;
 }
 
@@ -250,17 +220,17 @@ Result<ChoiceFormat> FormatOf(const Line& first, const std::string& path) {
   const size_t start = first.text.find_first_not_of(" \t");
   if (first.text[start] != '{')
     return Invalid("{}:{}: neither a JSON object nor the first line of OpenBookQA's table", path, first.number);
-  ASSIGN_OR_RETURN(const Fields fields, Fields::Parse(first, path));
-  if (fields.Has("premise") && fields.Has("choice1")) return ChoiceFormat::kCopa;
-  if (fields.Has("goal") && fields.Has("sol1")) return ChoiceFormat::kPiqa;
-  if (fields.Has("sentence") && fields.Has("option1")) return ChoiceFormat::kWinoGrande;
-  if (fields.Has("choices")) return ChoiceFormat::kPlain;
+  ASSIGN_OR_RETURN(const Json json, ParseObject(first, path));
+  if (json.contains("premise") && json.contains("choice1")) return ChoiceFormat::kCopa;
+  if (json.contains("goal") && json.contains("sol1")) return ChoiceFormat::kPiqa;
+  if (json.contains("sentence") && json.contains("option1")) return ChoiceFormat::kWinoGrande;
+  if (json.contains("choices")) return ChoiceFormat::kPlain;
   return Invalid(
       "{}:{}: not the fields of a task: {{\"context\", \"choices\", \"answer\"}}, or those of COPA, PIQA or WinoGrande",
       path, first.number);
 }
 
-Result<Parsed> ParseJsonLine(const Fields& fields, ChoiceFormat format) {
+Parsed ParseFields(FieldReader& fields, ChoiceFormat format) {
   switch (format) {
     case ChoiceFormat::kCopa:
       return ParseCopa(fields);
@@ -304,8 +274,7 @@ Status Answer(const Parsed& parsed, ChoiceFormat format, const std::string& path
 }  // namespace
 
 Result<ChoiceFormat> RecogniseChoices(std::string_view text, const std::string& path) {
-  int64_t number = 0;
-  const std::optional<Line> first = NextLine(text, number);
+  const std::optional<Line> first = JsonLines(text).Next();
   if (!first) return Invalid("{}: holds no question", path);
   return FormatOf(*first, path);
 }
@@ -315,9 +284,9 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
   ChoiceFile file;
   ASSIGN_OR_RETURN(file.format, RecogniseChoices(text, path));
   file.task = TaskName(file.format);
-  int64_t number = 0;
+  JsonLines lines(text);
   std::optional<TsvColumns> columns;
-  while (const std::optional<Line> line = NextLine(text, number)) {
+  while (const std::optional<Line> line = lines.Next()) {
     if (file.format == ChoiceFormat::kOpenBookQa && !columns) {
       columns = OpenBookColumns(line->text);
       continue;
@@ -328,11 +297,12 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
     if (columns) {
       ASSIGN_OR_RETURN(parsed, ParseOpenBook(*line, *columns, path));
     } else {
-      ASSIGN_OR_RETURN(const Fields fields, Fields::Parse(*line, path));
-      ASSIGN_OR_RETURN(parsed, ParseJsonLine(fields, file.format));
-      if (file.format == ChoiceFormat::kPlain && file.items.empty() && fields.Has("task")) {
-        ASSIGN_OR_RETURN(file.task, fields.Text("task"));
-      }
+      ASSIGN_OR_RETURN(const Json json, ParseObject(*line, path));
+      FieldReader fields = FieldsOf(json, path, *line);
+      parsed = ParseFields(fields, file.format);
+      if (file.format == ChoiceFormat::kPlain && file.items.empty() && json.contains("task"))
+        file.task = Text(fields, "task");
+      RETURN_IF_ERROR(fields.status());
     }
     ChoiceItem& item = file.items.emplace_back(std::move(parsed.item));
     item.line = line->number;
@@ -347,14 +317,13 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
 
 Result<ChoiceLabels> ParseLabels(std::string_view text, const std::string& path) {
   ChoiceLabels labels{.path = path, .values = {}};
-  int64_t number = 0;
-  while (const std::optional<Line> line = NextLine(text, number)) {
+  JsonLines lines(text);
+  while (const std::optional<Line> line = lines.Next()) {
     const std::string_view word = Trimmed(line->text);
     int64_t value = -1;
     const auto [end, wrong] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (wrong != std::errc() || end != word.data() + word.size() || value < 0)
-      return Invalid("{}:{}: '{}' is no label, one number a line is expected", path, line->number,
-                     OneLine(word.substr(0, 32)));
+      return Invalid("{}:{}: {} is no label, one number a line is expected", path, line->number, Quoted(word, 32));
     if (labels.values.size() == kMaxQuestions)
       return Invalid("{}:{}: more than {} labels", path, line->number, kMaxQuestions);
     labels.values.push_back(value);

@@ -1,6 +1,6 @@
-// Questions with several choices, as files hold them, made into what is scored: a context, and what may follow it. The
-// contexts are those of lm-evaluation-harness (docs/evaluation.md has them). No model is needed here; text in, text
-// out.
+// Reads files of questions with several choices and turns each question into the texts that are scored: a context, and
+// the endings that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation.md has them). No
+// model is needed. Any thread.
 //
 // A file is recognised by its first line: the tab-separated form of OpenBookQA, or JSON lines with the fields of COPA,
 // PIQA, WinoGrande, or our own {"context": "...", "choices": ["...", ...], "answer": 0}.
@@ -33,20 +33,20 @@ enum class ChoiceFormat { kPlain, kCopa, kOpenBookQa, kPiqa, kWinoGrande };
 
 struct ChoiceFile {
   ChoiceFormat format = ChoiceFormat::kPlain;
-  std::string task;  // "copa"; of the plain form its field "task", else empty
+  std::string task;  // "copa"; in the plain format the field "task", or empty
   std::vector<ChoiceItem> items;
 };
 
-// Right answers in a file of their own: the n-th line is the n-th question's, as the questions' file would write it.
+// Right answers in a separate file: line n answers question n, written as in the file of questions.
 struct ChoiceLabels {
   std::string path;
   std::vector<int64_t> values;
 };
 
-// How the first line that is not blank looks. `path` is used in messages only, here and below.
+// The format of the first line that is not blank. `path` is used in messages only, here and below.
 Result<ChoiceFormat> RecogniseChoices(std::string_view text, const std::string& path);
 
-// Every question has an answer: its own, that of `labels`, or both, which must agree then.
+// Every question has an answer: its own, that of `labels`, or both, which then must agree.
 Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
                                 const std::optional<ChoiceLabels>& labels = std::nullopt);
 

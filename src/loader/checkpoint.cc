@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mmap_file.h"
-#include "loader/json_stream.h"
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {
@@ -60,18 +60,6 @@ Error NoWeights(const std::string& directory, const std::vector<std::string>& na
   return IoError("{}: no weights: neither model.safetensors nor model.safetensors.index.json", directory);
 }
 
-Status CheckNamesUnique(const std::vector<SafetensorsFile>& files) {
-  std::vector<std::pair<std::string_view, const SafetensorsFile*>> names;
-  for (const SafetensorsFile& file : files)
-    for (const TensorEntry& tensor : file.tensors()) names.emplace_back(tensor.name, &file);
-  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  const auto twice =
-      std::adjacent_find(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice == names.end()) return Ok{};
-  return Invalid("{}: tensor {} occurs in {} too", twice->second->path(), Quoted(twice->first),
-                 std::next(twice)->second->path());
-}
-
 Result<std::vector<SafetensorsFile>> OpenShards(const std::string& directory, const std::string& index_path) {
   ASSIGN_OR_RETURN(const MmapFile index_file, MmapFile::Open(index_path));
   if (index_file.bytes().size() > kMaxIndexBytes)
@@ -96,7 +84,6 @@ Result<std::vector<SafetensorsFile>> OpenShards(const std::string& directory, co
       return Invalid("{}: tensor {} is missing, {} says that it lies here", files[entry.shard].path(),
                      Quoted(entry.tensor), index_path);
   }
-  RETURN_IF_ERROR(CheckNamesUnique(files));
   return files;
 }
 
@@ -114,7 +101,7 @@ Result<Checkpoint> Checkpoint::Open(const std::string& directory) {
     ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(single));
     std::vector<SafetensorsFile> files;
     files.push_back(std::move(file));
-    return Checkpoint(std::move(files));
+    return Make(std::move(files));
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDirectory(directory));
   std::vector<std::string> indices;
@@ -124,13 +111,31 @@ Result<Checkpoint> Checkpoint::Open(const std::string& directory) {
   if (indices.size() > 1)
     return Invalid("{}: two indices, {} and {}: keep the one that is meant", directory, indices[0], indices[1]);
   ASSIGN_OR_RETURN(std::vector<SafetensorsFile> files, OpenShards(directory, directory + "/" + indices[0]));
-  return Checkpoint(std::move(files));
+  return Make(std::move(files));
 }
 
-TensorRef Checkpoint::Find(std::string_view name) const {
-  for (const SafetensorsFile& file : files_)
-    if (const TensorEntry* entry = file.Find(name); entry != nullptr) return {&file, entry};
-  return {};
+Result<Checkpoint> Checkpoint::Make(std::vector<SafetensorsFile> files) {
+  std::vector<StoredTensor> tensors;
+  for (const SafetensorsFile& file : files)
+    for (const TensorEntry& tensor : file.tensors())
+      tensors.push_back({.name = tensor.name,
+                         .path = file.path(),
+                         .type_name = tensor.dtype,
+                         .type = tensor.type(),
+                         .shape = tensor.shape(),
+                         .bytes = file.Data(tensor)});
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const StoredTensor& a, const StoredTensor& b) { return a.name < b.name; });
+  const auto twice = std::adjacent_find(tensors.begin(), tensors.end(),
+                                        [](const StoredTensor& a, const StoredTensor& b) { return a.name == b.name; });
+  if (twice != tensors.end())
+    return Invalid("{}: tensor {} occurs in {} too", twice->path, Quoted(twice->name), std::next(twice)->path);
+  return Checkpoint(std::move(files), std::move(tensors));
+}
+
+std::string Checkpoint::where() const {
+  const std::string& path = files_[0].path();
+  return files_.size() == 1 ? path : path.substr(0, path.rfind('/'));
 }
 
 }  // namespace infinigen

@@ -1,5 +1,6 @@
 // Checkpoint: all tensors of a model directory by name, whether they lie in one model.safetensors or in shards named by
-// model.safetensors.index.json. Move-only; what it hands out lives as long as it does. Read-only after Open.
+// model.safetensors.index.json. Move-only; what it hands out stays valid when it moves, and lives as long as it does.
+// Read-only after Open, so any number of threads may use it.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +11,9 @@
 
 #include "base/result.h"
 #include "loader/safetensors.h"
+#include "loader/tensor_source.h"
 
 namespace infinigen {
-
-// A tensor and the file it lies in. Valid while the Checkpoint lives where it is.
-struct TensorRef {
-  const SafetensorsFile* file = nullptr;
-  const TensorEntry* entry = nullptr;
-
-  explicit operator bool() const { return entry != nullptr; }
-  std::span<const std::byte> bytes() const { return file->Data(*entry); }
-};
 
 // The weight_map of an index file: tensor names, and for each the shard that holds it.
 struct ShardIndex {
@@ -35,19 +28,22 @@ struct ShardIndex {
 // `path` is used in messages only.
 Result<ShardIndex> ParseShardIndex(std::string_view text, const std::string& path);
 
-class Checkpoint {
+class Checkpoint final : public TensorSource {
  public:
   // Maps and checks every file. Weights in another format (pytorch_model.bin, GGUF) are refused by name.
   static Result<Checkpoint> Open(const std::string& directory);
 
-  TensorRef Find(std::string_view name) const;  // empty when there is none
+  std::span<const StoredTensor> tensors() const override { return tensors_; }
+  std::string where() const override;
   std::span<const SafetensorsFile> files() const { return files_; }
 
  private:
-  explicit Checkpoint(std::vector<SafetensorsFile> files) : files_(std::move(files)) {}
+  Checkpoint(std::vector<SafetensorsFile> files, std::vector<StoredTensor> tensors)
+      : files_(std::move(files)), tensors_(std::move(tensors)) {}
+  static Result<Checkpoint> Make(std::vector<SafetensorsFile> files);
 
-  // No tensor name occurs in two files.
   std::vector<SafetensorsFile> files_;
+  std::vector<StoredTensor> tensors_;  // of all files; views into files_, which does not change
 };
 
 }  // namespace infinigen

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "loader/json_stream.h"
+#include "base/utf8.h"
+#include "json/events.h"
+#include "loader/tensor_source.h"
 
 namespace infinigen {
 namespace {
@@ -20,6 +22,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's 
 // a few thousand tensors with names of under 100 bytes.
 constexpr size_t kMaxTensors = 65536;
 constexpr size_t kMaxNameBytes = 256;
+constexpr JsonLimits kHeaderLimits = {.max_depth = 16};  // headers nest three deep
 
 struct FileType {
   std::string_view name;
@@ -39,27 +42,30 @@ class HeaderHandler final : public JsonHandler {
 
   std::vector<TensorEntry> TakeTensors() { return std::move(tensors_); }
 
-  bool start_object(size_t) override {
-    if (where_ == Where::kOutside) return Enter(Where::kTop);
-    if (where_ == Where::kMetadataValue) return Enter(Where::kMetadata);
-    if (where_ == Where::kTensorValue) return Enter(Where::kTensor);
-    return Unexpected("an object");
+  bool Open(bool object) override {
+    if (object && where_ == Where::kOutside) return Enter(Where::kTop);
+    if (object && where_ == Where::kMetadataValue) return Enter(Where::kMetadata);
+    if (object && where_ == Where::kTensorValue) return Enter(Where::kTensor);
+    if (!object && where_ == Where::kShapeValue) return Enter(Where::kShape);
+    if (!object && where_ == Where::kOffsetsValue) return Enter(Where::kOffsets);
+    return JsonHandler::Open(object);
   }
-  bool end_object() override {
+  bool Close(bool object) override {
+    if (!object) return FinishNumbers();
     if (where_ == Where::kTop) return Enter(Where::kEnd);
     if (where_ == Where::kMetadata) return Enter(Where::kTop);
-    if (where_ != Where::kTensor) return Unexpected("the end of an object");
+    if (where_ != Where::kTensor) return JsonHandler::Close(object);
     return FinishTensor();
   }
-  bool key(string_t& name) override {
+  bool Key(std::string& name) override {
     if (where_ == Where::kTop) return StartEntry(name);
     if (where_ == Where::kMetadata) return Enter(Where::kMetadataString);
     if (where_ == Where::kTensor) return StartField(name);
-    return Unexpected("a key");
+    return JsonHandler::Key(name);
   }
-  bool string(string_t& text) override {
+  bool String(std::string& text) override {
     if (where_ == Where::kMetadataString) return Enter(Where::kMetadata);
-    if (where_ != Where::kType) return Unexpected("a string");
+    if (where_ != Where::kType) return JsonHandler::String(text);
     const auto* type = std::find_if(std::begin(kFileTypes), std::end(kFileTypes),
                                     [&](const FileType& known) { return known.name == text; });
     if (type == std::end(kFileTypes)) return Fail(Invalid("{}: {}: unknown dtype {}", path(), Place(), Quoted(text)));
@@ -67,17 +73,9 @@ class HeaderHandler final : public JsonHandler {
     tensors_.back().element_bits = type->bits;
     return Enter(Where::kTensor);
   }
-  bool start_array(size_t) override {
-    if (where_ == Where::kShapeValue) return Enter(Where::kShape);
-    if (where_ == Where::kOffsetsValue) return Enter(Where::kOffsets);
-    return Unexpected("an array");
-  }
-  bool end_array() override {
-    if (where_ == Where::kOffsets && offsets_seen_ != 2)
-      return Fail(Invalid("{}: {}: {} numbers, expected [begin, end]", path(), Place(), offsets_seen_));
-    return Enter(Where::kTensor);
-  }
-  bool number_unsigned(number_unsigned_t value) override {
+  bool Scalar(nlohmann::json number) override {
+    if (!number.is_number_unsigned()) return JsonHandler::Scalar(number);
+    const uint64_t value = number.get<uint64_t>();
     TensorEntry* const tensor = tensors_.empty() ? nullptr : &tensors_.back();
     if (where_ == Where::kShape) {
       if (tensor->rank == kMaxTensorRank)
@@ -86,7 +84,7 @@ class HeaderHandler final : public JsonHandler {
       tensor->extents[tensor->rank++] = static_cast<int64_t>(value);
       return true;
     }
-    if (where_ != Where::kOffsets) return Unexpected("a number");
+    if (where_ != Where::kOffsets) return JsonHandler::Scalar(number);
     if (offsets_seen_ == 2)
       return Fail(Invalid("{}: {}: more than two numbers, expected [begin, end]", path(), Place()));
     (offsets_seen_++ == 0 ? tensor->begin : tensor->end) = value;
@@ -171,6 +169,12 @@ class HeaderHandler final : public JsonHandler {
     fields_seen_ |= field;
     field_ = name;
     return Enter(next);
+  }
+
+  bool FinishNumbers() {
+    if (where_ == Where::kOffsets && offsets_seen_ != 2)
+      return Fail(Invalid("{}: {}: {} numbers, expected [begin, end]", path(), Place(), offsets_seen_));
+    return Enter(Where::kTensor);
   }
 
   bool FinishTensor() {
@@ -263,22 +267,18 @@ Result<std::string_view> HeaderText(std::span<const std::byte> file, const std::
 
 }  // namespace
 
-std::optional<DType> TensorEntry::type() const {
-  if (dtype == "F32") return DType::kF32;
-  if (dtype == "F16") return DType::kF16;
-  if (dtype == "BF16") return DType::kBF16;
+std::optional<WeightType> TensorEntry::type() const {
+  if (dtype == "F32") return WeightType::kF32;
+  if (dtype == "F16") return WeightType::kF16;
+  if (dtype == "BF16") return WeightType::kBF16;
   return std::nullopt;
-}
-
-std::string FormatShape(std::span<const int64_t> shape) {
-  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ","));
 }
 
 Result<std::vector<TensorEntry>> ParseSafetensorsHeader(std::span<const std::byte> file, const std::string& path,
                                                         size_t* data_begin) {
   ASSIGN_OR_RETURN(const std::string_view text, HeaderText(file, path));
   HeaderHandler handler(path);
-  RETURN_IF_ERROR(ParseJsonStream(text, kLengthBytes, handler));
+  RETURN_IF_ERROR(ParseJsonEvents(text, kHeaderLimits, handler, kLengthBytes));
   std::vector<TensorEntry> tensors = handler.TakeTensors();
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(tensors.begin(), tensors.end(),

@@ -17,7 +17,7 @@
 
 #include "base/mmap_file.h"
 #include "base/result.h"
-#include "tensor/dtype.h"
+#include "tensor/weight_view.h"
 
 namespace infinigen {
 
@@ -33,12 +33,9 @@ struct TensorEntry {
   uint64_t end = 0;
 
   std::span<const int64_t> shape() const { return {extents.data(), rank}; }
-  // The engine's type, or nullopt for the types it does not compute with (integers, F64, F8, …).
-  std::optional<DType> type() const;
+  // None for the types that the engine does not compute with (integers, F64, F8, …).
+  std::optional<WeightType> type() const;
 };
-
-// "[64,32]".
-std::string FormatShape(std::span<const int64_t> shape);
 
 // The header alone, for files that are in memory already. Sorted by name; `path` is used in messages only.
 // `file` is the whole file; `data_begin` receives the offset of the data section.

@@ -2,8 +2,9 @@
 #include <map>
 #include <utility>
 
+#include "base/utf8.h"
+#include "json/events.h"
 #include "loader/checkpoint.h"
-#include "loader/json_stream.h"
 
 namespace infinigen {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 constexpr size_t kMaxShards = 1024;
 constexpr size_t kMaxEntries = 65536;
 constexpr size_t kMaxIndexNameBytes = 256;
+constexpr JsonLimits kIndexLimits = {.max_depth = 16};  // index files nest two deep, metadata aside
 
 // A shard lies beside its index: nothing in an index may lead out of the model's directory.
 bool IsPlainShardName(std::string_view name) {
@@ -33,38 +35,25 @@ class IndexHandler final : public JsonHandler {
   ShardIndex TakeIndex() { return std::move(index_); }
 
   // The metadata (total_size, total_parameters) is for information: any value is skipped.
-  bool null() override { return metadata_depth_ > 0 || Unexpected("null"); }
-  bool boolean(bool) override { return metadata_depth_ > 0 || Unexpected("a boolean"); }
-  bool number_integer(number_integer_t) override { return metadata_depth_ > 0 || Unexpected("a number"); }
-  bool number_unsigned(number_unsigned_t) override { return metadata_depth_ > 0 || Unexpected("a number"); }
-  bool number_float(number_float_t, const string_t&) override { return metadata_depth_ > 0 || Unexpected("a number"); }
-  bool start_array(size_t) override {
-    if (metadata_depth_ == 0) return Unexpected("an array");
-    ++metadata_depth_;
-    return true;
-  }
-  bool end_array() override {
-    --metadata_depth_;
-    return true;
-  }
-  bool start_object(size_t) override {
-    if (metadata_depth_ > 0 || where_ == Where::kMetadataValue) {
+  bool Scalar(nlohmann::json value) override { return metadata_depth_ > 0 || JsonHandler::Scalar(std::move(value)); }
+  bool Open(bool object) override {
+    if (metadata_depth_ > 0 || (object && where_ == Where::kMetadataValue)) {
       ++metadata_depth_;
       where_ = Where::kTop;  // once the metadata has ended
       return true;
     }
-    if (where_ == Where::kOutside) return Enter(Where::kTop);
-    if (where_ == Where::kMapValue) return Enter(Where::kMap);
-    return Unexpected("an object");
+    if (object && where_ == Where::kOutside) return Enter(Where::kTop);
+    if (object && where_ == Where::kMapValue) return Enter(Where::kMap);
+    return JsonHandler::Open(object);
   }
-  bool end_object() override {
+  bool Close(bool) override {
     if (metadata_depth_ > 0) {
       --metadata_depth_;
       return true;
     }
     return Enter(where_ == Where::kMap ? Where::kTop : Where::kEnd);
   }
-  bool key(string_t& name) override {
+  bool Key(std::string& name) override {
     if (metadata_depth_ > 0) return true;
     if (where_ == Where::kMap) return StartEntry(name);
     if (name == "metadata") {
@@ -75,9 +64,9 @@ class IndexHandler final : public JsonHandler {
     if (std::exchange(weight_map_seen_, true)) return Fail(Invalid("{}: 'weight_map' occurs twice", path()));
     return Enter(Where::kMapValue);
   }
-  bool string(string_t& text) override {
+  bool String(std::string& text) override {
     if (metadata_depth_ > 0) return true;
-    if (where_ != Where::kShardName) return Unexpected("a string");
+    if (where_ != Where::kShardName) return JsonHandler::String(text);
     if (!IsPlainShardName(text))
       return Fail(Invalid("{}: {}: {} is not the plain name of a .safetensors file beside the index", path(), Place(),
                           Quoted(text)));
@@ -127,7 +116,7 @@ class IndexHandler final : public JsonHandler {
 
 Result<ShardIndex> ParseShardIndex(std::string_view text, const std::string& path) {
   IndexHandler handler(path);
-  RETURN_IF_ERROR(ParseJsonStream(text, 0, handler));
+  RETURN_IF_ERROR(ParseJsonEvents(text, kIndexLimits, handler));
   if (!handler.weight_map_seen()) return Invalid("{}: field 'weight_map' is missing", path);
   ShardIndex index = handler.TakeIndex();
   if (index.entries.empty()) return Invalid("{}: 'weight_map' names no tensor", path);

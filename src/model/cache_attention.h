@@ -20,7 +20,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -62,8 +61,7 @@ class CacheAttention {
         work_(work),
         pool_(pool),
         at_(shape_, work, pool, backend.pool_is_remote()),
-        stage_(backend, pool),
-        attention_{.heads = config_.heads, .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim))} {}
+        stage_(backend, pool) {}
 
   // `bases` [layers]; those of layers without sketches are not looked at.
   Status Start(std::span<const SketchMatrices> bases) {
@@ -189,7 +187,7 @@ class CacheAttention {
   void Prefill(LayerId layer, const TokenRun& run, const TokenBatch& batch, const LayerHeads& heads) {
     const LayerEntries near = Near(layer);
     backend_.Append(Queue::kCompute, batch, heads.k, heads.v, near);
-    backend_.AttendPrefill(Queue::kCompute, heads.q, run, attention_, near, heads.out);
+    backend_.AttendPrefill(Queue::kCompute, heads.q, run, Attention(layer), near, heads.out);
   }
 
   bool fetches(LayerId layer) const { return at_.fetches(layer); }
@@ -217,7 +215,7 @@ class CacheAttention {
       // Each token of a sequence meets the cache that the one before it left.
       const int64_t together = one_sequence ? 1 : batch.count;
       for (int64_t first = 0; first < batch.count; first += together)
-        StepEvicting(layer, at_.KeptBatch(batch).Range(first, together), work_.places + first * config_.kv_heads,
+        StepEvicting(layer, at_.KeptBatch(batch).Range(first, together), work_.places + first * shape_.owned.kv_heads,
                      std::min(max_rows, shape_.kept_rows()), heads.Rows(first, together));
       return;
     }
@@ -227,7 +225,7 @@ class CacheAttention {
     AppendSketches(layer, batch, heads.k);
     if (!method_.selects(layer)) {
       const LayerEntries all = one_sequence ? entries : BringAll(layer, batch, heads);
-      backend_.AttendDecode(Queue::kCompute, heads.q, batch, max_rows, attention_, all, heads.out);
+      backend_.AttendDecode(Queue::kCompute, heads.q, batch, max_rows, Attention(layer), all, heads.out);
       if (!one_sequence) LetGo(layer);
       return;
     }
@@ -256,7 +254,7 @@ class CacheAttention {
     std::iota(positions.begin(), positions.end(), static_cast<int32_t>(tokens - rows));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!method_.evicts(layer)) continue;
-      for (int64_t head = 0; head < config_.kv_heads; ++head) {
+      for (int64_t head = 0; head < shape_.owned.kv_heads; ++head) {
         Put(positions, at_.Retained(layer).Positions(slot.value(), head));
         std::vector<float> marks;
         for (const int32_t position : positions)
@@ -278,8 +276,8 @@ class CacheAttention {
     backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
     if (method_.has_index(layer))
       backend_.AppendSketches(queue, staged, heads.k, at_.Basis(layer), stage.cache.sketches);
-    backend_.AttendPrefill(queue, heads.q, staged_run, attention_, stage.cache.entries, heads.out);
-    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, attention_, stage.cache);
+    backend_.AttendPrefill(queue, heads.q, staged_run, Attention(layer), stage.cache.entries, heads.out);
+    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, Attention(layer), stage.cache);
     if (rule.on_select != SelectMark::kKeep) Seed(layer, stage, prompt_tokens, run, staged, heads);
     if (run.first_row + run.count == prompt_tokens) {
       backend_.AwaitPool();
@@ -309,8 +307,8 @@ class CacheAttention {
     if (!method_.selects(layer)) {
       LayerCache near = cache;
       near.entries = BringAll(layer, batch, heads);
-      backend_.AttendDecode(queue, heads.q, batch, max_rows, attention_, near.entries, heads.out);
-      if (rule.sums_attention) backend_.SumAttention(queue, heads.q, batch, attention_, near);
+      backend_.AttendDecode(queue, heads.q, batch, max_rows, Attention(layer), near.entries, heads.out);
+      if (rule.sums_attention) backend_.SumAttention(queue, heads.q, batch, Attention(layer), near);
       return LetGo(layer);
     }
     // A guess is made before the key is known.
@@ -342,8 +340,8 @@ class CacheAttention {
       meanwhile();
       backend_.NoteReady(queue, Clock(layer));
       backend_.Wait(queue, fetched_[at_.Turn(layer)]);
-      backend_.AttendNear(queue, heads.q, batch, at_.Chosen(layer), attention_, at_.Entries(layer), at_.Places(layer),
-                          at_.List(layer), heads.out);
+      backend_.AttendNear(queue, heads.q, batch, at_.Chosen(layer), Attention(layer), at_.Entries(layer),
+                          at_.Places(layer), at_.List(layer), heads.out);
     }
   }
 
@@ -430,11 +428,11 @@ class CacheAttention {
               const LayerCache& cache) {
     const Queue queue = Queue::kCompute;
     if (method_.select == &kSelectOracle)
-      return backend_.SelectExact(queue, queries, batch, call, attention_, cache.entries, at_.Chosen(layer));
+      return backend_.SelectExact(queue, queries, batch, call, Attention(layer), cache.entries, at_.Chosen(layer));
     if (method_.select == &kSelectQuest)
-      return backend_.SelectPages(queue, queries, batch, call, attention_, at_.Bounds(layer), at_.Chosen(layer));
+      return backend_.SelectPages(queue, queries, batch, call, Attention(layer), at_.Bounds(layer), at_.Chosen(layer));
     const Tensor sketch_q = work_.sketch_q.Rows(0, batch.count);
-    backend_.SketchQueries(queue, queries, batch, attention_, at_.Basis(layer), sketch_q);
+    backend_.SketchQueries(queue, queries, batch, Attention(layer), at_.Basis(layer), sketch_q);
     backend_.Select(queue, sketch_q, batch, call, cache.sketches, at_.Chosen(layer));
   }
 
@@ -448,12 +446,12 @@ class CacheAttention {
   // What those who ask are told of a selection.
   void Measure(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, at_.Chosen(layer), attention_, entries,
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, at_.Chosen(layer), Attention(layer), entries,
                            work_.mass + layer.value());
     if (observer_) Tell(layer, batch);
   }
   void AttendSelected(LayerId layer, const TokenBatch& batch, const LayerHeads& heads, const LayerEntries& entries) {
-    backend_.AttendSelected(Queue::kCompute, heads.q, batch, at_.Chosen(layer), attention_, entries, heads.out);
+    backend_.AttendSelected(Queue::kCompute, heads.q, batch, at_.Chosen(layer), Attention(layer), entries, heads.out);
   }
 
   // The host waits, for every list.
@@ -464,14 +462,19 @@ class CacheAttention {
       return host;
     };
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
-    const std::vector<int32_t> counts = fetch(at_.Chosen(layer).counts, batch.count * config_.kv_heads);
+    const std::vector<int32_t> counts = fetch(at_.Chosen(layer).counts, batch.count * shape_.owned.kv_heads);
     for (size_t i = 0; i < counts.size(); ++i) {
-      const int64_t token = static_cast<int64_t>(i) / config_.kv_heads,
-                    head = static_cast<int64_t>(i) % config_.kv_heads;
+      const int64_t token = static_cast<int64_t>(i) / shape_.owned.kv_heads,
+                    head = static_cast<int64_t>(i) % shape_.owned.kv_heads;
       const SeqSlot slot(slots[static_cast<size_t>(token)]);
       if (observed_ && slot != *observed_) continue;
-      observer_(layer, slot, KvHead(head), fetch(at_.Chosen(layer).Rows(token, head), counts[i]));
+      observer_(layer, slot, KvHead(shape_.owned.first_kv_head + head),
+                fetch(at_.Chosen(layer).Rows(token, head), counts[i]));
     }
+  }
+
+  AttentionShape Attention(LayerId layer) const {
+    return {.heads = shape_.owned.heads, .scale = config_.specs[layer.index()].attention_scale};
   }
 
   template <class T>
@@ -488,7 +491,6 @@ class CacheAttention {
   LayerPlaces at_;
   EntryStage<B> stage_;                 // empty unless the pool is remote
   std::span<const SlotRows> fetching_;  // the sequences of a step whose layers are staged
-  const AttentionShape attention_;
   SelectionObserver observer_;
   std::optional<SeqSlot> observed_;  // by it; none: all
   std::array<Ticket, 2> fetched_;    // what the layers that come attend to, in turn

@@ -20,10 +20,9 @@ constexpr int64_t kNearPositions = 32768;
 // How far each row of the text is turned for each of its copies.
 class Spread {
  public:
-  // No copies but the rows themselves where positions are not rotary.
   Spread(const ModelConfig& config, int64_t positions, int64_t rows) {
-    if (config.positions != PositionKind::kRope) return;
-    frequencies_ = RopeInverseFrequencies(config.rope, config.head_dim);
+    for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
+    if (!config.rotates()) return;
     SplitMix random(1);
     const bool far = positions > kNearPositions;
     const int64_t parts = far ? kCopies / 2 : kCopies;
@@ -36,19 +35,20 @@ class Spread {
     }
   }
 
-  int64_t copies() const { return std::max<int64_t>(static_cast<int64_t>(offsets_.size()), 1); }
+  // A layer that does not rotate has one copy: the rows themselves.
+  int64_t copies(int32_t rope) const { return rope == LayerSpec::kNoRope ? 1 : std::ssize(offsets_); }
 
   // Rows [first_row, …) as copy `copy` has them.
-  ConstTensor Turned(int64_t copy, int64_t first_row, const ConstTensor& rows, ThreadPool& threads,
+  ConstTensor Turned(int32_t rope, int64_t copy, int64_t first_row, const ConstTensor& rows, ThreadPool& threads,
                      std::vector<float>& memory) const {
-    if (offsets_.empty()) return rows;
+    if (rope == LayerSpec::kNoRope) return rows;
     memory.resize(static_cast<size_t>(rows.rows * rows.cols));
     const std::vector<double>& offsets = offsets_[static_cast<size_t>(copy)];
     threads.Run((rows.rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
       const int64_t begin = task * kRowsPerTask, count = std::min(rows.rows - begin, kRowsPerTask);
       const std::span<float> to(memory.data() + begin * rows.cols, static_cast<size_t>(count * rows.cols));
       for (int64_t r = 0; r < count; ++r) std::copy_n(rows.as<float>(begin + r), rows.cols, to.data() + r * rows.cols);
-      TurnRows(frequencies_,
+      TurnRows(frequencies_[static_cast<size_t>(rope)],
                std::span(offsets).subspan(static_cast<size_t>(first_row + begin), static_cast<size_t>(count)), to);
     });
     return {reinterpret_cast<const std::byte*>(memory.data()), DType::kF32, rows.rows, rows.cols};
@@ -57,8 +57,8 @@ class Spread {
  private:
   static constexpr int64_t kRowsPerTask = 32;
 
-  std::vector<float> frequencies_;            // [head_dim / 2]
-  std::vector<std::vector<double>> offsets_;  // [copies][rows of the text]; empty: rows stay where they are
+  std::vector<std::vector<float>> frequencies_;  // [ropes][head_dim / 2]
+  std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
 // Turns a prefill's queries and keys into the skew, layer by layer.
@@ -76,9 +76,10 @@ class Collector {
       layer_ = layer;
       moments_.emplace(config_.heads, config_.kv_heads, config_.head_dim);
     }
-    for (int64_t copy = 0; copy < spread_.copies(); ++copy)
-      moments_->Add(first_row, spread_.Turned(copy, first_row, queries, threads_, query_memory_),
-                    spread_.Turned(copy, first_row, keys, threads_, key_memory_), threads_);
+    const int32_t rope = config_.specs[layer.index()].rope;
+    for (int64_t copy = 0; copy < spread_.copies(rope); ++copy)
+      moments_->Add(first_row, spread_.Turned(rope, copy, first_row, queries, threads_, query_memory_),
+                    spread_.Turned(rope, copy, first_row, keys, threads_, key_memory_), threads_);
   }
 
   const Status& fitted() const { return fitted_; }
@@ -127,6 +128,7 @@ class PrefillWatch {
 
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options) {
   CHECK(!executor.options().method.selects());
+  CHECK(!executor.options().owned);  // a skew is of all heads
   const int64_t count =
       std::min({static_cast<int64_t>(text.tokens.size()), kCalibrationTokens, executor.options().max_tokens});
   if (count < kLeastCalibrationTokens)

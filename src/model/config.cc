@@ -1,181 +1,80 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <utility>
 
-#include "backend/backend.h"
+#include "base/check.h"
 
 namespace infinigen {
 namespace {
 
-static_assert(kHeadDimLimit <= kMaxHeadDim, "a head that loads must also run");
-
-// Torch's default, which OPT's layer norms never override.
-constexpr float kOptNormEps = 1e-5f;
-constexpr int64_t kOptPositionOffset = 2;
-
-struct LlamaShape {
-  std::string_view name;
-  int64_t layers, hidden, heads, kv_heads, ffn, vocab, max_positions;
-  double theta;
-  double rope_factor;  // llama3 scaling from 8192 positions; 0: none
-  bool tied;
-};
-// head_dim is hidden / heads in all of them.
-constexpr LlamaShape kLlamaShapes[] = {
-    {"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, 1e4, 0, false},
-    {"llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096, 1e4, 0, false},
-    {"llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, 5e5, 0, false},
-    {"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, 8, false},
-    {"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, 32, true},
-    {"llama-3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5, 32, true},
-};
-
-struct OptShape {
-  std::string_view name;
-  int64_t layers, hidden, heads;
-};
-// ffn is 4 · hidden, vocab 50272, 2048 positions in all of them.
-constexpr OptShape kOptShapes[] = {
-    {"opt-125m", 12, 768, 12},  {"opt-1.3b", 24, 2048, 32}, {"opt-2.7b", 32, 2560, 32},
-    {"opt-6.7b", 32, 4096, 32}, {"opt-13b", 40, 5120, 40},  {"opt-30b", 48, 7168, 56},
-};
-
-HfConfig ToFile(const LlamaShape& shape) {
-  HfConfig file;
-  file.architecture = Architecture::kLlama;
-  file.vocab_size = shape.vocab;
-  file.hidden_size = shape.hidden;
-  file.num_hidden_layers = shape.layers;
-  file.num_attention_heads = shape.heads;
-  file.num_key_value_heads = shape.kv_heads;
-  file.head_dim = shape.hidden / shape.heads;
-  file.ffn_size = shape.ffn;
-  file.max_position_embeddings = shape.max_positions;
-  file.tie_word_embeddings = shape.tied;
-  file.rms_norm_eps = 1e-5;
-  file.rope.theta = shape.theta;
-  if (shape.rope_factor > 0) file.rope = {shape.theta, RopeScaling::kLlama3, shape.rope_factor, 1.0, 4.0, 8192};
-  file.word_embed_proj_dim = shape.hidden;
-  return file;
-}
-
-HfConfig ToFile(const OptShape& shape) {
-  HfConfig file;
-  file.architecture = Architecture::kOpt;
-  file.vocab_size = 50272;
-  file.hidden_size = shape.hidden;
-  file.num_hidden_layers = shape.layers;
-  file.num_attention_heads = shape.heads;
-  file.num_key_value_heads = shape.heads;
-  file.head_dim = shape.hidden / shape.heads;
-  file.ffn_size = 4 * shape.hidden;
-  file.max_position_embeddings = 2048;
-  file.tie_word_embeddings = true;
-  file.attention_bias = true;
-  file.mlp_bias = true;
-  file.word_embed_proj_dim = shape.hidden;
-  return file;
-}
-
-// "/models/llama/" → "llama".
-std::string BaseName(const std::string& directory) {
-  std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
-}
-
-int64_t NormParameters(const ModelConfig& config) {
-  if (!config.norm_affine) return 0;
-  return config.norm == NormKind::kRms ? config.hidden : 2 * config.hidden;
+// What no backend computes in one layer: the field and the reason, or empty.
+std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
+  if (spec.window != 0) return fmt::format("window {}: no backend computes sliding-window attention", spec.window);
+  if (spec.attention_soft_cap != 0)
+    return fmt::format("attention_soft_cap {}: no backend computes soft-capped attention scores",
+                       spec.attention_soft_cap);
+  if (spec.norm_placement == NormPlacement::kBothSides)
+    return "norm_placement both sides: no backend computes norms on the output of attention and MLP";
+  if (spec.norm_placement != config.specs.front().norm_placement)
+    return "norm_placement unlike layer 0: no backend computes norms placed differently from layer to layer";
+  if (spec.mlp.activation == Activation::kGeluTanh) return "mlp.activation gelu-tanh: no backend computes it";
+  if (spec.mlp.gated != (spec.mlp.activation == Activation::kSilu))
+    return spec.mlp.gated ? "mlp.gated: no backend computes a gate of another activation than silu"
+                          : "mlp.activation silu: no backend computes it without a gate";
+  if (spec.rope == LayerSpec::kNoRope) return {};
+  const RopeConfig& rope = config.ropes[static_cast<size_t>(spec.rope)];
+  if (rope.order != RopeOrder::kHalves)
+    return "rope.order adjacent pairs: no backend computes rotation of adjacent dimensions";
+  if (rope.rotary_dims != 0 && rope.rotary_dims != config.head_dim)
+    return fmt::format("rope.rotary_dims {}: no backend computes rotation of a part of head_dim {}", rope.rotary_dims,
+                       config.head_dim);
+  return {};
 }
 
 }  // namespace
 
-ModelConfig MakeModelConfig(const HfConfig& file, std::string name) {
-  ModelConfig config;
-  config.name = std::move(name);
-  config.architecture = file.architecture;
-  config.layers = file.num_hidden_layers;
-  config.hidden = file.hidden_size;
-  config.heads = file.num_attention_heads;
-  config.kv_heads = file.num_key_value_heads;
-  config.head_dim = file.head_dim;
-  config.ffn = file.ffn_size;
-  config.vocab = file.vocab_size;
-  config.embed_dim = file.word_embed_proj_dim;
-  config.max_positions = file.max_position_embeddings;
-  config.attention_bias = file.attention_bias;
-  config.mlp_bias = file.mlp_bias;
-  config.tied_embeddings = file.tie_word_embeddings;
-  config.dtype = file.dtype;
-  config.eos_ids = file.eos_token_ids;
-  config.bos_id = file.bos_token_id;
-  if (file.architecture == Architecture::kLlama) {
-    config.norm_eps = static_cast<float>(file.rms_norm_eps);
-    config.rope = file.rope;
-    return config;
+bool ModelConfig::rotates() const {
+  return std::any_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.rope != LayerSpec::kNoRope; });
+}
+
+bool ModelConfig::has_gate() const {
+  return std::any_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.mlp.gated; });
+}
+
+LayerSpec PlainLayer(int64_t head_dim) {
+  CHECK(head_dim > 0);
+  return {.attention_scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+}
+
+OwnedHeads AllHeads(const ModelConfig& config) {
+  return {.first_kv_head = 0, .kv_heads = config.kv_heads, .heads = config.heads};
+}
+
+Status CheckSupported(const ModelConfig& config) {
+  CHECK(config.layers > 0 && std::ssize(config.specs) == config.layers);
+  if (config.embedding_scale != 1)
+    return Unsupported("embedding_scale {}: no backend computes scaled embeddings", config.embedding_scale);
+  if (config.logit_soft_cap != 0)
+    return Unsupported("logit_soft_cap {}: no backend computes soft-capped logits", config.logit_soft_cap);
+  for (size_t layer = 0; layer < config.specs.size(); ++layer) {
+    const LayerSpec& spec = config.specs[layer];
+    CHECK(spec.attention_scale > 0 && spec.rope >= LayerSpec::kNoRope && spec.rope < std::ssize(config.ropes));
+    const std::string field = UnsupportedField(config, spec);
+    if (!field.empty()) return Unsupported("layer {}: {}", layer, field);
   }
-  config.norm = NormKind::kLayer;
-  config.norm_eps = kOptNormEps;
-  config.norm_affine = file.layer_norm_affine;
-  config.pre_norm = file.do_layer_norm_before;
-  config.final_norm = file.do_layer_norm_before && !file.remove_final_layer_norm;
-  config.positions = PositionKind::kLearned;
-  config.position_offset = kOptPositionOffset;
-  config.mlp = MlpKind::kRelu;
-  return config;
-}
-
-Result<ModelConfig> LoadModelConfig(const std::string& directory) {
-  ASSIGN_OR_RETURN(const HfConfig file, LoadHfConfig(directory));
-  return MakeModelConfig(file, BaseName(directory));
-}
-
-int64_t ParameterCount(const ModelConfig& config) {
-  const int64_t q_size = config.heads * config.head_dim;
-  const int64_t kv_size = config.kv_heads * config.head_dim;
-  const int64_t mlp_inputs = config.mlp == MlpKind::kGatedSilu ? 2 : 1;  // gate and up, or up alone
-  int64_t layer = config.hidden * (q_size + 2 * kv_size) + q_size * config.hidden;
-  layer += (mlp_inputs + 1) * config.hidden * config.ffn;
-  layer += 2 * NormParameters(config);
-  if (config.attention_bias) layer += q_size + 2 * kv_size + config.hidden;
-  if (config.mlp_bias) layer += mlp_inputs * config.ffn + config.hidden;
-
-  int64_t total = config.layers * layer + config.vocab * config.embed_dim;
-  if (!config.tied_embeddings) total += config.vocab * config.embed_dim;
-  if (config.has_projections()) total += 2 * config.hidden * config.embed_dim;
-  if (config.positions == PositionKind::kLearned)
-    total += (config.max_positions + config.position_offset) * config.hidden;
-  if (config.final_norm) total += NormParameters(config);
-  return total;
-}
-
-std::vector<std::string_view> ShapeNames() {
-  std::vector<std::string_view> names;
-  for (const LlamaShape& shape : kLlamaShapes) names.push_back(shape.name);
-  for (const OptShape& shape : kOptShapes) names.push_back(shape.name);
-  return names;
-}
-
-Result<ModelConfig> ShapeByName(std::string_view name) {
-  for (const LlamaShape& shape : kLlamaShapes)
-    if (shape.name == name) return MakeModelConfig(ToFile(shape), std::string(name));
-  for (const OptShape& shape : kOptShapes)
-    if (shape.name == name) return MakeModelConfig(ToFile(shape), std::string(name));
-  const std::vector<std::string_view> known = ShapeNames();
-  return Invalid("unknown shape '{}'; known are {}", name, fmt::join(known.begin(), known.end(), ", "));
+  return Ok();
 }
 
 std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim) {
-  CHECK(head_dim > 0 && head_dim % 2 == 0);
-  const auto theta = static_cast<float>(rope.theta);
+  const int64_t dims = rope.rotary_dims == 0 ? head_dim : rope.rotary_dims;
+  CHECK(dims > 0 && dims % 2 == 0 && dims <= head_dim);
+  const auto base = static_cast<float>(rope.base);
   const auto factor = static_cast<float>(rope.factor);
-  std::vector<float> result(static_cast<size_t>(head_dim / 2));
+  std::vector<float> result(static_cast<size_t>(dims / 2));
   for (size_t i = 0; i < result.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float frequency = 1.0f / std::pow(theta, exponent);
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(dims);
+    const float frequency = 1.0f / std::pow(base, exponent);
     result[i] = frequency;
     if (rope.scaling == RopeScaling::kLinear) result[i] = frequency / factor;
     if (rope.scaling != RopeScaling::kLlama3) continue;

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "model/decoder_executor.h"
+#include "model/parameter_walk.h"
 
 namespace infinigen {
 
@@ -19,29 +20,34 @@ Status CheckGpuLayout(const EntryLayout& layout) {
 
 namespace {
 
-// By the sizes of the matrices, which are the same in every layer and nearly all of its bytes.
+// By the sizes of the matrices, which are nearly all of a layer's bytes.
 void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes,
                         MemoryPlan& plan) {
-  int64_t streamed = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer)
-    streamed += IsStreamed(layer, config.layers, options.weights_on_device) ? 1 : 0;
-  if (streamed == 0) return;
-  const int64_t mlp = config.mlp == MlpKind::kGatedSilu ? 3 : 2;
-  const int64_t numbers = config.hidden * (2 * config.head_dim * (config.heads + config.kv_heads) + mlp * config.ffn);
-  const uint64_t layer_bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),
-                                        weights_bytes / static_cast<uint64_t>(config.layers));
-  plan.host_weights_bytes = static_cast<uint64_t>(streamed) * layer_bytes;
-  plan.stage_bytes += 2 * layer_bytes;
+  uint64_t largest = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (!IsStreamed(layer, config.layers, options.weights_on_device)) continue;
+    int64_t numbers = 0;
+    const LayerWeights places;
+    VisitLayer(layer, places, [&](const Parameter& parameter, const auto&) {
+      if (parameter.is_matrix()) numbers += ExpectedShape(config, parameter).count();
+    });
+    const uint64_t bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),
+                                    weights_bytes / static_cast<uint64_t>(config.layers));
+    plan.host_weights_bytes += bytes;
+    largest = std::max(largest, bytes);
+  }
+  plan.stage_bytes += 2 * largest;
 }
 
 }  // namespace
 
 int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const HotSetLimit& limit) {
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, options, IsRemote(options));
+  const WorkspaceShape shape =
+      Decoder<CudaBackend>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   const int64_t layers = config.layers - options.method.dense_layers;
   if (!shape.fetches || layers <= 0) return 0;
-  const auto lists = static_cast<uint64_t>(layers * options.max_batch * config.kv_heads);
+  const auto lists = static_cast<uint64_t>(layers * options.max_batch * shape.owned.kv_heads);
   const uint64_t table = static_cast<uint64_t>(shape.kept_rows()) * sizeof(int32_t);
   if (limit.bytes / lists <= table) return 0;
   const uint64_t rows = (limit.bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
@@ -55,11 +61,12 @@ int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<CudaBackend>::ShapeOf(config, pool, options, IsRemote(options));
+  const WorkspaceShape shape =
+      Decoder<CudaBackend>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   plan.has_device = true;
   plan.pool_on_device = options.pool_on_device;
-  plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), config.heads,
-                                                     config.kv_heads, config.head_dim);
+  plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), shape.owned.heads,
+                                                     shape.owned.kv_heads, config.head_dim);
   // Vectors are there twice, the second time in the type of activations; small tensors lie in blocks of some MiB.
   constexpr uint64_t kBlocksBytes = uint64_t{16} << 20;
   plan.workspace_bytes += kBlocksBytes + static_cast<uint64_t>(config.layers * (10 * config.hidden + 2 * config.ffn)) *

@@ -62,12 +62,14 @@ struct PrefillJob {
 template <Backend B>
 class Decoder {
  public:
-  // `backend`, `config`, `weights`, `pool` and `options` outlive the decoder.
-  static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const Weights& weights,
-                                               Pool& pool, const ExecutorOptions& options, SketchSource sketches) {
-    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, pool, options, std::move(sketches)));
-    ASSIGN_OR_RETURN(decoder->weights_, WeightPlacer<B>(backend, decoder->stream_)
-                                            .PlaceAll(weights, config.tied_embeddings, options.weights_on_device));
+  // `backend`, `config`, `weights`, `pool` and `options` outlive the decoder. Weights, sketches and pool are those of
+  // the owned heads.
+  static Result<std::unique_ptr<Decoder>> Make(B& backend, const ModelConfig& config, const OwnedHeads& owned,
+                                               const Weights& weights, Pool& pool, const ExecutorOptions& options,
+                                               SketchSource sketches) {
+    std::unique_ptr<Decoder> decoder(new Decoder(backend, config, owned, pool, options, std::move(sketches)));
+    ASSIGN_OR_RETURN(decoder->weights_,
+                     WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, options.weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -235,11 +237,12 @@ class Decoder {
   }
   KvStats Stats(SeqSlot slot) { return cache_.Stats(counts_[slot.index()], slot); }
 
-  static WorkspaceShape ShapeOf(const ModelConfig& config, const PoolOptions& pool, const ExecutorOptions& options,
-                                bool remote) {
+  static WorkspaceShape ShapeOf(const ModelConfig& config, const OwnedHeads& owned, const PoolOptions& pool,
+                                const ExecutorOptions& options, bool remote) {
     return {.config = config,
             .pool = pool,
             .method = options.method,
+            .owned = owned,
             .max_batch = options.max_batch,
             .chunk = B::kChunkTokens,
             .activation = options.activation,
@@ -250,7 +253,8 @@ class Decoder {
   }
 
  private:
-  Decoder(B& backend, const ModelConfig& config, Pool& pool, const ExecutorOptions& options, SketchSource sketches)
+  Decoder(B& backend, const ModelConfig& config, const OwnedHeads& owned, Pool& pool, const ExecutorOptions& options,
+          SketchSource sketches)
       : backend_(backend),
         config_(config),
         pool_(pool),
@@ -258,7 +262,7 @@ class Decoder {
         stream_(backend),
         sketches_(std::move(sketches)),
         max_batch_(options.max_batch),
-        shape_(ShapeOf(config, pool.options(), options, backend.pool_is_remote())),
+        shape_(ShapeOf(config, owned, pool.options(), options, backend.pool_is_remote())),
         cache_(backend, shape_, work_, pool) {}
 
   // ---- one step ----
@@ -309,6 +313,8 @@ class Decoder {
 
   void RunLayer(LayerId layer, const LayerCall& call) {
     const LayerWeights w = stream_.Use(layer, weights_.layers[layer.index()]);
+    const LayerSpec& spec = config_.specs[layer.index()];
+    const bool norms_before = spec.norm_placement == NormPlacement::kBefore;
     const Queue queue = Queue::kCompute;
     const int64_t m = call.batch.count;
     const Tensor& x = call.x;
@@ -322,16 +328,19 @@ class Decoder {
 
     const Tensor q = work_.q.Rows(0, m), k = work_.k.Rows(0, m), v = work_.v.Rows(0, m), mixed = work_.mixed.Rows(0, m);
     const Tensor guess_q = guesses ? work_.guess_q.Rows(0, m) : q;
-    if (guesses && method_.guesses_from_layer()) MatMul(call.guess, {To(w.q, guess_q)});
-    const Tensor attention_in = config_.pre_norm ? Norm(w.attention_norm, x, work_.normed.Rows(0, m)) : x;
+    if (guesses && method_.guesses_from_layer()) {
+      MatMul(call.guess, {To(w.q, guess_q)});
+      NormHeads(spec, w.q_norm, guess_q);
+    }
+    const Tensor attention_in = norms_before ? Norm(spec.norm, w.attention_norm, x, work_.normed.Rows(0, m)) : x;
     if (leaves_guess && method_.from == GuessSource::kPrevLayer) backend_.Copy(queue, attention_in, call.guess);
     MatMul(attention_in, {To(w.q, q), To(w.k, k), To(w.v, v)});
+    NormHeads(spec, w.q_norm, q);
+    NormHeads(spec, w.k_norm, k);
     if (method_.selects() && method_.from == GuessSource::kPrevStep) ExchangeLastQueries(layer, call, q, guess_q);
-    if (config_.positions == PositionKind::kRope) {
-      backend_.Rope(queue, work_.rope.Rows(0, m), q);
-      backend_.Rope(queue, work_.rope.Rows(0, m), k);
-      if (guesses) backend_.Rope(queue, work_.rope.Rows(0, m), guess_q);
-    }
+    Rotate(spec, q);
+    Rotate(spec, k);
+    if (guesses) Rotate(spec, guess_q);
     const LayerHeads heads{.q = q, .guess = guess_q, .k = k, .v = v, .out = mixed};
     if (call.steps)
       cache_.Step(layer, call.batch, call.max_rows, heads, call.one_sequence, [&] {
@@ -340,24 +349,25 @@ class Decoder {
     else
       PrefillLayer(layer, call, heads);
     MatMul(mixed, {To(w.o, x, Epilogue::kAdd)});
-    if (!config_.pre_norm) Norm(w.attention_norm, x, x);
+    if (!norms_before) Norm(spec.norm, w.attention_norm, x, x);
     if (leaves_guess && method_.from == GuessSource::kPrevMid) {
-      if (config_.pre_norm)
-        Norm(weights_.layers[layer.index() + 1].attention_norm, x, call.guess);
+      if (norms_before)
+        Norm(config_.specs[next.index()].norm, weights_.layers[next.index()].attention_norm, x, call.guess);
       else
         backend_.Copy(queue, x, call.guess);
     }
     if (next_ahead && !next_early) Speculate(next, call);
-    RunMlp(w, x);
+    RunMlp(spec, w, x);
     if (call.ends_layer) stream_.Done(layer);
   }
 
   // Which entries the next layer will want, by what this one left for a guess; they are on their way from here on.
   void Speculate(LayerId next, const LayerCall& call) {
     const Tensor guess_q = work_.guess_q.Rows(0, call.batch.count);
-    MatMul(call.guess, {To(stream_.Use(next, weights_.layers[next.index()]).q, guess_q)});
-    if (config_.positions == PositionKind::kRope)
-      backend_.Rope(Queue::kCompute, work_.rope.Rows(0, call.batch.count), guess_q);
+    const LayerWeights w = stream_.Use(next, weights_.layers[next.index()]);
+    MatMul(call.guess, {To(w.q, guess_q)});
+    NormHeads(config_.specs[next.index()], w.q_norm, guess_q);
+    Rotate(config_.specs[next.index()], guess_q);
     cache_.Speculate(next, call.batch, call.max_rows, guess_q);
   }
 
@@ -373,10 +383,11 @@ class Decoder {
     cache_.Prefill(layer, call.run, call.batch, heads);
   }
 
-  void RunMlp(const LayerWeights& w, const Tensor& x) {
+  void RunMlp(const LayerSpec& spec, const LayerWeights& w, const Tensor& x) {
     const Tensor up = work_.up.Rows(0, x.rows);
-    const Tensor mlp_in = config_.pre_norm ? Norm(w.mlp_norm, x, work_.normed.Rows(0, x.rows)) : x;
-    if (config_.mlp == MlpKind::kGatedSilu) {
+    const bool norms_before = spec.norm_placement == NormPlacement::kBefore;
+    const Tensor mlp_in = norms_before ? Norm(spec.norm, w.mlp_norm, x, work_.normed.Rows(0, x.rows)) : x;
+    if (spec.mlp.gated) {
       const Tensor gate = work_.gate.Rows(0, x.rows);
       MatMul(mlp_in, {To(w.gate, gate), To(w.up, up)});
       backend_.SiluMul(Queue::kCompute, gate, up);
@@ -385,7 +396,7 @@ class Decoder {
       MatMul(mlp_in, {To(w.up, up, Epilogue::kRelu)});
       MatMul(up, {To(w.down, x, Epilogue::kAdd)});
     }
-    if (!config_.pre_norm) Norm(w.mlp_norm, x, x);
+    if (!norms_before) Norm(spec.norm, w.mlp_norm, x, x);
   }
 
   // prev-step: every token's guess is the query of the token before it, not yet rotated; this layer's last queries are
@@ -423,8 +434,9 @@ class Decoder {
   // Where the prompt chooses sketch columns: first only the sums by which it does, and its keys.
   void WatchColumns(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
     const std::vector<float> queries = ToHost(backend_, heads.q), keys = ToHost(backend_, heads.k);
-    if (!call.job->columns) call.job->columns.emplace(sketches_.rotation(layer), config_.kv_heads, config_.head_dim);
-    call.job->columns->Add(queries, config_.heads / config_.kv_heads);
+    if (!call.job->columns)
+      call.job->columns.emplace(sketches_.rotation(layer), shape_.owned.kv_heads, config_.head_dim);
+    call.job->columns->Add(queries, shape_.owned.heads / shape_.owned.kv_heads);
     call.job->columns->Add(keys, 1);
     call.job->keys.insert(call.job->keys.end(), keys.begin(), keys.end());
   }
@@ -482,7 +494,7 @@ class Decoder {
   // Precondition: x.rows ≤ work_.logits.rows, where they go.
   Tensor ComputeLogits(const Tensor& x) {
     const int64_t m = x.rows;
-    Tensor h = config_.final_norm ? Norm(weights_.final_norm, x, work_.normed.Rows(0, m)) : x;
+    Tensor h = config_.final_norm ? Norm(*config_.final_norm, weights_.final_norm, x, work_.normed.Rows(0, m)) : x;
     if (config_.has_projections()) {
       const Tensor narrow = work_.narrow.Rows(0, m);
       MatMul(h, {To(weights_.project_out, narrow)});
@@ -500,13 +512,26 @@ class Decoder {
 
   // ---- small parts ----
 
-  Tensor Norm(const NormWeights& w, const Tensor& x, const Tensor& out) {
-    if (config_.norm == NormKind::kRms)
-      backend_.RmsNorm(Queue::kCompute, x, w.weight, config_.norm_eps, out);
+  Tensor Norm(const NormSpec& norm, const NormWeights& w, const Tensor& x, const Tensor& out) {
+    if (norm.kind == NormKind::kRms)
+      backend_.RmsNorm(Queue::kCompute, x, w.weight, norm.eps, out);
     else
-      backend_.LayerNorm(Queue::kCompute, x, w.weight, w.bias, config_.norm_eps, out);
+      backend_.LayerNorm(Queue::kCompute, x, w.weight, w.bias, norm.eps, out);
     return out;
   }
+  // Each head of x [count][heads·head_dim] in place, where the layer has such norms.
+  void NormHeads(const LayerSpec& spec, const NormWeights& w, const Tensor& x) {
+    if (!spec.qk_norm) return;
+    const int64_t dim = config_.head_dim;
+    CHECK(x.stride == x.cols && x.cols % dim == 0);
+    const Tensor heads{x.data, x.type, x.rows * (x.cols / dim), dim, dim};
+    backend_.RmsNorm(Queue::kCompute, heads, w.weight, spec.norm.eps, heads);
+  }
+  // Turns each head to the positions of the batch that was uploaded last, where the layer rotates.
+  void Rotate(const LayerSpec& spec, const Tensor& x) {
+    if (spec.rope != LayerSpec::kNoRope) backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows), x);
+  }
+  Tensor RopeRows(int64_t table, int64_t count) const { return work_.rope.Rows(table * shape_.tokens(), count); }
 
   static Projection To(const Linear& linear, const Tensor& out, Epilogue epilogue = Epilogue::kStore) {
     return {.weight = linear.weight, .bias = linear.bias, .out = out, .epilogue = epilogue};
@@ -531,8 +556,8 @@ class Decoder {
     if (method_.evicts()) backend_.Upload(Queue::kCompute, host_kept_.data(), bytes, work_.kept_rows);
     cache_.UploadTables();
     const TokenBatch batch{.count = count, .ids = work_.ids, .slots = work_.slots, .rows = work_.rows};
-    if (config_.positions == PositionKind::kRope)
-      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies, work_.rope.Rows(0, count));
+    for (int64_t table = 0; table < work_.frequencies.rows; ++table)
+      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies.Rows(table, 1), RopeRows(table, count));
     return batch;
   }
 
@@ -541,9 +566,11 @@ class Decoder {
   Status AllocateWorkspace() {
     ASSIGN_OR_RETURN(workspace_memory_, Buffer::Make(backend_.compute_memory(), Workspace::Bytes(shape_)));
     work_ = Workspace::Carve(workspace_memory_.data(), shape_);
-    if (config_.positions == PositionKind::kRope) {
-      const std::vector<float> frequencies = RopeInverseFrequencies(config_.rope, config_.head_dim);
-      backend_.Upload(Queue::kCompute, frequencies.data(), frequencies.size() * sizeof(float), work_.frequencies.data);
+    for (size_t table = 0; table < config_.ropes.size(); ++table) {
+      const std::vector<float> frequencies = RopeInverseFrequencies(config_.ropes[table], config_.head_dim);
+      CHECK(std::ssize(frequencies) == work_.frequencies.cols);
+      backend_.Upload(Queue::kCompute, frequencies.data(), frequencies.size() * sizeof(float),
+                      work_.frequencies.row(static_cast<int64_t>(table)));
     }
     const size_t tokens = static_cast<size_t>(shape_.tokens());
     host_ids_.resize(tokens);
@@ -552,8 +579,8 @@ class Decoder {
     host_kept_.resize(tokens);
     step_rows_.reserve(static_cast<size_t>(max_batch_));
     counts_.resize(static_cast<size_t>(pool_.options().max_sequences));
-    return backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), config_.heads, config_.kv_heads,
-                            config_.head_dim);
+    return backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), shape_.owned.heads,
+                            shape_.owned.kv_heads, config_.head_dim);
   }
 
   B& backend_;
@@ -565,7 +592,7 @@ class Decoder {
   const int64_t max_batch_;
   const WorkspaceShape shape_;
 
-  Weights weights_;  // views where the backend reads them; its storage is empty
+  WeightViews weights_;  // where the backend reads them
   Buffer workspace_memory_;
   Workspace work_;
   CacheAttention<B> cache_;

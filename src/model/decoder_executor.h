@@ -20,15 +20,24 @@ inline int64_t NearLayers(const ExecutorOptions& options) {
   return remote && options.method.selects() ? options.method.dense_layers : 0;
 }
 
+inline OwnedHeads OwnedBy(const ModelConfig& config, const ExecutorOptions& options) {
+  if (!options.owned) return AllHeads(config);
+  const OwnedHeads owned = *options.owned;
+  CHECK(owned.first_kv_head >= 0 && owned.kv_heads > 0 && owned.first_kv_head + owned.kv_heads <= config.kv_heads);
+  CHECK(owned.heads * config.kv_heads == owned.kv_heads * config.heads);  // whole groups
+  return owned;
+}
+
 inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
-  PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
+  const OwnedHeads owned = OwnedBy(config, options);
+  PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = owned.kv_heads, .head_dim = config.head_dim},
                    .layers = config.layers,
                    .max_sequences = options.max_batch,
                    .max_tokens = options.max_tokens,
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
                    .near_layers = NearLayers(options)};
-  pool.side_bytes = WorkspaceShape{config, pool, options.method}.index().extent_bytes();
+  pool.side_bytes = WorkspaceShape{config, pool, options.method, owned}.index().extent_bytes();
   return pool;
 }
 
@@ -51,7 +60,8 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
-    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, weights, pool_, options_, std::move(sketches)));
+    ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, OwnedBy(config_, options_), weights, pool_, options_,
+                                                std::move(sketches)));
     return Ok();
   }
 
@@ -201,7 +211,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
 template <Backend B>
 MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   const PoolOptions pool = PoolFor(config, options);
-  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, pool, options, IsRemote(options));
+  const WorkspaceShape shape = Decoder<B>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   // A limit that holds no row is counted as if it held one: the plan then exceeds it, and is refused.
   const int64_t kept =
       options.method.evicts() ? std::max<int64_t>(1, shape.quotas().Quota(options.max_tokens)) : options.max_tokens;

@@ -25,6 +25,8 @@ MemoryPlan PlanMemory(const ModelConfig& config, const ExecutorOptions& options,
 Result<std::unique_ptr<Executor>> MakeExecutor(const ModelConfig& config, const Weights& weights,
                                                const ExecutorOptions& options, SketchSource sketches) {
   CHECK(options.max_tokens > 0 && options.max_batch > 0 && options.threads > 0);
+  if (const Status supported = CheckSupported(config); !supported.ok())
+    return Unsupported("{}: {}", config.name, supported.error().message);
   switch (options.device) {
     case Device::kCpu:
       return MakeDecoderExecutor(config, weights, options, std::move(sketches), CpuName(),

@@ -47,6 +47,9 @@ struct ExecutorOptions {
   int64_t hot_rows = 0;                       // hot-set slots of each (sequence, layer, KV head); 0: no hot set
   double forced_hits = 0;  // for benchmarks without a hot set: this share of a selection counts as hits
 
+  // The heads that weights and sketches hold and that the pool is for; none: all of the model's.
+  std::optional<OwnedHeads> owned;
+
   // side_tokens where interleaving is possible at all: with several sequences, some longer than that.
   int64_t planned_side_tokens() const { return max_batch > 1 && max_tokens > side_tokens ? side_tokens : 0; }
   // Everything is retained, attended to, and stored unquantised.

@@ -5,7 +5,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <string_view>
+
+#include "model/family.h"
+#include "model/parameter_walk.h"
 
 namespace infinigen {
 namespace {
@@ -28,17 +32,16 @@ class Hasher {
   void Number(int64_t value) { Bytes(&value, sizeof(value)); }
   void Real(double value) { Bytes(&value, sizeof(value)); }
 
-  // Rows 0, step, 2·step, ...; a tensor that is not there is no rows.
-  void Tensor(std::string_view role, const ConstTensor& tensor) {
+  // Rows 0, step, 2·step, ...; a parameter that the model does not have has no rows.
+  void Tensor(std::string_view role, const WeightView& tensor) {
     Text(role);
     Number(tensor.rows);
     Number(tensor.cols);
     Number(static_cast<int64_t>(tensor.type));
-    const int64_t row_bytes = tensor.cols * static_cast<int64_t>(SizeOf(tensor.type));
-    const int64_t rows = std::max<int64_t>(kSampleBytes / std::max<int64_t>(row_bytes, 1), 1);
+    const int64_t rows = std::max<int64_t>(kSampleBytes / std::max<int64_t>(tensor.row_bytes, 1), 1);
     const int64_t step = std::max<int64_t>((tensor.rows + rows - 1) / rows, 1);
     for (int64_t row = 0; tensor && row < tensor.rows; row += step)
-      Bytes(tensor.row(row), static_cast<size_t>(std::min(row_bytes, kSampleBytes)));
+      Bytes(tensor.row(row), static_cast<size_t>(std::min(tensor.row_bytes, kSampleBytes)));
   }
 
   ModelIdentity Finish() const {
@@ -52,20 +55,100 @@ class Hasher {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
 };
 
-void AddConfig(const ModelConfig& config, Hasher& hash) {
-  for (const int64_t value :
-       {static_cast<int64_t>(config.architecture), config.layers, config.hidden, config.heads, config.kv_heads,
-        config.head_dim, config.ffn, config.vocab, config.embed_dim, static_cast<int64_t>(config.norm),
-        int64_t{config.pre_norm}, int64_t{config.final_norm}, static_cast<int64_t>(config.positions),
-        config.position_offset, static_cast<int64_t>(config.mlp), int64_t{config.attention_bias},
-        int64_t{config.mlp_bias}, int64_t{config.tied_embeddings}})
-    hash.Number(value);
-  hash.Real(static_cast<double>(config.norm_eps));
-  if (config.positions != PositionKind::kRope) return;
-  const RopeConfig& rope = config.rope;
+void AddRope(const RopeConfig& rope, Hasher& hash) {
   hash.Number(static_cast<int64_t>(rope.scaling));
   hash.Number(rope.original_max_positions);
-  for (const double value : {rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor}) hash.Real(value);
+  for (const double value : {rope.base, rope.factor, rope.low_freq_factor, rope.high_freq_factor}) hash.Real(value);
+}
+
+void AddNorm(const NormSpec& norm, Hasher& hash) {
+  hash.Number(static_cast<int64_t>(norm.kind));
+  hash.Number(int64_t{norm.affine});
+  hash.Real(static_cast<double>(norm.eps));
+}
+
+void AddLayer(const LayerSpec& spec, Hasher& hash) {
+  for (const int64_t value : {int64_t{spec.rope}, spec.window, int64_t{spec.qkv_bias}, int64_t{spec.o_bias},
+                              int64_t{spec.qk_norm}, static_cast<int64_t>(spec.norm_placement), int64_t{spec.mlp.gated},
+                              static_cast<int64_t>(spec.mlp.activation), int64_t{spec.mlp.bias}})
+    hash.Number(value);
+  hash.Real(static_cast<double>(spec.attention_scale));
+  hash.Real(static_cast<double>(spec.attention_soft_cap));
+  AddNorm(spec.norm, hash);
+}
+
+// What AddConfig says of all layers at once. It is all that there is to say of models whose layers are alike and have
+// nothing that Llama and OPT lack, which skew files know by this hash; AddRest adds what others have beyond it.
+LayerSpec SaidOfAll(const ModelConfig& config) {
+  LayerSpec spec = PlainLayer(config.head_dim);
+  const LayerSpec& first = config.specs.front();
+  if (config.ropes.empty()) spec.rope = LayerSpec::kNoRope;
+  spec.qkv_bias = spec.o_bias = first.qkv_bias;
+  spec.norm = first.norm;
+  if (first.norm_placement != NormPlacement::kBefore) spec.norm_placement = NormPlacement::kAfterResidual;
+  if (!first.mlp.gated) spec.mlp = {.gated = false, .activation = Activation::kRelu};
+  spec.mlp.bias = first.mlp.bias;
+  return spec;
+}
+
+void AddConfig(const ModelConfig& config, Hasher& hash) {
+  const LayerSpec spec = SaidOfAll(config);
+  for (const int64_t value :
+       {config.family == nullptr ? 0 : config.family->identity_number, config.layers, config.hidden, config.heads,
+        config.kv_heads, config.head_dim, config.ffn, config.vocab, config.embed_dim,
+        static_cast<int64_t>(spec.norm.kind), int64_t{spec.norm_placement == NormPlacement::kBefore},
+        int64_t{config.final_norm.has_value()}, static_cast<int64_t>(config.positions), config.position_offset,
+        int64_t{spec.mlp.gated ? 0 : 1}, int64_t{spec.qkv_bias}, int64_t{spec.mlp.bias},
+        int64_t{config.tied_embeddings}})
+    hash.Number(value);
+  hash.Real(static_cast<double>(spec.norm.eps));
+  if (!config.ropes.empty()) AddRope(config.ropes.front(), hash);
+}
+
+void AddRest(const ModelConfig& config, Hasher& hash) {
+  const LayerSpec said = SaidOfAll(config);
+  for (size_t layer = 0; layer < config.specs.size(); ++layer) {
+    if (config.specs[layer] == said) continue;
+    hash.Text("layer");
+    hash.Number(static_cast<int64_t>(layer));
+    AddLayer(config.specs[layer], hash);
+  }
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    const RopeConfig& rope = config.ropes[i];
+    if (i == 0 && rope.order == RopeOrder::kHalves && rope.rotary_dims == 0) continue;
+    hash.Text("rope");
+    AddRope(rope, hash);
+    hash.Number(static_cast<int64_t>(rope.order));
+    hash.Number(rope.rotary_dims);
+  }
+  if (config.final_norm && *config.final_norm != said.norm) {
+    hash.Text("final norm");
+    AddNorm(*config.final_norm, hash);
+  }
+  if (config.embedding_scale == 1 && config.logit_soft_cap == 0) return;
+  hash.Text("ends");
+  hash.Real(static_cast<double>(config.embedding_scale));
+  hash.Real(static_cast<double>(config.logit_soft_cap));
+}
+
+// Parameters that queries and keys follow from, by the names that are hashed; empty: not hashed.
+std::string_view HashedName(WeightRole role) {
+  switch (role) {
+    case WeightRole::kEmbedding:
+      return "embedding";
+    case WeightRole::kAttentionNorm:
+      return "attention_norm";
+    case WeightRole::kQuery:
+      return "q";
+    case WeightRole::kKey:
+      return "k";
+    case WeightRole::kQueryNorm:
+      return "q_norm";
+    case WeightRole::kKeyNorm:
+      return "k_norm";
+    default:
+      return {};
+  }
 }
 
 }  // namespace
@@ -74,17 +157,17 @@ ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights) {
   Hasher hash;
   hash.Text(kRecipe);
   AddConfig(config, hash);
-  hash.Tensor("embedding", weights.embedding);
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers[i];
-    hash.Number(static_cast<int64_t>(i));
-    hash.Tensor("attention_norm", layer.attention_norm.weight);
-    hash.Tensor("attention_norm.bias", layer.attention_norm.bias);
-    hash.Tensor("q", layer.q.weight);
-    hash.Tensor("q.bias", layer.q.bias);
-    hash.Tensor("k", layer.k.weight);
-    hash.Tensor("k.bias", layer.k.bias);
-  }
+  AddRest(config, hash);
+  VisitParameters(weights, [&](const Parameter& parameter, const auto& view) {
+    const std::string_view name = HashedName(parameter.role);
+    if (name.empty()) return;
+    const bool head_norm = parameter.role == WeightRole::kQueryNorm || parameter.role == WeightRole::kKeyNorm;
+    if (head_norm && !view) return;  // hashes of models without them are older than these norms
+    if (parameter.role == WeightRole::kAttentionNorm && parameter.part == WeightPart::kWeight)
+      hash.Number(parameter.layer);  // a layer begins
+    hash.Tensor(parameter.part == WeightPart::kWeight ? std::string(name) : fmt::format("{}.bias", name),
+                WeightView(view));
+  });
   return hash.Finish();
 }
 

@@ -57,7 +57,7 @@ class KvCounts {
   // Of slots [begin, end).
   KvStats Sum(const StepCounts& counts, int64_t begin, int64_t end) {
     const EntryLayout& layout = pool_.options().layout;
-    const auto heads = static_cast<uint64_t>(config_.kv_heads);
+    const auto heads = static_cast<uint64_t>(shape_.owned.kv_heads);
     KvStats stats;
     stats.steps = counts.steps;
     stats.entry_row_bytes = static_cast<uint64_t>(config_.layers) * layout.row_bytes();

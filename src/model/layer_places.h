@@ -61,7 +61,7 @@ class LayerPlaces {
     kept.positions = batch.rows;
     kept.rows = work_.kept_rows;
     kept.places = work_.places;
-    kept.kv_heads = config_.kv_heads;
+    kept.kv_heads = shape_.owned.kv_heads;
     return kept;
   }
 
@@ -82,7 +82,7 @@ class LayerPlaces {
     size_t i = 0;
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!method_.has_index(layer)) continue;
-      for (int64_t head = 0; head < config_.kv_heads; ++head)
+      for (int64_t head = 0; head < shape_.owned.kv_heads; ++head)
         visit(Index(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * index_.head_extent_bytes(), i++);
     }
   }
@@ -97,10 +97,10 @@ class LayerPlaces {
 
   SketchBasis Basis(LayerId layer) const {
     const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
-    const int64_t matrix = slots * config_.kv_heads * config_.head_dim * method_.sketch_dims;
-    const int64_t offset = slots * config_.kv_heads * method_.sketch_dims;
+    const int64_t matrix = slots * shape_.owned.kv_heads * config_.head_dim * method_.sketch_dims;
+    const int64_t offset = slots * shape_.owned.kv_heads * method_.sketch_dims;
     const float* query = work_.basis + static_cast<int64_t>(SelectingIndex(layer)) * (2 * matrix + offset);
-    return {.kv_heads = config_.kv_heads,
+    return {.kv_heads = shape_.owned.kv_heads,
             .head_dim = config_.head_dim,
             .dims = method_.sketch_dims,
             .query = query,
@@ -115,7 +115,7 @@ class LayerPlaces {
 
   // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
   NearEntries Places(LayerId layer) const {
-    const int64_t lists = shape_.pool.max_sequences * config_.kv_heads, capacity = shape_.near_rows();
+    const int64_t lists = shape_.pool.max_sequences * shape_.owned.kv_heads, capacity = shape_.near_rows();
     NearEntries near{.layout = pool_.options().layout, .data = near_, .capacity = capacity};
     if (shape_.hot_rows == 0) {
       near.data += Turn(layer) * shape_.near_layer_bytes();

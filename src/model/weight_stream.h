@@ -1,9 +1,10 @@
-// Matrices of layers that do not fit on the device: in host memory, brought over the link while other layers compute.
+// WeightStream: matrices of layers that do not fit on the device. They stay in host memory and are copied over the link
+// while other layers compute.
 //
-// The streamed layers are spread evenly over the depth, so that one is on its way while the resident ones between two
-// of them compute. Each is one block: one move. Two places on the device take turns; whoever is asked for and is not
-// there is brought then, so any order of layers works, and the order of a forward pass works ahead of time. Norms and
-// biases stay on the device. Called by the decoder only.
+// The streamed layers are spread evenly over the depth, so that one is copied while the resident layers between two of
+// them compute. The matrices of a layer are one block, which is one copy. The device has two places for blocks, used in
+// turn. In the order of a forward pass a layer's block is prefetched; a layer that is asked for and is not there is
+// copied then, so any order of layers works. Norms and biases stay on the device. Called by the decoder only.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +12,12 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "model/parameter_walk.h"
 #include "model/weights.h"
 
 namespace infinigen {
@@ -26,18 +29,18 @@ inline bool IsStreamed(int64_t layer, int64_t layers, double on_device) {
   return (layer + 1) * streamed / layers > layer * streamed / layers;
 }
 
-// The matrices of a layer, in the order in which they lie in a block.
-inline std::array<ConstTensor*, 7> Matrices(LayerWeights& layer) {
-  return {&layer.q.weight,    &layer.k.weight,  &layer.v.weight,   &layer.o.weight,
-          &layer.gate.weight, &layer.up.weight, &layer.down.weight};
+// Calls visit(matrix) for the matrices of a layer, in the order in which they lie in a block.
+template <class Visit>
+void VisitMatrices(LayerWeights& layer, Visit&& visit) {
+  VisitLayer(0, layer, [&](const Parameter&, auto& view) {
+    if constexpr (std::is_same_v<decltype(view), WeightView&>) visit(view);
+  });
 }
-inline size_t MatrixBytes(const ConstTensor& matrix) {
-  const size_t bytes = static_cast<size_t>(matrix.rows * matrix.cols) * SizeOf(matrix.type);
-  return matrix ? (bytes + 255) / 256 * 256 : 0;
-}
+// Bytes that a matrix takes in a block, where each starts at a multiple of 256.
+inline size_t MatrixBytes(const WeightView& matrix) { return (static_cast<size_t>(matrix.bytes()) + 255) / 256 * 256; }
 inline size_t BlockBytes(LayerWeights layer) {
   size_t bytes = 0;
-  for (const ConstTensor* matrix : Matrices(layer)) bytes += MatrixBytes(*matrix);
+  VisitMatrices(layer, [&](const WeightView& matrix) { bytes += MatrixBytes(matrix); });
   return bytes;
 }
 
@@ -46,8 +49,8 @@ class WeightStream {
  public:
   explicit WeightStream(B& backend) : backend_(backend) {}
 
-  // Of `layers`, whose matrices are still where they were loaded. Those that are streamed are copied to memory of the
-  // link, and are to be had from Use alone.
+  // `layers` have their matrices where they were loaded. Those of streamed layers are copied to host memory that the
+  // link reads fast; their views have no address from here on, except in what Use returns.
   Status Start(std::span<LayerWeights> layers, double on_device) {
     const auto count = static_cast<int64_t>(layers.size());
     blocks_.resize(layers.size());
@@ -57,13 +60,12 @@ class WeightStream {
       LayerWeights& layer = layers[static_cast<size_t>(i)];
       ASSIGN_OR_RETURN(Buffer block, Buffer::Make(backend_.host_memory(), BlockBytes(layer)));
       size_t at = 0;
-      for (ConstTensor* matrix : Matrices(layer)) {
-        if (!*matrix) continue;
-        std::memcpy(block.data() + at, matrix->data,
-                    static_cast<size_t>(matrix->rows * matrix->cols) * SizeOf(matrix->type));
-        at += MatrixBytes(*matrix);
-        matrix->data = nullptr;  // not here
-      }
+      VisitMatrices(layer, [&](WeightView& matrix) {
+        if (!matrix) return;
+        std::memcpy(block.data() + at, matrix.data, static_cast<size_t>(matrix.bytes()));
+        at += MatrixBytes(matrix);
+        matrix.data = nullptr;  // Use gives it an address
+      });
       largest = std::max(largest, block.bytes());
       blocks_[static_cast<size_t>(i)] = std::move(block);
       streamed_.push_back(static_cast<int32_t>(i));
@@ -90,15 +92,15 @@ class WeightStream {
     at.used = ++uses_;
     at.in_use = true;
     size_t offset = 0;
-    for (ConstTensor* matrix : Matrices(weights)) {
-      if (matrix->rows == 0) continue;
-      matrix->data = at.memory.data() + offset;
-      offset += MatrixBytes(*matrix);
-    }
+    VisitMatrices(weights, [&](WeightView& matrix) {
+      if (matrix.rows == 0) return;
+      matrix.data = at.memory.data() + offset;
+      offset += MatrixBytes(matrix);
+    });
     return weights;
   }
 
-  // Compute is through with the layer: the next one that is not here comes in its place.
+  // Compute has enqueued its last use of the layer: the next streamed layer that is not on the device takes its place.
   void Done(LayerId layer) {
     if (!streams(layer)) return;
     const size_t place = Find(layer.value());
@@ -117,7 +119,7 @@ class WeightStream {
     int32_t layer = -1;
     Ticket arrived, free;
     uint64_t used = 0;
-    bool in_use = false;  // since the latest Done: compute may read it still
+    bool in_use = false;  // used since its latest Done, so compute may still read it
   };
 
   size_t Find(int32_t layer) const {
@@ -127,7 +129,7 @@ class WeightStream {
   }
   size_t Oldest() const { return places_[0].used <= places_[1].used ? 0 : 1; }
 
-  // In place of a layer that is not Done: the prompt that was in the middle of it brings it again.
+  // The layer that had the place may not be Done: the prompt in the middle of it copies it again.
   void BringNow(int32_t layer, size_t place) {
     Place& at = places_[place];
     if (std::exchange(at.in_use, false)) at.free = backend_.Record(Queue::kCompute);

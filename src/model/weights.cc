@@ -1,14 +1,14 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <initializer_list>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 
-#include "loader/json_stream.h"
-#include "loader/weight_map.h"
+#include "base/utf8.h"
+#include "model/family.h"
+#include "model/parameter_walk.h"
 
 namespace infinigen {
 namespace {
@@ -18,87 +18,80 @@ namespace {
 constexpr size_t kVectorBlockBytes = size_t{64} << 10;
 constexpr size_t kVectorAlignment = 64;
 
-// What a shape follows from, for messages: "heads·head_dim × hidden".
-struct ExpectedShape {
-  std::vector<int64_t> extents;
-  std::string_view meaning;
-};
-
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, const ModelConfig& config, WeightStorage& storage)
-      : checkpoint_(checkpoint), config_(config), storage_(storage) {}
+  WeightLoader(const TensorSource& source, const ModelConfig& config, WeightStorage& storage)
+      : source_(source), config_(config), storage_(storage) {}
 
   Status Load(Weights& weights) {
     RETURN_IF_ERROR(FindPrefix());
-    RETURN_IF_ERROR(LoadEnds(weights));
-    for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      LayerWeights& target = weights.layers.emplace_back();
-      RETURN_IF_ERROR(LoadAttention(layer, target));
-      RETURN_IF_ERROR(LoadMlp(layer, target));
-    }
-    RETURN_IF_ERROR(LoadFinalNorm(weights));
-    RETURN_IF_ERROR(LoadHead(weights));
+    weights.layers.resize(static_cast<size_t>(config_.layers));
+    RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, auto& view) -> Status {
+      const ParameterShape shape = ExpectedShape(config_, parameter);
+      if (!shape) return Ok();
+      if (parameter.role == WeightRole::kLmHead) return LoadHead(parameter, shape, weights);
+      return LoadInto(view, parameter, shape);
+    }));
     return RefuseExtras();
   }
 
  private:
-  std::string NameOf(WeightRole role, WeightPart part, int64_t layer) const {
-    return TensorName(config_.architecture, prefix_, role, part, layer);
-  }
+  std::string NameOf(const Parameter& parameter) const { return TensorName(*config_.family, prefix_, parameter); }
 
   // The embedding is in every model: its name tells which prefix the file uses.
   Status FindPrefix() {
-    for (const std::string_view prefix : NamePrefixes(config_.architecture)) {
+    for (const std::string_view prefix : config_.family->prefixes) {
       prefix_ = prefix;
-      if (checkpoint_.Find(NameOf(WeightRole::kEmbedding, WeightPart::kWeight, 0))) return Ok{};
+      if (source_.Find(NameOf({WeightRole::kEmbedding}))) return Ok();
     }
-    prefix_ = NamePrefixes(config_.architecture)[0];
-    return Missing(NameOf(WeightRole::kEmbedding, WeightPart::kWeight, 0));
+    prefix_ = config_.family->prefixes[0];
+    return Missing(NameOf({WeightRole::kEmbedding}));
   }
 
   Error Missing(const std::string& name) const {
-    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", Where(), name, Name(config_.architecture),
+    return Invalid("{}: tensor '{}' is missing (model_type {}, {} layers)", source_.where(), name, config_.family->name,
                    config_.layers);
   }
 
-  // The only file, or the directory of the shards.
-  std::string Where() const {
-    const std::string& path = checkpoint_.files()[0].path();
-    return checkpoint_.files().size() == 1 ? path : path.substr(0, path.rfind('/'));
-  }
-
-  // The tensor by that name, after its type and shape were checked.
-  Result<TensorRef> Require(const std::string& name, const ExpectedShape& expected) {
-    const TensorRef tensor = checkpoint_.Find(name);
-    if (!tensor) return Missing(name);
-    used_.insert(tensor.entry);
-    if (!tensor.entry->type())
-      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor.file->path(), name,
-                         tensor.entry->dtype);
-    const std::span<const int64_t> shape = tensor.entry->shape();
-    if (!std::equal(shape.begin(), shape.end(), expected.extents.begin(), expected.extents.end()))
-      return Invalid("{}: tensor '{}' has shape {}, config.json implies {} ({})", tensor.file->path(), name,
-                     FormatShape(shape), FormatShape(expected.extents), expected.meaning);
-    return tensor;
+  // The stored bytes of a parameter, after name, type and shape were checked.
+  Result<WeightView> Require(const Parameter& parameter, const ParameterShape& expected) {
+    const std::string name = NameOf(parameter);
+    const StoredTensor* const tensor = source_.Find(name);
+    if (tensor == nullptr) return Missing(name);
+    used_.insert(tensor);
+    if (!tensor->type)
+      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor->path, name,
+                         tensor->type_name);
+    const std::array<int64_t, 2> extents = {expected.rows, expected.cols};
+    const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
+    if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
+      return Invalid("{}: tensor '{}' has shape {}, config.json implies {} ({})", tensor->path, name,
+                     FormatShape(tensor->shape), FormatShape(wanted), expected.meaning);
+    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, expected.rows, expected.cols);
+    if (!view.ok()) return Invalid("{}: tensor '{}': {}", tensor->path, name, view.error().message);
+    if (view->bytes() != std::ssize(tensor->bytes))
+      return Invalid("{}: tensor '{}' has {} bytes, its shape {} needs {}", tensor->path, name, tensor->bytes.size(),
+                     FormatShape(tensor->shape), view->bytes());
+    return view;
   }
 
   // In place, unless its bytes lie at an odd address for their type.
-  Result<ConstTensor> Matrix(WeightRole role, int64_t rows, int64_t cols, std::string_view meaning, int64_t layer = 0) {
-    const std::string name = NameOf(role, WeightPart::kWeight, layer);
-    ASSIGN_OR_RETURN(const TensorRef tensor, Require(name, {{rows, cols}, meaning}));
-    const DType type = *tensor.entry->type();
-    const std::byte* data = tensor.bytes().data();
-    if (reinterpret_cast<uintptr_t>(data) % SizeOf(type) != 0) {
-      ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, tensor.bytes().size()));
-      std::memcpy(copy.data(), data, tensor.bytes().size());
-      data = copy.data();
-      storage_.buffers.push_back(std::move(copy));
-    }
-    return ConstTensor(data, type, rows, cols);
+  Status LoadInto(WeightView& matrix, const Parameter& parameter, const ParameterShape& shape) {
+    ASSIGN_OR_RETURN(matrix, Require(parameter, shape));
+    if (reinterpret_cast<uintptr_t>(matrix.data) % AlignmentOf(matrix.type) == 0) return Ok();
+    const auto bytes = static_cast<size_t>(matrix.bytes());
+    ASSIGN_OR_RETURN(Buffer copy, Buffer::Make(storage_.allocator, bytes));
+    std::memcpy(copy.data(), matrix.data, bytes);
+    matrix.data = copy.data();
+    storage_.buffers.push_back(std::move(copy));
+    return Ok();
   }
 
-  Result<float*> AllocateVector(int64_t length) {
+  static ConstTensor VectorOf(std::span<const float> numbers) {
+    return {reinterpret_cast<const std::byte*>(numbers.data()), DType::kF32, 1, std::ssize(numbers)};
+  }
+
+  Result<std::span<float>> AllocateVector(int64_t length) {
     const size_t bytes = (static_cast<size_t>(length) * sizeof(float) + kVectorAlignment - 1) & ~(kVectorAlignment - 1);
     if (bytes > block_left_) {
       const size_t block_bytes = std::max(bytes, kVectorBlockBytes);
@@ -110,180 +103,109 @@ class WeightLoader {
     float* data = reinterpret_cast<float*>(block_next_);
     block_next_ += bytes;
     block_left_ -= bytes;
-    return data;
+    return std::span(data, static_cast<size_t>(length));
   }
 
-  Result<ConstTensor> Vector(WeightRole role, WeightPart part, int64_t length, std::string_view meaning,
-                             int64_t layer) {
-    const std::string name = NameOf(role, part, layer);
-    ASSIGN_OR_RETURN(const TensorRef tensor, Require(name, {{length}, meaning}));
-    ASSIGN_OR_RETURN(float* const data, AllocateVector(length));
-    const std::byte* source = tensor.bytes().data();
-    Dispatch(*tensor.entry->type(), [&](auto tag) {
-      using T = decltype(tag);
-      for (int64_t i = 0; i < length; ++i) {
-        T element;
-        std::memcpy(&element, source + static_cast<size_t>(i) * sizeof(T), sizeof(T));
-        data[i] = ToFloat(element);
-      }
-    });
-    return ConstTensor(reinterpret_cast<const std::byte*>(data), DType::kF32, 1, length);
-  }
-
-  Result<Linear> LoadLinear(WeightRole role, int64_t out, int64_t in, bool bias, std::string_view meaning,
-                            int64_t layer) {
-    Linear linear;
-    ASSIGN_OR_RETURN(linear.weight, Matrix(role, out, in, meaning, layer));
-    if (bias) {
-      ASSIGN_OR_RETURN(linear.bias, Vector(role, WeightPart::kBias, out, meaning, layer));
+  // Widened to f32.
+  Status LoadInto(ConstTensor& vector, const Parameter& parameter, const ParameterShape& shape) {
+    if (!shape.stored) {
+      ASSIGN_OR_RETURN(vector, Constant(parameter, shape.cols));
+      return Ok();
     }
-    return linear;
+    ASSIGN_OR_RETURN(const WeightView stored, Require(parameter, shape));
+    ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(shape.cols));
+    DecodeRow(stored, 0, numbers);
+    vector = VectorOf(numbers);
+    return Ok();
   }
 
-  Result<ConstTensor> Constant(float value) {
-    ASSIGN_OR_RETURN(float* const data, AllocateVector(config_.hidden));
-    std::fill_n(data, config_.hidden, value);
-    return ConstTensor(reinterpret_cast<const std::byte*>(data), DType::kF32, 1, config_.hidden);
-  }
-
-  Result<NormWeights> LoadNorm(WeightRole role, int64_t layer) {
-    const bool has_bias = config_.norm == NormKind::kLayer;
-    NormWeights norm;
-    if (config_.norm_affine) {
-      ASSIGN_OR_RETURN(norm.weight, Vector(role, WeightPart::kWeight, config_.hidden, "hidden", layer));
-      if (has_bias) {
-        ASSIGN_OR_RETURN(norm.bias, Vector(role, WeightPart::kBias, config_.hidden, "hidden", layer));
-      }
-      return norm;
+  // The ones or zeros of a norm without parameters; one vector of each serves them all.
+  Result<ConstTensor> Constant(const Parameter& parameter, int64_t length) {
+    const bool ones = parameter.part == WeightPart::kWeight;
+    ConstTensor& constant = constants_[ones];
+    if (constant.cols != length) {
+      ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(length));
+      std::fill(numbers.begin(), numbers.end(), ones ? 1.0f : 0.0f);
+      constant = VectorOf(numbers);
     }
-    if (!plain_norm_) {  // shared by every norm of the model
-      ASSIGN_OR_RETURN(norm.weight, Constant(1.0f));
-      if (has_bias) {
-        ASSIGN_OR_RETURN(norm.bias, Constant(0.0f));
-      }
-      plain_norm_ = norm;
-    }
-    return *plain_norm_;
+    return constant;
   }
 
-  // Embedding, positions and projections: from here on the file has confirmed `hidden`, `vocab` and `embed_dim`.
-  Status LoadEnds(Weights& weights) {
-    ASSIGN_OR_RETURN(weights.embedding,
-                     Matrix(WeightRole::kEmbedding, config_.vocab, config_.embed_dim, "vocab × embedding width"));
-    if (config_.positions == PositionKind::kLearned) {
-      ASSIGN_OR_RETURN(weights.positions,
-                       Matrix(WeightRole::kPositions, config_.max_positions + config_.position_offset, config_.hidden,
-                              "positions + 2 × hidden"));
-    }
-    if (!config_.has_projections()) return Ok{};
-    ASSIGN_OR_RETURN(weights.project_in, LoadLinear(WeightRole::kProjectIn, config_.hidden, config_.embed_dim, false,
-                                                    "hidden × embedding width", 0));
-    ASSIGN_OR_RETURN(weights.project_out, LoadLinear(WeightRole::kProjectOut, config_.embed_dim, config_.hidden, false,
-                                                     "embedding width × hidden", 0));
-    return Ok{};
-  }
-
-  Status LoadAttention(int64_t layer, LayerWeights& target) {
-    const int64_t q_size = config_.heads * config_.head_dim;
-    const int64_t kv_size = config_.kv_heads * config_.head_dim;
-    const bool bias = config_.attention_bias;
-    const int64_t hidden = config_.hidden;
-    ASSIGN_OR_RETURN(target.q, LoadLinear(WeightRole::kQuery, q_size, hidden, bias, "heads·head_dim × hidden", layer));
-    ASSIGN_OR_RETURN(target.k,
-                     LoadLinear(WeightRole::kKey, kv_size, hidden, bias, "kv_heads·head_dim × hidden", layer));
-    ASSIGN_OR_RETURN(target.v,
-                     LoadLinear(WeightRole::kValue, kv_size, hidden, bias, "kv_heads·head_dim × hidden", layer));
-    ASSIGN_OR_RETURN(target.o, LoadLinear(WeightRole::kOutput, hidden, q_size, bias, "hidden × heads·head_dim", layer));
-    ASSIGN_OR_RETURN(target.attention_norm, LoadNorm(WeightRole::kAttentionNorm, layer));
-    return Ok{};
-  }
-
-  Status LoadMlp(int64_t layer, LayerWeights& target) {
-    const bool bias = config_.mlp_bias;
-    if (config_.mlp == MlpKind::kGatedSilu) {
-      ASSIGN_OR_RETURN(target.gate,
-                       LoadLinear(WeightRole::kGate, config_.ffn, config_.hidden, bias, "ffn × hidden", layer));
-    }
-    ASSIGN_OR_RETURN(target.up, LoadLinear(WeightRole::kUp, config_.ffn, config_.hidden, bias, "ffn × hidden", layer));
-    ASSIGN_OR_RETURN(target.down,
-                     LoadLinear(WeightRole::kDown, config_.hidden, config_.ffn, bias, "hidden × ffn", layer));
-    ASSIGN_OR_RETURN(target.mlp_norm, LoadNorm(WeightRole::kMlpNorm, layer));
-    return Ok{};
-  }
-
-  Status LoadFinalNorm(Weights& weights) {
-    if (!config_.final_norm) return Ok{};
-    ASSIGN_OR_RETURN(weights.final_norm, LoadNorm(WeightRole::kFinalNorm, 0));
-    return Ok{};
-  }
-
-  Status LoadHead(Weights& weights) {
-    const std::string name = NameOf(WeightRole::kLmHead, WeightPart::kWeight, 0);
-    if (config_.tied_embeddings && !checkpoint_.Find(name)) {
-      weights.lm_head.weight = weights.embedding;
-      return Ok{};
-    }
-    ASSIGN_OR_RETURN(weights.lm_head, LoadLinear(WeightRole::kLmHead, config_.vocab, config_.embed_dim, false,
-                                                 "vocab × embedding width", 0));
-    if (!config_.tied_embeddings) return Ok{};
+  Status LoadHead(const Parameter& parameter, const ParameterShape& shape, Weights& weights) {
+    const std::string name = NameOf(parameter);
+    WeightView& head = weights.lm_head.weight;
+    if (shape.stored || source_.Find(name)) RETURN_IF_ERROR(LoadInto(head, parameter, shape));
+    if (shape.stored) return Ok();
     // Some exporters write the shared matrix twice. A second one that differs belongs to another model.
-    const ConstTensor& head = weights.lm_head.weight;
-    const size_t bytes = static_cast<size_t>(head.rows * head.cols) * SizeOf(head.type);
-    if (head.type != weights.embedding.type || std::memcmp(head.data, weights.embedding.data, bytes) != 0)
-      return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings", Where(),
-                     name);
-    weights.lm_head.weight = weights.embedding;
-    return Ok{};
+    const WeightView& embedding = weights.embedding;
+    if (head &&
+        (head.type != embedding.type || std::memcmp(head.data, embedding.data, static_cast<size_t>(head.bytes())) != 0))
+      return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings",
+                     source_.where(), name);
+    head = embedding;
+    return Ok();
   }
 
   Status RefuseExtras() const {
-    for (const SafetensorsFile& file : checkpoint_.files()) {
-      for (const TensorEntry& tensor : file.tensors()) {
-        if (used_.count(&tensor) == 0 && !IsHarmlessTensor(config_.architecture, prefix_, tensor.name))
-          return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
-                             file.path(), Quoted(tensor.name), FormatShape(tensor.shape()), Name(config_.architecture));
-      }
+    for (const StoredTensor& tensor : source_.tensors()) {
+      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name))
+        return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
+                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name);
     }
-    return Ok{};
+    return Ok();
   }
 
-  const Checkpoint& checkpoint_;
+  const TensorSource& source_;
   const ModelConfig& config_;
   WeightStorage& storage_;
   std::string_view prefix_;
-  std::unordered_set<const TensorEntry*> used_;
-  std::optional<NormWeights> plain_norm_;
-  std::byte* block_next_ = nullptr;  // free space of the last vector block
+  std::unordered_set<const StoredTensor*> used_;
+  std::array<ConstTensor, 2> constants_;  // zeros and ones, f32; null until asked for
+  std::byte* block_next_ = nullptr;       // free space of the last vector block
   size_t block_left_ = 0;
 };
 
-int64_t Bytes(const ConstTensor& tensor) {
-  return tensor.rows * tensor.cols * static_cast<int64_t>(SizeOf(tensor.type));
-}
-int64_t Bytes(const Linear& linear) { return Bytes(linear.weight) + Bytes(linear.bias); }
-int64_t Bytes(const NormWeights& norm) { return Bytes(norm.weight) + Bytes(norm.bias); }
-
 }  // namespace
 
-int64_t Weights::TotalBytes() const {
-  int64_t total = Bytes(embedding) + Bytes(positions) + Bytes(project_in) + Bytes(project_out) + Bytes(final_norm);
-  for (const LayerWeights& layer : layers) {
-    total += Bytes(layer.attention_norm) + Bytes(layer.mlp_norm);
-    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-      total += Bytes(*linear);
-  }
-  if (lm_head.weight.data != embedding.data) total += Bytes(lm_head);
+int64_t WeightViews::TotalBytes() const {
+  int64_t total = 0;
+  VisitParameters(*this, [&](const Parameter& parameter, const auto& view) {
+    if (parameter.role != WeightRole::kLmHead || !has_tied_head()) total += view.bytes();
+  });
   return total;
 }
 
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
-  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
+int64_t WeightViews::BytesPerStep() const {
+  return TotalBytes() - positions.bytes() - (has_tied_head() ? 0 : embedding.bytes());
+}
+
+WeightType WeightViews::DominantType() const {
+  std::array<int64_t, kWeightFormats.size()> bytes{};  // by WeightType
+  VisitParameters(*this, [&](const Parameter& parameter, const auto& view) {
+    if (parameter.is_matrix()) bytes[static_cast<size_t>(view.type)] += view.bytes();
+  });
+  return static_cast<WeightType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+}
+
+int64_t ParameterCount(const ModelConfig& config) {
+  int64_t count = 0;
+  VisitShapes(config,
+              [&](const Parameter&, const ParameterShape& shape) { count += shape.stored ? shape.count() : 0; });
+  return count;
+}
+
+Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const ModelConfig& config) {
   Weights weights;
   weights.storage = std::make_unique<WeightStorage>();
-  weights.storage->checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
-  WeightLoader loader(*weights.storage->checkpoint, config, *weights.storage);
+  weights.storage->source = std::move(source);
+  WeightLoader loader(*weights.storage->source, config, *weights.storage);
   RETURN_IF_ERROR(loader.Load(weights));
   return weights;
+}
+
+Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
+  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
+  return LoadWeights(std::move(source), config);
 }
 
 }  // namespace infinigen

@@ -35,26 +35,27 @@ class Carver {
 void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   const ModelConfig& config = shape.config;
   const KvMethod& method = shape.method;
-  const int64_t sequences = shape.pool.max_sequences, query_width = config.heads * config.head_dim;
+  const int64_t sequences = shape.pool.max_sequences, query_width = shape.query_width();
   if (method.guesses_from_layer()) w.step_guess = carver.Matrix(shape.guess_type(), shape.max_batch, config.hidden);
   if (method.from != GuessSource::kSelf) w.guess_q = carver.Matrix(shape.activation, shape.tokens(), query_width);
   if (method.from == GuessSource::kPrevStep)
     w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
   const int64_t tokens = shape.select_tokens();
-  if (method.select->uses_basis) w.sketch_q = carver.Matrix(DType::kF32, tokens, config.heads * method.sketch_dims);
-  const int64_t lists = tokens * config.kv_heads, capacity = shape.pool.max_tokens;
+  if (method.select->uses_basis)
+    w.sketch_q = carver.Matrix(DType::kF32, tokens, shape.owned.heads * method.sketch_dims);
+  const int64_t heads = shape.owned.kv_heads, lists = tokens * heads, capacity = shape.pool.max_tokens;
   for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
     w.selection[i] = {.rows = carver.Array<int32_t>(lists * capacity),
                       .counts = carver.Array<int32_t>(lists),
                       .capacity = capacity,
-                      .kv_heads = config.kv_heads};
+                      .kv_heads = heads};
     if (!shape.fetches) continue;
     w.near[i] = {.places = carver.Array<int32_t>(lists * capacity),
                  .misses = carver.Array<int32_t>(lists * capacity),
                  .miss_counts = carver.Array<int32_t>(lists),
                  .own = carver.Array<int32_t>(lists),
                  .capacity = capacity,
-                 .kv_heads = config.kv_heads};
+                 .kv_heads = heads};
   }
   if (shape.fetches) w.near_totals = carver.Array<NearTotals>(config.layers * sequences);
   w.rules = carver.Array<SelectRule>(sequences);
@@ -62,11 +63,11 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);
   const int64_t bases = shape.index().layers * (method.prompt_columns ? sequences : 1);
   if (method.select->uses_basis)
-    w.basis = carver.Array<float>(bases * config.kv_heads * (2 * config.head_dim + 1) * method.sketch_dims);
+    w.basis = carver.Array<float>(bases * heads * (2 * config.head_dim + 1) * method.sketch_dims);
 }
 
 void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
-  const int64_t sequences = shape.pool.max_sequences, heads = shape.config.kv_heads;
+  const int64_t sequences = shape.pool.max_sequences, heads = shape.owned.kv_heads;
   w.kept_rows = carver.Array<int32_t>(shape.tokens());
   w.kept_quotas = carver.Array<int32_t>(sequences);
   w.places = carver.Array<int32_t>(shape.tokens() * heads);
@@ -82,7 +83,7 @@ void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
 
 PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
   const EntryLayout& layout = shape.pool.layout;
-  const int64_t heads = shape.config.kv_heads, extents = (tokens + kExtentTokens - 1) / kExtentTokens;
+  const int64_t heads = shape.owned.kv_heads, extents = (tokens + kExtentTokens - 1) / kExtentTokens;
   PrefillStage stage;
   stage.quota = carver.Array<int32_t>(1);
   stage.extents = carver.Array<std::byte*>(extents);
@@ -108,9 +109,9 @@ PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t toke
 Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   const ModelConfig& config = shape.config;
   const int64_t tokens = shape.tokens(), sequences = shape.pool.max_sequences;
-  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
+  const int64_t query_width = shape.query_width(), key_width = shape.key_width();
+  const auto ropes = static_cast<int64_t>(config.ropes.size());
   const DType activation = shape.activation;
-  const bool rotates = config.positions == PositionKind::kRope;
   Workspace w;
   w.step_residual = carver.Matrix(DType::kF32, shape.max_batch, config.hidden);
   w.normed = carver.Matrix(activation, tokens, config.hidden);
@@ -119,10 +120,10 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.k = carver.Matrix(activation, tokens, key_width);
   w.v = carver.Matrix(activation, tokens, key_width);
   w.mixed = carver.Matrix(activation, tokens, query_width);
-  if (config.mlp == MlpKind::kGatedSilu) w.gate = carver.Matrix(activation, tokens, config.ffn);
+  if (config.has_gate()) w.gate = carver.Matrix(activation, tokens, config.ffn);
   w.up = carver.Matrix(activation, tokens, config.ffn);
-  if (rotates) w.rope = carver.Matrix(DType::kF32, tokens, config.head_dim);
-  if (rotates) w.frequencies = carver.Matrix(DType::kF32, 1, config.head_dim / 2);
+  if (ropes > 0) w.rope = carver.Matrix(DType::kF32, ropes * tokens, config.head_dim);
+  if (ropes > 0) w.frequencies = carver.Matrix(DType::kF32, ropes, config.head_dim / 2);
   w.logits = carver.Matrix(DType::kF32, std::max(shape.max_batch, kLogitRows), config.vocab);
   w.ids = carver.Array<int32_t>(tokens);
   w.slots = carver.Array<int32_t>(tokens);

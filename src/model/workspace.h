@@ -21,6 +21,7 @@ struct WorkspaceShape {
   const ModelConfig& config;
   const PoolOptions& pool;
   const KvMethod& method;
+  OwnedHeads owned;  // pool.layout.kv_heads are its KV heads
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
@@ -30,21 +31,25 @@ struct WorkspaceShape {
   int64_t hot_rows = 0;    // hot-set slots of each (sequence, layer, KV head); 0: no hot set
 
   // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
-  DType guess_type() const { return config.pre_norm ? activation : DType::kF32; }
+  DType guess_type() const {
+    return config.specs.front().norm_placement == NormPlacement::kBefore ? activation : DType::kF32;
+  }
+  int64_t query_width() const { return owned.heads * config.head_dim; }
+  int64_t key_width() const { return owned.kv_heads * config.head_dim; }
 
   // Tokens of any call.
   int64_t tokens() const { return std::max(max_batch, chunk); }
   // Tokens whose selections exist at once; a longer run of steps goes in parts.
   int64_t select_tokens() const { return std::max<int64_t>(max_batch, 8); }
   SketchLayout sketch_layout() const {
-    return {.type = method.sketch_type, .kv_heads = config.kv_heads, .dims = method.sketch_dims};
+    return {.type = method.sketch_type, .kv_heads = owned.kv_heads, .dims = method.sketch_dims};
   }
   // What the selection method keeps beside the entries.
   IndexGeometry index() const {
     if (!method.has_index()) return {};
     return {.layout = method.select->index({config.head_dim, method.sketch_type, method.sketch_dims}),
             .layers = std::max<int64_t>(config.layers - method.dense_layers, 0),
-            .kv_heads = config.kv_heads,
+            .kv_heads = owned.kv_heads,
             .sequences = pool.max_sequences,
             .rows = kept_rows()};
   }
@@ -82,7 +87,7 @@ struct WorkspaceShape {
   }
   // Of one layer; the next one's entries are as well aligned as its own.
   size_t near_layer_bytes() const {
-    return (static_cast<size_t>(pool.max_sequences * config.kv_heads) * near_list_bytes() + 255) / 256 * 256;
+    return (static_cast<size_t>(pool.max_sequences * owned.kv_heads) * near_list_bytes() + 255) / 256 * 256;
   }
   size_t near_bytes() const { return static_cast<size_t>(near_layers()) * near_layer_bytes(); }
 };
@@ -92,12 +97,12 @@ struct Workspace {
   Tensor step_residual;  // [max_batch][hidden] f32
   Tensor normed;         // [T][hidden]
   Tensor narrow;         // [T][embed_dim], models with projections only
-  Tensor q;              // [T][heads·head_dim]
+  Tensor q;              // [T][heads·head_dim], owned heads here and below
   Tensor k, v;           // [T][kv_heads·head_dim]
   Tensor mixed;          // [T][heads·head_dim], attention's output
-  Tensor gate, up;       // [T][ffn]; gate only where the MLP is gated
-  Tensor rope;           // [T][head_dim] f32: cosines, sines
-  Tensor frequencies;    // [1][head_dim/2] f32
+  Tensor gate, up;       // [T][ffn]; gate only where an MLP is gated
+  Tensor rope;           // [ropes·T][head_dim] f32: cosines, sines; one table after the other
+  Tensor frequencies;    // [ropes][head_dim/2] f32
   Tensor logits;         // [max(max_batch, kLogitRows)][vocab] f32
 
   int32_t* ids = nullptr;        // [T]

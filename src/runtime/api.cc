@@ -159,7 +159,7 @@ Model Model::Open(const std::string& path) {
 ModelInfo Model::info() const {
   const ModelConfig& config = impl_->model->config;
   return {.name = config.name,
-          .architecture = std::string(infinigen::Name(config.architecture)),
+          .architecture = std::string(config.family_name()),
           .type = std::string(infinigen::Name(impl_->model->dtype)),
           .parameters = ParameterCount(config),
           .layers = config.layers,

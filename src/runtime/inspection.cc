@@ -1,6 +1,10 @@
 #include "runtime/inspection.h"
 
-#include "loader/checkpoint.h"
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "loader/tensor_source.h"
 
 namespace infinigen {
 
@@ -8,19 +12,17 @@ Result<Inspection> InspectModel(const std::string& directory) {
   Inspection model;
   model.directory = directory;
   ASSIGN_OR_RETURN(model.config, LoadModelConfig(directory));
-  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
+  ASSIGN_OR_RETURN(const std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
   if (!TokenizerFile(directory).empty()) {
     ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(directory));
   }
-  for (const SafetensorsFile& file : checkpoint.files()) {
-    StoredFile& stored = model.files.emplace_back();
-    stored.path = file.path();
-    for (const TensorEntry& tensor : file.tensors())
-      stored.tensors.push_back({.name = tensor.name,
-                                .dtype = std::string(tensor.dtype),
-                                .shape = {tensor.shape().begin(), tensor.shape().end()},
-                                .bytes = tensor.end - tensor.begin});
-  }
+  std::map<std::string_view, std::vector<InspectedTensor>> files;
+  for (const StoredTensor& tensor : source->tensors())
+    files[tensor.path].push_back({.name = std::string(tensor.name),
+                                  .dtype = std::string(tensor.type_name),
+                                  .shape = {tensor.shape.begin(), tensor.shape.end()},
+                                  .bytes = tensor.bytes.size()});
+  for (auto& [path, tensors] : files) model.files.push_back({std::string(path), std::move(tensors)});
   return model;
 }
 

@@ -12,22 +12,22 @@
 
 namespace infinigen {
 
-struct StoredTensor {
+struct InspectedTensor {
   std::string name;
   std::string dtype;  // as the file spells it
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
 };
 
-struct StoredFile {
+struct InspectedFile {
   std::string path;
-  std::vector<StoredTensor> tensors;  // ascending by name
+  std::vector<InspectedTensor> tensors;  // ascending by name
 };
 
 struct Inspection {
   std::string directory;
   ModelConfig config;
-  std::vector<StoredFile> files;
+  std::vector<InspectedFile> files;      // ascending by path
   std::unique_ptr<Tokenizer> tokenizer;  // null when the directory has none
 };
 

@@ -46,7 +46,7 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
     return PlainSource(config, dims);
   ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, plan.skew_file, device, callbacks));
   const int64_t positions = found.origin().positions;
-  if (config.positions == PositionKind::kRope && options.max_tokens > positions)
+  if (config.rotates() && options.max_tokens > positions)
     callbacks.Warn(
         fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -m {} -c {}` "
                     "makes one for it",

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -109,26 +108,13 @@ std::string TokenizerFile(const std::string& directory) {
   return {};
 }
 
-DType DominantType(const Weights& weights) {
-  std::array<int64_t, 3> bytes{};  // by DType
-  const auto count = [&](const ConstTensor& matrix) {
-    if (matrix) bytes[static_cast<size_t>(matrix.type)] += matrix.rows * matrix.cols * SizeOf(matrix.type);
-  };
-  for (const ConstTensor* matrix : {&weights.embedding, &weights.positions}) count(*matrix);
-  for (const Linear* linear : {&weights.project_in, &weights.project_out, &weights.lm_head}) count(linear->weight);
-  for (const LayerWeights& layer : weights.layers)
-    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-      count(linear->weight);
-  return static_cast<DType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
-}
-
 Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
   const Clock::time_point start = Clock::now();
   auto model = std::make_unique<Model>();
   model->directory = directory;
   ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
   ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
-  model->dtype = DominantType(model->weights);
+  model->dtype = PlainTypeOf(model->weights.DominantType());
   if (!TokenizerFile(directory).empty()) {
     ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
   }

@@ -50,9 +50,6 @@ std::string TokenizerFile(const std::string& directory);
 Result<std::unique_ptr<Model>> OpenModel(const std::string& directory);
 Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads);
 
-// The type of most bytes of the matrices.
-DType DominantType(const Weights& weights);
-
 // Rows that a sequence may have: `asked` unless it is 0, else what the model was made for. Refused beyond learned
 // positions; rotary positions have no end, so beyond the trained length the caller gets a warning, not a refusal.
 Result<int64_t> ChooseContext(const ModelConfig& config, int64_t asked);

@@ -51,7 +51,7 @@ std::string BackendName(Device device) {
 
 Json ModelJson(const Model& model) {
   return {{"name", model.config.name},
-          {"arch", Name(model.config.architecture)},
+          {"arch", model.config.family_name()},
           {"params", ParameterCount(model.config)},
           {"dtype", Name(model.dtype)}};
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "text/chat_prompt.h"
-#include "text/stream_decoder.h"
 #include "text/text_stream.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"

@@ -9,147 +9,51 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.h"
+#include "json/fields.h"
+#include "json/tree.h"
+
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::json;
 
-// Reads fields of one object; keeps the first thing that is wrong.
-class Fields {
- public:
-  explicit Fields(const Json& object, std::string prefix = {}) : object_(object), prefix_(std::move(prefix)) {}
+FieldReader FieldsOf(const Json& object, std::string prefix = {}) {
+  return FieldReader(object, "the body", std::move(prefix), FieldWording::kApi);
+}
 
-  // Null counts as absent, as in OpenAI's API.
-  const Json* Find(const char* name) {
-    const auto found = object_.find(name);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  void Refuse(const std::string& name, const std::string& what, std::string code = {}) {
-    if (error_) return;
-    const std::string field = prefix_ + name;
-    error_ = ApiError{.message = fmt::format("'{}': {}", field, what), .code = std::move(code), .parameter = field};
-  }
-  void Bool(const char* name, bool* value) {
-    const Json* json = Find(name);
-    if (json == nullptr) return;
-    if (!json->is_boolean()) return Refuse(name, fmt::format("must be true or false, not {}", Kind(*json)));
-    *value = json->get<bool>();
-  }
-  // True: it was given and is right.
-  bool Integer(const char* name, int64_t least, int64_t most, int64_t* value) {
-    const Json* json = Find(name);
-    if (json == nullptr) return false;
-    if (!ToInteger(*json, value)) {
-      if (json->is_number_integer())  // of more than 63 bits
-        Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, json->get<uint64_t>()));
-      else if (json->is_number() && std::trunc(json->get<double>()) == json->get<double>())  // of more than 64
-        Refuse(name,
-               fmt::format("the number is too large: must be from {} to {}, not {}", least, most, json->get<double>()));
-      else
-        Refuse(name, fmt::format("must be an integer, not {}", Kind(*json)));
-      return false;
-    }
-    if (*value < least || *value > most)
-      return Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, *value)), false;
-    return true;
-  }
-  bool Number(const char* name, double least, double most, double* value) {
-    const Json* json = Find(name);
-    if (json == nullptr) return false;
-    if (!json->is_number()) return Refuse(name, fmt::format("must be a number, not {}", Kind(*json))), false;
-    *value = json->get<double>();
-    if (!(*value >= least && *value <= most))
-      return Refuse(name, fmt::format("must be from {} to {}, not {}", least, most, *value)), false;
-    return true;
-  }
-  void Float(const char* name, double least, double most, float* value) {
-    double read = 0;
-    if (Number(name, least, most, &read)) *value = static_cast<float>(read);
-  }
-  void Text(const char* name, std::string* value) {
-    const Json* json = Find(name);
-    if (json == nullptr) return;
-    if (!json->is_string()) return Refuse(name, fmt::format("must be a string, not {}", Kind(*json)));
-    *value = json->get<std::string>();
-  }
-
-  const std::optional<ApiError>& error() const { return error_; }
-  void Adopt(const std::optional<ApiError>& error) {
-    if (!error_) error_ = error;
-  }
-
-  static std::string_view Kind(const Json& json) {
-    if (json.is_null()) return "null";
-    if (json.is_number_integer()) return "an integer";
-    if (json.is_number()) return "a number";
-    if (json.is_string()) return "a string";
-    if (json.is_boolean()) return "a boolean";
-    return json.is_array() ? "an array" : "an object";
-  }
-  // 3 and 3.0, not 3.5, and nothing beyond 64 bits.
-  static bool ToInteger(const Json& json, int64_t* value) {
-    if (json.is_number_unsigned()) {
-      const uint64_t read = json.get<uint64_t>();
-      *value = static_cast<int64_t>(read);
-      return read <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    }
-    if (json.is_number_integer()) return *value = json.get<int64_t>(), true;
-    if (!json.is_number_float()) return false;
-    const double read = json.get<double>();
-    if (!(std::abs(read) < 9e15) || read != std::floor(read)) return false;
-    *value = static_cast<int64_t>(read);
-    return true;
-  }
-
- private:
-  const Json& object_;
-  std::string prefix_;
-  std::optional<ApiError> error_;
-};
-
-// A body that nests deeply costs far more memory than it has bytes.
-bool TooDeep(std::string_view body) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < body.size(); ++i) {
-    const char c = body[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      quoted = c != '"';
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMostDepth) return true;
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return false;
+ApiError ErrorOf(const FieldProblem& problem) {
+  return {.message = problem.message,
+          .code = problem.kind == ErrorKind::kUnsupported ? "unsupported_parameter" : "",
+          .parameter = problem.field};
 }
 
 ApiResult<Json> ParseObject(std::string_view body) {
-  if (TooDeep(body)) return ApiError{.message = "the body is nested too deeply", .code = "invalid_json"};
-  Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return ApiError{.message = "the body is not valid JSON", .code = "invalid_json"};
+  Json json;
+  const JsonLimits limits = {.max_depth = kMostDepth, .max_token_bytes = SIZE_MAX};  // HTTP bounds the body
+  if (const std::optional<JsonFault> fault = BuildJson(body, limits, &json)) {
+    const bool deep = fault->kind == JsonFault::Kind::kTooDeep;
+    return ApiError{.message = deep ? "the body is nested too deeply" : "the body is not valid JSON",
+                    .code = "invalid_json"};
+  }
   if (!json.is_object()) return ApiError{.message = "the body must be a JSON object", .code = "invalid_json"};
   return json;
 }
 
-bool ReadIds(Fields& fields, const char* name, const Json& array, int64_t vocab, std::vector<int32_t>* ids) {
+bool ReadIds(FieldReader& fields, const char* name, const Json& array, int64_t vocab, std::vector<int32_t>* ids) {
   ids->reserve(array.size());
   for (const Json& item : array) {
-    int64_t id = 0;
-    if (!Fields::ToInteger(item, &id))
-      return fields.Refuse(name, fmt::format("token ids must be integers, not {}", Fields::Kind(item))), false;
-    if (id < 0 || id >= vocab)
-      return fields.Refuse(name, fmt::format("the token id {} is outside the vocabulary of {}", id, vocab)), false;
-    ids->push_back(static_cast<int32_t>(id));
+    const std::optional<int64_t> id = WholeNumber(item);
+    if (!id) return fields.Refuse(name, fmt::format("token ids must be integers, not {}", KindOf(item))), false;
+    if (*id < 0 || *id >= vocab)
+      return fields.Refuse(name, fmt::format("the token id {} is outside the vocabulary of {}", *id, vocab)), false;
+    ids->push_back(static_cast<int32_t>(*id));
   }
   return true;
 }
 
 // A string, or parts of type "text".
-bool ReadContent(Fields& fields, const Json* json, std::string* content) {
+bool ReadContent(FieldReader& fields, const Json* json, std::string* content) {
   if (json == nullptr) return true;
   if (json->is_string()) return *content = json->get<std::string>(), true;
   if (!json->is_array()) return fields.Refuse("content", "must be a string or an array of parts"), false;
@@ -168,33 +72,33 @@ bool ReadContent(Fields& fields, const Json* json, std::string* content) {
   return true;
 }
 
-void ReadMessages(Fields& fields, CompletionRequest* request) {
-  const Json* messages = fields.Find("messages");
+void ReadMessages(FieldReader& fields, CompletionRequest* request) {
+  const Json* messages = fields.Get("messages");
   if (messages == nullptr) return fields.Refuse("messages", "is missing");
   if (!messages->is_array())
-    return fields.Refuse("messages", fmt::format("must be an array, not {}", Fields::Kind(*messages)));
+    return fields.Refuse("messages", fmt::format("must be an array, not {}", KindOf(*messages)));
   if (messages->empty()) return fields.Refuse("messages", "must have at least one message");
   for (size_t i = 0; i < messages->size(); ++i) {
     const Json& message = (*messages)[i];
     if (!message.is_object()) return fields.Refuse(fmt::format("messages[{}]", i), "must be an object");
-    Fields of(message, fmt::format("messages[{}].", i));
+    FieldReader of = FieldsOf(message, fmt::format("messages[{}].", i));
     ChatMessage read;
-    of.Text("role", &read.role);
+    read.role = of.String("role");
     if (read.role.empty()) of.Refuse("role", "is missing");
-    // Others belong to tools, which nobody here calls, and templates drop them or write whatever they are.
+    // The API's other roles belong to tools, which this server does not call.
     const auto known = {"system", "developer", "user", "assistant"};
     if (std::find(known.begin(), known.end(), read.role) == known.end())
-      of.Refuse("role", fmt::format("must be system, developer, user or assistant, not '{}'", read.role.substr(0, 32)));
+      of.Refuse("role", fmt::format("must be system, developer, user or assistant, not {}", Quoted(read.role, 32)));
     if (read.role == "developer") read.role = "system";  // the newer name of the same thing
-    ReadContent(of, of.Find("content"), &read.content);
-    if (of.Find("content") == nullptr && read.role != "assistant") of.Refuse("content", "is missing");
-    if (of.error()) return fields.Adopt(of.error());
+    ReadContent(of, of.Get("content"), &read.content);
+    if (of.Get("content") == nullptr && read.role != "assistant") of.Refuse("content", "is missing");
+    if (of.problem()) return fields.Adopt(of);
     request->messages.push_back(std::move(read));
   }
 }
 
-void ReadPrompt(Fields& fields, int64_t vocab, CompletionRequest* request) {
-  const Json* prompt = fields.Find("prompt");
+void ReadPrompt(FieldReader& fields, int64_t vocab, CompletionRequest* request) {
+  const Json* prompt = fields.Get("prompt");
   if (prompt == nullptr) return fields.Refuse("prompt", "is missing");
   if (prompt->is_string()) {
     request->prompts.emplace_back(prompt->get<std::string>());
@@ -220,44 +124,49 @@ void ReadPrompt(Fields& fields, int64_t vocab, CompletionRequest* request) {
   }
 }
 
-void ReadSampling(Fields& fields, int64_t vocab, CompletionRequest* request) {
-  SamplingOptions& sampling = request->sampling;
-  int64_t number = 0;
-  fields.Float("temperature", 0, 2, &sampling.temperature);
-  fields.Float("top_p", 0, 1, &sampling.top_p);
-  if (sampling.top_p <= 0) sampling.top_p = std::numeric_limits<float>::min();  // the most likely token alone
-  fields.Float("presence_penalty", -2, 2, &sampling.presence_penalty);
-  fields.Float("frequency_penalty", -2, 2, &sampling.frequency_penalty);
-  if (fields.Integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), &number)) {
-    sampling.seed = static_cast<uint64_t>(number);
-    request->seed_given = true;
-  }
-  // Beyond OpenAI's, as other servers call them.
-  if (fields.Integer("top_k", 0, INT32_MAX, &number)) sampling.top_k = static_cast<int32_t>(number);
-  fields.Float("min_p", 0, 1, &sampling.min_p);
-  fields.Float("repeat_penalty", 0.01, 100, &sampling.repeat_penalty);
-  fields.Bool("ignore_eos", &request->ignore_eos);
-
-  const Json* bias = fields.Find("logit_bias");
+void ReadBiases(FieldReader& fields, int64_t vocab, SamplingOptions* sampling) {
+  const Json* bias = fields.Get("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Refuse("logit_bias", "must map token ids to numbers from -100 to 100");
   if (bias->size() > kMostBiases) return fields.Refuse("logit_bias", fmt::format("at most {} tokens", kMostBiases));
-  std::map<int32_t, float> biases;  // "7" and "07" are one token: one of them counts
+  std::map<int32_t, float> biases;  // "7" and "07" name one token, of which one value counts
   for (const auto& [key, value] : bias->items()) {
     int64_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
     if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= vocab)
-      return fields.Refuse("logit_bias", fmt::format("'{}' is no token id below {}", key.substr(0, 32), vocab));
+      return fields.Refuse("logit_bias", fmt::format("{} is no token id below {}", Quoted(key, 32), vocab));
     if (!value.is_number() || !(std::abs(value.get<double>()) <= 100))
       return fields.Refuse("logit_bias", fmt::format("of token {} must be a number from -100 to 100", token));
     biases[static_cast<int32_t>(token)] = value.get<float>();
   }
   if (!biases.empty())
-    sampling.logit_bias = std::make_shared<const std::vector<std::pair<int32_t, float>>>(biases.begin(), biases.end());
+    sampling->logit_bias = std::make_shared<const std::vector<std::pair<int32_t, float>>>(biases.begin(), biases.end());
 }
 
-void ReadStops(Fields& fields, CompletionRequest* request) {
-  const Json* stop = fields.Find("stop");
+void ReadSampling(FieldReader& fields, int64_t vocab, CompletionRequest* request) {
+  SamplingOptions& sampling = request->sampling;
+  const auto read = [&](const char* name, double least, double most, float* value) {
+    if (const std::optional<double> number = fields.Number(name, least, most)) *value = static_cast<float>(*number);
+  };
+  read("temperature", 0, 2, &sampling.temperature);
+  read("top_p", 0, 1, &sampling.top_p);
+  if (sampling.top_p <= 0) sampling.top_p = std::numeric_limits<float>::min();  // the most likely token alone
+  read("presence_penalty", -2, 2, &sampling.presence_penalty);
+  read("frequency_penalty", -2, 2, &sampling.frequency_penalty);
+  if (const auto seed = fields.Integer("seed", INT64_MIN, INT64_MAX)) {
+    sampling.seed = static_cast<uint64_t>(*seed);
+    request->seed_given = true;
+  }
+  // Beyond OpenAI's, as other servers call them.
+  if (const auto top_k = fields.Integer("top_k", 0, INT32_MAX)) sampling.top_k = static_cast<int32_t>(*top_k);
+  read("min_p", 0, 1, &sampling.min_p);
+  read("repeat_penalty", 0.01, 100, &sampling.repeat_penalty);
+  request->ignore_eos = fields.Bool("ignore_eos", request->ignore_eos);
+  ReadBiases(fields, vocab, &sampling);
+}
+
+void ReadStops(FieldReader& fields, CompletionRequest* request) {
+  const Json* stop = fields.Get("stop");
   if (stop == nullptr) return;
   const auto add = [&](const Json& item) {
     const std::string& text = item.get_ref<const std::string&>();
@@ -270,80 +179,76 @@ void ReadStops(Fields& fields, CompletionRequest* request) {
   if (!stop->is_array()) return fields.Refuse("stop", "must be a string or an array of strings");
   if (stop->size() > kMostStops) return fields.Refuse("stop", fmt::format("at most {} strings", kMostStops));
   for (const Json& item : *stop) {
-    if (!item.is_string()) return fields.Refuse("stop", fmt::format("must be strings, not {}", Fields::Kind(item)));
+    if (!item.is_string()) return fields.Refuse("stop", fmt::format("must be strings, not {}", KindOf(item)));
     add(item);
   }
 }
 
-void ReadLogprobs(Fields& fields, CompletionRequest* request) {
-  int64_t top = 0;
+void ReadLogprobs(FieldReader& fields, CompletionRequest* request) {
   if (request->kind == ApiKind::kText) {
-    if (!fields.Integer("logprobs", 0, kMostLogprobs, &top)) return;
+    const std::optional<int64_t> top = fields.Integer("logprobs", 0, kMostLogprobs);
+    if (!top) return;
     request->logprobs = true;
-    request->sampling.top_logprobs = static_cast<int32_t>(top);
+    request->sampling.top_logprobs = static_cast<int32_t>(*top);
     return;
   }
-  fields.Bool("logprobs", &request->logprobs);
-  if (fields.Integer("top_logprobs", 0, kMostLogprobs, &top) && !request->logprobs)
-    return fields.Refuse("top_logprobs", "needs \"logprobs\": true");
-  if (request->logprobs) request->sampling.top_logprobs = static_cast<int32_t>(top);
+  request->logprobs = fields.Bool("logprobs", request->logprobs);
+  const std::optional<int64_t> top = fields.Integer("top_logprobs", 0, kMostLogprobs);
+  if (top && !request->logprobs) return fields.Refuse("top_logprobs", "needs \"logprobs\": true");
+  if (request->logprobs) request->sampling.top_logprobs = static_cast<int32_t>(top.value_or(0));
 }
 
-void ReadStream(Fields& fields, CompletionRequest* request) {
-  fields.Bool("stream", &request->stream);
-  const Json* options = fields.Find("stream_options");
+void ReadStream(FieldReader& fields, CompletionRequest* request) {
+  request->stream = fields.Bool("stream", request->stream);
+  const Json* options = fields.Get("stream_options");
   if (options == nullptr) return;
   if (!request->stream) return fields.Refuse("stream_options", "needs \"stream\": true");
   if (!options->is_object()) return fields.Refuse("stream_options", "must be an object");
-  Fields of(*options, "stream_options.");
-  of.Bool("include_usage", &request->include_usage);
-  fields.Adopt(of.error());
+  FieldReader of = FieldsOf(*options, "stream_options.");
+  request->include_usage = of.Bool("include_usage", request->include_usage);
+  fields.Adopt(of);
 }
 
-void ReadKv(Fields& fields, CompletionRequest* request) {
-  const Json* kv = fields.Find("kv");
+void ReadKv(FieldReader& fields, CompletionRequest* request) {
+  const Json* kv = fields.Get("kv");
   if (kv == nullptr) return;
   if (!kv->is_object()) return fields.Refuse("kv", "must be an object like {\"preset\": \"full\"}");
-  Fields of(*kv, "kv.");
-  for (const auto& [name, value] : kv->items())
-    if (name != "preset" && name != "alpha" && name != "cap")
-      return fields.Refuse(fmt::format("kv.{}", name.substr(0, 32)), "is none of preset, alpha and cap");
-  std::string preset;
-  of.Text("preset", &preset);
+  FieldReader of = FieldsOf(*kv, "kv.");
+  of.RefuseOtherThan({"preset", "alpha", "cap"});
+  const std::string preset = of.String("preset");
   if (!preset.empty() && preset != "full" && preset != "infinigen")
     of.Refuse("preset", "must be \"full\" or \"infinigen\"; other presets are chosen when the server starts");
   if (!preset.empty()) request->kv.full = preset == "full";
-  double number = 0;
-  if (of.Number("alpha", 0, 1e6, &number)) request->kv.alpha = static_cast<float>(number);
-  if (of.Number("cap", 0, 1, &number)) request->kv.cap = number;
+  if (const auto alpha = of.Number("alpha", 0, 1e6)) request->kv.alpha = static_cast<float>(*alpha);
+  request->kv.cap = of.Number("cap", 0, 1);
   if (request->kv.cap == 0.0) of.Refuse("cap", "must be above 0 and at most 1, not 0");
   if (preset == "full" && (request->kv.alpha || request->kv.cap))
     of.Refuse("preset", "\"full\" attends to everything: it takes neither alpha nor cap");
-  fields.Adopt(of.error());
+  fields.Adopt(of);
 }
 
-// Fields of the API that would change the answer and that nobody here obeys: better refused than ignored.
-void RefuseOthers(Fields& fields, const CompletionRequest& request) {
+// Fields of the API that would change the answer and have no effect here are refused, not ignored.
+void RefuseOthers(FieldReader& fields, const CompletionRequest& request) {
   const auto asks = [&](const char* name) {
-    const Json* json = fields.Find(name);
+    const Json* json = fields.Get(name);
     return json != nullptr && !(json->is_array() && json->empty()) &&
            !(json->is_string() && json->get<std::string>().empty());
   };
   for (const char* name : {"tools", "functions", "suffix", "audio"})
-    if (asks(name)) fields.Refuse(name, "is not supported", "unsupported_parameter");
-  if (const Json* format = fields.Find("response_format")) {
+    if (asks(name)) fields.Refuse(name, "is not supported", ErrorKind::kUnsupported);
+  if (const Json* format = fields.Get("response_format")) {
     const bool text = format->is_object() && format->contains("type") && (*format)["type"] == "text";
-    if (!text) fields.Refuse("response_format", "only {\"type\": \"text\"} is supported", "unsupported_parameter");
+    if (!text) fields.Refuse("response_format", "only {\"type\": \"text\"} is supported", ErrorKind::kUnsupported);
   }
   // Without tools there is none to choose.
   for (const char* name : {"tool_choice", "function_call"}) {
-    const Json* choice = fields.Find(name);
+    const Json* choice = fields.Get(name);
     if (choice != nullptr && *choice != "none" && *choice != "auto")
-      fields.Refuse(name, "only \"none\" and \"auto\" are supported", "unsupported_parameter");
+      fields.Refuse(name, "only \"none\" and \"auto\" are supported", ErrorKind::kUnsupported);
   }
-  int64_t best_of = 1;
-  if (fields.Integer("best_of", 1, kMostChoices, &best_of) && best_of != request.n)
-    fields.Refuse("best_of", "is supported only where it equals n", "unsupported_parameter");
+  const std::optional<int64_t> best_of = fields.Integer("best_of", 1, kMostChoices);
+  if (best_of && *best_of != request.n)
+    fields.Refuse("best_of", "is supported only where it equals n", ErrorKind::kUnsupported);
 }
 
 }  // namespace
@@ -352,61 +257,59 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
                                              int64_t vocab) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
-  Fields fields(*json);
+  FieldReader fields = FieldsOf(*json);
   CompletionRequest request{.kind = kind, .sampling = defaults};
-  std::string model, user;
-  fields.Text("model", &model);
-  fields.Text("user", &user);
+  for (const char* name : {"model", "user"}) fields.String(name);  // a string, and without effect
   if (kind == ApiKind::kChat)
     ReadMessages(fields, &request);
   else
     ReadPrompt(fields, vocab, &request);
-  fields.Integer("max_tokens", 0, INT32_MAX, &request.max_tokens);
-  if (kind == ApiKind::kChat) fields.Integer("max_completion_tokens", 0, INT32_MAX, &request.max_tokens);
-  if (kind == ApiKind::kText) fields.Bool("echo", &request.echo);
+  request.max_tokens = fields.Integer("max_tokens", 0, INT32_MAX).value_or(request.max_tokens);
+  if (kind == ApiKind::kChat)
+    request.max_tokens = fields.Integer("max_completion_tokens", 0, INT32_MAX).value_or(request.max_tokens);
+  if (kind == ApiKind::kText) request.echo = fields.Bool("echo", request.echo);
   ReadSampling(fields, vocab, &request);
   ReadStops(fields, &request);
-  fields.Integer("n", 1, kMostChoices, &request.n);
+  request.n = fields.Integer("n", 1, kMostChoices).value_or(request.n);
   ReadLogprobs(fields, &request);
   ReadStream(fields, &request);
   ReadKv(fields, &request);
   RefuseOthers(fields, request);
   if (request.echo && request.logprobs)
-    fields.Refuse("echo", "together with logprobs is not supported", "unsupported_parameter");
+    fields.Refuse("echo", "together with logprobs is not supported", ErrorKind::kUnsupported);
   const int64_t prompts = kind == ApiKind::kChat ? 1 : static_cast<int64_t>(request.prompts.size());
   if (prompts * request.n > kMostChoices)
     fields.Refuse("n",
                   fmt::format("{} prompts with {} choices each are more than {}", prompts, request.n, kMostChoices));
-  if (fields.error()) return *fields.error();
+  if (fields.problem()) return ErrorOf(*fields.problem());
   return request;
 }
 
 ApiResult<TokenizeRequest> ParseTokenize(std::string_view body) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
-  Fields fields(*json);
+  FieldReader fields = FieldsOf(*json);
   TokenizeRequest request;
-  if (fields.Find("content") == nullptr) fields.Refuse("content", "is missing");
-  fields.Text("content", &request.content);
-  fields.Bool("add_special", &request.add_special);
-  fields.Bool("parse_special", &request.parse_special);
-  if (fields.error()) return *fields.error();
+  request.content = fields.RequiredString("content");
+  request.add_special = fields.Bool("add_special", request.add_special);
+  request.parse_special = fields.Bool("parse_special", request.parse_special);
+  if (fields.problem()) return ErrorOf(*fields.problem());
   return request;
 }
 
 ApiResult<std::vector<int32_t>> ParseDetokenize(std::string_view body, int64_t vocab) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
-  Fields fields(*json);
+  FieldReader fields = FieldsOf(*json);
   std::vector<int32_t> ids;
-  const Json* tokens = fields.Find("tokens");
+  const Json* tokens = fields.Get("tokens");
   if (tokens == nullptr)
     fields.Refuse("tokens", "is missing");
   else if (!tokens->is_array())
-    fields.Refuse("tokens", fmt::format("must be an array, not {}", Fields::Kind(*tokens)));
+    fields.Refuse("tokens", fmt::format("must be an array, not {}", KindOf(*tokens)));
   else
     ReadIds(fields, "tokens", *tokens, vocab, &ids);
-  if (fields.error()) return *fields.error();
+  if (fields.problem()) return ErrorOf(*fields.problem());
   return ids;
 }
 

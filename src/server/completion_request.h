@@ -1,5 +1,5 @@
-// What a client asks for, out of the JSON of OpenAI's API. Parsing knows neither model nor engine: every field is
-// checked for its type and range, wrong ones are refused by name, unknown ones are ignored as OpenAI does. Any thread.
+// The requests of OpenAI's API, parsed from the JSON of a body. Every field is checked for its type and range; a wrong
+// one is refused by name, an unknown one is ignored, as OpenAI does. No model or engine is needed. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -49,15 +49,15 @@ inline constexpr size_t kMostStops = 16;
 inline constexpr size_t kMostStopBytes = 1024;
 inline constexpr size_t kMostBiases = 4096;
 inline constexpr int64_t kMostLogprobs = 20;
-// Of one answer that is not a stream: tokens and their alternatives, over all choices. So many take 143 MiB while the
+// Tokens and their alternatives, over all choices, in one answer that is not a stream. So many take 143 MiB while the
 // answer is written (measured: 16 choices of 780 tokens with 20 alternatives each, and 18 MiB of answer).
 inline constexpr int64_t kMostLoggedTokens = 262'144;
-// Of all such answers that are queued or under way: four of the largest.
+// The same over all such answers that are queued or under way: four of the largest.
 inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
-// Nesting of a body: nothing of the API needs more than a handful.
-inline constexpr int kMostDepth = 32;
+// Nesting of a body; the API needs a handful of levels.
+inline constexpr size_t kMostDepth = 32;
 
-// `kv` of a request; absent fields are the server's.
+// `kv` of a request; absent fields have the server's settings.
 struct KvWish {
   std::optional<bool> full;  // preset "full" or "infinigen"
   std::optional<float> alpha;

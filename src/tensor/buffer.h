@@ -1,5 +1,5 @@
-// Buffer: move-only owner of raw memory, given its allocator, so that host, pinned and device memory look alike to
-// those who only hold them.
+// Buffer: move-only owner of raw memory. Its allocator is given, so that code that only holds memory treats host, pinned
+// and device memory alike.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Views: a pointer, a type, a shape. They own nothing and say nothing about where the memory is (host, device): whoever
-// makes a view knows.
+// Views of activations and parameter vectors: a pointer, a type, a shape. They own nothing and do not know where their
+// memory is (host, device); the code that makes a view does. Weight matrices are a WeightView (tensor/weight_view.h).
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ struct Tensor {
   }
 };
 
-// The same, read-only: weights, which may lie in a mapped file.
+// The same, read-only.
 struct ConstTensor {
   const std::byte* data = nullptr;
   DType type = DType::kF32;
@@ -49,6 +49,7 @@ struct ConstTensor {
 
   explicit operator bool() const { return data != nullptr; }
   const std::byte* row(int64_t r) const { return data + static_cast<size_t>(r * stride) * SizeOf(type); }
+  int64_t bytes() const { return rows * stride * static_cast<int64_t>(SizeOf(type)); }
   template <class T>
   const T* as(int64_t r = 0) const {
     DCHECK(sizeof(T) == SizeOf(type));

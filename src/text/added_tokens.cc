@@ -8,7 +8,7 @@
 namespace infinigen {
 namespace {
 
-// The character that ends at `end`, if it is well formed.
+// Where the character that ends at `end` begins; nullopt when it is malformed.
 std::optional<size_t> CharBefore(std::string_view text, size_t end) {
   for (size_t length = 1; length <= 4 && length <= end; ++length) {
     const Utf8Scan scan = ScanUtf8(text.substr(0, end), end - length);
@@ -44,7 +44,7 @@ std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::Next(std::string_view
   return std::nullopt;
 }
 
-// Narrows the sorted patterns to those that share one more byte with the text at a time.
+// Narrows the sorted patterns, byte by byte, to those that agree with the text.
 std::optional<size_t> AddedTokenMatcher::LongestAt(std::string_view text, size_t position) const {
   size_t low = 0;
   size_t high = entries_.size();

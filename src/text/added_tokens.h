@@ -1,5 +1,5 @@
-// AddedTokenMatcher: finds added tokens in a text: the leftmost first, of those that start together the longest.
-// Immutable, any thread.
+// AddedTokenMatcher: finds added tokens in a text. The leftmost one comes first; among those that start at one place,
+// the longest. Immutable, any thread.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace infinigen {
 class AddedTokenMatcher {
  public:
   struct Entry {
-    std::string pattern;  // what is sought: the token's content, or its normalized form
+    std::string pattern;  // searched for: the token's content, or its normalized form
     AddedToken token;
   };
 
@@ -24,8 +24,14 @@ class AddedTokenMatcher {
 
   bool empty() const { return entries_.empty(); }
 
+  // The first offset from `from` on at which a pattern starts; the token's conditions are not checked.
+  std::optional<size_t> NextStart(std::string_view text, size_t from) const {
+    const std::optional<Match> match = Next(text, from);
+    return match ? std::optional(match->begin) : std::nullopt;
+  }
+
   // Calls visit(piece, nullptr) for text between tokens and visit(piece, &token) for tokens, in order, covering `text`
-  // (whitespace that a token takes along belongs to its piece). Stops when visit returns false, and returns that.
+  // (white space that a token strips belongs to its piece). Stops when visit returns false, and returns that.
   // `special_at(offset)` false leaves a special token that starts there in the text.
   template <class SpecialAt, class Visit>
   bool ForEach(std::string_view text, SpecialAt&& special_at, Visit&& visit) const {
@@ -52,11 +58,11 @@ class AddedTokenMatcher {
 
   std::optional<Match> Next(std::string_view text, size_t from) const;
   std::optional<size_t> LongestAt(std::string_view text, size_t position) const;
-  // Applies the token's conditions and the whitespace it takes along; nothing when it does not count here.
+  // The match with the white space that the token strips; nullopt when the token's conditions refuse it here.
   std::optional<Match> Accept(std::string_view text, Match match, size_t done, bool parse_special) const;
 
   std::vector<Entry> entries_;      // sorted by pattern
-  std::array<bool, 256> starts_{};  // [byte]: some pattern starts with it
+  std::array<bool, 256> starts_{};  // [byte]: a pattern starts with it
 };
 
 }  // namespace infinigen

@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "base/check.h"
-#include "text/byte_level.h"
 #include "text/unicode.h"
 
 namespace infinigen {
@@ -14,35 +13,12 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr uint32_t kNoRank = UINT32_MAX;
-// Below this many symbols scanning all pairs for the lowest beats a heap.
+// Up to this many symbols, scanning all pairs for the lowest rank is faster than a heap.
 constexpr size_t kShortWord = 24;
 
 bool LaterFirst(const BpeCandidate& a, const BpeCandidate& b) { return a.order > b.order; }
 
 }  // namespace
-
-MergeTable::MergeTable(size_t count) : slots_(count + count / 2 + 1), ranks_(slots_.size()) {}
-
-size_t MergeTable::FirstSlot(uint64_t key) const {
-  const uint64_t mixed = (key * 0x9E3779B97F4A7C15ULL) >> 32;
-  return static_cast<size_t>((mixed * slots_.size()) >> 32);
-}
-
-void MergeTable::Insert(TokenId left, TokenId right, uint32_t rank, TokenId merged) {
-  const uint64_t key = (static_cast<uint64_t>(left) << 20) | static_cast<uint64_t>(right);
-  size_t slot = FirstSlot(key);
-  while (slots_[slot] != 0 && ((slots_[slot] & ~kUsed) >> 20) != key) slot = slot + 1 == slots_.size() ? 0 : slot + 1;
-  slots_[slot] = kUsed | (key << 20) | static_cast<uint64_t>(merged);
-  ranks_[slot] = rank;
-}
-
-std::optional<MergeTable::Merge> MergeTable::Find(TokenId left, TokenId right) const {
-  const uint64_t key = (static_cast<uint64_t>(left) << 20) | static_cast<uint64_t>(right);
-  for (size_t slot = FirstSlot(key); slots_[slot] != 0; slot = slot + 1 == slots_.size() ? 0 : slot + 1)
-    if (((slots_[slot] & ~kUsed) >> 20) == key)
-      return Merge{ranks_[slot], static_cast<TokenId>(slots_[slot] & kIdMask)};
-  return std::nullopt;
-}
 
 BpeModel::BpeModel(const TokenVocabulary& vocabulary, MergeTable merges, BpeOptions options)
     : vocabulary_(vocabulary), merges_(std::move(merges)), options_(std::move(options)) {
@@ -59,7 +35,7 @@ BpeModel::BpeModel(const TokenVocabulary& vocabulary, MergeTable merges, BpeOpti
   cut_at_metaspace_ = !options_.byte_level && !options_.ignore_merges && MergesNeverCrossIntoMetaspace();
 }
 
-// Then a word may be cut before each ▁ that follows another character: no merge could ever join the two sides.
+// True when no merge joins another character with a ▁ to its right. A word may then be cut before each such ▁.
 bool BpeModel::MergesNeverCrossIntoMetaspace() const {
   if (!vocabulary_.Find(kMetaspaceMark)) return false;
   bool never = true;
@@ -146,7 +122,7 @@ void BpeModel::AppendSymbols(std::string_view word, std::vector<TokenId>& ids) c
   }
 }
 
-// All or nothing.
+// Appends tokens for all bytes, or for none and returns false.
 bool BpeModel::AppendByteTokens(std::string_view bytes, std::vector<TokenId>& ids) const {
   for (const char byte : bytes)
     if (byte_tokens_[static_cast<uint8_t>(byte)] == kNoToken) return false;
@@ -160,7 +136,7 @@ void BpeModel::EncodeInvalid(std::string_view bytes, BpeScratch& scratch, std::v
   if (unk_ != kNoToken) out.push_back(unk_);
 }
 
-// pairs[i] is the merge of ids[i] and ids[i + 1].
+// Scans the list of pairs for the lowest rank until none is left.
 void BpeModel::MergeShort(BpeScratch& scratch, std::vector<TokenId>& out) const {
   std::vector<TokenId>& ids = scratch.ids;
   std::vector<MergeTable::Merge>& pairs = scratch.pairs;
@@ -184,7 +160,7 @@ void BpeModel::MergeShort(BpeScratch& scratch, std::vector<TokenId>& out) const 
 }
 
 // A heap of candidate pairs over a doubly linked list of symbols. A merge keeps the left symbol and unlinks the right
-// one; candidates that mention symbols no longer there are skipped when they come up.
+// one; stale candidates are skipped when they reach the top of the heap.
 void BpeModel::MergeLong(BpeScratch& scratch, std::vector<TokenId>& out) const {
   std::vector<BpeSymbol>& symbols = scratch.symbols;
   std::vector<BpeCandidate>& heap = scratch.heap;

@@ -1,56 +1,88 @@
 // Byte-pair encoding: a word is cut into its smallest symbols, then the neighbouring pair with the lowest rank is
-// merged, the leftmost of equal ones first, until no pair has a merge. MergeTable holds the pairs, BpeModel applies
-// them. Both are filled once and then only read; what a running Encode writes is in BpeScratch, one per call.
+// merged, the leftmost of equal ones first, until no pair has a merge. BpeModel is made once and then only read, from
+// any thread; BpeScratch is the working memory of one Encode.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <optional>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "text/vocabulary.h"
-#include "text/word_cache.h"
 
 namespace infinigen {
 
-// What stands for the space in SentencePiece's vocabularies.
+// The character that stands for the space in SentencePiece's vocabularies.
 inline constexpr std::string_view kMetaspaceMark = "▁";
 
-// Hash table (left id, right id) -> (rank, merged id). Ids are below 2^20, so a slot is twelve bytes.
-class MergeTable {
+// The ids of short words that one Encode has met. Text repeats its words, so most of a long text is looked up instead
+// of merged. Bounded: a full cache takes no more words. One thread.
+class WordCache {
  public:
-  struct Merge {
-    uint32_t rank = 0;
-    TokenId id = 0;
-  };
+  static constexpr size_t kMaxWordBytes = 32;
 
-  // Largest number of merges accepted from a file: twice the largest seen in the wild.
-  static constexpr size_t kMaxMerges = 1 << 20;
+  // Sized for a text of that length; a short text gets no cache.
+  void Prepare(size_t text_bytes) {
+    if (text_bytes < kSmallestText) return;
+    size_t slots = 1024;
+    while (slots < kMaxSlots && slots * 16 < text_bytes) slots *= 2;
+    slots_.assign(slots, Slot{});
+    used_ = 0;
+    words_.clear();
+    ids_.clear();
+  }
 
-  // At most `count` different pairs will be inserted.
-  explicit MergeTable(size_t count = 0);
+  bool enabled() const { return !slots_.empty(); }
 
-  // A pair inserted twice keeps the last rank, as in Hugging Face's library.
-  void Insert(TokenId left, TokenId right, uint32_t rank, TokenId merged);
-  std::optional<Merge> Find(TokenId left, TokenId right) const;
+  // Appends the ids and returns true when the word is known.
+  template <class Ids>
+  bool AppendTo(std::string_view word, Ids& out) const {
+    const size_t hash = std::hash<std::string_view>()(word);
+    for (size_t i = hash & (slots_.size() - 1); slots_[i].id_count != 0; i = (i + 1) & (slots_.size() - 1)) {
+      const Slot& slot = slots_[i];
+      if (slot.tag != Tag(hash) || std::string_view(words_).substr(slot.word, slot.word_bytes) != word) continue;
+      out.insert(out.end(), ids_.begin() + slot.ids, ids_.begin() + slot.ids + slot.id_count);
+      return true;
+    }
+    return false;
+  }
 
-  // Calls visit(merged id) for every pair.
-  template <class Visit>
-  void ForEachMerged(Visit&& visit) const {
-    for (const uint64_t slot : slots_)
-      if (slot != 0) visit(static_cast<TokenId>(slot & kIdMask));
+  // The word is not known yet; at most kMaxWordBytes long.
+  void Insert(std::string_view word, std::span<const int32_t> ids) {
+    DCHECK(word.size() <= kMaxWordBytes);
+    if (ids.empty() || ids.size() > kMaxWordBytes || (used_ + 1) * 2 > slots_.size()) return;
+    const size_t hash = std::hash<std::string_view>()(word);
+    size_t i = hash & (slots_.size() - 1);
+    while (slots_[i].id_count != 0) i = (i + 1) & (slots_.size() - 1);
+    slots_[i] = {static_cast<uint32_t>(words_.size()), static_cast<uint32_t>(ids_.size()), Tag(hash),
+                 static_cast<uint8_t>(word.size()), static_cast<uint8_t>(ids.size())};
+    words_.append(word);
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    ++used_;
   }
 
  private:
-  static constexpr uint64_t kIdMask = (1 << 20) - 1;
-  static constexpr uint64_t kUsed = uint64_t{1} << 63;
+  static constexpr size_t kSmallestText = 2048;
+  static constexpr size_t kMaxSlots = 1 << 17;  // 1.5 MB of slots, at most 2 + 8 MB of words and ids
 
-  size_t FirstSlot(uint64_t key) const;
+  struct Slot {
+    uint32_t word = 0;  // offset in words_
+    uint32_t ids = 0;   // offset in ids_
+    uint16_t tag = 0;
+    uint8_t word_bytes = 0;
+    uint8_t id_count = 0;  // 0: free
+  };
 
-  std::vector<uint64_t> slots_;  // kUsed | left << 40 | right << 20 | merged; 0 where free
-  std::vector<uint32_t> ranks_;  // [slot]
+  static uint16_t Tag(size_t hash) { return static_cast<uint16_t>(hash >> 48); }
+
+  std::vector<Slot> slots_;  // open addressing, at most half full
+  std::string words_;
+  std::vector<int32_t> ids_;
+  size_t used_ = 0;
 };
 
 struct BpeOptions {
@@ -69,7 +101,7 @@ struct BpeSymbol {
 
 struct BpeCandidate {
   uint64_t order = 0;  // rank << 32 | position of the left symbol: the smallest is merged next
-  TokenId left = 0;    // the pair when the candidate was found; it is stale when the symbols are others by now
+  TokenId left = 0;    // the pair when the candidate was found; stale when the symbols have changed since
   TokenId right = 0;
   TokenId merged = 0;
 };
@@ -77,7 +109,7 @@ struct BpeCandidate {
 struct BpeScratch {
   std::vector<BpeSymbol> symbols;
   std::vector<BpeCandidate> heap;
-  std::vector<MergeTable::Merge> pairs;  // of short words
+  std::vector<MergeTable::Merge> pairs;  // short words: [i] is the merge of ids[i] and ids[i + 1]
   std::vector<TokenId> ids;
   std::string mapped;
   WordCache cache;
@@ -108,10 +140,10 @@ class BpeModel {
   const TokenVocabulary& vocabulary_;
   MergeTable merges_;
   BpeOptions options_;
-  std::array<TokenId, 256> byte_symbols_;  // [byte]: byte_level: its symbol; else the ASCII character's
-  std::array<TokenId, 256> byte_tokens_;   // [byte]: <0xXX>
+  std::array<TokenId, 256> byte_symbols_;  // [byte]: its symbol with byte_level, else that of the ASCII character
+  std::array<TokenId, 256> byte_tokens_;   // [byte]: <0xXX>; kNoToken where the vocabulary has none, here and above
   TokenId unk_ = kNoToken;
-  bool cut_at_metaspace_ = false;
+  bool cut_at_metaspace_ = false;  // see MergesNeverCrossIntoMetaspace
 };
 
 }  // namespace infinigen

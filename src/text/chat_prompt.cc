@@ -1,20 +1,82 @@
 #include "text/chat_prompt.h"
 
 #include <algorithm>
-#include <utility>
+
+#include "base/utf8.h"
+#include "jinja/template.h"
+#include "text/added_tokens.h"
 
 namespace infinigen {
 namespace {
 
-// The private-use characters of three bytes.
-constexpr uint32_t kFirstPrivate = 0xE000, kLastPrivate = 0xF8FF;
+using jinja::Value;
 
-std::string PrivateCharacter(uint32_t code) {
-  return {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 0x3F)),
-          static_cast<char>(0x80 | (code & 0x3F))};
+// Limits of a rendering: a constant for the template, and a share that grows with the input. Published templates take
+// about 100 steps for a message and copy it three times; these limits leave them a factor of ten and stop a hostile one
+// within a second or two.
+constexpr uint64_t kBaseSteps = 1'000'000;
+constexpr uint64_t kStepsPerMessage = 2'000;
+constexpr uint64_t kInputBytesPerStep = 4;
+constexpr uint64_t kBaseMadeBytes = uint64_t{32} << 20;
+constexpr uint64_t kMadePerInputByte = 32;
+constexpr uint64_t kBaseOutputBytes = uint64_t{4} << 20;
+constexpr uint64_t kOutputPerInputByte = 4;
+
+uint64_t InputBytes(const ChatInput& input) {
+  uint64_t bytes = 0;
+  for (const ChatMessage& message : input.messages) bytes += message.role.size() + message.content.size();
+  return bytes;
 }
 
-// `text` without its marks; where they stood goes to `offsets`.
+// A value that refers to `text`, which must outlive it.
+Value Borrow(const std::string& text) { return Value(jinja::Text(std::shared_ptr<void>(), &text)); }
+
+Value MessageList(const std::vector<ChatMessage>& messages) {
+  const Value role(std::make_shared<const std::string>("role"));
+  const Value content(std::make_shared<const std::string>("content"));
+  auto list = std::make_shared<jinja::Sequence>();
+  list->depth = 2;
+  for (const ChatMessage& message : messages) {
+    auto dict = std::make_shared<jinja::Dict>();
+    dict->items = {{role, Borrow(message.role)}, {content, Borrow(message.content)}};
+    list->items.emplace_back(jinja::DictPtr(std::move(dict)));
+  }
+  return Value(jinja::SequencePtr(std::move(list)));
+}
+
+jinja::Variables MakeVariables(const ChatInput& input) {
+  jinja::Variables out;
+  for (const auto& [name, value] : input.variables) {
+    const bool* flag = std::get_if<bool>(&value);
+    out[name] = flag ? Value(*flag) : Borrow(std::get<std::string>(value));
+  }
+  out.emplace("messages", MessageList(input.messages));
+  out.emplace("add_generation_prompt", Value(input.add_generation_prompt));
+  out.emplace("bos_token", Borrow(input.bos_token));
+  out.emplace("eos_token", Borrow(input.eos_token));
+  out.emplace("tools", Value(jinja::None{}));  // transformers passes both, as None
+  out.emplace("documents", Value(jinja::None{}));
+  if (input.date_string) out.emplace("date_string", Borrow(*input.date_string));
+  return out;
+}
+
+std::tm LocalTime() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm out = {};
+  localtime_r(&seconds, &out);
+  return out;
+}
+
+// The private-use characters of three bytes, U+E000 to U+F8FF: EE 80 80 to EF A3 BF.
+constexpr uint32_t kFirstPrivate = 0xE000;
+
+std::string PrivateCharacter(size_t index) {
+  std::string character;
+  AppendUtf8(static_cast<char32_t>(kFirstPrivate + index), character);
+  return character;
+}
+
+// `text` without its marks; their offsets in the result go to `offsets`, ascending.
 std::string Unmarked(std::string_view text, std::string_view mark, std::vector<size_t>* offsets) {
   std::string result;
   result.reserve(text.size());
@@ -30,11 +92,31 @@ std::string Unmarked(std::string_view text, std::string_view mark, std::vector<s
 
 }  // namespace
 
+Result<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
+  ASSIGN_OR_RETURN(jinja::Template parsed, jinja::Template::Parse(source));
+  return ChatTemplate(std::make_shared<const jinja::Template>(std::move(parsed)));
+}
+
+Result<std::string> ChatTemplate::Render(const ChatInput& input) const {
+  const uint64_t bytes = InputBytes(input);
+  const jinja::RenderLimits limits = {
+      .steps = kBaseSteps + input.messages.size() * kStepsPerMessage + bytes / kInputBytesPerStep,
+      .made_bytes = kBaseMadeBytes + bytes * kMadePerInputByte,
+      .output_bytes = kBaseOutputBytes + bytes * kOutputPerInputByte};
+  return parsed_->Render(MakeVariables(input), limits, input.now ? *input.now : LocalTime());
+}
+
 ChatPrompt::ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed)
     : tokenizer_(&tokenizer), template_(std::move(parsed)) {
-  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id)
-    if (tokenizer.IsSpecial(id) && !tokenizer.TokenText(id).empty()) special_.emplace_back(tokenizer.TokenText(id));
-  std::sort(special_.begin(), special_.end());
+  FindPrivate(tokenizer.chat_template(), used_);
+  std::vector<AddedTokenMatcher::Entry> special;
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::string_view text = tokenizer.TokenText(id);
+    if (!tokenizer.IsSpecial(id) || text.empty()) continue;
+    FindPrivate(text, used_);
+    special.push_back({std::string(text), {}});
+  }
+  special_ = std::make_shared<const AddedTokenMatcher>(std::move(special));
 }
 
 Result<ChatPrompt> ChatPrompt::Make(const Tokenizer& tokenizer) {
@@ -44,35 +126,34 @@ Result<ChatPrompt> ChatPrompt::Make(const Tokenizer& tokenizer) {
   return ChatPrompt(tokenizer, std::move(parsed));
 }
 
-bool ChatPrompt::SpellsSpecial(std::string_view text, size_t offset) const {
-  const auto first_byte = [](const std::string& token) { return static_cast<unsigned char>(token[0]); };
-  const unsigned char wanted = static_cast<unsigned char>(text[offset]);
-  auto token =
-      std::partition_point(special_.begin(), special_.end(), [&](const auto& t) { return first_byte(t) < wanted; });
-  for (; token != special_.end() && first_byte(*token) == wanted; ++token)
-    if (text.substr(offset, token->size()) == *token) return true;
-  return false;
-}
-
 std::string ChatPrompt::Marked(std::string_view text, std::string_view mark) const {
   std::string result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (SpellsSpecial(text, i)) result += mark;
-    result += text[i];
+  size_t done = 0;
+  for (std::optional<size_t> start = special_->NextStart(text, 0); start;
+       start = special_->NextStart(text, *start + 1)) {
+    result += text.substr(done, *start - done);
+    result += mark;
+    done = *start;
   }
-  return result;
+  return result += text.substr(done);
+}
+
+void ChatPrompt::FindPrivate(std::string_view text, PrivateSet& found) {
+  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
+  for (size_t i = 0; i + 2 < text.size(); ++i) {
+    if (byte(i) != 0xEE && byte(i) != 0xEF) continue;
+    if ((byte(i + 1) & 0xC0) != 0x80 || (byte(i + 2) & 0xC0) != 0x80) continue;
+    const uint32_t code = ((byte(i) & 0xF) << 12) | ((byte(i + 1) & 0x3F) << 6) | (byte(i + 2) & 0x3F);
+    if (code - kFirstPrivate < found.size()) found.set(code - kFirstPrivate);
+  }
 }
 
 std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages) const {
-  for (uint32_t code = kFirstPrivate; code <= kLastPrivate; ++code) {
-    std::string character = PrivateCharacter(code);
-    const auto has = [&](const std::string& text) { return text.find(character) != std::string::npos; };
-    if (has(tokenizer_->chat_template())) continue;
-    if (std::any_of(special_.begin(), special_.end(), has)) continue;
-    if (std::any_of(messages.begin(), messages.end(), [&](const ChatMessage& m) { return has(m.content); })) continue;
-    return character;
-  }
-  return {};
+  PrivateSet used = used_;
+  for (const ChatMessage& message : messages) FindPrivate(message.content, used);
+  size_t index = 0;
+  while (index < used.size() && used.test(index)) ++index;
+  return index < used.size() ? PrivateCharacter(index) : "";
 }
 
 Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages) const {

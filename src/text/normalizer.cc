@@ -7,14 +7,14 @@
 #include <iterator>
 
 #include "base/check.h"
-#include "text/unicode.h"
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {
 
-// Characters newer than the tables of Hugging Face's library (Unicode 9) that have a combining class or a decomposition
-// today. There they are left alone, and nothing moves across them: the text is normalized in the parts between them.
-// U+11A7 is here because utf8proc takes it for a Hangul final and swallows it; it is none.
+// Characters with a combining class or a decomposition that are newer than the tables of Hugging Face's library
+// (Unicode 9), which leaves them alone and moves nothing across them: the text is normalized in the parts between them.
+// U+11A7 is here because utf8proc mistakes it for a Hangul final and drops it.
 struct CharRange {
   char32_t first;
   char32_t last;
@@ -43,7 +43,7 @@ void AppendNormalForm(std::string_view part, int options, std::string& out) {
   const utf8proc_ssize_t length =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(part.data()), static_cast<utf8proc_ssize_t>(part.size()),
                    &mapped, static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
-  CHECK(length >= 0);  // the input is valid UTF-8: only lack of memory is left
+  CHECK(length >= 0);  // the input is valid UTF-8, so only lack of memory can fail
   out.append(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);
 }
@@ -82,7 +82,7 @@ std::string Lowercased(std::string_view text) {
   result.reserve(text.size());
   for (size_t position = 0; position < text.size(); position += ScanUtf8(text, position).length) {
     const char32_t c = DecodeUtf8(text, position);
-    // The one character whose lower case is two.
+    // The only character whose lower case has two.
     if (c == 0x130)
       result += "i\xCC\x87";
     else

@@ -15,7 +15,7 @@ class Normalizer {
 
   bool identity() const { return steps_.empty(); }
 
-  // `text` is valid UTF-8. `continues`: it directly follows bytes that are no UTF-8, so nothing is prepended.
+  // `text` is valid UTF-8. `continues`: it directly follows malformed bytes, so nothing is prepended.
   std::string Apply(std::string_view text, bool continues) const;
 
  private:

@@ -1,7 +1,6 @@
 #include "text/pipeline.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "text/unicode.h"
@@ -14,7 +13,7 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normali
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
     std::string pattern = token.content;
-    // What is sought in normalized text must be written as normalization leaves it.
+    // A pattern that is searched for in normalized text must be normalized itself.
     if (normalized && !normalizer.identity() && ValidUtf8Prefix(pattern) == pattern.size())
       pattern = normalizer.Apply(pattern, false);
     if (!pattern.empty()) entries.push_back({std::move(pattern), token});
@@ -24,10 +23,10 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normali
 
 }  // namespace
 
-// What one Encode writes.
+// The state of one Encode.
 struct Pipeline::Run {
   bool parse_special = true;
-  std::string_view text;            // the whole
+  std::string_view text;            // the whole input
   std::span<const size_t> literal;  // offsets into it, ascending
   std::vector<TokenId> ids;
   BpeScratch bpe;
@@ -37,7 +36,7 @@ struct Pipeline::Run {
   bool SpecialAt(size_t offset) const {
     return parse_special && !std::binary_search(literal.begin(), literal.end(), offset);
   }
-  // Whether `part` of the text has an offset where special tokens are only text.
+  // Whether `part` of the text has a literal offset.
   bool AnyLiteral(std::string_view part) const {
     const size_t begin = static_cast<size_t>(part.data() - text.data());
     const auto next = std::lower_bound(literal.begin(), literal.end(), begin);
@@ -47,13 +46,13 @@ struct Pipeline::Run {
 
 Result<std::unique_ptr<const Pipeline>> Pipeline::Create(TokenizerSpec spec) {
   ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::Create(spec.pre_tokenizers));
-  ASSIGN_OR_RETURN(Decoder decoder, Decoder::Create(spec.decoders));
+  ASSIGN_OR_RETURN(TokenDecoder decoder, TokenDecoder::Create(spec.decoders));
   spec.bpe.byte_level =
       !spec.pre_tokenizers.empty() && spec.pre_tokenizers.back().kind == PreTokenizerStep::Kind::kByteLevel;
   return std::unique_ptr<const Pipeline>(new Pipeline(std::move(spec), std::move(pre_tokenizer), std::move(decoder)));
 }
 
-Pipeline::Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, Decoder decoder)
+Pipeline::Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, TokenDecoder decoder)
     : vocabulary_(std::move(spec.vocabulary)),
       normalizer_(std::move(spec.normalizers)),
       raw_matcher_(MatcherOf(spec, normalizer_, false)),
@@ -94,7 +93,7 @@ Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_sp
   return std::move(run.ids);
 }
 
-// Text between added tokens: runs of valid UTF-8, and bytes that are none.
+// Text between added tokens: runs of valid UTF-8, and malformed bytes between them.
 Status Pipeline::EncodeSegment(std::string_view segment, bool text_start, Run& run) const {
   PieceContext context{text_start, false};
   while (!segment.empty()) {

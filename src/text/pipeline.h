@@ -1,18 +1,17 @@
-// Pipeline: runs a TokenizerSpec. Immutable after Create, any thread.
+// Pipeline: runs a TokenizerSpec: added tokens, normalizer, pre-tokenizer, BPE. Immutable after Create, any thread.
 #pragma once
 
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
-#include "text/decoder.h"
 #include "text/normalizer.h"
 #include "text/pre_tokenizer.h"
+#include "text/token_decoder.h"
 #include "text/tokenizer_spec.h"
 
 namespace infinigen {
@@ -27,7 +26,7 @@ class Pipeline {
                                       std::span<const size_t> literal) const;
 
   const TokenVocabulary& vocabulary() const { return vocabulary_; }
-  const Decoder& decoder() const { return decoder_; }
+  const TokenDecoder& decoder() const { return decoder_; }
   bool IsSpecial(TokenId id) const {
     return id >= 0 && static_cast<size_t>(id) < special_.size() && special_[static_cast<size_t>(id)];
   }
@@ -35,18 +34,18 @@ class Pipeline {
  private:
   struct Run;
 
-  Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, Decoder decoder);
+  Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, TokenDecoder decoder);
 
   Status EncodeSegment(std::string_view segment, bool text_start, Run& run) const;
   Status EncodeValid(std::string_view text, PieceContext context, Run& run) const;
 
   TokenVocabulary vocabulary_;
   Normalizer normalizer_;
-  AddedTokenMatcher raw_matcher_;         // tokens sought in the text as it came
-  AddedTokenMatcher normalized_matcher_;  // and after normalization
+  AddedTokenMatcher raw_matcher_;         // tokens that are searched for before normalization
+  AddedTokenMatcher normalized_matcher_;  // and after it
   PreTokenizer pre_tokenizer_;
   BpeModel bpe_;
-  Decoder decoder_;
+  TokenDecoder decoder_;
   std::vector<TokenId> prefix_;
   std::vector<TokenId> suffix_;
   std::vector<bool> special_;  // [id]

@@ -54,7 +54,7 @@ Status PreTokenizer::Apply(size_t index, std::string_view piece, PieceContext co
   return Ok{};
 }
 
-// The common case, without a list of ranges: matches and what lies between them are pieces alike.
+// The common case, without a list of ranges: matches and the texts between them become pieces.
 Status PreTokenizer::ApplyIsolated(size_t index, std::string_view piece, PieceContext context,
                                    PreTokenizerScratch& scratch, const Sink& sink) const {
   const std::optional<RegexSplitter>& regex = steps_[index].regex;

@@ -1,5 +1,5 @@
-// PreTokenizer: cuts normalized text into the words that BPE encodes one by one. Immutable, any thread; what a running
-// Encode needs is in PreTokenizerScratch.
+// PreTokenizer: cuts normalized text into the words that BPE encodes one by one. Immutable, any thread;
+// PreTokenizerScratch is the working memory of one Encode.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,10 @@ struct PreTokenizerScratch {
   RegexScratch regex;
 };
 
-// Where a piece of text stands.
+// The place of a piece in its text.
 struct PieceContext {
   bool text_start = false;  // nothing precedes it
-  bool continues = false;   // it directly follows bytes that are no UTF-8: no space is put before it
+  bool continues = false;   // it directly follows malformed bytes: no space is put before it
 };
 
 class PreTokenizer {

@@ -2,9 +2,9 @@
 // Oniguruma; it runs in PCRE2 with JIT. Compiled once, then used by any number of threads, each with its own
 // RegexScratch.
 //
-// Two dangers are held off: a pattern that means something else in PCRE2 is translated or refused when compiled, and
-// one that would backtrack for ever ends in an error while matching (match limit, and a time limit for patterns that
-// look at the whole rest of the text again and again).
+// A pattern that means something else in PCRE2 is translated or refused when it is compiled. One that would backtrack
+// for ever ends in an error while matching: there is a match limit, and a time limit for patterns that scan the rest of
+// the text at every position.
 #pragma once
 
 #include <chrono>
@@ -49,7 +49,7 @@ class RegexSplitter {
   RegexSplitter& operator=(RegexSplitter&&) noexcept;
   ~RegexSplitter();
 
-  // The first non-empty match that starts at `from` or later; nothing when there is none. `text` is valid UTF-8.
+  // The first non-empty match that starts at `from` or later; nullopt when there is none. `text` is valid UTF-8.
   Result<std::optional<RegexMatch>> Find(std::string_view text, size_t from, RegexScratch& scratch) const;
 
  private:
@@ -58,7 +58,7 @@ class RegexSplitter {
   std::unique_ptr<Code> code_;
 };
 
-// Rewrites Oniguruma's syntax and character classes to PCRE2's; for tests. Refuses what has no translation.
+// Rewrites Oniguruma's syntax and character classes to PCRE2's, or refuses them. In the header for tests.
 Result<std::string> TranslatePattern(std::string_view pattern);
 
 }  // namespace infinigen

@@ -4,13 +4,9 @@
 #include <utility>
 
 #include "base/mmap_file.h"
-#include "text/json_events.h"
 #include "text/pipeline.h"
-#include "text/sentencepiece.h"
-#include "text/special_tokens.h"
-#include "text/tiktoken.h"
-#include "text/tokenizer_json.h"
-#include "text/vocab_merges.h"
+#include "text/tokenizer_config.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {
@@ -24,10 +20,21 @@ bool Exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
+Result<MmapFile> OpenBounded(const std::string& path, uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(MmapFile file, MmapFile::Open(path));
+  if (file.bytes().size() > max_bytes)
+    return Invalid("{}: {} bytes long, at most {} are accepted for this kind of file", path, file.bytes().size(),
+                   max_bytes);
+  return file;
+}
+
+std::string_view TextOf(const MmapFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
 Result<TokenizerSpec> LoadTokenizerJson(const std::string& path, const TokenizerConfig& config) {
-  uint64_t bytes = 0;
-  ASSIGN_OR_RETURN(const auto in, OpenForReading(path, kMaxJsonBytes, &bytes));
-  return ReadTokenizerJson(*in, path, bytes, config.rules);
+  ASSIGN_OR_RETURN(const MmapFile file, OpenBounded(path, kMaxJsonBytes));
+  return ReadTokenizerJson(TextOf(file), path, config.rules);
 }
 
 // Llama 3's ranks: the files beside them may name the special tokens, else they are the published ones.
@@ -72,23 +79,17 @@ Result<TokenizerSpec> LoadSentencePiece(std::string_view bytes, const std::strin
 }
 
 Result<TokenizerSpec> LoadModelFile(const std::string& path, TokenizerConfig& config) {
-  ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
-  const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  if (bytes.size() > kMaxModelBytes)
-    return Invalid("{}: {} bytes long, at most {} are accepted for this kind of file", path, bytes.size(),
-                   kMaxModelBytes);
+  ASSIGN_OR_RETURN(const MmapFile file, OpenBounded(path, kMaxModelBytes));
+  const std::string_view bytes = TextOf(file);
   if (LooksLikeTiktoken(bytes)) return LoadTiktoken(bytes, path, config);
   return LoadSentencePiece(bytes, path, config);
 }
 
 Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const std::string& merges_path,
                                          TokenizerConfig& config) {
-  uint64_t vocab_bytes = 0;
-  uint64_t merges_bytes = 0;
-  ASSIGN_OR_RETURN(const auto vocab, OpenForReading(vocab_path, kMaxJsonBytes, &vocab_bytes));
-  ASSIGN_OR_RETURN(const auto merges, OpenForReading(merges_path, kMaxJsonBytes, &merges_bytes));
-  ASSIGN_OR_RETURN(TokenizerSpec spec,
-                   ReadVocabAndMerges(*vocab, vocab_path, vocab_bytes, *merges, merges_path, merges_bytes));
+  ASSIGN_OR_RETURN(const MmapFile vocab, OpenBounded(vocab_path, kMaxJsonBytes));
+  ASSIGN_OR_RETURN(const MmapFile merges, OpenBounded(merges_path, kMaxJsonBytes));
+  ASSIGN_OR_RETURN(TokenizerSpec spec, ReadVocabAndMerges(TextOf(vocab), vocab_path, TextOf(merges), merges_path));
   // These files belong to GPT2Tokenizer, whatever class the directory declares.
   config.rules.tokenizer_class = TokenizerClass::kGpt2;
   ApplyClassRules(config.rules, spec);
@@ -123,13 +124,6 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
   return LoadedSpec{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
 }
 
-// Messages quote foreign files; they stay one line of text.
-Error OneLine(Error error) {
-  for (char& c : error.message)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return error;
-}
-
 }  // namespace
 
 Tokenizer::Tokenizer() = default;
@@ -137,7 +131,7 @@ Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory) {
   Result<LoadedSpec> loaded = LoadSpec(directory);
-  if (!loaded.ok()) return OneLine(loaded.error());
+  if (!loaded.ok()) return loaded.error();
   const TokenizerConfig& config = loaded->config;
   const auto id_of = [&](const char* role) {
     const AddedToken* token = config.Role(role);
@@ -148,7 +142,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->eos_ = id_of("eos_token");
   tokenizer->chat_template_ = config.chat_template;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
-  if (!pipeline.ok()) return OneLine({pipeline.error().kind, loaded->path + ": " + pipeline.error().message});
+  if (!pipeline.ok()) return Error{pipeline.error().kind, loaded->path + ": " + pipeline.error().message};
   tokenizer->pipeline_ = std::move(*pipeline);
   return tokenizer;
 }

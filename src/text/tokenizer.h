@@ -1,6 +1,6 @@
 // Tokenizer: text to token ids and back, exactly as transformers' AutoTokenizer does for the same directory. Loaded
-// once from a model directory, immutable afterwards: every method may be called from any thread. How each file format
-// becomes this one thing is told in docs/tokenizers.md.
+// once from a model directory, immutable afterwards: every method may be called from any thread. docs/tokenizers.md
+// describes the file formats.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,12 @@ using TokenId = int32_t;
 
 struct EncodeOptions {
   bool add_special = true;  // BOS, EOS and the like, where the tokenizer's files ask for them
-  // "<|eot_id|>" written in the text is that token. False for text of unknown origin: then special tokens in it are
-  // spelt out; added tokens that are not special stay tokens.
+  // "<|eot_id|>" written in the text is that token. False for text of unknown origin: special tokens in it are encoded
+  // as their characters; added tokens that are not special stay tokens.
   bool parse_special = true;
-  // With parse_special: offsets into the text, ascending, at which a special token is spelt out all the same. Where the
-  // tokenizer seeks special tokens in normalized text, one of these holds for all text up to the next raw token.
+  // With parse_special: offsets into the text, ascending, at which a special token is encoded as its characters. Where
+  // the tokenizer searches for special tokens in normalized text, an offset holds for all text up to the next raw
+  // token.
   std::span<const size_t> literal = {};
 };
 
@@ -44,8 +45,8 @@ class Tokenizer {
   Result<std::vector<TokenId>> Encode(std::string_view text, EncodeOptions options = {}) const;
 
   // Bytes, as the tokens spell them: for text that came from Encode they are the same bytes, valid UTF-8 or not; ids of
-  // a model may spell broken characters (ReplaceInvalidUtf8 in text/unicode.h makes them printable). Ids outside the
-  // vocabulary spell nothing. For output piece by piece see text/stream_decoder.h.
+  // a model may spell broken characters (ReplaceInvalidUtf8 in base/utf8.h replaces them). Ids outside the
+  // vocabulary spell nothing. For output piece by piece see text/text_stream.h.
   std::string Decode(std::span<const TokenId> ids, bool skip_special) const;
 
   // One more than the largest id.

@@ -1,30 +1,28 @@
-#include "text/tokenizer_json.h"
+// tokenizer.json: the file as events, its parts as small trees.
 
 #include <map>
 #include <utility>
 
-#include "text/json_components.h"
-#include "text/json_events.h"
-#include "text/json_fields.h"
-#include "text/merge_list.h"
+#include "base/utf8.h"
+#include "json/fields.h"
+#include "json/tree.h"
+#include "text/tokenizer_readers.h"
 
 namespace infinigen {
 namespace {
 
 using nlohmann::json;
 
-// Limits of everything but vocabulary and merges. A template may list a few hundred special tokens.
-constexpr size_t kMaxComponentNodes = 50'000;
-constexpr size_t kMaxComponentText = 4 << 20;
+// Limits of each part but vocabulary and merges. A template may list a few hundred special tokens.
+constexpr JsonLimits kComponentLimits = {.max_values = 50'000, .max_text_bytes = 4 << 20};
 
-// Where the parser stands. Depth 1 is the file's object, depth 2 a section.
+// The part of the file that is being read. Depth 1 is the file's object, depth 2 a section.
 enum class Section { kNone, kModel, kAddedTokens, kComponent };
 enum class ModelList { kNone, kVocab, kMerges };
 
-class TokenizerJsonSink final : public JsonSink {
+class TokenizerJsonHandler final : public JsonHandler {
  public:
-  TokenizerJsonSink(const std::string& name, uint64_t bytes)
-      : name_(name), tree_(kMaxComponentNodes, kMaxComponentText) {
+  TokenizerJsonHandler(const std::string& name, size_t bytes) : JsonHandler(name), tree_(kComponentLimits) {
     vocabulary.ReserveText(bytes);
     merges.ReserveText(bytes);
   }
@@ -95,9 +93,10 @@ class TokenizerJsonSink final : public JsonSink {
   bool has_merges = false;
 
  private:
-  bool Misplaced() { return Fail(Invalid("{}: an unexpected value in '{}'", name_, key_.substr(0, 64))); }
-  bool TooLarge() { return Fail(Invalid("{}: '{}' is larger than is supported", name_, key_.substr(0, 64))); }
-  bool BadMerge() { return Fail(Invalid("{}: a merge must be \"a b\" or [\"a\", \"b\"]", name_)); }
+  std::string Place() const override { return Quoted(key_, 64); }
+  bool Misplaced() { return Fail(Invalid("{}: an unexpected value in {}", path(), Place())); }
+  bool TooLarge() { return Fail(Invalid("{}: {} is larger than is supported", path(), Place())); }
+  bool BadMerge() { return Fail(Invalid("{}: a merge must be \"a b\" or [\"a\", \"b\"]", path())); }
 
   bool EnterSection(std::string& key) {
     key_ = std::move(key);
@@ -106,12 +105,12 @@ class TokenizerJsonSink final : public JsonSink {
       if (key_ == known) return Enter(Section::kComponent);
     if (key_ == "model") return Enter(Section::kModel);
     if (key_ == "added_tokens") return Enter(Section::kAddedTokens);
-    return Fail(Unsupported("{}: section '{}' is not supported", name_, key_.substr(0, 64)));
+    return Fail(Unsupported("{}: section {} is not supported", path(), Place()));
   }
 
   bool Enter(Section section) {
     section_ = section;
-    if (seen_[key_]) return Fail(Invalid("{}: section '{}' appears twice", name_, key_));
+    if (seen_[key_]) return Fail(Invalid("{}: section '{}' appears twice", path(), key_));
     return seen_[key_] = true;
   }
 
@@ -124,10 +123,10 @@ class TokenizerJsonSink final : public JsonSink {
       model_list_ = ModelList::kMerges;
       return true;
     }
-    return Fail(Unsupported("{}: model: unexpected list or object in '{}'", name_, model_key_.substr(0, 64)));
+    return Fail(Unsupported("{}: model: unexpected list or object in {}", path(), Quoted(model_key_, 64)));
   }
 
-  // The model has a dozen scalar options; more are no tokenizer's.
+  // A model has a dozen scalar options.
   bool Model(json value) {
     constexpr size_t kMaxOptions = 64;
     model[model_key_] = std::move(value);
@@ -137,9 +136,9 @@ class TokenizerJsonSink final : public JsonSink {
   bool AddToVocabulary(const json& value) {
     const auto* id = value.get_ptr<const json::number_unsigned_t*>();
     if (id == nullptr || *id > INT64_MAX)
-      return Fail(Invalid("{}: model.vocab: the id of '{}' is not a whole number", name_, token_.substr(0, 64)));
+      return Fail(Invalid("{}: model.vocab: the id of {} is not a whole number", path(), Quoted(token_, 64)));
     const Status added = vocabulary.Add(token_, static_cast<int64_t>(*id));
-    return added.ok() || Fail(Invalid("{}: model.vocab: {}", name_, added.error().message));
+    return added.ok() || Fail(Invalid("{}: model.vocab: {}", path(), added.error().message));
   }
 
   bool AddToMerges(std::string& value) {
@@ -153,7 +152,7 @@ class TokenizerJsonSink final : public JsonSink {
     } else {
       return BadMerge();
     }
-    return added.ok() || Fail(Invalid("{}: model.merges: {}", name_, added.error().message));
+    return added.ok() || Fail(Invalid("{}: model.merges: {}", path(), added.error().message));
   }
 
   bool StartTree() { return building_ = true; }
@@ -172,12 +171,11 @@ class TokenizerJsonSink final : public JsonSink {
     }
     if (section_ != Section::kAddedTokens || depth_ != 2) return value.is_null() || Misplaced();
     Result<AddedToken> token = ParseAddedToken(value);
-    if (!token.ok()) return Fail(Error{token.error().kind, name_ + ": " + token.error().message});
+    if (!token.ok()) return Fail(Error{token.error().kind, path() + ": " + token.error().message});
     added_tokens.push_back(std::move(*token));
     return added_tokens.size() <= kMaxAddedTokens || TooLarge();
   }
 
-  const std::string& name_;
   int depth_ = 0;
   Section section_ = Section::kNone;
   std::string key_;  // of the section
@@ -188,29 +186,30 @@ class TokenizerJsonSink final : public JsonSink {
   std::string left_;   // first part of a merge written as a pair
   int pair_parts_ = 0;
   bool building_ = false;
-  LimitedJsonTree tree_;
+  JsonTreeBuilder tree_;
 };
 
 Result<BpeOptions> ReadModelOptions(const json& model) {
-  JsonFields fields(model, "model");
+  FieldReader fields(model, "model", "", FieldWording::kPlain);
   BpeOptions options;
-  const std::string type = fields.Text("type", false, "BPE");
-  if (type != "BPE") return Unsupported("model type '{}' is not supported, only BPE is", type.substr(0, 64));
+  const std::string type = fields.String("type", "BPE");
+  if (type != "BPE") return Unsupported("model type {} is not supported, only BPE is", Quoted(type, 64));
   const json* dropout = fields.Find("dropout");
   if (dropout != nullptr && !dropout->is_null() && *dropout != 0) return Unsupported("model: dropout is not supported");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
-    if (!fields.Text(key, false).empty()) return Unsupported("model: {} is not supported", key);
-  options.unk_token = fields.Text("unk_token", false);
+    if (!fields.String(key).empty()) return Unsupported("model: {} is not supported", key);
+  options.unk_token = fields.String("unk_token");
   options.fuse_unk = fields.Bool("fuse_unk", false);
   options.byte_fallback = fields.Bool("byte_fallback", false);
   options.ignore_merges = fields.Bool("ignore_merges", false);
   for (const char* key : {"vocab", "merges"})
     if (fields.Find(key) != nullptr) return Invalid("model: '{}' is neither list nor object", key);
-  RETURN_IF_ERROR(fields.Finish());
+  fields.RefuseUnknown();
+  RETURN_IF_ERROR(fields.status());
   return options;
 }
 
-// "ByteLevel" as the type of any component, however deep.
+// True when a component, at any depth, has the type "ByteLevel".
 bool MentionsByteLevel(const json& component) {
   if (component.is_object() && component.contains("type") && component["type"] == "ByteLevel") return true;
   if (!component.is_structured()) return false;
@@ -219,14 +218,14 @@ bool MentionsByteLevel(const json& component) {
   return false;
 }
 
-Status FillSpec(TokenizerJsonSink& file, ClassRules rules, TokenizerSpec& spec) {
+Status FillSpec(TokenizerJsonHandler& file, ClassRules rules, TokenizerSpec& spec) {
   if (!file.has_vocab || !file.has_merges) return Invalid("model: 'vocab' and 'merges' are needed");
   ASSIGN_OR_RETURN(spec.bpe, ReadModelOptions(file.model));
   ASSIGN_OR_RETURN(spec.merges, file.merges.Resolve(file.vocabulary));
   file.merges = {};
   spec.vocabulary = std::move(file.vocabulary);
   if (!spec.bpe.unk_token.empty() && !spec.vocabulary.Find(spec.bpe.unk_token))
-    return Invalid("model: unk_token '{}' is not in the vocabulary", spec.bpe.unk_token.substr(0, 64));
+    return Invalid("model: unk_token {} is not in the vocabulary", Quoted(spec.bpe.unk_token, 64));
   for (AddedToken& token : file.added_tokens) RETURN_IF_ERROR(AddToken(std::move(token), spec));
 
   for (const auto& [key, component] : file.components)
@@ -243,12 +242,11 @@ Status FillSpec(TokenizerJsonSink& file, ClassRules rules, TokenizerSpec& spec) 
 
 }  // namespace
 
-Result<TokenizerSpec> ReadTokenizerJson(std::istream& in, const std::string& name, uint64_t bytes,
-                                        const ClassRules& rules) {
-  TokenizerJsonSink sink(name, bytes);
-  RETURN_IF_ERROR(ParseJsonEvents(in, name, sink));
+Result<TokenizerSpec> ReadTokenizerJson(std::string_view text, const std::string& name, const ClassRules& rules) {
+  TokenizerJsonHandler file(name, text.size());
+  RETURN_IF_ERROR(ParseJsonEvents(text, {}, file));
   TokenizerSpec spec;
-  if (const Status filled = FillSpec(sink, rules, spec); !filled.ok())
+  if (const Status filled = FillSpec(file, rules, spec); !filled.ok())
     return Error{filled.error().kind, name + ": " + filled.error().message};
   return spec;
 }

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/utf8.h"
+
 namespace infinigen {
 
 std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
@@ -30,7 +32,7 @@ Status AddToken(AddedToken token, TokenizerSpec& spec) {
   const std::optional<TokenId> known = spec.vocabulary.Find(token.content);
   const TokenId id = known.value_or(std::max(spec.model_tokens, spec.next_added));
   if (token.id >= 0 && token.id != id)
-    return Invalid("added token '{}' has id {}, but its place in the vocabulary is {}", token.content.substr(0, 64),
+    return Invalid("added token {} has id {}, but its place in the vocabulary is {}", Quoted(token.content, 64),
                    token.id, id);
   token.id = id;
   if (known) {

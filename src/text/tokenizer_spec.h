@@ -1,5 +1,5 @@
-// TokenizerSpec: what a tokenizer is, as plain data. Every reader fills one, whatever its file format; Pipeline runs
-// it. The words are those of tokenizer.json, so that a component there and its step here have one name.
+// TokenizerSpec: a tokenizer as plain data. Every reader fills one, whatever its file format; Pipeline runs it. The
+// names are those of tokenizer.json.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace infinigen {
 
-// A token that is found in the text before anything else happens to it.
+// A token that is found in the text before the text is split.
 struct AddedToken {
   std::string content;
   TokenId id = -1;
   bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes the whitespace before it along
+  bool lstrip = false;       // swallows the white space before it
   bool rstrip = false;       // and after it
-  bool normalized = true;    // sought in the normalized text, else in the text as it came
+  bool normalized = true;    // searched for in the normalized text, else in the input
   bool special = false;      // not part of the text when decoding, not parsed from untrusted text
 };
 
@@ -51,14 +51,14 @@ struct DecoderStep {
   Kind kind = Kind::kByteLevel;
   std::string pattern;       // kReplace, kMetaspace
   std::string content;       // kReplace; kStrip: the one character
-  size_t start = 0;          // kStrip: at most so many at the start
-  size_t stop = 0;           // kStrip: and at the end
+  size_t start = 0;          // kStrip: most characters to take from the start
+  size_t stop = 0;           // kStrip: and from the end
   bool strip_first = false;  // kMetaspace: the first token loses its leading space
 };
 
 struct TokenizerSpec {
   TokenVocabulary vocabulary;  // added tokens included
-  int32_t model_tokens = -1;   // how many of them are the model's; -1 until the first added token
+  int32_t model_tokens = -1;   // number of tokens before the first added one; -1 until there is one
   MergeTable merges;
   BpeOptions bpe;
   std::vector<AddedToken> added_tokens;
@@ -67,7 +67,7 @@ struct TokenizerSpec {
   std::vector<NormalizerStep> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
   std::vector<DecoderStep> decoders;
-  // What the post-processor puts around a text.
+  // Tokens that the post-processor puts around a text.
   std::vector<TokenId> prefix;
   std::vector<TokenId> suffix;
 };
@@ -76,15 +76,15 @@ struct TokenizerSpec {
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// How SentencePiece's vocabularies are decoded: spaces and bytes come back, and one leading space goes where encoding
-// had put one before the text.
+// The decoder of SentencePiece's vocabularies: spaces and bytes are restored. With `prefix_space`, one leading space is
+// dropped, which encoding had put there.
 std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space);
 
 inline constexpr size_t kMaxAddedTokens = 1 << 16;  // real files have at most a few thousand
 
-// Adds a token as Hugging Face's library does: it takes the id of the vocabulary's token of that text, else the number
-// of the model's tokens, or the id after the largest added one. One that is already there is left alone, but becomes
-// special if asked to be. An id that the token brings along must be the one it gets.
+// Adds a token as Hugging Face's library does. Its id is that of the vocabulary's token of the same text, else the
+// number of the model's tokens, or the id after the largest added one. A token that is already there only becomes
+// special, when the new one is. An id that the token states must be the id that it gets.
 Status AddToken(AddedToken token, TokenizerSpec& spec);
 
 }  // namespace infinigen

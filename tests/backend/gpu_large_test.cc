@@ -95,7 +95,8 @@ TEST(GpuProductTest, LargeProducts) {
     HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, c.n), out(c.out, c.m, c.n);
     const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.activation = c.x, .pool_on_device = true}).value();
     CudaBackend& b = *opened;
-    const Result<ConstTensor> placed = b.Place(weight.view()), placed_bias = b.Place(bias.view());
+    const Result<WeightView> placed = b.Place(weight.weight());
+    const Result<ConstTensor> placed_bias = b.Place(bias.view());
     ASSERT_TRUE(placed.ok() && placed_bias.ok());
     DeviceTensor dx(b, x), dout(b, out);
     const Projection projection{*placed, *placed_bias, dout};

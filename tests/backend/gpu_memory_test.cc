@@ -215,9 +215,9 @@ TYPED_TEST(GpuMemoryTest, WeightsArePlaced) {
   Random random(83);
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     HostTensor weight = HostTensor::Normal(random, type, 37, 129);
-    const Result<ConstTensor> placed = b.Place(weight.view());
+    const Result<WeightView> placed = b.Place(weight.weight());
     ASSERT_TRUE(placed.ok());
-    EXPECT_EQ(placed->type, type);
+    EXPECT_EQ(placed->type, WeightTypeOf(type));
     EXPECT_EQ(placed->rows, 37);
     EXPECT_EQ(placed->cols, 129);
     for (int64_t r = 0; r < 37; ++r) {
@@ -225,6 +225,10 @@ TYPED_TEST(GpuMemoryTest, WeightsArePlaced) {
       ASSERT_TRUE(std::equal(row.begin(), row.end(), weight.view().row(r))) << r;
     }
   }
+  const std::vector<std::byte> blocks(34);
+  const Result<WeightView> refused = b.Place(WeightView(blocks.data(), WeightType::kQ8_0, 1, 32));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("q8_0"), std::string::npos) << refused.error().message;
 }
 
 class GpuLimitTest : public ::testing::Test {

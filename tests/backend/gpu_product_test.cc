@@ -17,11 +17,12 @@ void Check(CudaBackend& b, const Shape& shape, DType weight_type, DType out_type
   HostTensor weight = HostTensor::Normal(random, weight_type, shape.n, shape.k);
   HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, shape.n);
   HostTensor out = HostTensor::Normal(random, out_type, shape.m, shape.n), want = out.As(DType::kF32);
-  const Result<ConstTensor> placed = b.Place(weight.view()), placed_bias = b.Place(bias.view());
+  const Result<WeightView> placed = b.Place(weight.weight());
+  const Result<ConstTensor> placed_bias = b.Place(bias.view());
   ASSERT_TRUE(placed.ok() && placed_bias.ok());
   DeviceTensor dx(b, x), dout(b, out);
   const Projection mine{*placed, with_bias ? *placed_bias : ConstTensor(), dout, epilogue};
-  const Projection theirs{weight.view(), with_bias ? ConstTensor(bias.view()) : ConstTensor(), want.view(), epilogue};
+  const Projection theirs{weight.weight(), with_bias ? ConstTensor(bias.view()) : ConstTensor(), want.view(), epilogue};
   b.MatMul(Queue::kCompute, dx, {&mine, 1});
   ReferenceBackend().MatMul(Queue::kCompute, wide.view(), {&theirs, 1});
   const HostTensor got = dout.Fetch();

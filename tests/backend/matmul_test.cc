@@ -62,7 +62,7 @@ void Check(typename Factory::B& backend, ReferenceBackend& reference, const Case
     if (narrow && epilogue == Epilogue::kAdd) epilogue = Epilogue::kRelu;  // sums are kept in f32 alone
     mine.push_back({device[i][0], bias ? ConstTensor(device[i][1]) : ConstTensor(), device[i][2], epilogue});
     theirs.push_back(
-        {weights[i].view(), bias ? ConstTensor(biases[i].view()) : ConstTensor(), wants[i].view(), epilogue});
+        {weights[i].weight(), bias ? ConstTensor(biases[i].view()) : ConstTensor(), wants[i].view(), epilogue});
   }
   backend.MatMul(Queue::kCompute, dx, mine);
   reference.MatMul(Queue::kCompute, wide.view(), theirs);

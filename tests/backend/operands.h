@@ -58,6 +58,7 @@ struct HostTensor {
   }
 
   Tensor view() { return {bytes.data(), type, rows, cols, stride}; }
+  WeightView weight() { return WeightView(view()); }
   void Set(int64_t r, int64_t c, float value) {
     std::byte* p = bytes.data() + static_cast<size_t>(r * stride + c) * SizeOf(type);
     if (type == DType::kF32) std::memcpy(p, &value, 4);
@@ -82,8 +83,9 @@ class DeviceTensor {
     backend.Upload(Queue::kCompute, host.bytes.data(), host.bytes.size(), buffer_.data());
   }
   Tensor view() const { return {buffer_.data(), host_->type, host_->rows, host_->cols, host_->stride}; }
-  operator Tensor() const { return view(); }       // NOLINT: reads as the operand it is
-  operator ConstTensor() const { return view(); }  // NOLINT
+  operator Tensor() const { return view(); }                  // NOLINT: reads as the operand it is
+  operator ConstTensor() const { return view(); }             // NOLINT
+  operator WeightView() const { return WeightView(view()); }  // NOLINT
   HostTensor Fetch() {
     HostTensor copy = *host_;
     backend_.Synchronize(backend_.Download(Queue::kCompute, buffer_.data(), copy.bytes.size(), copy.bytes.data()));

@@ -24,7 +24,7 @@ void ExpectSameBits(const HostTensor& a, int64_t a_row, const HostTensor& b, int
 
 HostTensor Product(CpuBackend& backend, HostTensor& x, int64_t first, int64_t count, HostTensor& weight) {
   HostTensor out(DType::kF32, count, weight.rows);
-  const Projection projection{weight.view(), {}, out.view()};
+  const Projection projection{weight.weight(), {}, out.view()};
   backend.MatMul(Queue::kCompute, x.view().Rows(first, count), {&projection, 1});
   return out;
 }
@@ -75,7 +75,7 @@ TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirPlace) {
     for (int64_t n = 0; n < 90; ++n) {
       HostTensor row(DType::kBF16, 1, 100), out(DType::kF32, m, 1);
       for (int64_t c = 0; c < 100; ++c) row.Set(0, c, weight.At(n, c));
-      const Projection projection{row.view(), {}, out.view()};
+      const Projection projection{row.weight(), {}, out.view()};
       this->backend().MatMul(Queue::kCompute, x.view(), {&projection, 1});
       for (int64_t r = 0; r < m; ++r) ASSERT_EQ(out.At(r, 0), all.At(r, n));
     }

@@ -69,6 +69,17 @@ TEST(PromptLines, ErrorsNameFileLineAndReason) {
   EXPECT_THAT(ErrorOf("{\"prompt\": \"a\", \"seed\": -1}"), HasSubstr("\"seed\" is -1"));
 }
 
+TEST(PromptLines, ForeignNamesAreQuotedEscapedAndShort) {
+  const std::string error = ErrorOf("{\"" + std::string(63, 'x') + "\u6f22\\n" + std::string(1000, 'y') + "\": 1}");
+  EXPECT_EQ(error,
+            "p.jsonl:1: unknown field '" + std::string(63, 'x') + "…', known are prompt, prompt_ids, n and seed");
+  EXPECT_THAT(ErrorOf("{\"a\\n\\u001b\": 1}"), HasSubstr("unknown field 'a\\x0a\\x1b', known"));
+}
+
+TEST(PromptLines, BytesBehindAZeroByteAreNotIgnored) {
+  EXPECT_EQ(ErrorOf(std::string("\"a\"\0b", 5)), "p.jsonl:1: no valid JSON at column 4");
+}
+
 TEST(PromptLines, DepthAndCountAreBounded) {
   EXPECT_THAT(ErrorOf(std::string(1'000'000, '[')), HasSubstr("a list where a token id"));
   std::string many;

@@ -67,16 +67,19 @@ KvMethod Limited(const RetainPolicy& policy, GuessSource from) {
 class Allocation : public testing::TestWithParam<Case> {};
 
 TEST_P(Allocation, AStepTakesNothing) {
-  const ModelConfig config{.name = "test",
-                           .layers = 3,
-                           .hidden = 64,
-                           .heads = 8,
-                           .kv_heads = 2,
-                           .head_dim = 16,
-                           .ffn = 96,
-                           .vocab = 101,
-                           .embed_dim = 64,
-                           .max_positions = 4096};
+  ModelConfig config{.name = "test",
+                     .hidden = 64,
+                     .heads = 8,
+                     .kv_heads = 2,
+                     .head_dim = 16,
+                     .ffn = 96,
+                     .vocab = 101,
+                     .embed_dim = 64,
+                     .max_positions = 4096,
+                     .ropes = {RopeConfig()}};
+  LayerSpec spec = PlainLayer(config.head_dim);
+  config.SetLayers(3, spec);
+  config.specs[1].qk_norm = true;
   const Weights weights = RandomWeights(config, DType::kBF16, 1, 1).value();
   SketchMatrices basis{.query = std::vector<float>(2 * 16 * 8, 0.25f),
                        .key = std::vector<float>(2 * 16 * 8, 0.25f),

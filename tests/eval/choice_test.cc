@@ -104,6 +104,9 @@ TEST(ChoiceLines, ErrorsNameFileLineAndReason) {
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\nx"), "q:2: 1 columns, the first line names more");
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\n\xff\t(A) a (B) b\tA"), "q:2: no valid UTF-8 at byte 0");
   EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("1048576 at most"));
+  EXPECT_EQ(Refusal("{\"choices\": " + std::string(100, '[') + std::string(100, ']') + "}"),
+            "q:1: JSON nested deeper than 64 at byte 75");
+  EXPECT_EQ(Refusal("{\"choices\": 1e999}"), "q:1: a number that JSON cannot hold");
 }
 
 TEST(ChoiceLines, LabelsOfTheirOwn) {
@@ -117,6 +120,8 @@ TEST(ChoiceLines, LabelsOfTheirOwn) {
   EXPECT_EQ(with("0\n"), "l: 1 labels, but q:2 is one more question");
   EXPECT_EQ(with("0\n1\n1\n"), "l: 3 labels for the 2 questions of q");
   EXPECT_EQ(ParseLabels("0\nA\n", "l").error().message, "l:2: 'A' is no label, one number a line is expected");
+  EXPECT_EQ(ParseLabels("\x1b[2J\xff", "l").error().message,
+            "l:1: '\\x1b[2J\\xff' is no label, one number a line is expected");
 }
 
 // A task from files, read as they are.

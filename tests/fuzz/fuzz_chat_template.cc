@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "text/chat_template.h"
+#include "text/chat_prompt.h"
 
 namespace {
 

@@ -1,26 +1,28 @@
 // Any bytes as config.json and as generation_config.json: a result, and sizes whose products fit.
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 #include "base/check.h"
-#include "loader/hf_config.h"
+#include "model/config_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace infinigen;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   if (const Result<std::vector<int64_t>> ids = ParseGenerationEosIds(text, "g.json"); !ids.ok())
     CHECK(ids.error().message.find('\n') == std::string::npos);
-  const Result<HfConfig> config = ParseHfConfig(text, "f.json");
+  const Result<ModelConfig> config = ParseModelConfig(text, "f.json");
   if (!config.ok()) {
     CHECK(config.error().message.find('\n') == std::string::npos);
     return 0;
   }
-  CHECK(config->num_key_value_heads > 0 && config->num_attention_heads % config->num_key_value_heads == 0);
-  CHECK(config->head_dim > 0 && config->ffn_size > 0 && config->word_embed_proj_dim > 0);
+  CHECK(config->kv_heads > 0 && config->heads % config->kv_heads == 0);
+  CHECK(config->head_dim > 0 && config->ffn > 0 && config->embed_dim > 0);
   int64_t product = 0;
-  CHECK(!__builtin_mul_overflow(config->num_attention_heads * config->head_dim, config->hidden_size, &product));
-  CHECK(!__builtin_mul_overflow(product, config->num_hidden_layers * 4, &product));
-  CHECK(config->rope.factor > 0 && config->rope.theta > 0);
+  CHECK(!__builtin_mul_overflow(config->heads * config->head_dim, config->hidden, &product));
+  CHECK(!__builtin_mul_overflow(product, config->layers * 4, &product));
+  CHECK(std::ssize(config->specs) == config->layers && CheckSupported(*config).ok());
+  for (const RopeConfig& rope : config->ropes) CHECK(rope.factor > 0 && rope.base > 0);
   return 0;
 }

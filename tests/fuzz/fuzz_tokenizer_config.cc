@@ -7,7 +7,7 @@
 #include <string>
 
 #include "fuzz_tokenizer.h"
-#include "text/special_tokens.h"
+#include "text/tokenizer_config.h"
 
 namespace {
 

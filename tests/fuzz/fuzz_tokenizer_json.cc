@@ -1,15 +1,14 @@
 // tokenizer.json: parser, components, patterns, and a short text through what comes out.
-#include <sstream>
-#include <string>
+#include <string_view>
 
 #include "fuzz_tokenizer.h"
-#include "text/tokenizer_json.h"
+#include "text/tokenizer_readers.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  std::istringstream in(std::string(reinterpret_cast<const char*>(data), size));
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
   infinigen::ClassRules rules;
   if (size > 0) rules.tokenizer_class = static_cast<infinigen::TokenizerClass>(data[size - 1] % 3);
-  auto spec = infinigen::ReadTokenizerJson(in, "tokenizer.json", size, rules);
+  auto spec = infinigen::ReadTokenizerJson(text, "tokenizer.json", rules);
   if (spec.ok()) infinigen::RunSpec(std::move(*spec));
   return 0;
 }

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "text/stream_decoder.h"
+#include "base/utf8.h"
+#include "text/text_stream.h"
 #include "text/tokenizer.h"
-#include "text/unicode.h"
 
 namespace {
 

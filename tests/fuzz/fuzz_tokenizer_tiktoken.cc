@@ -1,6 +1,6 @@
 // tokenizer.model as tiktoken ranks.
 #include "fuzz_tokenizer.h"
-#include "text/tiktoken.h"
+#include "text/tokenizer_readers.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

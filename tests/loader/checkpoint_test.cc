@@ -62,9 +62,20 @@ TEST(Checkpoint, FindsTensorsAcrossShards) {
             R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"},"metadata":{}})");
   Result<Checkpoint> checkpoint = Checkpoint::Open(dir.path());
   ASSERT_TRUE(checkpoint.ok()) << MessageOf(checkpoint);
-  EXPECT_EQ(checkpoint->Find("a").bytes().size(), 8u);
-  EXPECT_EQ(checkpoint->Find("c").bytes().size(), 16u);
-  EXPECT_FALSE(checkpoint->Find("d"));
+  ASSERT_NE(checkpoint->Find("a"), nullptr);
+  EXPECT_EQ(checkpoint->Find("a")->bytes.size(), 8u);
+  EXPECT_EQ(checkpoint->Find("d"), nullptr);
+  EXPECT_EQ(checkpoint->Find(""), nullptr);
+  EXPECT_EQ(checkpoint->where(), dir.path());
+  const Checkpoint moved = std::move(*checkpoint);
+  const StoredTensor* c = moved.Find("c");
+  ASSERT_NE(c, nullptr);
+  EXPECT_EQ(c->bytes.size(), 16u);
+  EXPECT_EQ(c->path, dir.File("two.safetensors"));
+  EXPECT_EQ(c->type_name, "F32");
+  EXPECT_EQ(c->type, WeightType::kF32);
+  EXPECT_THAT(c->shape, testing::ElementsAre(4));
+  EXPECT_EQ(moved.tensors().size(), 3u);
 }
 
 TEST(Checkpoint, NamesMissingShardsAndTensors) {

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "loader/model_files.h"
+#include "model/parameter_walk.h"
 #include "model/weights.h"
 #include "sanitized.h"
 
@@ -18,18 +19,11 @@ using test::TempDir;
 using testing::HasSubstr;
 
 // Reads every byte that a view claims, so that a sanitizer or a signal tells of a wrong one.
-uint64_t Touch(const ConstTensor& tensor) {
-  uint64_t sum = 0;
-  const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
-  for (size_t i = 0; i < bytes; ++i) sum += static_cast<uint8_t>(tensor.data[i]);
-  return sum;
-}
-
 uint64_t TouchAll(const Weights& weights) {
-  uint64_t sum = Touch(weights.embedding) + Touch(weights.lm_head.weight) + Touch(weights.final_norm.weight);
-  for (const LayerWeights& layer : weights.layers)
-    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-      sum += Touch(linear->weight);
+  uint64_t sum = 0;
+  VisitParameters(weights, [&](const Parameter&, const auto& view) {
+    for (const std::byte* at = view.data; at != view.data + view.bytes(); ++at) sum += static_cast<uint8_t>(*at);
+  });
   return sum;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "loader/model_files.h"
+#include "loader/tensor_source.h"
 
 namespace infinigen {
 namespace {
@@ -33,14 +34,14 @@ TEST(Safetensors, ShowsTensorsOfEveryUsedType) {
   EXPECT_EQ(file->tensors()[0].name, "a") << "ascending by name";
   const TensorEntry* b = file->Find("b");
   ASSERT_NE(b, nullptr);
-  EXPECT_EQ(b->type(), DType::kF32);
+  EXPECT_EQ(b->type(), WeightType::kF32);
   EXPECT_EQ(FormatShape(b->shape()), "[2,3]");
   ASSERT_EQ(file->Data(*b).size(), 24u);
   float second = 0;
   std::memcpy(&second, file->Data(*b).data() + 4, 4);
   EXPECT_EQ(second, 2.0f / 16.0f);
-  EXPECT_EQ(file->Find("a")->type(), DType::kBF16);
-  EXPECT_EQ(file->Find("c")->type(), DType::kF16);
+  EXPECT_EQ(file->Find("a")->type(), WeightType::kBF16);
+  EXPECT_EQ(file->Find("c")->type(), WeightType::kF16);
   EXPECT_EQ(file->Find("d"), nullptr);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -174,7 +175,7 @@ TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
   for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
     const std::unique_ptr<Loaded> model = Open(kModels + name);
     LayerRows layer = RowsOf(*model, std::vector<int32_t>(kRows, 7));
-    const std::vector<float> frequencies = RopeInverseFrequencies(model->config.rope, model->config.head_dim);
+    const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
     std::vector<double> offsets;
     for (size_t row = 0; row < kRows; ++row) offsets.push_back(static_cast<double>(kTarget) - static_cast<double>(row));
     for (std::vector<float>* rows : {&layer.queries, &layer.keys}) {
@@ -236,7 +237,7 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   SplitMix random(3);
   std::vector<double> offsets;
   for (int row = 0; row < 400; ++row) offsets.push_back(std::floor(random.Unit() * kContext) - row);
-  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.rope, model->config.head_dim);
+  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
   TurnRows(frequencies, offsets, rows.queries);
   TurnRows(frequencies, offsets, rows.keys);
   for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
@@ -244,6 +245,27 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
     const double far_error = GuessError(rows, far->Basis(LayerId(0), kind, kDims), model->config, kDims);
     EXPECT_LT(far_error, 0.9 * near_error) << Name(kind);
   }
+}
+
+// Keys of a layer that does not rotate are the same at every position: the skew there does not depend on how many
+// positions it is for.
+TEST(Calibrate, LayersThatDoNotRotateAreSeenAsTheyAre) {
+  ModelConfig config = *ShapeByName("llama-3.2-1b");
+  config.SetLayers(2, config.specs.front());
+  config.hidden = config.embed_dim = 64;
+  config.heads = config.kv_heads = 2;
+  config.head_dim = 16;
+  config.ffn = 32;
+  config.vocab = 50;
+  config.specs[1].rope = LayerSpec::kNoRope;
+  const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+  const auto calibrate = [&](int64_t positions) {
+    const std::unique_ptr<Executor> executor = MakeExecutor(config, *weights, {.max_tokens = 512}).value();
+    return Calibrate(*executor, RandomCalibrationText(config.vocab, 512), {.positions = positions}).value();
+  };
+  const Skew near = calibrate(1000), far = calibrate(30000);
+  EXPECT_NE(near.Rotation(LayerId(0)), far.Rotation(LayerId(0)));
+  EXPECT_EQ(near.Rotation(LayerId(1)), far.Rotation(LayerId(1)));
 }
 
 // ---- identity ----
@@ -268,14 +290,32 @@ TEST(Identity, EveryGoldenModelHasItsOwn) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 }
 
+// Skew files carry the identity of their model: a change of the hash would make every one of them foreign.
+TEST(Identity, StaysWhatSkewFilesCarry) {
+  const std::pair<const char*, const char*> known[] = {
+      {"llama_bf16", "56f5e56bdc4fa401de3dc0cdb445bf2e"},
+      {"llama_bias", "456b86bbb6e2a0b059a5f289ede61846"},
+      {"llama_f16", "a69892a0dcc45a6c580fa609f75e4a42"},
+      {"llama_gqa_tied", "861dfe2239afce64f938a26c73f1674e"},
+      {"llama_head_dim", "a226d61c4aa6c4bb92888b0c898c08af"},
+      {"llama_mha", "4df81d520b2bac11da3329c0f1142087"},
+      {"llama_rope_linear", "b35b41b01e8e9258731add4d20728cca"},
+      {"llama_rope_llama3", "4874f518c9d956972e40821c6935b696"},
+      {"opt_bare", "e7c4a783e8437778bbf43aa33391d9a0"},
+      {"opt_f16", "a98a5d030427c50d164d19332e5bbd0a"},
+      {"opt_post_norm", "5d6ccb1c5642276d6609f1e1bd4e8314"},
+      {"opt_pre_norm", "d53deb56f1bc632f52737a4cc0977eec"},
+      {"../../../models/infinigen-mini", "8ea9627288159964c43845b366baee98"}};
+  for (const auto& [name, hex] : known) EXPECT_EQ(Open(kModels + name)->identity().Hex(), hex) << name;
+}
+
 TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const ModelIdentity identity = model->identity();
-  const auto with_changed = [&](ConstTensor& tensor) {  // one bit of its last element, in a copy
-    const size_t bytes = static_cast<size_t>(tensor.rows * tensor.cols) * SizeOf(tensor.type);
-    std::vector<std::byte> copy(tensor.data, tensor.data + bytes);
+  const auto with_changed = [&](auto& tensor) {  // one bit of its last element, in a copy
+    std::vector<std::byte> copy(tensor.data, tensor.data + tensor.bytes());
     copy.back() ^= std::byte{1};
-    const ConstTensor original = tensor;
+    const auto original = tensor;
     tensor.data = copy.data();
     const ModelIdentity changed = model->identity();
     tensor = original;
@@ -289,25 +329,73 @@ TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
   EXPECT_EQ(model->identity(), identity);
 
   ModelConfig config = model->config;
-  config.rope.theta *= 2;
+  config.ropes[0].base *= 2;
   EXPECT_NE(IdentifyModel(config, model->weights), identity);
   config = model->config;
-  config.norm_eps *= 2;
+  config.specs.back().norm.eps *= 2;
   EXPECT_NE(IdentifyModel(config, model->weights), identity);
   config = model->config;
   config.name = "other";
   EXPECT_EQ(IdentifyModel(config, model->weights), identity);
 }
 
+TEST(Identity, ChangesWithEveryFieldOfALayer) {
+  ModelConfig plain = *ShapeByName("llama-3.2-1b");
+  plain.SetLayers(3, plain.specs.front());
+  plain.hidden = plain.embed_dim = 64;
+  plain.heads = plain.kv_heads = 2;
+  plain.ffn = 32;
+  plain.vocab = 50;
+  const auto identity = [&](const std::function<void(ModelConfig&)>& set) {
+    ModelConfig config = plain;
+    set(config);
+    const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+    return IdentifyModel(config, *weights).Hex();
+  };
+  std::vector<std::string> seen = {identity([](ModelConfig&) {})};
+  const std::function<void(ModelConfig&)> changes[] = {
+      [](ModelConfig& c) { c.specs[1].attention_scale *= 2; },
+      [](ModelConfig& c) { c.specs[2].attention_scale *= 2; },
+      [](ModelConfig& c) { c.specs[1].rope = LayerSpec::kNoRope; },
+      [](ModelConfig& c) { c.specs[1].window = 8; },
+      [](ModelConfig& c) { c.specs[1].attention_soft_cap = 8; },
+      [](ModelConfig& c) { c.specs[1].qkv_bias = true; },
+      [](ModelConfig& c) { c.specs[1].o_bias = true; },
+      [](ModelConfig& c) { c.specs[1].qk_norm = true; },
+      [](ModelConfig& c) { c.specs[1].norm.eps *= 2; },
+      [](ModelConfig& c) { c.specs[1].norm.kind = NormKind::kLayer; },
+      [](ModelConfig& c) { c.specs[1].norm_placement = NormPlacement::kBothSides; },
+      [](ModelConfig& c) { c.specs[1].mlp.activation = Activation::kGeluTanh; },
+      [](ModelConfig& c) { c.specs[1].mlp.gated = false; },
+      [](ModelConfig& c) { c.specs[1].mlp.bias = true; },
+      [](ModelConfig& c) { c.ropes.push_back({}); },
+      [](ModelConfig& c) { c.ropes[0].order = RopeOrder::kPairs; },
+      [](ModelConfig& c) { c.ropes[0].rotary_dims = 32; },
+      [](ModelConfig& c) { c.final_norm->eps *= 2; },
+      [](ModelConfig& c) { c.embedding_scale = 8; },
+      [](ModelConfig& c) { c.logit_soft_cap = 8; },
+  };
+  for (const auto& change : changes) seen.push_back(identity(change));
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
+
+  plain.specs[1].qk_norm = true;
+  Result<Weights> weights = RandomWeights(plain, DType::kF32, 1, 1);
+  const ModelIdentity before = IdentifyModel(plain, *weights);
+  const std::vector<float> other(static_cast<size_t>(plain.head_dim), 2.0f);
+  weights->layers[1].k_norm.weight.data = reinterpret_cast<const std::byte*>(other.data());
+  EXPECT_NE(IdentifyModel(plain, *weights), before);
+}
+
 TEST(Identity, SamplesLargeTensorsInAllParts) {
   ModelConfig config = *ShapeByName("llama-3.2-1b");
-  config.layers = 1;
+  config.SetLayers(1, config.specs.front());
   config.vocab = 1000;
   Result<Weights> weights = RandomWeights(config, DType::kBF16, 1, 1);
   ASSERT_TRUE(weights.ok());
   const ModelIdentity identity = IdentifyModel(config, *weights);
-  ConstTensor& q = weights->layers[0].q.weight;
-  const size_t bytes = static_cast<size_t>(q.rows * q.cols) * SizeOf(q.type);
+  WeightView& q = weights->layers[0].q.weight;
+  const auto bytes = static_cast<size_t>(q.bytes());
   ASSERT_GT(bytes, size_t{4} << 20);  // far more than is read
   const std::byte* original = q.data;
   for (size_t part = 0; part < 4; ++part) {

@@ -19,17 +19,20 @@ TEST(ModelConfig, DescribesLlama) {
   const Result<ModelConfig> config = LoadModelConfig(Golden("llama_gqa_tied") + "/");
   ASSERT_TRUE(config.ok()) << MessageOf(config);
   EXPECT_EQ(config->name, "llama_gqa_tied");
-  EXPECT_EQ(config->architecture, Architecture::kLlama);
+  EXPECT_EQ(config->family_name(), "llama");
   EXPECT_EQ(config->heads, 8);
   EXPECT_EQ(config->kv_heads, 2);
   EXPECT_EQ(config->head_dim, 8);
   EXPECT_EQ(config->embed_dim, config->hidden);
-  EXPECT_EQ(config->norm, NormKind::kRms);
-  EXPECT_EQ(config->norm_eps, 1e-5f);
-  EXPECT_EQ(config->positions, PositionKind::kRope);
-  EXPECT_EQ(config->mlp, MlpKind::kGatedSilu);
-  EXPECT_TRUE(config->pre_norm);
-  EXPECT_TRUE(config->final_norm);
+  LayerSpec spec = PlainLayer(8);
+  spec.norm.eps = 1e-5f;
+  EXPECT_THAT(config->specs, testing::Each(spec));
+  EXPECT_EQ(std::ssize(config->specs), config->layers);
+  EXPECT_EQ(spec.attention_scale, 1.0f / std::sqrt(8.0f));
+  EXPECT_EQ(config->final_norm, spec.norm);
+  EXPECT_EQ(config->positions, PositionKind::kNone);
+  EXPECT_EQ(config->ropes.size(), 1u);
+  EXPECT_TRUE(config->rotates() && config->has_gate());
   EXPECT_TRUE(config->tied_embeddings);
   EXPECT_FALSE(config->has_projections());
   EXPECT_EQ(config->eos_ids.size(), 2u);
@@ -38,22 +41,25 @@ TEST(ModelConfig, DescribesLlama) {
 TEST(ModelConfig, DescribesOptAndItsVariants) {
   const Result<ModelConfig> post = LoadModelConfig(Golden("opt_post_norm"));
   ASSERT_TRUE(post.ok()) << MessageOf(post);
-  EXPECT_EQ(post->norm, NormKind::kLayer);
-  EXPECT_EQ(post->norm_eps, 1e-5f);
+  const LayerSpec& spec = post->specs.back();
+  EXPECT_EQ(spec.norm, (NormSpec{.kind = NormKind::kLayer, .eps = 1e-5f}));
   EXPECT_EQ(post->positions, PositionKind::kLearned);
   EXPECT_EQ(post->position_offset, 2);
-  EXPECT_EQ(post->mlp, MlpKind::kRelu);
-  EXPECT_FALSE(post->pre_norm);
+  EXPECT_EQ(spec.rope, LayerSpec::kNoRope);
+  EXPECT_EQ(spec.mlp, (MlpSpec{.gated = false, .activation = Activation::kRelu, .bias = true}));
+  EXPECT_EQ(spec.norm_placement, NormPlacement::kAfterResidual);
   EXPECT_FALSE(post->final_norm) << "a post-norm model has none";
   EXPECT_TRUE(post->has_projections());
-  EXPECT_TRUE(post->attention_bias && post->mlp_bias);
+  EXPECT_TRUE(spec.qkv_bias && spec.o_bias);
+  EXPECT_FALSE(post->rotates() || post->has_gate());
 
   const Result<ModelConfig> bare = LoadModelConfig(Golden("opt_bare"));
   ASSERT_TRUE(bare.ok()) << MessageOf(bare);
-  EXPECT_TRUE(bare->pre_norm);
+  const LayerSpec& plain = bare->specs[0];
+  EXPECT_EQ(plain.norm_placement, NormPlacement::kBefore);
   EXPECT_FALSE(bare->final_norm);
-  EXPECT_FALSE(bare->norm_affine);
-  EXPECT_FALSE(bare->attention_bias || bare->mlp_bias);
+  EXPECT_FALSE(plain.norm.affine);
+  EXPECT_FALSE(plain.qkv_bias || plain.o_bias || plain.mlp.bias);
 }
 
 TEST(ModelConfig, ShapesHaveThePublishedParameterCounts) {

@@ -18,28 +18,52 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Small, but with everything that a guess can get wrong: groups, rotation, biases, norms.
 inline ModelConfig Llama() {
-  return {.name = "test-llama",
-          .layers = 4,
-          .hidden = 48,
-          .heads = 6,
-          .kv_heads = 2,
-          .head_dim = 16,
-          .ffn = 64,
-          .vocab = 61,
-          .embed_dim = 48,
-          .max_positions = 2048,
-          .attention_bias = true};
+  ModelConfig config{.name = "test-llama",
+                     .hidden = 48,
+                     .heads = 6,
+                     .kv_heads = 2,
+                     .head_dim = 16,
+                     .ffn = 64,
+                     .vocab = 61,
+                     .embed_dim = 48,
+                     .max_positions = 2048,
+                     .ropes = {RopeConfig()}};
+  LayerSpec spec = PlainLayer(config.head_dim);
+  spec.qkv_bias = spec.o_bias = true;
+  config.SetLayers(4, spec);
+  return config;
 }
 inline ModelConfig Opt() {
   ModelConfig config = Llama();
   config.name = "test-opt";
-  config.architecture = Architecture::kOpt;
   config.heads = config.kv_heads = 3;
-  config.norm = NormKind::kLayer;
+  config.ropes.clear();
   config.positions = PositionKind::kLearned;
   config.position_offset = 2;
-  config.mlp = MlpKind::kRelu;
-  config.mlp_bias = true;
+  LayerSpec spec = config.specs.front();
+  spec.rope = LayerSpec::kNoRope;
+  spec.norm.kind = NormKind::kLayer;
+  spec.mlp = {.gated = false, .activation = Activation::kRelu, .bias = true};
+  config.final_norm = spec.norm;
+  config.SetLayers(config.layers, spec);
+  return config;
+}
+// Every layer unlike the others: norms on queries and keys, layers that do not rotate, two RoPE tables, scales of their
+// own, biases on some projections only.
+inline ModelConfig Mixed() {
+  ModelConfig config = Llama();
+  config.name = "test-mixed";
+  config.ropes.push_back({.base = 500.0});
+  config.specs[0].attention_scale *= 1.5f;
+  config.specs[0].qk_norm = true;
+  config.specs[1].rope = LayerSpec::kNoRope;
+  config.specs[1].o_bias = false;
+  config.specs[1].qk_norm = true;
+  config.specs[2].rope = 1;
+  config.specs[2].attention_scale *= 0.5f;
+  config.specs[2].mlp = {.gated = false, .activation = Activation::kRelu, .bias = true};
+  config.specs[3].qkv_bias = false;
+  config.specs[3].qk_norm = true;
   return config;
 }
 
@@ -52,10 +76,15 @@ class RandomModelWithBases {
     std::mt19937_64 numbers(seed);
     std::normal_distribution<float> normal;
     // Norms so unlike each other that taking the wrong one shows.
-    for (LayerWeights& layer : weights.layers) {
+    const auto set_norm = [&](ConstTensor& weight) {
       std::vector<float>& norm = norms_.emplace_back();
-      for (int64_t i = 0; i < config.hidden; ++i) norm.push_back(1.0f + 0.5f * normal(numbers));
-      layer.attention_norm.weight.data = reinterpret_cast<const std::byte*>(norm.data());
+      for (int64_t i = 0; i < weight.cols; ++i) norm.push_back(1.0f + 0.5f * normal(numbers));
+      weight.data = reinterpret_cast<const std::byte*>(norm.data());
+    };
+    for (LayerWeights& layer : weights.layers) {
+      set_norm(layer.attention_norm.weight);
+      for (ConstTensor* weight : {&layer.q_norm.weight, &layer.k_norm.weight})
+        if (*weight) set_norm(*weight);
     }
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       SketchMatrices& basis = bases.emplace_back();

@@ -487,7 +487,7 @@ class WatchedBackend : public ReferenceBackend {
 
 TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
   ModelConfig config = Llama();
-  config.layers = 7;
+  config.SetLayers(7, config.specs.front());
   const RandomModelWithBases model(config, 8, 5);
   for (const double on_device : {0.0, 0.4}) {
     WatchedBackend backend;
@@ -496,9 +496,9 @@ TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
     ASSERT_TRUE(stream.Start(layers, on_device).ok());
     const auto use = [&](int64_t layer) {
       const size_t at = static_cast<size_t>(layer);
-      const ConstTensor& there = stream.Use(LayerId(layer), layers[at]).q.weight;
-      const ConstTensor& wanted = model.weights.layers[at].q.weight;
-      ASSERT_EQ(std::memcmp(there.data, wanted.data, static_cast<size_t>(wanted.rows * wanted.cols) * 4), 0) << layer;
+      const WeightView there = stream.Use(LayerId(layer), layers[at]).q.weight;
+      const WeightView& wanted = model.weights.layers[at].q.weight;
+      ASSERT_EQ(std::memcmp(there.data, wanted.data, static_cast<size_t>(wanted.bytes())), 0) << layer;
       backend.Read(there.data);
     };
     // Two prompts of several chunks, a step now and then that also looks a layer ahead.

@@ -1,7 +1,8 @@
-// A second, independent forward pass with selection and eviction, in plain loops over std::vector: what the guess is
-// made of, how it is rotated, skewed and shared by a group of heads; who is alive, by position in a map, without rows
-// or books. Scoring and choosing are the definitions of kv/. Each of the mistakes that the guess and the eviction have
-// seen in published code can be switched on, to show that a test would notice it.
+// A second, independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code
+// with the decoder for the guess, its rotation, its basis and the groups of heads, nor for every field of a layer.
+// Which entries live is a map from positions to marks, without rows or books. Scoring and choosing are the definitions
+// of kv/. Each mistake that published code made with guess or eviction can be switched on, to show that a test would
+// notice it.
 #pragma once
 
 #include <cmath>
@@ -42,11 +43,10 @@ class SelectingModel {
     for (Layer& layer : layers_) layer.keys.resize(static_cast<size_t>(config.kv_heads));
     for (Layer& layer : layers_) layer.values.resize(static_cast<size_t>(config.kv_heads));
     for (Layer& layer : layers_) layer.alive.resize(static_cast<size_t>(config.kv_heads));
-    frequencies_ =
-        config.positions == PositionKind::kRope ? RopeInverseFrequencies(config.rope, config.head_dim) : Vector();
+    for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
   }
 
-  // Of a sequence that will have so many tokens, the first `prompt` of them not as steps.
+  // The sequence will have `final_tokens` tokens; the first `prompt` of them are a prefill, the others steps.
   void Limit(int64_t final_tokens, int64_t prompt) {
     quota_ = method_.evicts() ? QuotaRule{.limit = method_.limit}.Quota(final_tokens) : final_tokens;
     prompt_ = prompt;
@@ -59,7 +59,7 @@ class SelectingModel {
     Vector guess_in;
     for (size_t i = 0; i < layers_.size(); ++i) x = RunLayer(i, std::move(x), guess_in, select);
     ++row_;
-    if (config_.final_norm) x = Norm(weights_.final_norm, x);
+    if (config_.final_norm) x = Norm(*config_.final_norm, weights_.final_norm, x);
     return Times(config_.tied_embeddings ? Linear{weights_.embedding, {}} : weights_.lm_head, x);
   }
 
@@ -72,7 +72,7 @@ class SelectingModel {
 
   bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))); }
 
-  // Who goes is found by walking over everybody alive.
+  // Finds each victim by a walk over all live positions.
   void Evict(std::map<int64_t, float>& alive, int64_t coming, int64_t room) {
     while (static_cast<int64_t>(alive.size()) > room) {
       const int64_t half = quota_ / 2, sinks = std::min<int64_t>(method_.rule.sinks, quota_ - half - 1);
@@ -108,9 +108,11 @@ class SelectingModel {
   Vector RunLayer(size_t i, Vector x, Vector& guess_in, bool select) {
     Layer& layer = layers_[i];
     const LayerWeights& w = weights_.layers[i];
-    const Vector in = config_.pre_norm ? Norm(w.attention_norm, x) : x;
-    const Vector plain_query = Times(w.q, in);
-    Vector q = Rotated(plain_query), k = Rotated(Times(w.k, in)), v = Times(w.v, in);
+    const LayerSpec& spec = config_.specs[i];
+    const bool before = spec.norm_placement == NormPlacement::kBefore;
+    const Vector in = before ? Norm(spec.norm, w.attention_norm, x) : x;
+    const Vector plain_query = HeadNorm(i, w.q_norm, Times(w.q, in));
+    Vector q = Rotated(i, plain_query), k = Rotated(i, HeadNorm(i, w.k_norm, Times(w.k, in))), v = Times(w.v, in);
     const size_t d = static_cast<size_t>(config_.head_dim);
     for (size_t head = 0; head < layer.keys.size(); ++head) {
       layer.keys[head].emplace_back(k.begin() + static_cast<ptrdiff_t>(head * d),
@@ -121,29 +123,32 @@ class SelectingModel {
     Welcome(i, select);
     Vector guess = q;
     if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
-      guess = method_.from == GuessSource::kPrevStep
-                  ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first has nobody to guess about
-                  : Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in);
-      if (!mistakes_.unrotated) guess = Rotated(guess);
+      guess =
+          method_.from == GuessSource::kPrevStep
+              ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first token attends to itself alone
+              : HeadNorm(i, w.q_norm, Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in));
+      if (!mistakes_.unrotated) guess = Rotated(i, guess);
     }
     layer.last_query = plain_query;
     if (method_.from == GuessSource::kPrevLayer) guess_in = in;
     Add(x, Times(w.o, Attend(i, q, guess, select)));
     if (Evicts(i) && !select && row_ + 1 == prompt_)
       for (std::map<int64_t, float>& alive : layer.alive) Evict(alive, prompt_, quota_);
-    if (!config_.pre_norm) x = Norm(w.attention_norm, x);
-    if (method_.from == GuessSource::kPrevMid && i + 1 < layers_.size())
-      guess_in = config_.pre_norm ? Norm(weights_.layers[mistakes_.wrong_norm ? i : i + 1].attention_norm, x) : x;
-    const Vector mlp_in = config_.pre_norm ? Norm(w.mlp_norm, x) : x;
+    if (!before) x = Norm(spec.norm, w.attention_norm, x);
+    if (method_.from == GuessSource::kPrevMid && i + 1 < layers_.size()) {
+      const size_t of = mistakes_.wrong_norm ? i : i + 1;
+      guess_in = before ? Norm(config_.specs[of].norm, weights_.layers[of].attention_norm, x) : x;
+    }
+    const Vector mlp_in = before ? Norm(spec.norm, w.mlp_norm, x) : x;
     Vector up = Times(w.up, mlp_in);
-    if (config_.mlp == MlpKind::kGatedSilu) {
+    if (spec.mlp.gated) {
       const Vector gate = Times(w.gate, mlp_in);
       for (size_t j = 0; j < up.size(); ++j) up[j] *= gate[j] / (1.0f + std::exp(-gate[j]));
     } else {
       for (float& value : up) value = std::max(value, 0.0f);
     }
     Add(x, Times(w.down, up));
-    return config_.pre_norm ? x : Norm(w.mlp_norm, x);
+    return before ? x : Norm(spec.norm, w.mlp_norm, x);
   }
 
   Vector Attend(size_t i, const Vector& q, const Vector& guess, bool select) {
@@ -169,7 +174,7 @@ class SelectingModel {
         for (size_t c = 0; c < d; ++c)
           score += static_cast<double>(q[head * d + c]) *
                    static_cast<double>(layers_[i].keys[kv][static_cast<size_t>(row)][c]);
-        weights.push_back(score / std::sqrt(static_cast<double>(d)));
+        weights.push_back(score * static_cast<double>(config_.specs[i].attention_scale));
         most = std::max(most, weights.back());
       }
       for (double& weight : weights) sum += weight = std::exp(weight - most);
@@ -214,7 +219,7 @@ class SelectingModel {
     const int64_t asked = mistakes_.ungrouped ? 1 : group;
     for (int64_t g = 0; g < asked; ++g) {
       Vector query = Project(guess.data() + (static_cast<int64_t>(kv) * group + g) * d, query_side, dims);
-      for (float& number : query) number /= std::sqrt(static_cast<float>(d));
+      for (float& number : query) number *= config_.specs[i].attention_scale;
       const Vector part = ScoreSketches(layout, sketches.data(), visible, query);
       scores.insert(scores.end(), part.begin(), part.end());
     }
@@ -234,7 +239,7 @@ class SelectingModel {
     for (int64_t g = 0; g < asked; ++g) {
       const float* numbers = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
       Vector query(numbers, numbers + d);
-      for (float& number : query) number /= std::sqrt(static_cast<float>(d));
+      for (float& number : query) number *= config_.specs[i].attention_scale;
       for (int64_t first = 0; first < complete; first += 16) {
         std::vector<BF16> bounds(static_cast<size_t>(2 * d));
         for (int64_t row = first; row < first + 16; ++row)
@@ -257,11 +262,14 @@ class SelectingModel {
     return out;
   }
 
-  Vector Rotated(Vector x) const {
-    const size_t half = frequencies_.size();
-    for (size_t head = 0; half > 0 && head < x.size(); head += 2 * half) {
+  Vector Rotated(size_t layer, Vector x) const {
+    const int32_t rope = config_.specs[layer].rope;
+    if (rope == LayerSpec::kNoRope) return x;
+    const Vector& frequencies = frequencies_[static_cast<size_t>(rope)];
+    const size_t half = frequencies.size();
+    for (size_t head = 0; head < x.size(); head += 2 * half) {
       for (size_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(row_) * frequencies_[i], a = x[head + i], b = x[head + half + i];
+        const float angle = static_cast<float>(row_) * frequencies[i], a = x[head + i], b = x[head + half + i];
         x[head + i] = a * std::cos(angle) - b * std::sin(angle);
         x[head + half + i] = b * std::cos(angle) + a * std::sin(angle);
       }
@@ -269,19 +277,32 @@ class SelectingModel {
     return x;
   }
 
-  Vector Norm(const NormWeights& w, const Vector& x) const {
+  // Each head of x by itself.
+  Vector HeadNorm(size_t layer, const NormWeights& w, const Vector& x) const {
+    const LayerSpec& spec = config_.specs[layer];
+    if (!spec.qk_norm) return x;
+    Vector out;
+    for (auto head = x.begin(); head != x.end(); head += config_.head_dim) {
+      const Vector normed =
+          Norm({.kind = NormKind::kRms, .eps = spec.norm.eps}, w, Vector(head, head + config_.head_dim));
+      out.insert(out.end(), normed.begin(), normed.end());
+    }
+    return out;
+  }
+
+  static Vector Norm(const NormSpec& norm, const NormWeights& w, const Vector& x) {
     const float n = static_cast<float>(x.size());
     float mean = 0, squares = 0;
-    if (config_.norm == NormKind::kLayer) mean = std::accumulate(x.begin(), x.end(), 0.0f) / n;
+    if (norm.kind == NormKind::kLayer) mean = std::accumulate(x.begin(), x.end(), 0.0f) / n;
     for (const float value : x) squares += (value - mean) * (value - mean);
-    const float scale = 1.0f / std::sqrt(squares / n + config_.norm_eps);
+    const float scale = 1.0f / std::sqrt(squares / n + norm.eps);
     Vector out(x.size());
     for (size_t i = 0; i < x.size(); ++i)
       out[i] = (x[i] - mean) * scale * w.weight.as<float>()[i] + (w.bias ? w.bias.as<float>()[i] : 0.0f);
     return out;
   }
 
-  static Vector Row(const ConstTensor& table, int64_t row) {
+  static Vector Row(const WeightView& table, int64_t row) {
     return {table.as<float>(row), table.as<float>(row) + table.cols};
   }
   static void Add(Vector& x, const Vector& y) {
@@ -304,7 +325,7 @@ class SelectingModel {
   const std::vector<SketchMatrices> bases_;
   const GuessMistakes mistakes_;
   std::vector<Layer> layers_;
-  Vector frequencies_;
+  std::vector<Vector> frequencies_;  // [ropes]
   int64_t row_ = 0;
   int64_t quota_ = 0, prompt_ = 0;
 };

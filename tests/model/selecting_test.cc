@@ -17,7 +17,7 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const GuessSource from :
        {GuessSource::kSelf, GuessSource::kPrevLayer, GuessSource::kPrevMid, GuessSource::kPrevStep}) {
-    for (const ModelConfig& config : {Llama(), Opt()}) {
+    for (const ModelConfig& config : {Llama(), Opt(), Mixed()}) {
       std::string name = config.name.substr(5) + "_" + std::string(Name(from));
       std::replace(name.begin(), name.end(), '-', '_');
       cases.push_back({name, config, from});
@@ -26,6 +26,7 @@ std::vector<Case> Cases() {
   cases.push_back({"llama_quest", Llama(), GuessSource::kSelf, &kSelectQuest});
   cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectQuest});
   cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, &kSelectQuest});
+  cases.push_back({"mixed_quest_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectQuest});
   return cases;
 }
 template <class Keep>
@@ -274,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Selecting, testing::ValuesIn(Cases()), kCaseNam
 INSTANTIATE_TEST_SUITE_P(Models, SelectingBySketch,
                          testing::ValuesIn(Cases([](const Case& c) { return c.select->uses_basis; })), kCaseName);
 INSTANTIATE_TEST_SUITE_P(Models, SelectingAtAnyLength, testing::ValuesIn(Cases([](const Case& c) {
-                           return c.config.positions == PositionKind::kRope;  // learned positions end
+                           return c.config.positions != PositionKind::kLearned;  // which end
                          })),
                          kCaseName);
 

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "golden/golden_file.h"
 #include "loader/model_files.h"
@@ -41,10 +43,10 @@ TEST(LoadWeights, ReadsEveryGoldenModel) {
     const Result<Weights> weights = LoadWeights(directory, *config);
     ASSERT_TRUE(weights.ok()) << MessageOf(weights);
     EXPECT_EQ(static_cast<int64_t>(weights->layers.size()), config->layers);
-    EXPECT_EQ(static_cast<bool>(weights->layers[0].gate), config->mlp == MlpKind::kGatedSilu);
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].gate), config->specs[0].mlp.gated);
     EXPECT_EQ(static_cast<bool>(weights->positions), config->positions == PositionKind::kLearned);
-    EXPECT_EQ(static_cast<bool>(weights->final_norm), config->final_norm);
-    EXPECT_EQ(static_cast<bool>(weights->layers[0].q.bias), config->attention_bias);
+    EXPECT_EQ(static_cast<bool>(weights->final_norm), config->final_norm.has_value());
+    EXPECT_EQ(static_cast<bool>(weights->layers[0].q.bias), config->specs[0].qkv_bias);
     EXPECT_EQ(weights->lm_head.weight.data == weights->embedding.data, config->tied_embeddings);
     EXPECT_GE(weights->TotalBytes(), 2 * ParameterCount(*config));
     const Result<GoldenModel> golden = LoadGolden(directory);
@@ -59,12 +61,14 @@ TEST(LoadWeights, ShardsHoldTheSameBytesAsOneFile) {
   const Result<Weights> whole = Load(root + "llama_mha");  // made from the same seed
   const Result<Weights> shards = Load(root + "llama_sharded");
   ASSERT_TRUE(whole.ok() && shards.ok());
-  EXPECT_GT(shards->storage->checkpoint->files().size(), 2u);
+  std::set<std::string_view> files;
+  for (const StoredTensor& tensor : shards->storage->source->tensors()) files.insert(tensor.path);
+  EXPECT_GT(files.size(), 2u);
   for (size_t layer = 0; layer < whole->layers.size(); ++layer) {
-    const ConstTensor& a = whole->layers[layer].down.weight;
-    const ConstTensor& b = shards->layers[layer].down.weight;
-    ASSERT_EQ(a.rows * a.cols, b.rows * b.cols);
-    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * 4), 0) << layer;
+    const WeightView& a = whole->layers[layer].down.weight;
+    const WeightView& b = shards->layers[layer].down.weight;
+    ASSERT_EQ(a.bytes(), b.bytes());
+    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())), 0) << layer;
   }
 }
 
@@ -72,7 +76,7 @@ TEST(LoadWeights, KeepsMatricesInTheirTypeAndConvertsVectors) {
   for (const char* dtype : {"F32", "F16", "BF16"}) {
     const Result<Weights> weights = LoadTiny(test::TinyTensors(dtype));
     ASSERT_TRUE(weights.ok()) << MessageOf(weights);
-    EXPECT_EQ(SizeOf(weights->embedding.type), std::string(dtype) == "F32" ? 4u : 2u);
+    EXPECT_EQ(weights->embedding.row_bytes, std::string(dtype) == "F32" ? 16 : 8);
     const ConstTensor& norm = weights->final_norm.weight;
     EXPECT_EQ(norm.type, DType::kF32);
     ASSERT_EQ(norm.cols, 4);
@@ -89,8 +93,8 @@ TEST(LoadWeights, TypesMayDifferFromTensorToTensor) {
   tensors[4].dtype = "F16";
   const Result<Weights> weights = LoadTiny(tensors);
   ASSERT_TRUE(weights.ok()) << MessageOf(weights);
-  EXPECT_EQ(weights->layers[0].q.weight.type, DType::kF16);
-  EXPECT_EQ(weights->layers[0].k.weight.type, DType::kBF16);
+  EXPECT_EQ(weights->layers[0].q.weight.type, WeightType::kF16);
+  EXPECT_EQ(weights->layers[0].k.weight.type, WeightType::kBF16);
 }
 
 TEST(LoadWeights, RealignsMatricesAtOddAddresses) {
@@ -157,6 +161,68 @@ TEST(LoadWeights, RefusesTypesItDoesNotComputeWith) {
   EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr("has dtype I16"), HasSubstr("expected F32, F16 or BF16")));
 }
 
+// A source in memory, of types that no safetensors file has.
+class MemorySource final : public TensorSource {
+ public:
+  void Add(std::string name, WeightType type, std::vector<int64_t> shape, std::vector<std::byte> bytes) {
+    Held& held = held_[std::move(name)];
+    held = {type, std::move(shape), std::move(bytes)};
+    tensors_.clear();
+    for (const auto& [key, value] : held_)
+      tensors_.push_back({key, "memory", Name(value.type), value.type, value.shape, value.bytes});
+  }
+  std::span<const StoredTensor> tensors() const override { return tensors_; }
+  std::string where() const override { return "memory"; }
+
+ private:
+  struct Held {
+    WeightType type;
+    std::vector<int64_t> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::map<std::string, Held> held_;
+  std::vector<StoredTensor> tensors_;
+};
+
+// The tiny model with rows of 32, in Q8_0 but for its norms.
+std::unique_ptr<MemorySource> BlockSource() {
+  auto source = std::make_unique<MemorySource>();
+  for (TestTensor& tensor : test::TinyTensors()) {
+    for (int64_t& extent : tensor.shape) extent *= 32;
+    const bool matrix = tensor.shape.size() == 2;
+    const int64_t bytes = matrix ? tensor.shape[0] * tensor.shape[1] / 32 * 34 : tensor.shape[0] * 4;
+    source->Add(tensor.name, matrix ? WeightType::kQ8_0 : WeightType::kF32, tensor.shape,
+                std::vector<std::byte>(static_cast<size_t>(bytes)));
+  }
+  return source;
+}
+
+TEST(LoadWeights, TakesEveryStoredTypeThatASourceOffers) {
+  const TempDir dir;
+  dir.Write("config.json", test::kTinyConfig);
+  ModelConfig config = LoadModelConfig(dir.path()).value();
+  config.vocab *= 32;
+  config.hidden *= 32;
+  config.embed_dim *= 32;
+  config.ffn *= 32;
+  config.head_dim *= 32;
+  const Result<Weights> weights = LoadWeights(BlockSource(), config);
+  ASSERT_TRUE(weights.ok()) << MessageOf(weights);
+  EXPECT_EQ(weights->layers[0].down.weight.type, WeightType::kQ8_0);
+  EXPECT_EQ(weights->layers[0].down.weight.row_bytes, 6 * 34);
+  EXPECT_EQ(weights->DominantType(), WeightType::kQ8_0);
+
+  std::unique_ptr<MemorySource> short_one = BlockSource();
+  short_one->Add("model.norm.weight", WeightType::kF32, {128}, std::vector<std::byte>(100));
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(short_one), config)),
+              HasSubstr("memory: tensor 'model.norm.weight' has 100 bytes, its shape [128] needs 512"));
+  config.hidden = 100;
+  config.embed_dim = 100;
+  std::unique_ptr<MemorySource> torn = BlockSource();
+  torn->Add("model.embed_tokens.weight", WeightType::kQ8_0, {256, 100}, {});
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not whole q8_0 blocks"));
+}
+
 TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
   std::vector<TestTensor> tensors = test::TinyTensors();
   for (TestTensor& tensor : tensors) tensor.name.erase(0, 6);
@@ -191,14 +257,14 @@ TEST(LoadWeights, HugeConfigNumbersCostNothing) {
   EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("config.json implies [16777216,4]"));
 }
 
-bool SameBytes(const ConstTensor& a, const ConstTensor& b) {
+bool SameBytes(const WeightView& a, const WeightView& b) {
   return a.type == b.type && a.rows == b.rows && a.cols == b.cols &&
-         std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols) * SizeOf(a.type)) == 0;
+         std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
 }
 
 ModelConfig SmallShape() {
   ModelConfig config = ShapeByName("llama-3.2-1b").value();
-  config.layers = 2;
+  config.SetLayers(2, config.specs.front());
   config.hidden = 256;
   config.ffn = 512;
   config.vocab = 3001;
@@ -220,13 +286,84 @@ TEST(RandomWeights, DependOnTheSeedAlone) {
       << "norms are f32";
 }
 
+// FNV-1a over the bytes of all parameters, one after the other.
+class BytesHash {
+ public:
+  template <class View>
+  void AddView(const View& view) {
+    for (const std::byte* at = view.data; at != view.data + view.bytes(); ++at)
+      value_ = (value_ ^ static_cast<uint8_t>(*at)) * 0x100000001b3u;
+  }
+  // `pair` is a Linear or NormWeights.
+  template <class Pair>
+  void Add(const Pair& pair) {
+    AddView(pair.weight);
+    AddView(pair.bias);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+uint64_t HashOf(const Weights& weights) {
+  BytesHash hash;
+  hash.AddView(weights.embedding);
+  hash.AddView(weights.positions);
+  hash.Add(weights.project_in);
+  hash.Add(weights.project_out);
+  for (const LayerWeights& layer : weights.layers) {
+    hash.Add(layer.attention_norm);
+    hash.Add(layer.mlp_norm);
+    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      hash.Add(*linear);
+  }
+  hash.Add(weights.final_norm);
+  if (weights.lm_head.weight.data != weights.embedding.data) hash.Add(weights.lm_head);
+  return hash.value();
+}
+
+// Benchmarks of different versions are comparable only if the same seed gives the same bytes in all of them.
+TEST(RandomWeights, StayWhatTheyWere) {
+  EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
+
+  ModelConfig opt = ShapeByName("opt-125m").value();
+  opt.SetLayers(2, opt.specs.front());
+  opt.hidden = 96;
+  opt.heads = opt.kv_heads = 3;
+  opt.head_dim = 32;
+  opt.ffn = 128;
+  opt.vocab = 101;
+  opt.embed_dim = 48;
+  opt.max_positions = 40;
+  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0xea93620c80a304b5u);
+  EXPECT_EQ(ParameterCount(opt), 143152);
+  opt.tied_embeddings = false;
+  opt.final_norm->affine = false;
+  for (LayerSpec& spec : opt.specs) spec.norm.affine = spec.qkv_bias = spec.o_bias = spec.mlp.bias = false;
+  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0x87b95db30aa10337u);
+  EXPECT_EQ(ParameterCount(opt), 145824);
+
+  ModelConfig llama = ShapeByName("llama-2-7b").value();
+  llama.SetLayers(3, llama.specs.front());
+  llama.hidden = llama.embed_dim = 64;
+  llama.heads = 4;
+  llama.kv_heads = 2;
+  llama.head_dim = 16;
+  llama.ffn = 96;
+  llama.vocab = 77;
+  for (LayerSpec& spec : llama.specs) spec.qkv_bias = spec.o_bias = spec.mlp.bias = true;
+  EXPECT_EQ(HashOf(*RandomWeights(llama, DType::kF16, 11, 1)), 0xbff40ebb35831c4cu);
+  EXPECT_EQ(ParameterCount(llama), 103808);
+}
+
 TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
   ModelConfig config = SmallShape();
-  config.attention_bias = true;
+  for (LayerSpec& spec : config.specs) spec.qkv_bias = true;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const Result<Weights> weights = RandomWeights(config, type, 1, 2);
     ASSERT_TRUE(weights.ok());
-    const ConstTensor& down = weights->layers[0].down.weight;
+    const WeightView& down = weights->layers[0].down.weight;
     double sum = 0;
     double squares = 0;
     Dispatch(type, [&](auto tag) {
@@ -241,6 +378,7 @@ TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
     EXPECT_NEAR(squares / count * static_cast<double>(config.ffn), 1.0, 0.02) << Name(type);
     EXPECT_EQ(weights->final_norm.weight.as<float>()[5], 1.0f);
     EXPECT_TRUE(weights->layers[0].q.bias);
+    EXPECT_FALSE(weights->layers[0].o.bias);
   }
 }
 

@@ -18,7 +18,6 @@ using testing::HasSubstr;
 ModelConfig SmallLlama() {
   ModelConfig config;
   config.name = "small";
-  config.layers = 2;
   config.hidden = config.embed_dim = 64;
   config.heads = 8;
   config.kv_heads = 2;
@@ -26,6 +25,8 @@ ModelConfig SmallLlama() {
   config.ffn = 48;
   config.vocab = 160;
   config.max_positions = 512;
+  config.ropes = {RopeConfig()};
+  config.SetLayers(2, PlainLayer(config.head_dim));
   return config;
 }
 

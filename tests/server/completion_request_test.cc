@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/utf8.h"
+
 namespace infinigen {
 namespace {
 
@@ -117,6 +119,26 @@ TEST(CompletionRequest, NullAndUnknownFieldsSayNothing) {
   EXPECT_TRUE(Chat(R"("stop":null,"seed":null,"logit_bias":null,"frobnicate":[1,{}],"tools":[])").ok());
   for (const char* choice : {"null", R"("none")", R"("auto")"})
     EXPECT_TRUE(Chat(fmt::format(R"("tools":[],"tool_choice":{0},"function_call":{0})", choice)).ok()) << choice;
+}
+
+TEST(CompletionRequest, ForeignNamesAreQuotedEscapedAndShort) {
+  const std::string foreign = std::string(31, 'x') + "\u6f22\\n\\u001b" + std::string(10'000, 'y');
+  for (const std::string& fields : {R"("kv":{")" + foreign + R"(":1})", R"("logit_bias":{")" + foreign + R"(":1})",
+                                    R"("messages":[{"role":")" + foreign + R"(","content":"x"}])"}) {
+    const ApiError error = Chat(fields).error();
+    EXPECT_LT(error.message.size(), 300u) << error.message;
+    for (const std::string& text : {error.message, error.parameter}) {
+      EXPECT_EQ(ValidUtf8Prefix(text), text.size()) << text;
+      for (const char c : text) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << text;
+    }
+  }
+  EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().message, "'kv.presets': is none of preset, alpha and cap");
+  EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().parameter, "kv.presets");
+}
+
+TEST(CompletionRequest, BytesBehindAZeroByteAreNotIgnored) {
+  EXPECT_EQ(Text(std::string(R"({"prompt":"x"})") + std::string("\0{}", 3)).error().message,
+            "the body is not valid JSON");
 }
 
 TEST(CompletionRequest, DeepNestingIsRefusedBeforeItCosts) {

@@ -4,7 +4,6 @@
 
 #include <random>
 
-#include "text/merge_list.h"
 #include "text_testing.h"
 
 namespace infinigen {

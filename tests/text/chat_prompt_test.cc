@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {
@@ -87,6 +90,57 @@ TEST_F(ChatPromptTest, LiteralOffsetsHoldForOneTokenEach) {
   expected.insert(expected.begin(), 5);
   EXPECT_EQ(encode(second), expected);
   EXPECT_EQ(encode(both), plain(text));
+}
+
+std::string PrivateCharacter(uint32_t code) {
+  std::string text;
+  AppendUtf8(code, text);
+  return text;
+}
+
+TEST_F(ChatPromptTest, TheMarkIsACharacterThatTheConversationLacks) {
+  std::string all_but_one;
+  for (uint32_t code = 0xE000; code <= 0xF8FF; ++code)
+    if (code != 0xE123) all_but_one += PrivateCharacter(code);
+  EXPECT_EQ(Ids({{"user", all_but_one + "<|end|>"}}), Expected(all_but_one + "<|end|>"));
+  const Result<std::vector<TokenId>> ids =
+      prompt_->Encode(std::vector<ChatMessage>{{"user", all_but_one}, {"user", "x" + PrivateCharacter(0xE123)}});
+  ASSERT_FALSE(ids.ok());
+  EXPECT_EQ(ids.error().message, "the conversation contains every private-use character of Unicode");
+}
+
+// 4 million private-use characters, of which the last 6,400 are distinct. A search of the conversation for each
+// candidate would read 77 billion bytes; one pass reads 12 million.
+TEST_F(ChatPromptTest, TheMarkIsFoundInOnePass) {
+  std::string content;
+  for (int i = 0; i < 4'000'000; ++i) content += "\xee\x80\x80";
+  for (uint32_t code = 0xE000; code <= 0xF8FF; ++code) content += PrivateCharacter(code);
+  EXPECT_FALSE(prompt_->Encode(std::vector<ChatMessage>{{"user", content}}).ok());
+}
+
+// 50,000 special tokens begin as every byte of the message does. A comparison with each of them at each byte would take
+// 400 billion steps.
+TEST(ChatPromptWork, SpecialTokensAreSoughtByTheirBytes) {
+  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / "chat_prompt_work";
+  std::filesystem::create_directories(directory);
+  nlohmann::json file = {
+      {"model", {{"type", "BPE"}, {"vocab", {{"<", 0}, {"|", 1}}}, {"merges", nlohmann::json::array()}}},
+      {"added_tokens", nlohmann::json::array()}};
+  for (int i = 0; i < 50'000; ++i)
+    file["added_tokens"].push_back({{"id", 2 + i}, {"content", fmt::format("<|{}|>", i)}, {"special", true}});
+  std::ofstream(directory / "tokenizer.json") << file;
+  std::ofstream(directory / "chat_template.jinja") << "{{ messages[0].content }}<|7|>";
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(directory);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  const Result<ChatPrompt> prompt = ChatPrompt::Make(**tokenizer);
+  ASSERT_TRUE(prompt.ok()) << prompt.error().message;
+  const Result<std::vector<TokenId>> ids =
+      prompt->Encode(std::vector<ChatMessage>{{"user", std::string(size_t{8} << 20, '<')}});
+  ASSERT_TRUE(ids.ok()) << ids.error().message;
+  EXPECT_EQ(ids->size(), (size_t{8} << 20) + 1);
+  EXPECT_EQ(ids->front(), 0);
+  EXPECT_EQ(ids->back(), 2 + 7);
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -80,6 +80,39 @@ TEST_F(TokenizerJson, RefusesUnknownComponentsByName) {
   EXPECT_NE(ErrorWith(file).find("model type 'Unigram' is not supported"), std::string::npos);
 }
 
+// Names from the file are quoted on one line of valid UTF-8, however long and whatever their bytes.
+TEST_F(TokenizerJson, QuotesForeignNamesEscaped) {
+  const std::string foreign = std::string(62, 'x') + "漢\n\x1b[2J" + std::string(10'000, 'y');
+  const auto change = [](const std::string& pointer, const json& value) {
+    json file = SmallTokenizer();
+    file[json::json_pointer(pointer)] = value;
+    return file;
+  };
+  for (const json& file :
+       {change("/normalizer", {{"type", foreign}}), change("/pre_tokenizer/" + foreign, 1), change("/" + foreign, 1),
+        change("/model/" + foreign, json::array()), change("/model/vocab/" + foreign, -1),
+        change("/model/vocab/" + foreign, 99999999), change("/model/unk_token", foreign),
+        change("/added_tokens/0", {{"content", foreign}, {"id", 9}}), change("/model/type", foreign),
+        change("/post_processor/single/0/SpecialToken/id", foreign)}) {
+    const std::string error = ErrorWith(file);
+    EXPECT_LT(error.size(), 400u) << error;
+    EXPECT_NE(error.find("xxxx"), std::string::npos) << error;
+    EXPECT_EQ(ValidUtf8Prefix(error), error.size()) << error;
+    for (const char c : error) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << error;
+  }
+}
+
+TEST_F(TokenizerJson, AnIdThatIsNullIsNoId) {
+  json file = SmallTokenizer();
+  file["added_tokens"][0]["id"] = nullptr;
+  EXPECT_NE(ErrorWith(file).find("added token: field 'id' must be a whole number"), std::string::npos);
+}
+
+TEST_F(TokenizerJson, BytesBehindAZeroByteAreNotIgnored) {
+  directory_.Write("tokenizer.json", SmallTokenizer().dump() + std::string("\0{}", 3));
+  EXPECT_NE(LoadError(directory_.path()).find("zero byte"), std::string::npos);
+}
+
 TEST_F(TokenizerJson, RefusesUnknownOptionsAndWrongValues) {
   const auto change = [](const char* pointer, const json& value) {
     json file = SmallTokenizer();

@@ -7,8 +7,7 @@
 #include <thread>
 
 #include "sanitized.h"
-#include "text/byte_level.h"
-#include "text/stream_decoder.h"
+#include "text/text_stream.h"
 #include "text/unicode.h"
 #include "text_testing.h"
 

@@ -33,8 +33,13 @@ class CpuBackend : public HostBackend {
   // of them allocates.
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
-  void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
-  void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
+  // Plain types alone.
+  static Status CheckWeight(WeightType type);
+  using HostBackend::Place;
+  Result<WeightView> Place(const WeightView& weight);
+
+  void Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out);
+  void AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset, const Tensor& x);
   void RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);
   void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);

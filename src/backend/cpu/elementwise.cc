@@ -41,13 +41,13 @@ void ConvertRow(const T* in, int64_t n, float* out) {
   for (; i < n; ++i) out[i] = (kAdd ? out[i] : 0.0f) + ToFloat(in[i]);
 }
 
-void StoreRow(const ConstTensor& table, int64_t row, float* out) {
-  Dispatch(table.type,
-           [&](auto tag) { ConvertRow<decltype(tag), false>(table.as<decltype(tag)>(row), table.cols, out); });
+void StoreRow(const WeightView& table, int64_t row, float* out) {
+  DispatchPlain(table.type,
+                [&](auto tag) { ConvertRow<decltype(tag), false>(table.as<decltype(tag)>(row), table.cols, out); });
 }
-void AddRow(const ConstTensor& table, int64_t row, float* out) {
-  Dispatch(table.type,
-           [&](auto tag) { ConvertRow<decltype(tag), true>(table.as<decltype(tag)>(row), table.cols, out); });
+void AddRow(const WeightView& table, int64_t row, float* out) {
+  DispatchPlain(table.type,
+                [&](auto tag) { ConvertRow<decltype(tag), true>(table.as<decltype(tag)>(row), table.cols, out); });
 }
 
 // The codes of one group, in_count ≤ kStoreGroup numbers.
@@ -134,7 +134,7 @@ void Round(StoreType type, const float* in, int64_t n, std::byte* out) {
 
 }  // namespace
 
-void CpuBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+void CpuBackend::Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out) {
   CHECK(out.type == DType::kF32 && out.cols == table.cols && out.rows >= batch.count);
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
@@ -144,7 +144,7 @@ void CpuBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table,
   });
 }
 
-void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
+void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset,
                               const Tensor& x) {
   CHECK(x.type == DType::kF32 && x.cols == table.cols && x.rows >= batch.count);
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {

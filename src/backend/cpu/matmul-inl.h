@@ -128,7 +128,7 @@ HWY_INLINE void Finish(const Projection& p, int64_t row, int64_t n, int64_t coun
 }
 
 // Tile `tile` of plan.x into its packed form.
-void PackTile(const MatMulPlan& plan, int64_t tile) {
+void PackTile(const CpuMatMulPlan& plan, int64_t tile) {
   const DF d;
   const RowTiles tiles(plan.x.rows);
   const int64_t k = plan.x.cols, height = tiles.Height(tile);
@@ -163,7 +163,7 @@ HWY_INLINE VF DotBlock(DF d, const float* x, const T* w, int64_t length) {
 // through memory in ascending order, which the hardware prefetches best (measured: 0.98 of the read bandwidth, and 0.88
 // with any prefetch of ours on top). The tree takes four blocks at a time.
 template <class T>
-HWY_NOINLINE void DirectOutsOfOneShortRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+HWY_NOINLINE void DirectOutsOfOneShortRow(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const DF d;
   const int64_t k = plan.x.cols;
   HWY_ALIGN float blocks[4], out[kTileOuts];
@@ -189,7 +189,7 @@ HWY_NOINLINE void DirectOutsOfOneShortRow(const MatMulPlan& plan, const Projecti
 // asks for its share of the tile after the next (into L2, in the order of memory) and for the lines that it will want
 // soon (from L2 into L1).
 template <class T>
-HWY_NOINLINE void DirectOutsOfOneLongRow(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+HWY_NOINLINE void DirectOutsOfOneLongRow(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const DF d;
   const D4 d4;
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // elements
@@ -237,7 +237,7 @@ HWY_NOINLINE void DirectOutsOfOneLongRow(const MatMulPlan& plan, const Projectio
 }
 
 template <class T>
-HWY_NOINLINE void DirectOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
+HWY_NOINLINE void DirectOuts(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const int64_t k = plan.x.cols;
   const RowTiles tiles(plan.x.rows);
   HWY_ALIGN float sums[kDirectRows * kTileOuts];
@@ -264,7 +264,7 @@ HWY_NOINLINE void DirectOuts(const MatMulPlan& plan, const Projection& p, int64_
 // Weight rows [begin, begin + outs) x elements [start, start + length) as f32: [outs /
 // kTileOuts][step][kTileOuts][kLanes].
 template <class T>
-HWY_NOINLINE void WidenPanel(const ConstTensor& weight, int64_t begin, int64_t outs, int64_t start, int64_t length,
+HWY_NOINLINE void WidenPanel(const WeightView& weight, int64_t begin, int64_t outs, int64_t start, int64_t length,
                              float* panel) {
   const DF d;
   const int64_t steps = (length + kLanes - 1) / kLanes;
@@ -278,7 +278,7 @@ HWY_NOINLINE void WidenPanel(const ConstTensor& weight, int64_t begin, int64_t o
 }
 
 // One block of one panel over the tiles [first, last): sums is [tile][quad][rows][kTileOuts].
-HWY_NOINLINE void WalkPanel(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, int64_t start,
+HWY_NOINLINE void WalkPanel(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, int64_t start,
                             const float* panel, int64_t first, int64_t last, float* sums) {
   const RowTiles tiles(plan.x.rows);
   const int64_t k = plan.x.cols, length = std::min(kSumBlock, k - start);
@@ -300,7 +300,7 @@ HWY_NOINLINE void WalkPanel(const MatMulPlan& plan, const Projection& p, int64_t
 }
 
 template <class T>
-void PanelOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
+void PanelOuts(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
   const RowTiles tiles(plan.x.rows);
   const int64_t k = plan.x.cols;
   const int64_t outs = (end - begin + kTileOuts - 1) / kTileOuts * kTileOuts;

@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
 template <class T>
-void MatMulOutsOf(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
+void MatMulOutsOf(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
   if (plan.x.rows == 1 && plan.x.cols <= kShortRow) return DirectOutsOfOneShortRow<T>(plan, p, begin, end);
   if (plan.x.rows == 1) return DirectOutsOfOneLongRow<T>(plan, p, begin, end);
   if (plan.x.rows <= kDirectRows) return DirectOuts<T>(plan, p, begin, end);
@@ -22,14 +22,16 @@ void MatMulOutsOf(const MatMulPlan& plan, const Projection& p, int64_t begin, in
 }
 
 // Outputs [begin, end) of one projection for every row of x. `scratch` is this thread's, unused on the direct path.
-void MatMulOuts(const MatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
+void MatMulOuts(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
   switch (p.weight.type) {
-    case DType::kF32:
+    case WeightType::kF32:
       return MatMulOutsOf<float>(plan, p, begin, end, scratch);
-    case DType::kF16:
+    case WeightType::kF16:
       return MatMulOutsOf<F16>(plan, p, begin, end, scratch);
-    case DType::kBF16:
+    case WeightType::kBF16:
       return MatMulOutsOf<BF16>(plan, p, begin, end, scratch);
+    default:
+      CHECK(false);  // Place refuses it
   }
 }
 
@@ -60,15 +62,25 @@ void CheckOperands(const Tensor& x, std::span<const Projection> projections) {
   }
 }
 
-// Outputs per task. The cut changes who computes an output, never how.
-int64_t TaskOuts(int64_t m, int64_t k, int64_t outs, size_t element_bytes, int threads) {
+// Outputs per task; `row_bytes` of the weights. The cut changes which thread computes an output, never its sum.
+int64_t TaskOuts(int64_t m, int64_t outs, int64_t row_bytes, int threads) {
   const int64_t fair = RoundUp((outs + 4 * threads - 1) / (4 * threads), kTileOuts);
   if (m > kDirectRows) return std::clamp(fair, kTileOuts, kPanelOuts);
-  const int64_t row_bytes = std::max<int64_t>(1, k * static_cast<int64_t>(element_bytes));
-  return std::clamp(RoundUp(kDirectTaskBytes / row_bytes, kTileOuts), kTileOuts, std::max(fair, kTileOuts));
+  return std::clamp(RoundUp(kDirectTaskBytes / std::max<int64_t>(1, row_bytes), kTileOuts), kTileOuts,
+                    std::max(fair, kTileOuts));
 }
 
 }  // namespace
+
+Status CpuBackend::CheckWeight(WeightType type) {
+  if (IsPlain(type)) return Ok();
+  return Unsupported("{} weights: the CPU backend multiplies by f32, f16 and bf16 weights", Name(type));
+}
+
+Result<WeightView> CpuBackend::Place(const WeightView& weight) {
+  RETURN_IF_ERROR(CheckWeight(weight.type));
+  return weight;
+}
 
 void CpuBackend::MatMul(Queue, const Tensor& x, std::span<const Projection> projections) {
   CheckOperands(x, projections);
@@ -77,9 +89,9 @@ void CpuBackend::MatMul(Queue, const Tensor& x, std::span<const Projection> proj
   for (const Projection& p : projections) outs += p.weight.rows;
   const bool serial = threads() == 1 || x.rows * x.cols * outs <= 4 * kSerialWork;
 
-  MatMulPlan plan{.x = x, .packed = nullptr, .padded_k = RoundUp(x.cols, 16), .projections = projections};
+  CpuMatMulPlan plan{.x = x, .packed = nullptr, .padded_k = RoundUp(x.cols, 16), .projections = projections};
   plan.packed = shared_.Reserve(x.rows * plan.padded_k);
-  plan.task_outs = TaskOuts(x.rows, x.cols, outs, SizeOf(projections[0].weight.type), threads());
+  plan.task_outs = TaskOuts(x.rows, outs, projections[0].weight.row_bytes, threads());
   for (size_t i = 0; i < projections.size(); ++i)
     plan.first_task[i + 1] = plan.first_task[i] + RoundUp(projections[i].weight.rows, plan.task_outs) / plan.task_outs;
   const int64_t tasks = plan.first_task[projections.size()];

@@ -30,7 +30,7 @@ inline constexpr int64_t kPanelScratchFloats = kPanelFloats + kPanelRows * kPane
 
 inline constexpr int64_t kMaxProjections = 8;
 
-struct MatMulPlan {
+struct CpuMatMulPlan {
   ConstTensor x;     // [m][k]
   float* packed;     // x in tiles, zero-padded to whole vectors: [tile][step][rows of the tile][lanes]
   int64_t padded_k;  // k in whole vectors of the widest target

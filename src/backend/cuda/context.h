@@ -29,14 +29,14 @@ struct MatMulKey {
   uint32_t x_alignment, weight_alignment, out_alignment;
   auto operator<=>(const MatMulKey&) const = default;
 };
-// How it does it.
-struct MatMulPlan {
+// How cuBLASLt does it: its descriptors and the algorithm that its heuristics chose.
+struct LtMatMulPlan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
   bool found = false;
 
-  ~MatMulPlan() {
+  ~LtMatMulPlan() {
     CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(weight));
     CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(x));
     CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(out));
@@ -78,7 +78,7 @@ class CudaContext {
 
   cublasLtHandle_t lt = nullptr;
   Buffer lt_workspace;
-  std::map<MatMulKey, std::unique_ptr<MatMulPlan>> plans;
+  std::map<MatMulKey, std::unique_ptr<LtMatMulPlan>> plans;
   Buffer converted;  // activations in the type of the weights, where it differs
 
   Buffer scratch;

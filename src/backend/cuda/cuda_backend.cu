@@ -143,40 +143,60 @@ Status CudaBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads
   return grow(context_->scratch, ScratchBytes(max_tokens, max_batch, heads, kv_heads, head_dim));
 }
 
-Result<ConstTensor> CudaBackend::Place(const ConstTensor& weight) {
+Status CudaBackend::CheckWeight(WeightType type) {
+  if (IsPlain(type)) return Ok();
+  return Unsupported("{} weights: the GPU backend multiplies by f32, f16 and bf16 weights", Name(type));
+}
+
+Result<std::byte*> CudaBackend::TakePlace(size_t bytes) {
   CudaContext& context = *context_;
-  const size_t bytes = static_cast<size_t>(weight.rows * weight.cols) * SizeOf(weight.type);
-  CHECK(weight.stride == weight.cols);
-  // A bias is added in the type of its product's output.
-  const bool vector = weight.rows == 1 && weight.type == DType::kF32 && activation() != DType::kF32;
-  const size_t copy_at = RoundUp(bytes);
-  const size_t copy_bytes = vector ? static_cast<size_t>(weight.cols) * SizeOf(activation()) : 0;
-  const size_t total = RoundUp(copy_at + copy_bytes);
-  std::byte* place = nullptr;
-  if (total <= kArenaBytes / 4) {
-    if (context.arena_left < total) {
-      ASSIGN_OR_RETURN(Buffer arena, Buffer::Make(compute_memory(), kArenaBytes));
-      context.placed.push_back(std::move(arena));
-      context.arena_left = kArenaBytes;
-    }
-    place = context.placed.back().data() + (kArenaBytes - context.arena_left);
-    context.arena_left -= total;
-  } else {
+  const size_t total = RoundUp(bytes);
+  if (total > kArenaBytes / 4) {
     ASSIGN_OR_RETURN(Buffer block, Buffer::Make(compute_memory(), total));
-    place = block.data();
+    std::byte* const place = block.data();
     context.placed.insert(context.placed.begin(), std::move(block));  // the arena stays last
+    return place;
   }
+  if (context.arena_left < total) {
+    ASSIGN_OR_RETURN(Buffer arena, Buffer::Make(compute_memory(), kArenaBytes));
+    context.placed.push_back(std::move(arena));
+    context.arena_left = kArenaBytes;
+  }
+  std::byte* const place = context.placed.back().data() + (kArenaBytes - context.arena_left);
+  context.arena_left -= total;
+  return place;
+}
+
+Result<WeightView> CudaBackend::Place(const WeightView& weight) {
+  RETURN_IF_ERROR(CheckWeight(weight.type));
+  CHECK(weight.is_packed());
+  const auto bytes = static_cast<size_t>(weight.bytes());
+  ASSIGN_OR_RETURN(std::byte* const place, TakePlace(bytes));
   Upload(Queue::kCompute, weight.data, bytes, place);
-  if (vector) {
-    std::vector<uint16_t> converted(static_cast<size_t>(weight.cols));
+  WeightView placed = weight;
+  placed.data = place;
+  return placed;
+}
+
+// A bias is added in the type of its product's output, so a vector is there a second time in the activations' type.
+Result<ConstTensor> CudaBackend::Place(const ConstTensor& vector) {
+  CHECK(vector.rows == 1 && vector.type == DType::kF32);
+  const bool twice = activation() != DType::kF32;
+  const auto bytes = static_cast<size_t>(vector.bytes());
+  const size_t copy_at = RoundUp(bytes);
+  const size_t copy_bytes = twice ? static_cast<size_t>(vector.cols) * SizeOf(activation()) : 0;
+  ASSIGN_OR_RETURN(std::byte* const place, TakePlace(copy_at + copy_bytes));
+  Upload(Queue::kCompute, vector.data, bytes, place);
+  if (twice) {
+    std::vector<uint16_t> converted(static_cast<size_t>(vector.cols));
     for (size_t i = 0; i < converted.size(); ++i) {
-      const float number = weight.as<float>()[i];
+      const float number = vector.as<float>()[i];
       converted[i] = activation() == DType::kBF16 ? ToBF16(number).bits : ToF16(number).bits;
     }
     Upload(Queue::kCompute, converted.data(), copy_bytes, place + copy_at);
-    context.converted_biases[place] = place + copy_at;
+    context_->converted_biases[place] = place + copy_at;
   }
-  return ConstTensor(place, weight.type, weight.rows, weight.cols);
+  return ConstTensor(place, vector.type, vector.rows, vector.cols);
 }
 
 void CudaBackend::Upload(Queue queue, const void* host, size_t bytes, void* device) {

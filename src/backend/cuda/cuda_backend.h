@@ -53,7 +53,10 @@ class CudaBackend {
   Allocator& pool_memory();
   Allocator& host_memory();
   bool pool_is_remote() const { return !options_.pool_on_device; }
-  Result<ConstTensor> Place(const ConstTensor& weight);
+  // Plain types alone.
+  static Status CheckWeight(WeightType type);
+  Result<WeightView> Place(const WeightView& weight);
+  Result<ConstTensor> Place(const ConstTensor& vector);
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
   // What Reserve and the libraries take beside the decoder's memory.
   static size_t ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
@@ -94,8 +97,8 @@ class CudaBackend {
   uint64_t peak_bytes() const;
   double pinning_s() const;
 
-  void Embed(Queue queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
-  void AddPositions(Queue queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
+  void Embed(Queue queue, const TokenBatch& batch, const WeightView& table, const Tensor& out);
+  void AddPositions(Queue queue, const TokenBatch& batch, const WeightView& table, int64_t offset, const Tensor& x);
   void RmsNorm(Queue queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);
   void LayerNorm(Queue queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
@@ -151,6 +154,8 @@ class CudaBackend {
 
  private:
   CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);
+  // Device memory for a parameter; small ones share a block.
+  Result<std::byte*> TakePlace(size_t bytes);
   static size_t ScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
   CudaOptions options_;

@@ -45,6 +45,8 @@ struct ConstView {
   const T* data;
   int64_t stride;
   explicit ConstView(const ConstTensor& t) : data(reinterpret_cast<const T*>(t.data)), stride(t.stride) {}
+  explicit ConstView(const WeightView& w)
+      : data(reinterpret_cast<const T*>(w.data)), stride(w.row_bytes / static_cast<int64_t>(sizeof(T))) {}
   __device__ const T& operator()(int64_t row, int64_t column) const { return data[row * stride + column]; }
 };
 
@@ -107,10 +109,10 @@ struct GateOne {
 
 }  // namespace
 
-void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const WeightView& table, const Tensor& out) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == out.cols && batch.count == out.rows);
-  DispatchDevice(table.type, [&](auto in) {
+  DispatchDevice(PlainTypeOf(table.type), [&](auto in) {
     DispatchDevice(out.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);
@@ -120,11 +122,11 @@ void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const ConstTensor&
   });
 }
 
-void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
+void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const WeightView& table, int64_t offset,
                                const Tensor& x) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == x.cols && batch.count == x.rows);
-  DispatchDevice(table.type, [&](auto in) {
+  DispatchDevice(PlainTypeOf(table.type), [&](auto in) {
     DispatchDevice(x.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);

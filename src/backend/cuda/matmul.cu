@@ -53,14 +53,17 @@ __global__ void PlainProduct(const In* x, int64_t x_stride, const In* weight, in
   place = FromFloat<Out>(sum);
 }
 
+// Numbers from one row of a plain matrix to the next.
+int64_t StrideOf(const WeightView& weight) { return weight.row_bytes / FormatOf(weight.type).block_bytes; }
+
 void MultiplyPlainly(cudaStream_t stream, const ConstTensor& x, const Projection& p) {
-  DispatchDevice(p.weight.type, [&](auto in) {
+  DispatchDevice(PlainTypeOf(p.weight.type), [&](auto in) {
     DispatchDevice(p.out.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);
       const dim3 grid(static_cast<unsigned>((p.out.cols + 127) / 128), static_cast<unsigned>(p.out.rows));
       PlainProduct<In, Out><<<grid, 128, 0, stream>>>(
-          reinterpret_cast<const In*>(x.data), x.stride, reinterpret_cast<const In*>(p.weight.data), p.weight.stride,
+          reinterpret_cast<const In*>(x.data), x.stride, reinterpret_cast<const In*>(p.weight.data), StrideOf(p.weight),
           p.bias ? p.bias.as<float>() : nullptr, reinterpret_cast<Out*>(p.out.data), p.out.stride, p.out.cols, x.cols,
           p.epilogue);
       CUDA_CHECK_LAUNCH();
@@ -69,8 +72,8 @@ void MultiplyPlainly(cudaStream_t stream, const ConstTensor& x, const Projection
 }
 
 // The largest power of two, at most 16, that every row of the matrix starts at a multiple of.
-uint32_t Alignment(const void* data, int64_t stride, DType type) {
-  const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(stride) * SizeOf(type) | 16;
+uint32_t Alignment(const void* data, int64_t row_bytes) {
+  const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(row_bytes) | 16;
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
@@ -83,8 +86,8 @@ void Set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
   CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
 }
 
-std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key) {
-  auto plan = std::make_unique<MatMulPlan>();
+std::unique_ptr<LtMatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key) {
+  auto plan = std::make_unique<LtMatMulPlan>();
   const cudaDataType_t in = LibraryType(key.in), out = LibraryType(key.out);
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   Set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
@@ -117,22 +120,24 @@ std::unique_ptr<MatMulPlan> MakePlan(CudaContext& context, const MatMulKey& key)
 
 }  // namespace
 
+uint32_t Alignment(const ConstTensor& x) { return Alignment(x.data, x.stride * static_cast<int64_t>(SizeOf(x.type))); }
+
 // Both sides in one type. `bias` is of the type of the output.
 void CudaContext::Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias) {
   const MatMulKey key{.m = x.rows,
                       .n = p.out.cols,
                       .k = x.cols,
                       .x_stride = x.stride,
-                      .weight_stride = p.weight.stride,
+                      .weight_stride = StrideOf(p.weight),
                       .out_stride = p.out.stride,
-                      .in = p.weight.type,
+                      .in = PlainTypeOf(p.weight.type),
                       .out = p.out.type,
                       .epilogue = p.epilogue,
                       .bias = bias != nullptr,
-                      .x_alignment = Alignment(x.data, x.stride, x.type),
-                      .weight_alignment = Alignment(p.weight.data, p.weight.stride, p.weight.type),
-                      .out_alignment = Alignment(p.out.data, p.out.stride, p.out.type)};
-  std::unique_ptr<MatMulPlan>& plan = plans[key];
+                      .x_alignment = Alignment(x),
+                      .weight_alignment = Alignment(p.weight.data, p.weight.row_bytes),
+                      .out_alignment = Alignment(p.out)};
+  std::unique_ptr<LtMatMulPlan>& plan = plans[key];
   if (plan == nullptr) plan = MakePlan(*this, key);
   if (!plan->found) return MultiplyPlainly(stream, x, p);
   if (bias != nullptr) Set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -159,18 +164,19 @@ void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projectio
     const auto multiply = [&](const ConstTensor& rows, const Projection& of) {
       plain ? MultiplyPlainly(stream, rows, of) : context.Multiply(stream, rows, of, bias);
     };
-    if (p.weight.type == x.type) {
+    const DType type = PlainTypeOf(p.weight.type);
+    if (type == x.type) {
       multiply(x, p);
       continue;
     }
     // As many rows at a time as there is room for in the weights' type.
     const int64_t stride = (x.cols + 7) / 8 * 8;
-    const size_t row_bytes = static_cast<size_t>(stride) * SizeOf(p.weight.type);
+    const size_t row_bytes = static_cast<size_t>(stride) * SizeOf(type);
     const auto together = static_cast<int64_t>(context.converted.bytes() / row_bytes);
     CHECK(together > 0);  // rows of four million numbers
     for (int64_t first = 0; first < x.rows; first += together) {
       const int64_t count = std::min(together, x.rows - first);
-      const Tensor converted{context.converted.data(), p.weight.type, count, x.cols, stride};
+      const Tensor converted{context.converted.data(), type, count, x.cols, stride};
       Convert(stream, x.Rows(first, count), converted);
       Projection of = p;
       of.out = p.out.Rows(first, count);

@@ -2,21 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
-#include "backend/reference/element.h"
 #include "kv/store.h"
 
 namespace infinigen {
-void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out) {
+void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out) {
   for (int64_t t = 0; t < batch.count; ++t)
-    for (int64_t i = 0; i < table.cols; ++i) out.as<float>(t)[i] = Load(table.row(batch.ids[t]), table.type, i);
+    DecodeRow(table, batch.ids[t], {out.as<float>(t), static_cast<size_t>(table.cols)});
 }
 
-void ReferenceBackend::AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset,
+void ReferenceBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset,
                                     const Tensor& x) {
-  for (int64_t t = 0; t < batch.count; ++t)
-    for (int64_t i = 0; i < table.cols; ++i)
-      x.as<float>(t)[i] += Load(table.row(batch.Position(t) + offset), table.type, i);
+  std::vector<float> numbers(static_cast<size_t>(table.cols));
+  for (int64_t t = 0; t < batch.count; ++t) {
+    DecodeRow(table, batch.Position(t) + offset, numbers);
+    for (int64_t i = 0; i < table.cols; ++i) x.as<float>(t)[i] += numbers[static_cast<size_t>(i)];
+  }
 }
 
 void ReferenceBackend::RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out) {
@@ -47,10 +49,12 @@ void ReferenceBackend::LayerNorm(Queue, const Tensor& x, const ConstTensor& weig
 
 void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection> projections) {
   for (const Projection& p : projections) {
-    for (int64_t r = 0; r < x.rows; ++r) {
-      for (int64_t n = 0; n < p.weight.rows; ++n) {
+    std::vector<float> weight(static_cast<size_t>(p.weight.cols));
+    for (int64_t n = 0; n < p.weight.rows; ++n) {
+      DecodeRow(p.weight, n, weight);
+      for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;
-        for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * Load(p.weight.row(n), p.weight.type, k);
+        for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * weight[static_cast<size_t>(k)];
         if (p.bias) sum += p.bias.as<float>()[n];
         float& out = p.out.as<float>(r)[n];
         switch (p.epilogue) {

@@ -12,9 +12,13 @@ class ReferenceBackend : public HostBackend {
   static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
 
   Status Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) { return Ok(); }
+  // Every stored type: DecodeRow defines them all.
+  static Status CheckWeight(WeightType) { return Ok(); }
+  using HostBackend::Place;
+  Result<WeightView> Place(const WeightView& weight) { return weight; }
 
-  void Embed(Queue, const TokenBatch& batch, const ConstTensor& table, const Tensor& out);
-  void AddPositions(Queue, const TokenBatch& batch, const ConstTensor& table, int64_t offset, const Tensor& x);
+  void Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out);
+  void AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset, const Tensor& x);
   void RmsNorm(Queue, const Tensor& x, const ConstTensor& weight, float eps, const Tensor& out);
   void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);

@@ -1,0 +1,373 @@
+// The filters and tests of chat templates: value | name(arguments), value is name(argument).
+#include <charconv>
+#include <cmath>
+
+#include "jinja/evaluator.h"
+
+namespace infinigen::jinja {
+namespace {
+
+// Filters of text take any value and work on what it prints.
+template <std::string (*kTransform)(std::string_view)>
+Result<Value> TransformText(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, self));
+  return MakeText(context.budget, kTransform(text));
+}
+
+Result<Value> Trim(Context& context, const Value& self, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, self));
+  std::optional<std::string_view> characters;
+  if (Given(arguments, 0)) {
+    if (!arguments[0]->text()) return Invalid("filter 'trim' takes a string, not a {}", TypeName(*arguments[0]));
+    characters = *arguments[0]->text();
+    RETURN_IF_ERROR(context.budget.Read(characters->size()));
+  }
+  return MakeText(context.budget, std::string(Strip(text, characters, true, true)));
+}
+
+Result<Value> ToString(Context& context, const Value& self, const Arguments&) {
+  if (self.text()) return self;
+  ASSIGN_OR_RETURN(std::string text, ToText(context.budget, self));
+  return MakeText(context.budget, std::move(text));
+}
+
+Result<Value> LengthOf(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const int64_t length, Length(context.budget, self));
+  return Value(length);
+}
+
+Result<Value> Default(Context& context, const Value& self, const Arguments& arguments) {
+  const bool replace_false = arguments[1] && IsTrue(*arguments[1]);
+  if (!self.Is<Undefined>() && !(replace_false && !IsTrue(self))) return self;
+  if (arguments[0]) return *arguments[0];
+  return MakeText(context.budget, "");
+}
+
+Result<Value> Join(Context& context, const Value& self, const Arguments& arguments) {
+  std::string separator;
+  if (arguments[0]) {
+    ASSIGN_OR_RETURN(separator, ToText(context.budget, *arguments[0]));
+  }
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  std::string out;
+  bool first = true;
+  for (const Value& item : items->items) {
+    if (!first) {
+      RETURN_IF_ERROR(context.budget.Make(separator.size()));
+      out += separator;
+    }
+    first = false;
+    Value part = item;
+    if (Given(arguments, 1)) {
+      ASSIGN_OR_RETURN(part, GetPath(context, item, *arguments[1]));
+    }
+    ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, part));
+    out += text;
+  }
+  return MakeText(context.budget, std::move(out));
+}
+
+Result<Value> First(Context& context, const Value& self, const Arguments&) {
+  if (self.text() && !self.text()->empty()) return GetItem(context, self, Value(int64_t{0}));
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  if (items->items.empty()) return MakeUndefined("No first item, sequence was empty.");
+  return items->items.front();
+}
+
+Result<Value> Last(Context& context, const Value& self, const Arguments&) {
+  if (self.text() && !self.text()->empty()) return GetItem(context, self, Value(int64_t{-1}));
+  const bool generator = self.sequence() && self.sequence()->kind == SequenceKind::kGenerator;
+  if (generator) return Invalid("a {} has no last item", TypeName(self));
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  if (items->items.empty()) return MakeUndefined("No last item, sequence was empty.");
+  return items->items.back();
+}
+
+Result<Value> ToList(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  return MakeSequence(context.budget, SequenceKind::kList, items->items);
+}
+
+Result<Value> Reverse(Context& context, const Value& self, const Arguments&) {
+  if (self.text()) return GetSlice(context, self, {.step = -1});
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  return MakeSequence(context.budget, SequenceKind::kGenerator, List(items->items.rbegin(), items->items.rend()));
+}
+
+Result<Value> Items(Context& context, const Value& self, const Arguments&) {
+  List items;
+  if (const Dict* dict = self.dict()) {
+    for (const auto& [key, value] : dict->items) {
+      ASSIGN_OR_RETURN(Value pair, MakeSequence(context.budget, SequenceKind::kTuple, {key, value}));
+      items.push_back(std::move(pair));
+    }
+  } else if (!self.Is<Undefined>()) {
+    return Invalid("Can only get item pairs from a mapping.");
+  }
+  return MakeSequence(context.budget, SequenceKind::kGenerator, std::move(items));
+}
+
+Result<Value> ReplaceText(Context& context, const Value& self, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const Value text, ToString(context, self, {}));
+  ASSIGN_OR_RETURN(const Value needle, ToString(context, *arguments[0], {}));
+  ASSIGN_OR_RETURN(const Value replacement, ToString(context, *arguments[1], {}));
+  std::optional<Value> count = Given(arguments, 2) ? arguments[2] : std::nullopt;
+  return FindMethod("replace")->call(context, text, {needle, replacement, std::move(count)});
+}
+
+// Python's int(text): digits with optional sign and spaces around.
+std::optional<int64_t> ParseInteger(std::string_view text) {
+  text = Strip(text, std::nullopt, true, true);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+Result<Value> ToInteger(Context& context, const Value& self, const Arguments& arguments) {
+  if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
+  int64_t integer = 0;
+  if (AsInteger(self, integer)) return Value(integer);
+  const Value fallback = arguments[0] ? *arguments[0] : Value(int64_t{0});
+  double real = NAN;
+  if (const std::string* text = self.text()) {
+    RETURN_IF_ERROR(context.budget.Read(text->size()));
+    if (const std::optional<int64_t> parsed = ParseInteger(*text)) return Value(*parsed);
+    const std::string_view digits = Strip(*text, std::nullopt, true, true);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), real);
+    if (error != std::errc() || end != digits.data() + digits.size()) return fallback;
+  } else if (const double* number = self.If<double>()) {
+    real = *number;
+  }
+  if (std::isnan(real)) return fallback;
+  if (std::fabs(real) >= 9.2e18) return Invalid("integer overflow");
+  return Value(static_cast<int64_t>(real));
+}
+
+Result<Value> AbsoluteValue(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const Value negative, Negate(self, true));
+  ASSIGN_OR_RETURN(const bool less, ApplyComparison(context, Operator::kLt, self, negative));
+  return less ? negative : Negate(self, false);
+}
+
+Result<Value> Tojson(Context& context, const Value& self, const Arguments& arguments) {
+  JsonStyle style;
+  style.ascii = arguments[0] && IsTrue(*arguments[0]);
+  if (Given(arguments, 1)) {
+    int64_t indent = 0;
+    if (!AsInteger(*arguments[1], indent))
+      return Unsupported("tojson with an indent that is no integer is not supported");
+    if (indent > 64) return Unsupported("tojson with an indent of more than 64 is not supported");
+    style.indent = std::max<int64_t>(indent, 0);
+    style.item_separator = ",";
+  }
+  if (Given(arguments, 2)) {
+    const Sequence* pair = arguments[2]->sequence();
+    if (!pair || pair->items.size() != 2 || !pair->items[0].text() || !pair->items[1].text()) {
+      return Invalid("separators of tojson must be two strings");
+    }
+    style.item_separator = *pair->items[0].text();
+    style.key_separator = *pair->items[1].text();
+  }
+  style.sort_keys = arguments[3] && IsTrue(*arguments[3]);
+  ASSIGN_OR_RETURN(std::string text, ToJson(context.budget, self, style));
+  return MakeText(context.budget, std::move(text));
+}
+
+// The items for select and map, which take a false value for empty, iterable or not.
+Result<SequencePtr> IterateIfTrue(Context& context, const Value& value) {
+  return Iterate(context.budget, IsTrue(value) ? value : Value(Undefined{}));
+}
+
+// select, reject (offset 0) and selectattr, rejectattr (offset 1, behind the attribute).
+template <bool kKeep, bool kByAttribute>
+Result<Value> Select(Context& context, const Value& self, const Arguments& arguments) {
+  constexpr size_t kTest = kByAttribute ? 1 : 0;
+  const Builtin* test = arguments[kTest] ? FindTest(*arguments[kTest]->text()) : nullptr;
+  Arguments test_arguments(test ? test->parameter_count() : 0);
+  if (arguments[kTest + 1]) {
+    if (test_arguments.empty()) return Invalid("test '{}' takes no argument", test ? test->name : "");
+    test_arguments[0] = arguments[kTest + 1];
+  } else if (test && test->required > 0) {
+    return Invalid("test '{}' needs its argument", test->name);
+  }
+  ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
+  List kept;
+  for (const Value& item : items->items) {
+    RETURN_IF_ERROR(context.budget.Step());
+    Value subject = item;
+    if (kByAttribute) {
+      ASSIGN_OR_RETURN(subject, GetPath(context, item, *arguments[0]));
+    }
+    if (test) {
+      ASSIGN_OR_RETURN(subject, test->call(context, subject, test_arguments));
+    }
+    if (IsTrue(subject) == kKeep) kept.push_back(item);
+  }
+  return MakeSequence(context.budget, SequenceKind::kGenerator, std::move(kept));
+}
+
+Result<Value> Map(Context& context, const Value& self, const Arguments& arguments) {
+  if (arguments[0].has_value() == arguments[1].has_value())
+    return Invalid("filter 'map' takes a filter or an attribute");
+  const Builtin* filter = arguments[0] ? FindFilter(*arguments[0]->text()) : nullptr;
+  ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
+  List mapped;
+  for (const Value& item : items->items) {
+    RETURN_IF_ERROR(context.budget.Step());
+    Value value;
+    if (filter) {
+      ASSIGN_OR_RETURN(value, filter->call(context, item, Arguments(filter->parameter_count())));
+    } else {
+      ASSIGN_OR_RETURN(value, GetPath(context, item, *arguments[1]));
+      if (value.Is<Undefined>() && Given(arguments, 2)) value = *arguments[2];
+    }
+    mapped.push_back(std::move(value));
+  }
+  return MakeSequence(context.budget, SequenceKind::kGenerator, std::move(mapped));
+}
+
+constexpr Builtin kFilters[] = {
+    {"abs", AbsoluteValue},
+    {"capitalize", TransformText<Capitalize>},
+    {"count", LengthOf},
+    {"d", Default, 0, {"default_value", "boolean"}},
+    {"default", Default, 0, {"default_value", "boolean"}},
+    {"first", First},
+    {"int", ToInteger, 0, {"default"}},
+    {"items", Items},
+    {"join", Join, 0, {"d", "attribute"}},
+    {"last", Last},
+    {"length", LengthOf},
+    {"list", ToList},
+    {"lower", TransformText<Lower>},
+    {"map", Map, 0, {"filter", "attribute", "default"}},
+    {"reject", Select<false, false>, 0, {"test", "argument"}},
+    {"rejectattr", Select<false, true>, 1, {"attribute", "test", "argument"}},
+    {"replace", ReplaceText, 2, {"old", "new", "count"}},
+    {"reverse", Reverse},
+    {"select", Select<true, false>, 0, {"test", "argument"}},
+    {"selectattr", Select<true, true>, 1, {"attribute", "test", "argument"}},
+    {"string", ToString},
+    {"title", TransformText<TitleWords>},
+    {"tojson", Tojson, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
+    {"trim", Trim, 0, {"chars"}},
+    {"upper", TransformText<Upper>},
+};
+
+// ---- tests ----
+
+template <class... Types>
+Result<Value> IsOneOf(Context&, const Value& self, const Arguments&) {
+  return Value((self.Is<Types>() || ...));
+}
+
+Result<Value> IsDefined(Context&, const Value& self, const Arguments&) { return Value(!self.Is<Undefined>()); }
+
+Result<Value> IsTrueConstant(Context&, const Value& self, const Arguments&) {
+  const bool* flag = self.If<bool>();
+  return Value(flag && *flag);
+}
+
+Result<Value> IsFalseConstant(Context&, const Value& self, const Arguments&) {
+  const bool* flag = self.If<bool>();
+  return Value(flag && !*flag);
+}
+
+Result<Value> IsIterable(Context&, const Value& self, const Arguments&) {
+  return Value(self.text() || self.sequence() || self.dict() || self.Is<Undefined>());
+}
+
+// Values with a length and subscripts; in Jinja also an undefined value.
+Result<Value> IsSequence(Context&, const Value& self, const Arguments&) {
+  const Sequence* sequence = self.sequence();
+  const bool indexed = sequence && sequence->kind != SequenceKind::kView && sequence->kind != SequenceKind::kGenerator;
+  return Value(self.text() || indexed || self.dict() || self.Is<Undefined>());
+}
+
+template <bool kUpper>
+Result<Value> HasCase(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, self));
+  return Value(HasOnlyCase(text, kUpper));
+}
+
+template <Operator kOperator>
+Result<Value> Compares(Context& context, const Value& self, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const bool holds, ApplyComparison(context, kOperator, self, *arguments[0]));
+  return Value(holds);
+}
+
+Result<Value> HasRemainder(Context& context, const Value& self, const Value& divisor, int64_t remainder) {
+  ASSIGN_OR_RETURN(const Value rest, ApplyBinary(context, Operator::kMod, self, divisor));
+  ASSIGN_OR_RETURN(const bool equal, Equals(context.budget, rest, Value(remainder)));
+  return Value(equal);
+}
+
+Result<Value> IsOdd(Context& context, const Value& self, const Arguments&) {
+  return HasRemainder(context, self, Value(int64_t{2}), 1);
+}
+
+Result<Value> IsEven(Context& context, const Value& self, const Arguments&) {
+  return HasRemainder(context, self, Value(int64_t{2}), 0);
+}
+
+Result<Value> IsDivisible(Context& context, const Value& self, const Arguments& arguments) {
+  return HasRemainder(context, self, *arguments[0], 0);
+}
+
+constexpr Builtin kTests[] = {
+    {"!=", Compares<Operator::kNe>, 1, {"other"}},
+    {"<", Compares<Operator::kLt>, 1, {"other"}},
+    {"<=", Compares<Operator::kLe>, 1, {"other"}},
+    {"==", Compares<Operator::kEq>, 1, {"other"}},
+    {">", Compares<Operator::kGt>, 1, {"other"}},
+    {">=", Compares<Operator::kGe>, 1, {"other"}},
+    {"boolean", IsOneOf<bool>},
+    {"callable", IsOneOf<Function, Undefined>},  // Undefined too, in Jinja
+    {"defined", IsDefined},
+    {"divisibleby", IsDivisible, 1, {"num"}},
+    {"eq", Compares<Operator::kEq>, 1, {"other"}},
+    {"equalto", Compares<Operator::kEq>, 1, {"other"}},
+    {"even", IsEven},
+    {"false", IsFalseConstant},
+    {"float", IsOneOf<double>},
+    {"ge", Compares<Operator::kGe>, 1, {"other"}},
+    {"greaterthan", Compares<Operator::kGt>, 1, {"other"}},
+    {"gt", Compares<Operator::kGt>, 1, {"other"}},
+    {"in", Compares<Operator::kIn>, 1, {"seq"}},
+    {"integer", IsOneOf<int64_t>},
+    {"iterable", IsIterable},
+    {"le", Compares<Operator::kLe>, 1, {"other"}},
+    {"lessthan", Compares<Operator::kLt>, 1, {"other"}},
+    {"lower", HasCase<false>},
+    {"lt", Compares<Operator::kLt>, 1, {"other"}},
+    {"mapping", IsOneOf<DictPtr>},
+    {"ne", Compares<Operator::kNe>, 1, {"other"}},
+    {"none", IsOneOf<None>},
+    {"number", IsOneOf<int64_t, double, bool>},
+    {"odd", IsOdd},
+    {"sequence", IsSequence},
+    {"string", IsOneOf<Text>},
+    {"true", IsTrueConstant},
+    {"undefined", IsOneOf<Undefined>},
+    {"upper", HasCase<true>},
+};
+
+}  // namespace
+
+const Builtin* FindFilter(std::string_view name) {
+  for (const Builtin& filter : kFilters) {
+    if (filter.name == name) return &filter;
+  }
+  return nullptr;
+}
+
+const Builtin* FindTest(std::string_view name) {
+  for (const Builtin& test : kTests) {
+    if (test.name == name) return &test;
+  }
+  return nullptr;
+}
+
+}  // namespace infinigen::jinja

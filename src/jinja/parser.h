@@ -1,0 +1,238 @@
+// From the source of a chat template to a Program: tokens, the tree, and the parsers that make it. Parts of Jinja that
+// are not supported are refused by name, with kind kUnsupported; every message names the line. Any thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "jinja/value.h"
+
+namespace infinigen::jinja {
+
+// ---- tokens (lexer.cc) ----
+
+inline constexpr size_t kMaxSourceBytes = size_t{1} << 20;
+// Bounds the parsed template to tens of MB; published ones have a few thousand tokens.
+inline constexpr size_t kMaxTokens = 200'000;
+
+enum class TokenKind {
+  kData,        // text outside of tags
+  kPrintBegin,  // {{
+  kPrintEnd,    // }}
+  kBlockBegin,  // {%
+  kBlockEnd,    // %}
+  kName,
+  kString,  // `text` is unescaped
+  kInteger,
+  kFloat,
+  kOperator,
+  kEnd,  // of the source; always the last token
+};
+
+struct Token {
+  TokenKind kind = TokenKind::kEnd;
+  int line = 1;
+  std::string text;
+};
+
+// Applies Jinja's whitespace rules (trim_blocks and lstrip_blocks are on, `-` and `+` signs, one newline dropped at the
+// end), so that the parser sees text exactly as it will be printed.
+Result<std::vector<Token>> Tokenize(std::string_view source);
+
+// "chat template: line N: ...", the form of every message about the source.
+Error SyntaxError(int line, std::string_view reason);
+Error NotSupported(int line, std::string_view what);
+
+// The tokens with a place in them. The last token is kEnd and is never passed.
+class TokenStream {
+ public:
+  explicit TokenStream(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+
+  const Token& current() const { return tokens_[next_]; }
+  const Token& following() const { return tokens_[next_ + 1 < tokens_.size() ? next_ + 1 : next_]; }
+  int line() const { return current().line; }
+  void Next() {
+    if (next_ + 1 < tokens_.size()) ++next_;
+  }
+
+  bool IsOperator(std::string_view text) const { return Is(current(), TokenKind::kOperator, text); }
+  bool IsName(std::string_view text) const { return Is(current(), TokenKind::kName, text); }
+  bool SkipOperator(std::string_view text) { return IsOperator(text) && (Next(), true); }
+  bool SkipName(std::string_view text) { return IsName(text) && (Next(), true); }
+  Status ExpectOperator(std::string_view text);
+  Status Expect(TokenKind kind, std::string_view description);
+  Result<std::string> ExpectName();
+  // "unexpected ...", with the current token.
+  Error Unexpected() const;
+
+  static bool Is(const Token& token, TokenKind kind, std::string_view text) {
+    return token.kind == kind && token.text == text;
+  }
+
+ private:
+  std::vector<Token> tokens_;
+  size_t next_ = 0;
+};
+
+// ---- the tree ----
+
+// Invariant: expressions nest at most kMaxExpressionDepth deep and statements kMaxNesting, so evaluating and destroying
+// may recurse.
+inline constexpr int kMaxNesting = 48;           // brackets and blocks as written
+inline constexpr int kMaxExpressionDepth = 200;  // also a + b + c + ..., which nests to the left
+
+enum class ExprKind {
+  kConstant,     // constant
+  kName,         // name
+  kLoop,         // loop.name; for loop.cycle, args
+  kList,         // args
+  kTuple,        // args
+  kDict,         // args: key, value, key, value, ...
+  kAttribute,    // args[0].name
+  kItem,         // args[0][args[1]]
+  kSlice,        // args[0][args[1]:args[2]:args[3]]; absent bounds are null
+  kCall,         // name(args, keywords[i]=args[n+i])
+  kMethod,       // args[0].name(args[1..]); builtin; absent arguments are null
+  kFilter,       // args[0] | name(args[1..]), likewise
+  kTest,         // args[0] is name(args[1..]), likewise
+  kNegate,       // -args[0]
+  kPlus,         // +args[0]
+  kNot,          // not args[0]
+  kAnd,          // args[0] and args[1]
+  kOr,           // args[0] or args[1]
+  kConditional,  // args[0] if args[1] else args[2], which may be null
+  kCompare,      // args[0] ops[0] args[1] ops[1] args[2] ...
+  kConcat,       // args[0] ~ args[1] ~ ...
+  kBinary,       // args[0] ops[0] args[1]
+};
+
+enum class Operator { kAdd, kSub, kMul, kDiv, kFloorDiv, kMod, kPow, kEq, kNe, kLt, kLe, kGt, kGe, kIn, kNotIn };
+
+struct Builtin;  // jinja/evaluator.h
+struct Expr;
+using ExprPtr = std::unique_ptr<Expr>;
+
+struct Expr {
+  ExprKind kind = ExprKind::kConstant;
+  int line = 0;
+  int depth = 1;  // 1 + the depth of the deepest argument
+  std::string name;
+  Value constant;
+  std::vector<ExprPtr> args;
+  std::vector<Operator> ops;
+  std::vector<std::string> keywords;
+  const Builtin* builtin = nullptr;
+  Function function = Function::kRange;
+};
+
+// Where a value is assigned: `name`, or an attribute of the namespace `name`.
+struct Target {
+  std::string name;
+  std::string attribute;
+};
+
+struct Targets {
+  std::vector<Target> names;
+  bool unpack = false;  // a, b = ...: as many values as names
+};
+
+enum class StatementKind {
+  kText,      // text
+  kPrint,     // exprs[0]
+  kIf,        // exprs[i] guards blocks[i]; one more block is the else
+  kFor,       // targets in exprs[0] if exprs[1] (or null): blocks[0], else blocks[1]
+  kSet,       // targets = exprs[0]
+  kSetBlock,  // targets = the text of blocks[0]
+  kWith,      // with_targets[i] = exprs[i] around blocks[0]; also {% generation %}, with none
+  kBreak,
+  kContinue,
+};
+
+struct Statement;
+using Block = std::vector<Statement>;
+
+struct Statement {
+  StatementKind kind = StatementKind::kText;
+  int line = 0;
+  std::string text;
+  std::vector<ExprPtr> exprs;
+  std::vector<Block> blocks;
+  Targets targets;
+  std::vector<Targets> with_targets;
+};
+
+// A parsed template: plain data, immutable, shared by all renderings.
+struct Program {
+  Block body;
+};
+
+Result<Program> ParseProgram(std::string_view source);
+
+// ---- expressions (parser.cc, operands.cc) ----
+
+template <class... Exprs>
+std::vector<ExprPtr> Children(Exprs... exprs) {
+  std::vector<ExprPtr> out;
+  (out.push_back(std::move(exprs)), ...);
+  return out;
+}
+
+// From tokens to Expr, by recursive descent in Jinja's order of precedence. Every function, method, filter and test is
+// looked up here and refused by name when there is none.
+class ExpressionParser {
+ public:
+  explicit ExpressionParser(TokenStream& stream) : stream_(stream) {}
+
+  // With or without the form `a if b else c`.
+  Result<ExprPtr> ParseExpression(bool allow_conditional = true);
+  // An expression, or several with commas between them: a tuple.
+  Result<ExprPtr> ParseTuple(bool allow_conditional = true, bool in_parentheses = false);
+
+ private:
+  struct CallArguments {
+    std::vector<ExprPtr> positional;
+    std::vector<std::pair<std::string, ExprPtr>> keywords;
+  };
+
+  Result<ExprPtr> ParseConditional();
+  Result<ExprPtr> ParseOr();
+  Result<ExprPtr> ParseAnd();
+  Result<ExprPtr> ParseNot();
+  Result<ExprPtr> ParseCompare();
+  Result<ExprPtr> ParseSum();
+  Result<ExprPtr> ParseConcat();
+  Result<ExprPtr> ParseProduct();
+  Result<ExprPtr> ParsePower();
+  Result<ExprPtr> ParseUnary(bool with_filters);
+  Result<ExprPtr> ParsePrimary();
+  Result<ExprPtr> ParseName();
+  Result<ExprPtr> ParseLoop(int line);
+  Result<ExprPtr> ParseNumber();
+  Result<ExprPtr> ParseList();
+  Result<ExprPtr> ParseDict();
+  Result<ExprPtr> ParsePostfix(ExprPtr node);
+  Result<ExprPtr> ParseAttribute(ExprPtr node);
+  Result<ExprPtr> ParseSubscript(ExprPtr node);
+  Result<ExprPtr> ParseCall(ExprPtr node);
+  Result<ExprPtr> ParseFiltersAndTests(ExprPtr node);
+  Result<ExprPtr> ParseFilter(ExprPtr node);
+  Result<ExprPtr> ParseTest(ExprPtr node);
+  Result<CallArguments> ParseCallArguments();
+  // One argument for each parameter of `builtin`, null where absent, behind `self`.
+  Result<ExprPtr> Bind(ExprKind kind, const Builtin& builtin, ExprPtr self, CallArguments arguments, int line);
+  // Names of tests and filters given as strings: select('equalto', ...), map('upper').
+  Status CheckNamedArguments(const Expr& node);
+  Result<ExprPtr> Make(ExprKind kind, int line, std::vector<ExprPtr> args, std::string name = "");
+  Result<ExprPtr> MakeBinary(Operator op, int line, ExprPtr left, ExprPtr right);
+  Status Enter();
+  void Leave() { --nesting_; }
+
+  TokenStream& stream_;
+  int nesting_ = 0;
+};
+
+}  // namespace infinigen::jinja

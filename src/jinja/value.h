@@ -1,0 +1,230 @@
+// The values of a chat template, what they may cost, and Python's operations on them: text, comparison, printing.
+//
+// Value: what an expression evaluates to. Immutable and cheap to copy, because text and containers are shared; only a
+// Namespace can change. Constants of a parsed template are shared between threads; all other values belong to one
+// rendering, and so to one thread.
+//
+// Invariant: containers nest at most kMaxValueDepth deep, so printing, comparing and destroying may recurse. Namespaces
+// are owned by the rendering and referred to by pointer, so a namespace that holds itself does not leak.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+
+namespace infinigen::jinja {
+
+// What one rendering may cost. A template is foreign code: each evaluated node, each 256 bytes of text that are read
+// and each value that is made is counted, and a template that goes on for too long ends in an error.
+class Budget {
+ public:
+  Budget(uint64_t max_steps, uint64_t max_made_bytes) : steps_left_(max_steps), bytes_left_(max_made_bytes) {}
+
+  Status Step(uint64_t count = 1) {
+    if (count > steps_left_) return Exhausted("the template takes too many steps");
+    steps_left_ -= count;
+    return Ok{};
+  }
+
+  // Reading `bytes` of text.
+  Status Read(uint64_t bytes) { return Step(1 + bytes / kBytesPerStep); }
+
+  // Making a value of `bytes`. What is freed again still counts, so this bounds the memory in use.
+  Status Make(uint64_t bytes) {
+    if (bytes > bytes_left_) return Exhausted("the template makes values that are too large");
+    bytes_left_ -= bytes;
+    return Read(bytes);
+  }
+
+ private:
+  static constexpr uint64_t kBytesPerStep = 256;  // scanning that much costs about as much as evaluating a node
+
+  uint64_t steps_left_;
+  uint64_t bytes_left_;
+};
+
+class Value;
+using List = std::vector<Value>;
+using Text = std::shared_ptr<const std::string>;
+
+inline constexpr int kMaxValueDepth = 32;
+
+// A variable, attribute or element that does not exist.
+struct Undefined {
+  Text reason;  // the message for uses that are errors; may be null
+};
+
+struct None {};
+
+enum class SequenceKind {
+  kList,
+  kTuple,
+  kRange,
+  kView,       // result of dict.items(): has a length, no subscripts
+  kGenerator,  // result of select, map and the like: can be read once
+};
+
+struct Sequence;
+struct Dict;
+struct Namespace;
+using SequencePtr = std::shared_ptr<const Sequence>;
+using DictPtr = std::shared_ptr<const Dict>;
+
+enum class Function { kRange, kRaiseException, kStrftimeNow, kNamespace, kDict };
+
+class Value {
+ public:
+  Value() : rep_(Undefined{}) {}
+  Value(Undefined value) : rep_(std::move(value)) {}    // NOLINT: implicit by design, as are those below
+  Value(None value) : rep_(value) {}                    // NOLINT
+  Value(bool value) : rep_(value) {}                    // NOLINT
+  Value(int64_t value) : rep_(value) {}                 // NOLINT
+  Value(double value) : rep_(value) {}                  // NOLINT
+  Value(Text value) : rep_(std::move(value)) {}         // NOLINT
+  Value(SequencePtr value) : rep_(std::move(value)) {}  // NOLINT
+  Value(DictPtr value) : rep_(std::move(value)) {}      // NOLINT
+  Value(Namespace* value) : rep_(value) {}              // NOLINT
+  Value(Function value) : rep_(value) {}                // NOLINT
+  Value(const char*) = delete;                          // would become a bool
+
+  template <class T>
+  bool Is() const {
+    return std::holds_alternative<T>(rep_);
+  }
+  // All of these are null when the value is of another type.
+  template <class T>
+  const T* If() const {
+    return std::get_if<T>(&rep_);
+  }
+  const std::string* text() const {
+    const Text* pointer = If<Text>();
+    return pointer ? pointer->get() : nullptr;
+  }
+  const Sequence* sequence() const {
+    const SequencePtr* pointer = If<SequencePtr>();
+    return pointer ? pointer->get() : nullptr;
+  }
+  const Dict* dict() const {
+    const DictPtr* pointer = If<DictPtr>();
+    return pointer ? pointer->get() : nullptr;
+  }
+  Namespace* space() const {
+    Namespace* const* pointer = If<Namespace*>();
+    return pointer ? *pointer : nullptr;
+  }
+
+ private:
+  std::variant<Undefined, None, bool, int64_t, double, Text, SequencePtr, DictPtr, Namespace*, Function> rep_;
+};
+
+struct Sequence {
+  SequenceKind kind = SequenceKind::kList;
+  List items;
+  int depth = 1;                  // 1 + the depth of the deepest item
+  mutable bool consumed = false;  // generators only, which never outlive their rendering
+};
+
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;  // in order of insertion; keys are distinct and hashable
+  int depth = 1;
+};
+
+struct Namespace {
+  std::map<std::string, Value, std::less<>> attributes;
+};
+
+Value MakeUndefined(std::string reason);
+// The error that Jinja raises when an undefined value is used for more than its truth, its length or its text.
+Error UndefinedError(const Undefined& value);
+
+// Constructors that charge the budget.
+Result<Value> MakeText(Budget& budget, std::string text);
+Result<Value> MakeSequence(Budget& budget, SequenceKind kind, List items);
+// A later value replaces an earlier one under an equal key, in the place of the earlier.
+Result<Value> MakeDict(Budget& budget, const std::vector<std::pair<Value, Value>>& items);
+
+bool IsTrue(const Value& value);
+// An int, or a bool as 0 or 1; false for other types.
+bool AsInteger(const Value& value, int64_t& out);
+// Python's name of the type, as in Jinja's messages: "str object", "None".
+std::string TypeName(const Value& value);
+
+Result<bool> Equals(Budget& budget, const Value& a, const Value& b);
+// Negative, zero or positive. Fails where Python's `<` does, and for NaN.
+Result<int> Order(Budget& budget, const Value& a, const Value& b);
+// The value under `key`, or null.
+Result<const Value*> Find(Budget& budget, const Dict& dict, const Value& key);
+const Value* Find(const Dict& dict, std::string_view key);
+
+// The items a loop over `value` visits; fails where it cannot be iterated. Marks a generator as read.
+Result<SequencePtr> Iterate(Budget& budget, const Value& value);
+// len(); fails for values that have none.
+Result<int64_t> Length(Budget& budget, const Value& value);
+
+// ---- values as text, in Python's forms (print.cc) ----
+
+// str(): what {{ value }} prints.
+Result<std::string> ToText(Budget& budget, const Value& value);
+
+// repr(), for messages: one line. Quoted: repr() of a string.
+Result<std::string> ToRepr(Budget& budget, const Value& value);
+std::string Quoted(std::string_view text);
+
+struct JsonStyle {
+  int64_t indent = -1;  // spaces for each level; negative: all on one line
+  bool ascii = false;   // escape what is not ASCII
+  bool sort_keys = false;
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+
+// json.dumps().
+Result<std::string> ToJson(Budget& budget, const Value& value, const JsonStyle& style);
+
+// ---- Python's operations on text (text.cc) ----
+//
+// Positions and lengths count characters. A byte that is not UTF-8 counts as a character and is never changed. Pure
+// functions, any thread, linear time.
+
+// str.isspace(): the property White_Space and the four separators U+001C to U+001F.
+bool IsSpace(char32_t code_point);
+
+std::vector<std::string_view> Characters(std::string_view text);
+size_t CountCharacters(std::string_view text);
+// The byte at which character `index` starts; text.size() where there are fewer.
+size_t ByteOffset(std::string_view text, size_t index);
+
+// First occurrence at or after byte `from`, or npos. Linear also for hostile needles, unlike string_view::find.
+size_t FindText(std::string_view text, std::string_view needle, size_t from = 0);
+
+// Strips the characters of `characters`; white space when absent.
+std::string_view Strip(std::string_view text, std::optional<std::string_view> characters, bool left, bool right);
+
+// At most `limit` cuts; all when negative.
+std::vector<std::string_view> SplitAtSpace(std::string_view text, int64_t limit);
+std::vector<std::string_view> SplitAt(std::string_view text, std::string_view separator, int64_t limit);  // not empty
+std::vector<std::string_view> SplitLines(std::string_view text);
+
+// Occurrences of `needle` that replace() would replace, at most `limit` (negative: all).
+size_t CountReplacements(std::string_view text, std::string_view needle, int64_t limit);
+std::string Replace(std::string_view text, std::string_view needle, std::string_view replacement, size_t count);
+
+// These map one character to one.
+std::string Upper(std::string_view text);
+std::string Lower(std::string_view text);
+std::string Capitalize(std::string_view text);
+std::string TitleWords(std::string_view text);    // Jinja's filter: words start after space and ( { [ < -
+std::string TitleLetters(std::string_view text);  // str.title(): words are runs of letters
+// str.islower(), str.isupper(): at least one letter has a case, and no letter has the other one.
+bool HasOnlyCase(std::string_view text, bool upper);
+
+}  // namespace infinigen::jinja

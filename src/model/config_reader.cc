@@ -1,0 +1,170 @@
+#include "model/config_reader.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "backend/backend.h"
+#include "base/mmap_file.h"
+#include "json/tree.h"
+#include "model/family.h"
+
+namespace infinigen {
+namespace {
+
+using nlohmann::json;
+
+static_assert(kHeadDimLimit <= kMaxHeadDim, "a head that loads must also run");
+
+constexpr size_t kMaxFileBytes = size_t{1} << 20;  // real files have about 1 KiB
+constexpr int kMaxConfigDepth = 16;
+
+// "llama and opt", "llama, opt and qwen2".
+std::string KnownModelTypes() {
+  std::vector<std::string_view> names;
+  for (const ModelFamily* family : Families())
+    names.insert(names.end(), family->model_types.begin(), family->model_types.end());
+  const std::string_view last = names.back();
+  names.pop_back();
+  return names.empty() ? std::string(last) : fmt::format("{} and {}", fmt::join(names, ", "), last);
+}
+
+Result<const ModelFamily*> ReadFamily(FieldReader& fields) {
+  const std::string type = fields.String("model_type", "");
+  RETURN_IF_ERROR(fields.status());
+  if (type.empty())
+    return Invalid("{}: field 'model_type' is missing; supported are {}", fields.where(), KnownModelTypes());
+  const ModelFamily* const family = FindFamily(type);
+  if (family == nullptr)
+    return Unsupported("{}: model_type {} is not supported; supported are {}", fields.where(), Shown(json(type)),
+                       KnownModelTypes());
+  return family;
+}
+
+// `architectures` names the class that wrote the weights: a classifier, say, has no output matrix.
+void CheckClasses(FieldReader& fields, const ModelFamily& family) {
+  const json* names = fields.Get("architectures");
+  if (names == nullptr) return;
+  if (!names->is_array())
+    return fields.Fail(Invalid("{} is {}, expected a list", fields.At("architectures"), Shown(*names)));
+  for (const json& name : *names) {
+    const bool known = name.is_string() && std::find(family.classes.begin(), family.classes.end(),
+                                                     name.get_ref<const std::string&>()) != family.classes.end();
+    if (!known)
+      fields.Fail(
+          Unsupported("{} names {}; supported is {}", fields.At("architectures"), Shown(name), family.classes[0]));
+  }
+}
+
+void RefuseQuantised(FieldReader& fields) {
+  for (const char* name : {"quantization_config", "compression_config"}) {
+    if (fields.Get(name) != nullptr)
+      fields.Fail(
+          Unsupported("{}: quantised weights are not supported; use the f32, f16 or bf16 model", fields.At(name)));
+  }
+}
+
+// Features of other families: absent, or set to what leaves them off. A family that has one reads its field itself.
+void RefuseFeatures(FieldReader& fields) {
+  const auto only = [&](const char* name, const json& off) {
+    if (!fields.Seen(name)) fields.Only(name, off);
+  };
+  only("sliding_window", nullptr);
+  only("use_sliding_window", false);
+  only("is_encoder_decoder", false);
+  only("add_cross_attention", false);
+  only("cross_attention_hidden_size", nullptr);
+  only("tie_encoder_decoder", false);
+  only("pruned_heads", json::object());
+  only("per_layer_config", json::object());
+  if (fields.Seen("layer_types")) return;
+  if (const json* types = fields.Get("layer_types"); types != nullptr) {
+    const bool full = types->is_array() && std::all_of(types->begin(), types->end(),
+                                                       [](const json& type) { return type == "full_attention"; });
+    if (!full)
+      fields.Fail(Unsupported("{} is {}; only full_attention is supported", fields.At("layer_types"), Shown(*types)));
+  }
+}
+
+std::optional<DType> StatedType(FieldReader& fields) {
+  const std::string old_name = fields.String("torch_dtype", "");
+  std::string name = fields.String("dtype", old_name);
+  if (name.compare(0, 6, "torch.") == 0) name.erase(0, 6);
+  if (name == "float32") return DType::kF32;
+  if (name == "float16") return DType::kF16;
+  if (name == "bfloat16") return DType::kBF16;
+  return std::nullopt;
+}
+
+void ReadTokenIds(FieldReader& fields, ModelConfig& config) {
+  const std::vector<int64_t> bos = fields.TokenIds("bos_token_id");
+  if (!bos.empty()) config.bos_id = bos[0];
+  config.eos_ids = fields.TokenIds("eos_token_id");
+}
+
+// An id outside the vocabulary can never be generated, so it ends nothing: exporters that shrink a model leave such
+// ids.
+void DropUnreachable(std::vector<int64_t>& ids, int64_t vocab) {
+  std::erase_if(ids, [vocab](int64_t id) { return id >= vocab; });
+}
+
+// "/models/llama/" → "llama".
+std::string BaseName(const std::string& directory) {
+  std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+}  // namespace
+
+Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path) {
+  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  FieldReader fields(tree, path);
+  ModelConfig config;
+  ASSIGN_OR_RETURN(config.family, ReadFamily(fields));
+  CheckClasses(fields, *config.family);
+  RefuseQuantised(fields);
+  config.vocab = fields.Size("vocab_size", kMaxVocab);
+  config.hidden = fields.Size("hidden_size", kMaxHidden);
+  config.layers = fields.Size("num_hidden_layers", kMaxLayers);
+  config.heads = fields.Size("num_attention_heads", kMaxHeads);
+  config.max_positions = fields.Size("max_position_embeddings", kMaxPositions);
+  config.dtype = StatedType(fields);
+  ReadTokenIds(fields, config);
+  config.family->read(fields, config);
+  RefuseFeatures(fields);
+  fields.RefuseUnknown(IsHarmlessConfigField);
+  RETURN_IF_ERROR(fields.status());
+  if (const Status supported = CheckSupported(config); !supported.ok())
+    return Unsupported("{}: {}", path, supported.error().message);
+  DropUnreachable(config.eos_ids, config.vocab);
+  return config;
+}
+
+Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path) {
+  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  FieldReader fields(tree, path);
+  std::vector<int64_t> ids = fields.TokenIds("eos_token_id");
+  RETURN_IF_ERROR(fields.status());
+  return ids;
+}
+
+Result<ModelConfig> LoadModelConfig(const std::string& directory) {
+  const std::string path = directory + "/config.json";
+  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, kMaxFileBytes));
+  ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
+  config.name = BaseName(directory);
+  const std::string generation_path = directory + "/generation_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(generation_path, ignored)) return config;
+  ASSIGN_OR_RETURN(const std::string generation, ReadSmallFile(generation_path, kMaxFileBytes));
+  ASSIGN_OR_RETURN(std::vector<int64_t> ids, ParseGenerationEosIds(generation, generation_path));
+  DropUnreachable(ids, config.vocab);
+  // As in transformers, the generation config overrules; where it names no end, the model's own stays.
+  if (!ids.empty()) config.eos_ids = std::move(ids);
+  return config;
+}
+
+}  // namespace infinigen

@@ -1,0 +1,270 @@
+#include "jinja/template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace infinigen::jinja {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr RenderLimits kLimits = {.steps = 1'000'000, .made_bytes = 32 << 20, .output_bytes = 4 << 20};
+
+// 6 July 2024.
+std::tm StoppedClock() {
+  std::tm out = {};
+  out.tm_year = 124;
+  out.tm_mon = 6;
+  out.tm_mday = 6;
+  return out;
+}
+
+Value TextValue(std::string text) { return Value(std::make_shared<const std::string>(std::move(text))); }
+
+// {"messages": [{"role": "user", "content": `question`}, {"role": "assistant", "content": "Hi"}]}
+Variables Conversation(const std::string& question = "Hello") {
+  Budget budget(1000, 100'000);
+  const auto message = [&](const char* role, const std::string& content) {
+    return MakeDict(budget, {{TextValue("role"), TextValue(role)}, {TextValue("content"), TextValue(content)}}).value();
+  };
+  return {{"messages",
+           MakeSequence(budget, SequenceKind::kList, {message("user", question), message("assistant", "Hi")}).value()}};
+}
+
+Result<std::string> ParseAndRender(std::string_view source, const Variables& variables = Conversation()) {
+  const Result<Template> parsed = Template::Parse(source);
+  if (!parsed.ok()) return parsed.error();
+  return parsed->Render(variables, kLimits, StoppedClock());
+}
+
+struct Refusal {
+  const char* source;
+  const char* message;
+};
+
+// Parse refuses the parts of Jinja that are not supported, with name and line.
+TEST(JinjaParse, RefusesByNameAndLine) {
+  const Refusal refusals[] = {
+      {"a\n\n{{ x | groupby('y') }}", "chat template: line 3: filter 'groupby' is not supported"},
+      {"{{ x | safe }}", "chat template: line 1: filter 'safe' is not supported"},
+      {"{% if false %}\n{{ x | sort }}\n{% endif %}", "chat template: line 2: filter 'sort' is not supported"},
+      {"{{ x is filter }}", "chat template: line 1: test 'filter' is not supported"},
+      {"{{ x is\nsameas y }}", "chat template: line 2: test 'sameas' is not supported"},
+      {"{{ 'a'.format(1) }}", "chat template: line 1: method 'format' is not supported"},
+      {"{{ messages.append(1) }}", "chat template: line 1: method 'append' is not supported"},
+      {"{{ cycler(1) }}", "chat template: line 1: function 'cycler' is not supported"},
+      {"{{ open('/etc/passwd') }}", "chat template: line 1: function 'open' is not supported"},
+      {"{{ messages[0]() }}",
+       "chat template: line 1: a call of anything but a named function or method is not supported"},
+      {"{{ ('a'|upper)() }}",
+       "chat template: line 1: a call of anything but a named function or method is not supported"},
+      {"{{ ''.__class__ }}", "chat template: line 1: attribute '__class__' is not supported"},
+      {"{% set ns._x = 1 %}", "chat template: line 1: attribute '_x' is not supported"},
+      {"\n{% macro f() %}{% endmacro %}", "chat template: line 2: tag 'macro' is not supported"},
+      {"{% include 'x' %}", "chat template: line 1: tag 'include' is not supported"},
+      {"{% import 'x' as y %}", "chat template: line 1: tag 'import' is not supported"},
+      {"{% from 'x' import y %}", "chat template: line 1: tag 'from' is not supported"},
+      {"{% extends 'x' %}", "chat template: line 1: tag 'extends' is not supported"},
+      {"{% block x %}{% endblock %}", "chat template: line 1: tag 'block' is not supported"},
+      {"{% call f() %}{% endcall %}", "chat template: line 1: tag 'call' is not supported"},
+      {"{% filter upper %}{% endfilter %}", "chat template: line 1: tag 'filter' is not supported"},
+      {"{% autoescape true %}{% endautoescape %}", "chat template: line 1: tag 'autoescape' is not supported"},
+      {"{% do x %}", "chat template: line 1: tag 'do' is not supported"},
+      {"\n\n\n{%- raw %}{{ $ }}{% endraw %}", "chat template: line 4: tag 'raw' is not supported"},
+      {"{% for x in y recursive %}{% endfor %}", "line 1: a recursive loop ('recursive') is not supported"},
+      {"{% for x in y %}{{ loop }}{% endfor %}", "'loop' other than as 'loop.index' and the like is not supported"},
+      {"{% for x in y %}{{ loop.changed(x) }}{% endfor %}", "line 1: 'loop.changed' is not supported"},
+      {"{% set loop = 1 %}", "line 1: assigning to 'loop' is not supported"},
+      {"{% set x | upper %}{% endset %}", "line 1: a filter on a 'set' block is not supported"},
+      {"{% set (a, b) = x %}", "line 1: an assignment to names in parentheses is not supported"},
+      {"{{ range(*x) }}", "line 1: unpacking of arguments ('*') is not supported"},
+      {"{{ dict(**x) }}", "line 1: unpacking of arguments ('**') is not supported"},
+      {"{{ x | tojson(default=1) }}", "line 1: argument 'default' of filter 'tojson' is not supported"},
+      {"{{ x | trim(1, 2) }}", "line 1: filter 'trim' with 2 arguments is not supported"},
+      {"{{ range(stop=2) }}", "line 1: argument 'stop' of function 'range' is not supported"},
+      {"{{ x | select('sameas', 1) }}", "line 1: test 'sameas' is not supported"},
+      {"{{ x | map('xmlattr') }}", "line 1: filter 'xmlattr' is not supported"},
+      {"{{ x | map(y) }}", "line 1: a computed argument 'filter' of filter 'map' is not supported"},
+      {"{{ x[1, 2] }}", "line 1: a subscript of several values is not supported"},
+      {"{{ self.x }}", "line 1: 'self' is not supported"},
+      {"{{ 0x1F }}", "line 1: the number that starts with '0' is not supported"},
+      {"{{ '\\N{BULLET}' }}", "line 1: an escape sequence in a string is not supported"},
+  };
+  for (const Refusal& refusal : refusals) {
+    const Result<Template> parsed = Template::Parse(refusal.source);
+    ASSERT_FALSE(parsed.ok()) << refusal.source;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::kUnsupported) << refusal.source;
+    EXPECT_THAT(parsed.error().message, HasSubstr(refusal.message)) << refusal.source;
+    EXPECT_THAT(parsed.error().message, ::testing::StartsWith("chat template: line ")) << refusal.source;
+  }
+}
+
+TEST(JinjaParse, SyntaxErrorsNameTheirLine) {
+  const Refusal errors[] = {
+      {"a\n{{ 1 + }}", "chat template: line 2: unexpected '}}'"},
+      {"{% if x %}\n", "chat template: line 1: unexpected end of template, expected 'endif'"},
+      {"\n{% endfor %}", "chat template: line 2: 'endfor' closes nothing that is open here"},
+      {"\n\n{# a", "chat template: line 3: the comment is not closed with '#}'"},
+      {"{{ (1 }}", "chat template: line 1: unexpected '}'"},
+      {"{{ 'a }}", "chat template: line 1: a string is not closed with '"},
+      {"{{ 99999999999999999999 }}", "chat template: line 1: the number 99999999999999999999 is out of range"},
+      {"\n{{ x | replace('a') }}", "chat template: line 2: filter 'replace' needs its argument 'new'"},
+      {"{% break %}", "chat template: line 1: 'break' outside of a loop"},
+      {"{% for i in x %}{% generation %}{% break %}{% endgeneration %}{% endfor %}", "'break' outside of a loop"},
+      {"{{ a ? b }}", "chat template: line 1: unexpected character '?'"},
+  };
+  for (const Refusal& expected : errors) {
+    const Result<Template> parsed = Template::Parse(expected.source);
+    ASSERT_FALSE(parsed.ok()) << expected.source;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::kInvalid) << expected.source;
+    EXPECT_THAT(parsed.error().message, HasSubstr(expected.message)) << expected.source;
+  }
+}
+
+TEST(JinjaRender, ErrorsNameTheirLine) {
+  const Refusal errors[] = {
+      {"a\n{{ x.y }}", "chat template: line 2: 'x' is undefined"},
+      {"{% for m in messages %}\n\n{{ m.nope.x }}{% endfor %}",
+       "chat template: line 3: 'dict object' has no attribute 'nope'"},
+      {"{{ '%s' % 1 }}", "chat template: line 1: formatting of strings with '%' is not supported"},
+      {"\n{{ messages[0].items }}", "chat template: line 2: the method 'items' as a value is not supported"},
+      {"{{ 'a'.upper }}", "the method 'upper' as a value is not supported"},
+      {"{{ strftime_now('%c') }}", "strftime_now: '%c' is not supported"},
+      {"{{ strftime_now('%') }}", "strftime_now: '%' is not supported"},
+      {"{{ 9223372036854775807 + 1 }}", "integer overflow"},
+      {"{{ -9223372036854775807 - 2 }}", "integer overflow"},
+      {"{{ (-9223372036854775807 - 1) // -1 }}", "integer overflow"},
+      {"{{ -(-9223372036854775807 - 1) }}", "integer overflow"},
+      {"{{ range(3) }}", "printing a range object is not supported"},
+      {"{{ namespace() }}", "printing a namespace object is not supported"},
+      {"{{ range }}", "printing a function object is not supported"},
+      {"{% set r = messages|select %}{{ r|list|length }}{{ r|list }}", "a filtered sequence is read a second time"},
+      {"{% set range = 1 %}{{ range(2) }}", "'range' is not callable"},
+      {"{% set range = namespace %}{{ range(2) }}", "assigning to 'range' is not supported"},
+  };
+  for (const Refusal& expected : errors) {
+    const Result<std::string> text = ParseAndRender(expected.source);
+    ASSERT_FALSE(text.ok()) << expected.source << " -> " << *text;
+    EXPECT_THAT(text.error().message, ::testing::StartsWith("chat template: line ")) << expected.source;
+    EXPECT_THAT(text.error().message, HasSubstr(expected.message)) << expected.source;
+  }
+}
+
+TEST(JinjaRender, RaisedMessagesAreTheTemplatesOwn) {
+  const Result<std::string> text =
+      ParseAndRender("{% if messages|length > 1 %}{{ raise_exception('Too many') }}{% endif %}");
+  ASSERT_FALSE(text.ok());
+  EXPECT_EQ(text.error().message, "Too many");
+  EXPECT_EQ(text.error().kind, ErrorKind::kInvalid);
+}
+
+TEST(JinjaRender, BytesThatAreNotUtf8PassThrough) {
+  const std::string bytes = " \xff\xc3(\xe4\xbd ";
+  const Variables variables = {{"x", TextValue(bytes)}};
+  EXPECT_EQ(*ParseAndRender("{{ x|trim }}", variables), "\xff\xc3(\xe4\xbd");
+  EXPECT_EQ(*ParseAndRender("{{ x|length }}", variables), "7");
+  EXPECT_EQ(*ParseAndRender("{{ x|upper }}", variables), bytes);
+  EXPECT_EQ(*ParseAndRender("{{ x[::-1][::-1] }}", variables), bytes);
+}
+
+// Each of these would run for hours or fill the memory without limits.
+TEST(JinjaLimits, HostileTemplatesEndInAnError) {
+  const Refusal hostile[] = {
+      {"{% for i in range(10**9) %}x{% endfor %}", "range() of more than 100000 numbers"},
+      {"{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}", "too many steps"},
+      {"{% set ns = namespace(s='ab') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "too large"},
+      {"{% set ns = namespace(s='ab') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "too large"},
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "too large"},
+      {"{{ 'abc' * 10**15 }}", "too large"},
+      {"{{ [1, 2] * 10**18 }}", "too large"},
+      {"{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}", "too large"},
+      {"{{ ('a' * 10**6)|replace('', 'b' * 10**6) }}", "too large"},
+      {"{% set x = 'a' * 10**6 %}{% for i in range(100) %}{{ x }}{% endfor %}", "prints too much"},
+      {"{% set x = 'a' * 10**6 %}{% for i in range(100) %}{% set y %}{{ x }}{% endset %}{% endfor %}",
+       "prints too much"},
+      {"{% set x = 'a' * 10**6 %}{% for i in range(99999) %}{% if 'b' in x %}{% endif %}{% endfor %}",
+       "too many steps"},
+      {"{% set x = 'a' * 10**6 %}{% for i in range(99999) %}{% if x|length == 1 %}{% endif %}{% endfor %}",
+       "too many steps"},
+      {"{% set ns = namespace(s=[]) %}{% for i in range(99) %}{% set ns.s = [ns.s] %}{% endfor %}",
+       "nested too deeply"},
+      {"{% set ns = namespace(s={}) %}{% for i in range(99) %}{% set ns.s = {1: ns.s} %}{% endfor %}",
+       "nested too deeply"},
+      // A list whose text is 2^30 items long although it holds 30 lists.
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(30) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+       "too many steps"},
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(30) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s|tojson "
+       "}}",
+       "too many steps"},
+      {"{% set a = namespace(s=[1]) %}{% set b = namespace(s=[1]) %}{% for i in range(30) %}{% set a.s = [a.s, a.s] %}"
+       "{% set b.s = [b.s, b.s] %}{% endfor %}{{ a.s == b.s }}",
+       "too many steps"},
+  };
+  for (const Refusal& expected : hostile) {
+    const Result<std::string> text = ParseAndRender(expected.source);
+    ASSERT_FALSE(text.ok()) << expected.source;
+    EXPECT_EQ(text.error().kind, ErrorKind::kExhausted) << expected.source;
+    EXPECT_THAT(text.error().message, HasSubstr(expected.message)) << expected.source;
+  }
+}
+
+std::string Repeat(std::string_view text, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += text;
+  return out;
+}
+
+TEST(JinjaLimits, SourceIsBounded) {
+  const auto error_of = [](const std::string& source) {
+    const Result<Template> parsed = Template::Parse(source);
+    return parsed.ok() ? std::string() : parsed.error().message;
+  };
+  EXPECT_EQ(error_of(std::string(1 << 20, 'a')), "");
+  EXPECT_THAT(error_of(std::string((1 << 20) + 1, 'a')), HasSubstr("1048577 bytes, at most 1048576 are accepted"));
+  EXPECT_THAT(error_of("{{ " + Repeat("1,", 150'000) + " }}"), HasSubstr("more than 200000 tokens"));
+  EXPECT_THAT(error_of("{{ " + Repeat("(", 50'000) + Repeat(")", 50'000) + " }}"),
+              HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("[", 50'000) + Repeat("]", 50'000) + " }}"),
+              HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("x[", 50'000) + Repeat("]", 50'000) + " }}"),
+              HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("{1:", 30'000) + Repeat("} ", 30'000) + " }}"),
+              HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("not ", 100'000) + "1 }}"), HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("-", 100'000) + "1 }}"), HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("1 if 1 else ", 30'000) + "1 }}"), HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of(Repeat("{% if 1 %}", 10'000)), HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of(Repeat("{% for x in y %}", 10'000)), HasSubstr("nested more than 48 deep"));
+  EXPECT_THAT(error_of("{{ " + Repeat("1 + ", 50'000) + "1 }}"), HasSubstr("more than 200 levels"));
+  EXPECT_THAT(error_of("{{ x" + Repeat(".y", 50'000) + " }}"), HasSubstr("more than 200 levels"));
+  EXPECT_THAT(error_of("{{ x" + Repeat("|trim", 50'000) + " }}"), HasSubstr("more than 200 levels"));
+  EXPECT_EQ(error_of("{{ " + Repeat("1 ~ ", 10'000) + "1 }}"), "");
+  EXPECT_EQ(error_of("{% if 1 %}" + Repeat("{% elif 1 %}", 10'000) + "{% endif %}"), "");
+}
+
+TEST(Jinja, OneTemplateRendersInManyThreads) {
+  const Result<Template> parsed = Template::Parse(
+      "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{{ m.content }}{% endfor "
+      "%}={{ ns.n }}"
+      "{{ [1, 'a'] + messages|map(attribute='role')|list }}");
+  ASSERT_TRUE(parsed.ok());
+  std::vector<std::thread> threads;
+  std::vector<std::string> texts(8);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const Variables variables = Conversation(std::to_string(i));
+      for (int turn = 0; turn < 200; ++turn) texts[i] = *parsed->Render(variables, kLimits, StoppedClock());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(texts[i], std::to_string(i) + "Hi=3[1, 'a', 'user', 'assistant']");
+  }
+}
+
+}  // namespace
+}  // namespace infinigen::jinja

@@ -1,0 +1,111 @@
+// Weights on their way to a backend: every stored type that the reference computes with, and refusals by the others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "model/executor.h"
+#include "model/placed_weights.h"
+#include "model/random_model.h"
+
+namespace infinigen {
+namespace {
+
+// The layers' matrices rounded to Q8_0; `decoded` has the same numbers as f32. Both views share `model`'s vectors.
+class BlockWeights {
+ public:
+  explicit BlockWeights(const WeightViews& model) : blocks(model), decoded(model) {
+    for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+      VisitMatrices(blocks.layers[layer], [&](WeightView& matrix) { Encode(matrix); });
+      VisitMatrices(decoded.layers[layer], [&](WeightView& matrix) {
+        if (matrix) Decode(next_++, matrix);
+      });
+    }
+  }
+
+  WeightViews blocks, decoded;
+
+ private:
+  void Encode(WeightView& matrix) {
+    if (!matrix) return;
+    std::vector<std::byte> bytes;
+    for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) {
+      const float scale = 4.0f / 127 / std::sqrt(static_cast<float>(matrix.cols));
+      const F16 stored = ToF16(scale);
+      const std::byte* const halves = reinterpret_cast<const std::byte*>(&stored);
+      if (i % 32 == 0) bytes.insert(bytes.end(), halves, halves + 2);
+      const float code = std::round(matrix.as<float>()[i] / ToFloat(stored));
+      bytes.push_back(static_cast<std::byte>(static_cast<int8_t>(std::clamp(code, -127.0f, 127.0f))));
+    }
+    encoded_.push_back(std::move(bytes));
+    matrix = WeightView(encoded_.back().data(), WeightType::kQ8_0, matrix.rows, matrix.cols);
+    views_.push_back(matrix);
+  }
+  void Decode(size_t index, WeightView& matrix) {
+    std::vector<float>& numbers = numbers_.emplace_back(static_cast<size_t>(matrix.rows * matrix.cols));
+    const auto cols = static_cast<size_t>(matrix.cols);
+    for (int64_t r = 0; r < matrix.rows; ++r)
+      DecodeRow(views_[index], r, std::span(numbers).subspan(static_cast<size_t>(r) * cols, cols));
+    matrix.data = reinterpret_cast<const std::byte*>(numbers.data());
+  }
+
+  std::vector<std::vector<std::byte>> encoded_;
+  std::vector<WeightView> views_;
+  std::vector<std::vector<float>> numbers_;
+  size_t next_ = 0;
+};
+
+ModelConfig WholeBlocks() {
+  ModelConfig config = Llama();
+  config.hidden = config.embed_dim = 64;
+  return config;  // 6 heads of 16, ffn 64: whole blocks of 32 in every row
+}
+
+Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights& weights, Device device,
+                                       double on_device = 1.0) {
+  return MakeExecutor(config, weights, {.device = device, .max_tokens = 64, .weights_on_device = on_device});
+}
+
+TEST(StoredTypes, TheReferenceRunsAModelOfBlocks) {
+  const RandomModelWithBases model(WholeBlocks(), 8, 3);
+  const BlockWeights made(model.weights);
+  Weights blocks, decoded;
+  static_cast<WeightViews&>(blocks) = made.blocks;
+  static_cast<WeightViews&>(decoded) = made.decoded;
+  EXPECT_EQ(blocks.layers[1].down.weight.type, WeightType::kQ8_0);
+  EXPECT_LT(blocks.TotalBytes(), decoded.TotalBytes() / 2);
+  EXPECT_EQ(blocks.DominantType(), WeightType::kQ8_0);
+  const std::vector<int32_t> ids = model.Ids(20, 1);
+  const std::vector<float> got = Decode(**Make(model.config, blocks, Device::kReference), ids, 7);
+  EXPECT_EQ(got, Decode(**Make(model.config, decoded, Device::kReference), ids, 7));
+  EXPECT_NE(got, Decode(**Make(model.config, model.weights, Device::kReference), ids, 7)) << "nothing was rounded";
+}
+
+TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
+  const RandomModelWithBases model(WholeBlocks(), 8, 3);
+  const BlockWeights made(model.weights);
+  Weights blocks;
+  static_cast<WeightViews&>(blocks) = made.blocks;
+  for (const double on_device : {1.0, 0.0}) {  // streamed matrices are not placed, and refused all the same
+    const Result<std::unique_ptr<Executor>> executor = Make(model.config, blocks, Device::kCpu, on_device);
+    ASSERT_FALSE(executor.ok()) << on_device;
+    EXPECT_EQ(executor.error().kind, ErrorKind::kUnsupported);
+    EXPECT_THAT(executor.error().message, testing::HasSubstr("q8_0"));
+  }
+}
+
+TEST(PlacedWeights, ATiedHeadIsThePlacedEmbedding) {
+  ModelConfig config = Llama();
+  config.tied_embeddings = true;
+  const RandomModelWithBases model(config, 8, 3);
+  CpuBackend backend(1);
+  WeightStream<CpuBackend> stream(backend);
+  const WeightViews placed = WeightPlacer<CpuBackend>(backend, stream).PlaceAll(model.weights, 1.0).value();
+  EXPECT_TRUE(placed.has_tied_head());
+  EXPECT_EQ(placed.TotalBytes(), model.weights.TotalBytes());
+}
+
+}  // namespace
+}  // namespace infinigen
