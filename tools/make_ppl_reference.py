@@ -5,7 +5,7 @@
     python tools/make_ppl_reference.py --text FILE [--model DIR] [--ctx N] [--limit-tokens M]
 
 The second prints what `infinigen eval ppl -f FILE -c N --limit-tokens M --kv full --json` must say about a text, which is encoded by
-transformers too. The first takes the ids of the longest golden prompt of each model below, cuts them into windows as src/cli/eval_perplexity.h
+transformers too. The first takes the ids of the longest golden prompt of each model below, cuts them into windows as src/eval/windows.h
 says (with an opening token, every token is scored; without, all but a window's first), and writes the sum of every
 window to tests/golden/ppl.json. Log-softmax in float64.
 """

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -28,6 +29,14 @@ struct Error {
   ErrorKind kind = ErrorKind::kInvalid;
   std::string message;
 };
+
+// `text` with line ends and other control characters made spaces, for messages that quote foreign text.
+inline std::string OneLine(std::string_view text) {
+  std::string line(text);
+  for (char& c : line)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  return line;
+}
 
 template <class... Args>
 Error Invalid(fmt::format_string<Args...> format, Args&&... args) {

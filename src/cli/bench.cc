@@ -1,5 +1,5 @@
-// `infinigen bench`: how fast a model runs. Drives the executor itself, so that every measured step has exactly the
-// asked batch and depth; prompts are random ids, so the text means nothing.
+// `infinigen bench`: how fast a model runs. It drives the executor itself, so that every measured step has exactly the
+// batch and depth that were asked for; prompts are random ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +9,10 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
-#include "cli/interrupt.h"
 #include "cli/options.h"
-#include "cli/plan_output.h"
 #include "cli/terminal.h"
-#include "model/cuda_executor.h"
 #include "runtime/clock.h"
+#include "runtime/device.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
@@ -37,7 +35,7 @@ struct BenchFlags {
   bool no_fetch = false, no_compute = false;
 };
 
-// Ids in a fixed order that visits the vocabulary evenly; the same for every run.
+// Pseudo-random ids, spread evenly over the vocabulary; the same for every run.
 class RandomIds {
  public:
   explicit RandomIds(int64_t vocab) : vocab_(static_cast<uint64_t>(vocab)) {}
@@ -53,60 +51,58 @@ class RandomIds {
 
 class Bench {
  public:
-  // `synthetic`: entries are made up instead of computed by a prefill.
+  // `synthetic`: entries are random numbers instead of the results of a prefill. `skipping`: steps leave something out
+  // already (--no-fetch, --no-compute).
   Bench(const Model& model, Executor& executor, bool synthetic, bool skipping)
       : model_(model), executor_(executor), synthetic_(synthetic), skipping_(skipping), ids_(model.config.vocab) {}
 
-  // Touches every weight once, so that the first measurement does not pay for reading the files.
-  Status WarmUp() { return Measure(1, 1).status; }
+  // Touches every weight once, so that the first measurement does not include reading the files.
+  Status WarmUp() {
+    RETURN_IF_ERROR(Measure(1, 1, /*kinds=*/true));
+    return Ok();
+  }
 
-  struct Outcome {
-    Status status = Ok();
+  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch. `kinds`: then also
+  // times the parts of a step, where the backend can.
+  Result<Measurement> Measure(int64_t depth, int64_t steps, bool kinds) {
     Measurement measurement;
-  };
-  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch. `kinds`: then looks
-  // at what a step is made of, where the backend can tell.
-  Outcome Measure(int64_t depth, int64_t steps, bool kinds = true) {
-    Outcome outcome;
-    outcome.measurement.options = executor_.options();
-    outcome.measurement.depth = depth;
+    measurement.options = executor_.options();
+    measurement.depth = depth;
+    std::vector<Sequence> sequences;
+    RETURN_IF_ERROR(Prefill(depth, steps, measurement, sequences));
     std::vector<StepItem> items;
-    outcome.status = Prefill(depth, steps, outcome.measurement, items);
-    if (outcome.status.ok()) Decode(steps, outcome.measurement, items);
-    if (outcome.status.ok() && steps > 0 && kinds && !executor_.options().method.evicts())
-      TimeKinds(outcome.measurement, items);
-    outcome.measurement.device = executor_.instruments().device_use();
-    outcome.measurement.pool = {executor_.instruments().pool_bytes(), executor_.instruments().pool_peak_bytes()};
-    outcome.measurement.complete = !Interrupted();
-    for (const StepItem& item : items) executor_.Release(item.slot);
-    return outcome;
+    for (const Sequence& sequence : sequences) items.push_back({.slot = sequence.slot(), .token = 0, .row = depth});
+    Decode(steps, measurement, items);
+    if (steps > 0 && kinds && !executor_.options().method.evicts()) TimeKinds(measurement, items);
+    Instruments& instruments = executor_.instruments();
+    measurement.device = instruments.device_use();
+    measurement.pool = {instruments.pool_bytes(), instruments.pool_peak_bytes()};
+    measurement.complete = !Interrupted();
+    return measurement;
   }
 
  private:
-  Status Prefill(int64_t depth, int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
+  Status Prefill(int64_t depth, int64_t steps, Measurement& measurement, std::vector<Sequence>& sequences) {
     std::vector<float> logits(static_cast<size_t>(model_.config.vocab));
     std::vector<int32_t> prompt(static_cast<size_t>(depth));
     for (int64_t i = 0; i < executor_.options().max_batch; ++i) {
-      ASSIGN_OR_RETURN(const SeqSlot slot, executor_.Admit(depth + steps));
-      items.push_back({.slot = slot, .token = 0, .row = depth});
+      ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, depth + steps));
+      sequences.push_back(std::move(sequence));
     }
-    executor_.instruments().AwaitPool();  // what it takes is reported apart
-    for (size_t i = 0; i < items.size() && !Interrupted(); ++i) {
-      const SeqSlot slot = items[i].slot;
+    executor_.instruments().AwaitPool();  // the time that it takes is reported apart
+    for (size_t i = 0; i < sequences.size() && !Interrupted(); ++i) {
       for (int32_t& id : prompt) id = ids_.Next();
       if (synthetic_) {
-        executor_.instruments().FillSynthetic(slot, depth, static_cast<uint64_t>(i) + 1);
+        executor_.instruments().FillSynthetic(sequences[i].slot(), depth, static_cast<uint64_t>(i) + 1);
         continue;
       }
       const Clock::time_point start = Clock::now();
-      RETURN_IF_ERROR(executor_.BeginPrefill(slot, 0, prompt));
-      bool done = false;
-      while (!done && !Interrupted()) done = executor_.RunPrefillUnit(slot);
-      if (!done) return Ok();
-      executor_.PrefillLogits(slot, depth - 1, 1, logits);
-      executor_.EndPrefill(slot);
-      measurement.timing.prefill_s += Seconds(start);
-      measurement.timing.prefill_tokens += depth;
+      const auto goes_on = [](int64_t, int64_t) { return !Interrupted(); };
+      ASSIGN_OR_RETURN(const bool whole, sequences[i].Prefill(prompt, PrefillKind::kDense, goes_on));
+      if (!whole) return Ok();
+      sequences[i].Logits(depth - 1, 1, logits);
+      sequences[i].EndPrefill();
+      measurement.timing.AddPrefill(Seconds(start), depth);
     }
     return Ok();
   }
@@ -114,9 +110,10 @@ class Bench {
   void Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
     Timing& timing = measurement.timing;
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
-    // What was evicted for a step cannot be evicted for it again: there the last steps are timed as they come.
+    // An entry that was evicted for a step cannot be evicted for it again, so under eviction no step is repeated: the
+    // parts of the last steps are timed as they come, and there is no warm-up.
     const bool evicts = executor_.options().method.evicts();
-    // A GPU's first steps choose algorithms and record graphs: that is no part of a step. They come again.
+    // A GPU's first steps choose algorithms and record graphs, which later steps do not.
     if (steps > 0 && !evicts && executor_.options().device == Device::kCuda)
       for (int step = 0; step < kWarmSteps && !Interrupted(); ++step) executor_.Step(items, logits);
     const KvStats before = executor_.instruments().Stats();
@@ -126,10 +123,7 @@ class Bench {
       for (StepItem& item : items) item.token = ids_.Next();
       const Clock::time_point start = Clock::now();
       executor_.Step(items, logits);
-      const double elapsed = Seconds(start);
-      timing.decode_s += elapsed;
-      timing.step_ms.push_back(static_cast<float>(elapsed * 1e3));
-      timing.decode_tokens += static_cast<int64_t>(items.size());
+      timing.AddStep(Seconds(start), std::ssize(items));
       bytes += static_cast<uint64_t>(model_.weights.BytesPerStep());
       for (StepItem& item : items) bytes += static_cast<uint64_t>(++item.row) * before.sketch_row_bytes;
     }
@@ -139,7 +133,7 @@ class Bench {
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
   }
 
-  // A few more steps in place of the last one, each operation timed, which would disturb the others.
+  // Repeats the last step a few times with each operation timed, which would disturb the measured steps.
   void TimeKinds(Measurement& measurement, std::vector<StepItem>& items) {
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     for (StepItem& item : items) --item.row;
@@ -149,7 +143,7 @@ class Bench {
       executor_.Step(items, logits);
     }
     TakeZones(measurement, kTimedSteps);
-    // Where nothing is computed queries do not change, and a hot set would have all that they want.
+    // Without computing, queries do not change, and a hot set would hold all that they select.
     if (!measurement.stats.fetches || skipping_ || executor_.options().hot_rows > 0) return;
     measurement.no_fetch_ms = StepWithout(/*fetch=*/true, /*compute=*/false, items, logits);
     measurement.no_compute_ms = StepWithout(/*fetch=*/false, /*compute=*/true, items, logits);
@@ -191,13 +185,11 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
   for (const int64_t depth : depths) {
     Measurement all;
     for (int64_t run = 0; run < flags.repeat && !Interrupted(); ++run) {
-      Bench::Outcome outcome = bench.Measure(depth, flags.gen, /*kinds=*/run == 0);
-      RETURN_IF_ERROR(outcome.status);
-      all.Add(std::move(outcome.measurement));
+      ASSIGN_OR_RETURN(Measurement measured, bench.Measure(depth, flags.gen, /*kinds=*/run == 0));
+      all.Add(std::move(measured));
     }
-    // One with fewer repetitions than it says would be none.
-    if (!Interrupted()) measurements.push_back(std::move(all));
-    if (Interrupted()) break;
+    if (Interrupted()) break;  // a measurement with fewer repetitions than it says is left out
+    measurements.push_back(std::move(all));
   }
   return Ok();
 }
@@ -268,7 +260,7 @@ Result<int> RunAll(const BenchFlags& flags) {
 
 int RunBench(Arguments arguments) {
   BenchFlags values;
-  Flags flags("bench", "Measure speed. Every sequence is prefilled with random ids, then all decode together.");
+  Flags flags("bench", "Measure speed. Every sequence is prefilled with random ids, then all of them decode together.");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values.model);
   std::string shapes;
@@ -284,24 +276,23 @@ int RunBench(Arguments arguments) {
   flags.Integer("--prompt", &values.prompt, 1, kMaxContext, "tokens of each prompt (default 512)");
   flags.Integer("--gen", &values.gen, 0, INT32_MAX, "decode steps (default 32)");
   flags.Integer("--repeat", &values.repeat, 1, 10000,
-                "measure everything N times: speeds get a deviation over the repetitions (default 1)");
+                "measure everything N times and report the deviation of the speeds (default 1)");
   const auto set_depths = [&](const std::string& text) {
     return ParseIntegerList(text, 0, kMaxContext, &values.depths);
   };
   flags.Custom("--depth", set_depths, "A,B",
-               "tokens that each sequence has before decode is measured, one result for each; replaces --prompt");
+               "tokens of each sequence before decode is measured, one result for each depth; replaces --prompt");
   flags.Choice("--fill", &values.fill, {"prefill", "synthetic"},
-               "compute the entries of that depth, or make random ones up, which is quick");
-  flags.Switch("--no-fetch", &values.no_fetch, "steps on a GPU fetch no entries: what computing alone takes");
-  flags.Switch("--no-compute", &values.no_compute, "steps on a GPU only select and fetch: what that alone takes");
+               "where the entries of that depth come from: computed, or random, which is quick");
+  flags.Switch("--no-fetch", &values.no_fetch, "steps on a GPU fetch no entries, to measure computing alone");
+  flags.Switch("--no-compute", &values.no_compute, "steps on a GPU only select and fetch, to measure that alone");
   flags.Group("Output");
   flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
   flags.Switch("--json", &values.json, "the same as --format json");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.json) values.format = "json";
   InstallInterrupt();
-  const Result<int> exit_code = RunAll(values);
-  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+  return Finish(RunAll(values));
 }
 
 }  // namespace infinigen

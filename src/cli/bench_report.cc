@@ -31,7 +31,7 @@ std::string WithDeviation(bool known, double value, const std::optional<double>&
   return text;
 }
 
-// What a GPU's steps are made of, and what they could be.
+// The parts of a GPU's steps, and the speeds that the machine could reach.
 std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeilings& ceilings) {
   std::string text = fmt::format(
       "\nceilings measured here: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to the "
@@ -99,7 +99,7 @@ struct CsvColumn {
   std::string value;  // empty: not known
 };
 
-// Every number of a line. The first sixteen keep their places; what came later follows them.
+// Every number of a line. The first sixteen columns keep their places for scripts; later ones follow them.
 std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement& m) {
   const Timing& t = m.timing;
   const bool steps = !t.step_ms.empty();
@@ -141,7 +141,7 @@ std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement
   columns.push_back({"no_fetch_step_ms", known(m.no_fetch_ms > 0, m.no_fetch_ms)});
   columns.push_back({"no_compute_step_ms", known(m.no_fetch_ms > 0, m.no_compute_ms)});
   columns.push_back({"hidden_share", known(m.no_fetch_ms > 0, m.hidden_share())});
-  // Kinds of work as the first line has them, so that all lines have the same columns.
+  // Kinds of work of the first line, so that all lines have the same columns.
   for (const ZoneTime& zone : report.measurements[0].zones) {
     const auto same =
         std::find_if(m.zones.begin(), m.zones.end(), [&](const ZoneTime& z) { return z.name == zone.name; });

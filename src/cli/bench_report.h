@@ -1,9 +1,8 @@
-// What `bench` measured, and how it says so: Markdown for people, CSV with a column for everything, JSON.
+// What `bench` measured, and its reports: Markdown for people, CSV with a column for everything, JSON. Plain values.
 //
-// A line is one way of keeping the cache at one depth. Repetitions are pooled: a step's mean, deviation and percentiles
-// are over the steps of all of them, tokens/s over their sums; what differs from one repetition to the next is told by
-// the deviation of their tokens/s. Deviations are those of a sample (n - 1). The ratio is that of decode tokens/s to
-// the first method's at the same depth.
+// A line is one KV method at one depth. Mean, deviation and percentiles of a step are over the steps of all
+// repetitions; tokens/s are the mean of the repetitions, with their deviation. Deviations are those of a sample (n -
+// 1). The ratio compares the median step with that of the first method at the same depth.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +11,39 @@
 #include <string>
 #include <vector>
 
-#include "model/cuda_executor.h"
-#include "model/executor.h"
+#include "runtime/device.h"
+#include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
 
 namespace infinigen {
 
-// Nothing for fewer than two values.
+// nullopt for fewer than two values.
 std::optional<double> Deviation(const std::vector<double>& values);
 
 struct Measurement {
   ExecutorOptions options;
   int64_t depth = 0;
   Timing timing;
-  std::vector<double> prefill_rates, decode_rates;  // tokens/s of each repetition, where it has any
+  std::vector<double> prefill_rates, decode_rates;  // tokens/s of each repetition that prefilled, or decoded
   PoolUse pool;
-  KvStats stats;            // of the steps measured; of the first repetition
-  uint64_t step_bytes = 0;  // read by one decode step: weights, entries and sketches, mean over the steps
+  KvStats stats;            // of the first repetition's steps
+  uint64_t step_bytes = 0;  // that a decode step reads: weights, entries and sketches; mean over the steps
   DeviceUse device;
-  std::vector<ZoneTime> zones;                // of one step, by kind of work, where the backend can tell
-  double no_fetch_ms = 0, no_compute_ms = 0;  // a step without fetching, and without computing; 0: not measured
+  std::vector<ZoneTime> zones;                // of one step, by kind of work; empty where the backend cannot tell
+  double no_fetch_ms = 0, no_compute_ms = 0;  // a step without fetching, or without computing; 0: not measured
   bool complete = false;                      // false: interrupted
 
-  // Takes a repetition in; the first one whole.
+  // Adds a repetition.
   void Add(Measurement run);
 
   double prefill_rate() const;  // the mean of the repetitions; 0 when there is none
   double decode_rate() const;
   std::optional<double> step_deviation() const;
   double gigabytes_per_s() const;
-  // Of the time that fetching takes, the share that is not seen: a step takes longer than without by the rest.
+  // Share of the fetching time that computing hides; a step is longer than one without fetching by the rest.
   double hidden_share() const;
-  // Entries over the link to a GPU, where they live on the host.
+  // Entries over the link to a GPU; 0 where they do not live on the host.
   double link_gigabytes_per_s() const;
 };
 
@@ -58,7 +57,7 @@ struct BenchReport {
   std::optional<GpuCeilings> ceilings;  // on a GPU
   bool complete = false;
 
-  // How many times as fast as the first method at the same depth; nothing where either took no step.
+  // How many times as fast as the first method at the same depth; nullopt where either took no step.
   std::optional<double> SpeedupToFirst(const Measurement& of) const;
 };
 

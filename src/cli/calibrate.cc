@@ -1,19 +1,18 @@
-// `infinigen calibrate`: computes a model's skew file, and shows what it is worth.
+// `infinigen calibrate`: computes a model's skew file, and reports how much of the scores' energy its first columns
+// hold.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "cli/eval.h"
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
 #include "cli/terminal.h"
-#include "kv/skew_file.h"
+#include "runtime/clock.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
 #include "runtime/skew_store.h"
@@ -99,11 +98,11 @@ Result<int> CalibrateCommand(const CalibrateFlags& flags) {
   if (model->tokenizer == nullptr)
     Warn(fmt::format("{} has no tokenizer: it is calibrated on random token ids", model->config.name));
   ASSIGN_OR_RETURN(const int64_t positions, ChooseContext(model->config, flags.positions));
-  const auto start = std::chrono::steady_clock::now();
+  const Clock::time_point start = Clock::now();
   Terminal terminal;
   ASSIGN_OR_RETURN(const Skew skew, CalibrateModel(*model, text, device, positions, terminal.callbacks()));
   terminal.Erase();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = Seconds(start);
   std::string path = flags.output;
   if (path.empty()) {
     ASSIGN_OR_RETURN(path, SaveSkew(skew, directory));
@@ -121,16 +120,18 @@ Result<int> CalibrateCommand(const CalibrateFlags& flags) {
 
 int RunCalibrate(Arguments arguments) {
   CalibrateFlags values;
-  Flags flags("calibrate",
-              "Compute a model's skew: the change of basis that lets small sketches guess attention scores.");
+  Flags flags(
+      "calibrate",
+      "Compute a model's skew: the change of basis that lets small sketches of keys estimate attention scores.");
   flags.Group("Text");
   flags.Text("-f,--file", &values.file, "FILE",
              fmt::format("calibrate on this text, at most its first {} tokens; - is standard input (default: a "
                          "built-in text)",
                          kCalibrationTokens));
-  flags.Integer("-c,--ctx", &values.positions, 1, kMaxContext,
-                "for contexts of up to N tokens (default: what the model was made for); less than that makes better "
-                "guesses within N, and bad ones beyond");
+  flags.Integer(
+      "-c,--ctx", &values.positions, 1, kMaxContext,
+      "for contexts of up to N tokens (default: what the model was made for); a smaller N makes better guesses up "
+      "to N and bad ones beyond");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values.model);
   AddDeviceFlags(flags, &values.device);
@@ -140,7 +141,8 @@ int RunCalibrate(Arguments arguments) {
       fmt::format("where to write (default: {} in the model's directory, or else in the user's cache)", kSkewFileName));
   flags.Switch("--json", &values.json, "one JSON object on standard output instead of text");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  return FinishEval([&] { return CalibrateCommand(values); });
+  InstallInterrupt();
+  return Finish(CalibrateCommand(values));
 }
 
 }  // namespace infinigen

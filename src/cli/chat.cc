@@ -7,10 +7,8 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
-#include "cli/interrupt.h"
 #include "cli/line_source.h"
 #include "cli/options.h"
-#include "cli/plan_output.h"
 #include "cli/terminal.h"
 #include "runtime/conversation.h"
 #include "runtime/describe.h"
@@ -21,7 +19,7 @@
 namespace infinigen {
 namespace {
 
-// A context that memory forced upon us is still one to talk in.
+// Where memory is short and -c was not given, a context this short will do.
 constexpr int64_t kLeastContext = 256;
 
 struct ChatFlags {
@@ -40,15 +38,15 @@ void AddFlags(Flags& flags, ChatFlags* values) {
   flags.Group("Conversation");
   flags.Text("--system", &values->system, "TEXT", "what the model is told before the first message");
   flags.Integer("-n,--predict", &values->predict, -1, INT32_MAX,
-                "tokens of an answer at most; -1: until the model ends it or the context is full (default 512)");
-  flags.Switch("--ignore-eos", &values->ignore_eos, "go on where the model would end its answer");
+                "at most N tokens in an answer; -1: until the model ends it or the context is full (default 512)");
+  flags.Switch("--ignore-eos", &values->ignore_eos, "continue where the model would end its answer");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
   AddDeviceFlags(flags, &values->device);
   flags.Integer(
       "-c,--ctx", &values->context, 1, kMaxContext,
-      "tokens of the conversation; the oldest turns go when it is full (default: what the model was made for, "
-      "or less where memory is short)");
+      "tokens of the conversation; when it is full the oldest turns are dropped (default: what the model was made "
+      "for, or less where memory is short)");
   flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
@@ -60,7 +58,7 @@ constexpr std::string_view kChatHelp =
     "Ctrl-C stops an answer, or drops the line.\n"
     "A \\ at the end of a line continues the message on the next.\n";
 
-// What a model wrote, for a terminal: no control character reaches it but line ends and tabs.
+// A model's text without the control characters that a terminal would obey; line ends and tabs stay.
 std::string ForTerminal(std::string_view text) {
   std::string result(text);
   std::erase_if(result, [](char c) {
@@ -75,7 +73,7 @@ class Chat {
   Chat(Conversation& conversation, LineSource& lines, Terminal& terminal)
       : conversation_(conversation), lines_(lines), terminal_(terminal) {}
 
-  // Until the input ends. The exit code.
+  // Answers messages until the input ends; returns the exit code.
   Result<int> Run() {
     while (!leaving_) {
       std::string message;
@@ -90,14 +88,14 @@ class Chat {
       else
         Answer(std::move(message));
       RETURN_IF_ERROR(output_.status());
-      if (output_.closed()) return kExitOk;  // the reader has what it wanted
+      if (output_.closed()) return kExitOk;  // the reader has enough
     }
     if (Interrupted() || Terminated()) return kExitInterrupted;
     return refused_ ? kExitError : kExitOk;
   }
 
  private:
-  // One message: a line, and those that follow while they end in a backslash.
+  // One message: a line, and the next one as long as the last ends in a backslash.
   Result<LineEvent> ReadMessage(std::string* message) {
     std::string line;
     for (const char* prompt = "> ";; prompt = "  ") {
@@ -144,7 +142,7 @@ class Chat {
     };
     const Result<infinigen::Answer> answer = conversation_.Say(std::move(message), on_text);
     terminal_.Erase();
-    // In a pipe every answer ends in a line of its own; on the screen a line end of the model's is enough.
+    // In a pipe every answer ends with a line end; on the screen one that the model wrote is enough.
     if (line_open || (answer.ok() && !lines_.terminal())) output_.Write("\n");
     if (!answer.ok()) {
       Refuse(answer.error().message);
@@ -166,7 +164,7 @@ class Chat {
     if (Interrupted()) leaving_ = true;
   }
 
-  // To people beside the answers, to scripts out of their way.
+  // Beside the answers at a terminal, on stderr for scripts.
   void Note(std::string_view text) {
     if (lines_.terminal())
       output_.Write(fmt::format("({})\n", text));
@@ -183,7 +181,7 @@ class Chat {
   Terminal& terminal_;
   Output output_;
   bool leaving_ = false;
-  bool refused_ = false;  // a line of a script could not be done
+  bool refused_ = false;  // a line of a script failed
 };
 
 std::string Greeting(const Model& model, const ExecutorOptions& options) {
@@ -201,8 +199,8 @@ Result<int> Talk(const ChatFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   if (model->tokenizer == nullptr)
     return Invalid(
-        "{}: no tokenizer, so nobody can talk with it; put the model's tokenizer.json and "
-        "tokenizer_config.json beside config.json",
+        "{}: no tokenizer, which chat needs; put the model's tokenizer.json and tokenizer_config.json beside "
+        "config.json",
         directory);
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
@@ -211,7 +209,6 @@ Result<int> Talk(const ChatFlags& flags) {
     return Unsupported(
         "--kv-columns prompt: a conversation goes on after rows that exist, and these columns are chosen "
         "by one whole prompt");
-  // Without -c, less than what the model was made for is better than nothing.
   ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(*model, {.device = device,
                                                         .kv = kv,
                                                         .max_tokens = context,
@@ -243,19 +240,16 @@ int RunChat(Arguments arguments) {
   ChatFlags values;
   Flags flags(
       "chat",
-      "Talk with a model. At a terminal with line editing; from a pipe each line is a message and answers go to "
+      "Talk with a model: at a terminal with line editing; from a pipe each line is a message, and answers go to "
       "standard output.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  // From a pipe Ctrl-C ends the program: there is nobody who could go on.
+  // At a terminal Ctrl-C ends an answer; from a pipe it ends the program.
   if (::isatty(STDIN_FILENO) == 1)
     InstallRepeatedInterrupt();
   else
     InstallInterrupt();
-  const Result<int> exit_code = Talk(values);
-  if (exit_code.ok()) return *exit_code;
-  if (Interrupted()) return kExitInterrupted;
-  return Fail(exit_code.error());
+  return Finish(Talk(values));
 }
 
 }  // namespace infinigen

@@ -3,19 +3,36 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
 namespace infinigen {
+namespace {
 
-std::string OneLine(std::string_view text) {
-  std::string line(text);
-  for (char& c : line)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  return line;
+// A signal handler can reach nothing but a global.
+volatile std::sig_atomic_t interrupted = 0;
+volatile std::sig_atomic_t terminated = 0;
+
+void Remember(int signal) {
+  if (signal == SIGTERM) terminated = 1;
+  interrupted = 1;
 }
 
+void Install(int signal, bool once) {
+  struct sigaction action {};
+  action.sa_handler = Remember;
+  // Not SA_RESTART: a wait for standard input must end. SA_RESETHAND: the second signal kills.
+  action.sa_flags = once ? static_cast<int>(SA_RESETHAND) : 0;
+  sigemptyset(&action.sa_mask);
+  sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
 void WriteStderr(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
+void Warn(std::string_view message) { PrintStderr("infinigen: warning: {}\n", OneLine(message)); }
 
 int Fail(const Error& error) {
   PrintStderr("infinigen: {}\n", OneLine(error.message));
@@ -28,7 +45,10 @@ int FailUsage(std::string_view where, std::string_view message) {
   return kExitUsage;
 }
 
-void Warn(std::string_view message) { PrintStderr("infinigen: warning: {}\n", OneLine(message)); }
+int Finish(const Result<int>& result) {
+  if (result.ok()) return *result;
+  return Interrupted() ? static_cast<int>(kExitInterrupted) : Fail(result.error());
+}
 
 void Output::Write(std::string_view text) {
   while (!text.empty() && !closed_ && failure_ == 0) {
@@ -46,5 +66,25 @@ Status Output::status() const {
   if (failure_ != 0) return IoError("standard output: write failed: {}", std::strerror(failure_));
   return Ok();
 }
+
+void InstallInterrupt() {
+  Install(SIGINT, /*once=*/true);
+  Install(SIGTERM, /*once=*/true);
+}
+
+void InstallRepeatedInterrupt() {
+  Install(SIGINT, /*once=*/false);
+  Install(SIGTERM, /*once=*/true);
+}
+
+bool Interrupted() { return interrupted != 0; }
+
+bool TakeInterrupt() {
+  const bool was = interrupted != 0;
+  interrupted = 0;
+  return was;
+}
+
+bool Terminated() { return terminated != 0; }
 
 }  // namespace infinigen

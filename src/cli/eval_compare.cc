@@ -1,18 +1,14 @@
-// `infinigen eval compare`: every way of keeping the cache in one table.
+// `infinigen eval compare`: all KV methods in one table.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/compare.h"
-#include "cli/compare_report.h"
 #include "cli/console.h"
 #include "cli/eval.h"
-#include "cli/flags.h"
-#include "cli/needle_text.h"
-#include "cli/plan_output.h"
 #include "cli/prompts.h"
-#include "runtime/launch.h"
+#include "eval/compare.h"
+#include "eval/filler.h"
 
 namespace infinigen {
 namespace {
@@ -23,7 +19,7 @@ struct CompareFlags {
   EvalFlags common;
   std::string file;          // empty: generated text
   int64_t context = 0;       // 0: not given
-  int64_t limit_tokens = 0;  // 0: all; of generated text one window
+  int64_t limit_tokens = 0;  // 0: all tokens of a file, one window of generated text
   std::string mode = "batched";
   std::vector<int64_t> facts = {1};
   int64_t n = 20;
@@ -33,9 +29,9 @@ struct CompareFlags {
   std::string format = "md";
 };
 
-// The text that is scored and decoded: of the file, or made as planted facts get theirs.
-Result<PplSource> TextOf(const CompareFlags& flags, const std::optional<std::string>& file, int64_t context) {
-  if (file) return PplSource{.bytes = *file, .name = flags.file, .limit_tokens = flags.limit_tokens};
+// The text that is scored and decoded: the file's, or generated like the filler around planted facts.
+PplSource TextOf(const CompareFlags& flags, const std::optional<std::string>& file, int64_t context) {
+  if (file) return {.bytes = *file, .name = flags.file, .limit_tokens = flags.limit_tokens};
   PplSource source{.name = "generated text", .limit_tokens = flags.limit_tokens > 0 ? flags.limit_tokens : context};
   const size_t enough = static_cast<size_t>(source.limit_tokens) * kFillerBytesPerToken;
   for (const FillerSentence& sentence : StoryFiller(static_cast<uint64_t>(flags.seed), enough))
@@ -45,7 +41,7 @@ Result<PplSource> TextOf(const CompareFlags& flags, const std::optional<std::str
 
 Json ResultJson(const CompareFlags& flags, const CompareTask& task, const EvalSession& session,
                 const CompareResult& result) {
-  Json json = {{"model", ModelJson(*session.model)},
+  Json json = {{"model", ModelJson(session.model())},
                {"device", result.device},
                {"ctx", task.text.options.context},
                {"file", flags.file.empty() ? Json(nullptr) : Json(flags.file)},
@@ -54,26 +50,11 @@ Json ResultJson(const CompareFlags& flags, const CompareTask& task, const EvalSe
                {"n", flags.n},
                {"seed", flags.seed},
                {"gen", flags.steps}};
-  json.update(CompareJson(result, {flags.common.kv.stats_per_layer, flags.common.kv.request.measure_mass}));
+  json.update(CompareJson(result, session.request().detail));
   json["complete"] = result.complete;
-  json["timing"] = {{"load_s", session.model->load_s}};
+  json["timing"] = {{"load_s", session.model().load_s}};
   json["memory"] = MemoryJson();
   return json;
-}
-
-// What the numbers are of, for people.
-std::string Caption(const CompareTask& task, const CompareResult& result) {
-  std::vector<std::string> parts;
-  for (const CompareRow& row : result.rows) {
-    if (row.ppl && task.perplexity)
-      parts.push_back(fmt::format("{} tokens scored in windows of {}", row.ppl->tokens, task.text.options.context));
-    if (row.facts) parts.push_back(fmt::format("facts in {} tokens, {} times", task.facts.lengths[0], task.facts.n));
-    if (row.speed)
-      parts.push_back(fmt::format("attention and speed (the median) of {} steps after {} tokens",
-                                  row.speed->timing.step_ms.size(), row.speed->depth));
-    if (!parts.empty()) break;
-  }
-  return fmt::format("{}\n", fmt::join(parts, "; "));
 }
 
 Result<int> Report(const CompareFlags& flags, const CompareTask& task, const EvalSession& session,
@@ -89,51 +70,53 @@ Result<int> Report(const CompareFlags& flags, const CompareTask& task, const Eva
   output.Write(json ? Dump(ResultJson(flags, task, session, result))
                     : CompareTable(task, result, flags.format == "csv"));
   RETURN_IF_ERROR(output.status());
-  if (!json && any) PrintStderr("{}", Caption(task, result));
+  if (!json && any) PrintStderr("{}", CompareCaption(task, result));
   if (result.complete) return kExitOk;
-  if (!json) PrintStderr("infinigen: interrupted: what is missing in the table was not finished\n");
+  if (!json) PrintStderr("infinigen: interrupted: parts that were not finished are missing in the table\n");
   return kExitInterrupted;
 }
 
-// The plan of each method's largest run: texts with facts where there are any, windows else.
-Result<int> DryRun(const CompareFlags& flags, const CompareTask& task, EvalSession& session) {
-  ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
+// The plan of each method's largest run: of texts with facts where there are any, else of windows.
+Result<int> DryRun(const CompareFlags& flags, const CompareTask& task, const EvalSession& session) {
+  ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, KvRequests(flags.common.kv));
   std::vector<RunPlan> plans;
-  for (KvRequest& kv : requests) {
-    session.kv = std::move(kv);
-    const bool facts = flags.n > 0;
-    ASSIGN_OR_RETURN(RunPlan plan, PlanEval(flags.common, facts ? task.facts.lengths[0] : task.text.rows,
-                                            facts ? flags.n : 1, session));
+  const bool facts = flags.n > 0;
+  for (const KvRequest& kv : requests) {
+    ASSIGN_OR_RETURN(RunPlan plan,
+                     session.Plan(kv, facts ? task.facts.lengths[0] : task.text.rows, facts ? flags.n : 1));
     plans.push_back(std::move(plan));
   }
-  return PrintPlans(*session.model, plans, flags.format == "json");
+  return PrintPlans(session.model(), plans, flags.format == "json");
 }
 
 Result<int> EvalCompare(const CompareFlags& flags) {
-  ASSIGN_OR_RETURN(EvalSession session, OpenModelForEval(flags.common));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(EvalSession session, OpenSession(flags.common, terminal));
   std::optional<std::string> file;
   if (!flags.file.empty()) {
     ASSIGN_OR_RETURN(file, ReadText(flags.file));
   }
-  CompareTask task{.perplexity = !flags.no_ppl, .steps = flags.steps};
+  CompareTask task{.presets = flags.common.kv.presets,
+                   .kv = flags.common.kv.request,
+                   .perplexity = !flags.no_ppl,
+                   .steps = flags.steps};
   PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
-  ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model->config, flags.context));
-  ASSIGN_OR_RETURN(const PplSource source, TextOf(flags, file, options.context));
-  ASSIGN_OR_RETURN(task.text, MakePplTask(session, source, options));
+  ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model().config, flags.context));
+  ASSIGN_OR_RETURN(task.text, MakePplTask(session.model(), TextOf(flags, file, options.context), options));
   task.facts = {.lengths = {options.context}, .facts = flags.facts, .n = flags.n};
   if (flags.common.dry_run) return DryRun(flags, task, session);
   std::optional<NeedleMaker> maker;
   if (flags.n > 0) {
     ASSIGN_OR_RETURN(maker, NeedleMaker::Make(session.tokenizer(), task.facts.form, std::move(file),
                                               static_cast<uint64_t>(flags.seed)));
-    // A text or a context too short for the facts is nobody's fault in particular: it is said before anything is run.
+    // A text or a context too short for the facts concerns all methods alike, so it is refused before any runs.
     for (const int64_t facts : flags.facts) {
       const Result<NeedleCase> made =
           maker->Case({.length = options.context, .facts = facts, .index = 0, .n = flags.n});
       if (!made.ok()) return Error{made.error().kind, made.error().message + "; --n 0 leaves the facts out"};
     }
   }
-  Comparison comparison(flags.common, task, maker ? &*maker : nullptr, &session);
+  Comparison comparison(task, maker ? &*maker : nullptr, &session);
   ASSIGN_OR_RETURN(const CompareResult result, comparison.Run());
   return Report(flags, task, session, result);
 }
@@ -145,8 +128,8 @@ void AddFlags(Flags& flags, CompareFlags* values) {
   flags.Integer("-c,--ctx", &values->context, 64, kMaxContext,
                 "tokens of a window, and of a text with facts (default: what the model was made for, at most 8192)");
   flags.Integer("--limit-tokens", &values->limit_tokens, 1, INT64_MAX,
-                "score only the first N tokens (default: all; of generated text one window)");
-  flags.Choice("--mode", &values->mode, {"step", "batched"}, "as in eval ppl");
+                "score only the first N tokens (default: all of a file, one window of generated text)");
+  flags.Choice("--mode", &values->mode, {"step", "batched"}, "how the text is scored, as in eval ppl");
   flags.Switch("--no-ppl", &values->no_ppl, "leave the perplexity out");
   const auto set_facts = [values](const std::string& text) {
     return ParseIntegerList(text, 1, kMostFacts, &values->facts);
@@ -166,16 +149,16 @@ void AddFlags(Flags& flags, CompareFlags* values) {
 
 int RunEvalCompare(Arguments arguments) {
   CompareFlags values;
-  Flags flags(
-      "eval compare",
-      "Measure every way of keeping the cache on the same text, facts and steps: one table with perplexity, facts "
-      "found, what was attended to, bytes and tokens/s, each against full.");
+  Flags flags("eval compare",
+              "Measure all KV methods on the same text, facts and steps: one table with perplexity, facts found, what "
+              "was attended to, bytes and tokens/s, each against full.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.common.json) values.format = "json";
   if (values.no_ppl && values.n == 0 && values.steps == 0)
     return FailUsage("eval compare", "--no-ppl, --n 0 and --gen 0 together leave nothing to measure");
-  return FinishEval([&] { return EvalCompare(values); });
+  InstallInterrupt();
+  return Finish(EvalCompare(values));
 }
 
 }  // namespace infinigen

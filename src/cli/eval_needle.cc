@@ -1,35 +1,32 @@
-// `infinigen eval needle`: facts planted in a long text; does the model find them again? What kinds of facts there are
-// is told in needle_family.h.
+// `infinigen eval needle`: facts planted in a long text; does the model find them again? eval/needle_family.h describes
+// the kinds of facts.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/attention_picture.h"
 #include "cli/console.h"
 #include "cli/eval.h"
-#include "cli/flags.h"
-#include "cli/interrupt.h"
-#include "cli/needle_case.h"
-#include "cli/needle_report.h"
-#include "cli/needle_run.h"
-#include "cli/needle_show.h"
-#include "cli/needle_table.h"
-#include "cli/plan_output.h"
 #include "cli/prompts.h"
-#include "cli/terminal.h"
+#include "eval/needle_heatmap.h"
+#include "eval/needle_run.h"
+#include "eval/needle_show.h"
 
 namespace infinigen {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct NeedleFlags {
   EvalFlags common;
   NeedlePlan plan{.facts = {}};
-  int64_t seed = 1;
-  std::string file;  // empty: generated text
+  NeedleOrigin origin;
   std::string form = "plain";
   std::string depth = "uniform";
   std::string against = "none";
@@ -42,75 +39,89 @@ NeedleForm FormOf(const std::string& word) {
   return word == "continuation" ? NeedleForm::kContinuation : NeedleForm::kPlain;
 }
 
-// The first case of a cell, alone and in public.
-Status ShowFirst(const NeedleFlags& flags, Executor& executor, NeedleTable& table, NeedleCell& cell, Output& output) {
+// ---- --show ----
+
+// Width of standard output (60 to 110 columns), and whether it takes colours: a terminal does, unless NO_COLOR is set.
+ShowStyle DetectStyle() {
+  ShowStyle style;
+  struct winsize size {};
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  if (terminal && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    style.width = std::clamp<size_t>(size.ws_col, 60, 110) - 2;
+  style.colours = terminal && std::getenv("NO_COLOR") == nullptr;
+  return style;
+}
+
+// Runs the first case of a cell alone and shows it as it goes.
+Status ShowFirst(const NeedleFlags& flags, const EvalSession& session, Terminal& terminal, NeedleTable& table,
+                 NeedleCell& cell, Output& output) {
   ASSIGN_OR_RETURN(const NeedleCase planted, table.Make(cell, 0));
+  Executor& executor = session.executor();
   NeedleRunner& runner = table.runner();
-  const bool codes = planted.spec.family != NeedleFamily::kWords && planted.spec.family != NeedleFamily::kVariable;
   const ShowStyle style = DetectStyle();
-  const std::string screen = ShowCase(planted, flags.file.empty() ? "generated" : flags.file, style);
-  const size_t last_line = screen.rfind('\n') + 1;  // waits for the bar to be gone, which has this place till then
+  const std::string screen = ShowCase(planted, flags.origin.generated() ? "generated" : flags.origin.file, style);
+  // Until the prefill is done, its progress bar has the place of the last line.
+  const size_t last_line = screen.rfind('\n') + 1;
   output.Write(std::string_view(screen).substr(0, last_line));
-  Terminal terminal;
-  const Callbacks callbacks = terminal.callbacks();
   NeedleWatch watch;
   watch.on_prefill = [&](int64_t unit, int64_t units, int64_t tokens) {
-    callbacks.Progress({.kind = WorkKind::kPrefill, .done = unit, .total = units, .tokens = tokens});
+    session.callbacks().Progress({.kind = WorkKind::kPrefill, .done = unit, .total = units, .tokens = tokens});
     if (unit == units) output.Write(std::string_view(screen).substr(last_line));
   };
   AttentionPicture picture(executor.config().layers, planted.prompt_tokens(), style.width - 8);
   executor.instruments().ObserveSelection(picture.Observer());
-  std::string spaces;  // shown only when something follows
+  std::string spaces;  // at the end of the answer so far, written only when something follows
   watch.on_text = [&](size_t, std::string_view text) {
-    if (codes ? text.find_first_of("0123456789") != std::string_view::npos : !IsBlank(text)) picture.Freeze();
+    if (BeginsAnswer(planted, text)) picture.Freeze();
     const std::string line = spaces + OneLine(text);
     const size_t end = line.find_last_not_of(' ') + 1;
     output.Write(std::string_view(line).substr(0, end));
     spaces = line.substr(end);
   };
   const Timing before = runner.timing();
-  ASSIGN_OR_RETURN(const std::vector<NeedleAnswer> answers, runner.Run({&planted, 1}, watch));
-  terminal.Erase();
-  output.Write(ShowOutcome(planted, answers[0], runner.timing().Since(before), runner.pool(),
-                           executor.instruments().Stats(), executor.options(), style));
+  const Result<std::vector<NeedleAnswer>> answers = runner.Run({&planted, 1}, watch);
   executor.instruments().ObserveSelection({});
-  if (picture.seen() && answers[0].done)
-    output.Write(fmt::format(
-        "\nWhere each layer looked in the step that gave the first {} (the darker, the more of those tokens):\n{}",
-        codes ? "digit" : "word", picture.Draw(planted.sought[0].token, MarkOf(planted))));
-  if (answers[0].done) cell.Add(planted, answers[0]);
+  terminal.Erase();
+  if (!answers.ok()) return answers.error();
+  const NeedleAnswer& answer = (*answers)[0];
+  output.Write(ShowOutcome(planted, answer, runner.timing().Since(before), runner.pool(),
+                           executor.instruments().Stats(), executor.options(), style));
+  if (answer.done) output.Write(ShowAttention(planted, picture));
+  if (answer.done) cell.Add(planted, answer);
   cell.skip = 1;
   return Ok();
 }
 
 // One case of each family.
-Status Show(const NeedleFlags& flags, Executor& executor, NeedleTable& table, Output& output) {
+Status Show(const NeedleFlags& flags, const EvalSession& session, Terminal& terminal, NeedleTable& table,
+            Output& output) {
   std::vector<NeedleCell>& cells = table.cells();
   for (size_t i = 0; i < cells.size() && !Interrupted(); ++i) {
     if (i > 0 && cells[i].family == cells[i - 1].family) continue;
     if (i > 0) output.Write("\n");
-    RETURN_IF_ERROR(ShowFirst(flags, executor, table, cells[i], output));
+    RETURN_IF_ERROR(ShowFirst(flags, session, terminal, table, cells[i], output));
   }
   return Ok();
 }
 
 // ---- output ----
 
-Json RunJson(const NeedleFlags& flags, const EvalSession& session, const NeedleResult& result) {
-  Json families = Json::array();
-  for (const NeedleFamily family : flags.plan.families) families.push_back(Name(family));
-  Json json = EvalJsonHead(session);
-  json.update({{"accuracy", AccuracyJson(result.score)},
-               {"n", result.score.all.n},
-               {"form", flags.form},
-               {"file", flags.file.empty() ? Json(nullptr) : Json(flags.file)},
-               {"seed", flags.seed},
-               {"families", std::move(families)}});
-  json["cells"] = CellsJson(result.cells);
-  json["heatmap"] = BinsJson(result.cells);
-  json["complete"] = result.complete;
-  AddEvalJsonTail(flags.common, session, result.timing, result.pool, &json);
-  return json;
+Status WriteFile(const std::string& path, std::string_view content) {
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return IoError("{}: cannot be written: {}", path, std::strerror(errno));
+  const bool whole = std::fwrite(content.data(), 1, content.size(), file) == content.size();
+  if (std::fclose(file) != 0 || !whole) return IoError("{}: cannot be written: {}", path, std::strerror(errno));
+  return Ok();
+}
+
+// Whether such a file can be made, asked before a long run.
+Status CheckWritable(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string directory = parent.empty() ? "." : parent.string();
+  const bool exists = ::access(path.c_str(), F_OK) == 0;
+  if (::access(exists ? path.c_str() : directory.c_str(), W_OK) != 0)
+    return IoError("{}: cannot be written: {}", path, std::strerror(errno));
+  return Ok();
 }
 
 Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const std::vector<NeedleKvRun>& runs,
@@ -121,9 +132,11 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
     done += run.result.score.all.n;
     complete = complete && run.result.complete;
   }
-  const std::string source = flags.file.empty() ? "generated text" : flags.file.substr(flags.file.rfind('/') + 1);
-  const HeatmapWords words{session.model->config.name, source, flags.seed};
-  const Status drawn = flags.heatmap.empty() ? Ok() : WriteHeatmap(flags.heatmap, flags.plan, runs, words);
+  const Status drawn =
+      flags.heatmap.empty()
+          ? Ok()
+          : WriteFile(flags.heatmap,
+                      HeatmapSvg(HeatmapOf(flags.plan, flags.origin, session.model().config.name, runs)));
   if (flags.common.json)
     output.Write(Dump(NeedleJson(runs, complete)));
   else if (!flags.show || done > static_cast<int64_t>(runs.size() * flags.plan.families.size()))
@@ -141,7 +154,7 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
 
 // ---- the command ----
 
-// The methods of --kv, and full where it is asked for to compare with and missing.
+// The methods of --kv, and full where --against asks for it and it is missing.
 Result<std::vector<KvRequest>> Requests(const NeedleFlags& flags) {
   ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
   const auto full = [](const KvRequest& kv) {
@@ -160,59 +173,62 @@ Result<std::vector<KvRequest>> Requests(const NeedleFlags& flags) {
   return requests;
 }
 
+Result<int> DryRun(const NeedleFlags& flags, const EvalSession& session, const std::vector<KvRequest>& requests,
+                   int64_t context) {
+  std::vector<RunPlan> plans;
+  for (const KvRequest& kv : requests) {
+    ASSIGN_OR_RETURN(RunPlan plan, session.Plan(kv, context, flags.plan.n));
+    plans.push_back(std::move(plan));
+  }
+  return PrintPlans(session.model(), plans, flags.common.json);
+}
+
 Result<int> EvalNeedle(const NeedleFlags& flags) {
   // What the flags alone can refuse comes before anything is read.
   ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, Requests(flags));
   if (!flags.heatmap.empty()) RETURN_IF_ERROR(CheckWritable(flags.heatmap));
-  ASSIGN_OR_RETURN(EvalSession session, OpenModelForEval(flags.common));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(EvalSession session, OpenSession(flags.common, terminal));
   std::optional<std::string> source;
-  if (!flags.file.empty()) {
-    ASSIGN_OR_RETURN(source, ReadText(flags.file));
+  if (!flags.origin.generated()) {
+    ASSIGN_OR_RETURN(source, ReadText(flags.origin.file));
   }
   const int64_t longest = *std::max_element(flags.plan.lengths.begin(), flags.plan.lengths.end());
-  ASSIGN_OR_RETURN(const int64_t context, ChooseContext(session.model->config, longest));
+  ASSIGN_OR_RETURN(const int64_t context, ChooseContext(session.model().config, longest));
   ASSIGN_OR_RETURN(const NeedleMaker maker, NeedleMaker::Make(session.tokenizer(), flags.plan.form, std::move(source),
-                                                              static_cast<uint64_t>(flags.seed)));
-  if (flags.common.dry_run) {
-    std::vector<RunPlan> plans;
-    for (const KvRequest& kv : requests) {
-      session.kv = kv;
-      ASSIGN_OR_RETURN(RunPlan plan, PlanEval(flags.common, context, flags.plan.n, session));
-      plans.push_back(std::move(plan));
-    }
-    return PrintPlans(*session.model, plans, flags.common.json);
-  }
+                                                              static_cast<uint64_t>(flags.origin.seed)));
+  if (flags.common.dry_run) return DryRun(flags, session, requests, context);
   Output output;
   std::vector<NeedleKvRun> runs;
   for (const KvRequest& kv : requests) {
     if (!runs.empty() && Interrupted()) break;
-    session.kv = kv;
-    session.executor.reset();
-    RETURN_IF_ERROR(StartExecutor(flags.common, context, flags.plan.n, /*compare=*/false, &session));
+    RETURN_IF_ERROR(session.Start(kv, context, flags.plan.n, /*compare=*/false));
     const std::string preset(kv.preset->name);
     NeedleTable table(flags.plan, session, maker, requests.size() > 1 ? preset + ": " : "");
     if (flags.show && requests.size() > 1) output.Write(fmt::format("{}--kv {}\n\n", runs.empty() ? "" : "\n", preset));
-    if (flags.show) RETURN_IF_ERROR(Show(flags, *session.executor, table, output));
+    if (flags.show) RETURN_IF_ERROR(Show(flags, session, terminal, table, output));
     ASSIGN_OR_RETURN(NeedleResult result, table.Run());
-    Json json = RunJson(flags, session, result);
+    nlohmann::ordered_json json = NeedleRunJson(session, flags.plan, flags.origin, result);
     runs.push_back({.kv = preset,
-                    .options = session.executor->options(),
+                    .options = session.executor().options(),
                     .result = std::move(result),
-                    .stats = session.executor->instruments().Stats(),
+                    .stats = session.executor().instruments().Stats(),
                     .json = std::move(json)});
   }
   return Report(flags, session, runs, requests.size(), output);
 }
 
-// A comma list of names.
+// A comma list of names, each once.
 std::string ParseFamilies(std::string_view text, std::vector<NeedleFamily>* families) {
   families->clear();
   for (size_t comma = 0; comma != std::string_view::npos; text.remove_prefix(std::min(comma + 1, text.size()))) {
     comma = text.find(',');
-    const std::optional<NeedleFamily> family = FamilyOf(text.substr(0, comma));
-    if (!family)
-      return fmt::format("'{}' is no family, it can be {}", text.substr(0, comma), fmt::join(FamilyNames(), ", "));
-    if (std::find(families->begin(), families->end(), *family) == families->end()) families->push_back(*family);
+    const std::string_view name = text.substr(0, comma);
+    const std::optional<NeedleFamily> family = FamilyOf(name);
+    if (!family) return fmt::format("'{}' is no family, it can be {}", name, fmt::join(FamilyNames(), ", "));
+    if (std::find(families->begin(), families->end(), *family) != families->end())
+      return fmt::format("'{}' is given twice", name);
+    families->push_back(*family);
   }
   return {};
 }
@@ -232,16 +248,25 @@ void AddFlags(Flags& flags, NeedleFlags* values) {
                "(default 1, 8, 4, 4, 5, 3 in the order of the families)");
   flags.Integer("-n,--n", &values->plan.n, 1, 1 << 20,
                 "cases for each family, length and number of facts (default 20)");
-  flags.Integer("-s,--seed", &values->seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
-  flags.Text("-f,--file", &values->file, "FILE", "a real text to plant in, cut at sentences (default: generated text)");
+  flags.Integer("-s,--seed", &values->origin.seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
+  flags.Text("-f,--file", &values->origin.file, "FILE",
+             "a real text to plant facts in, cut at sentences (default: generated text)");
   flags.Choice("--form", &values->form, {"plain", "chat", "continuation"},
-               "Question: ... Answer:, the model's chat template, or the beginning of the sentence once more");
-  flags.Choice("--depth", &values->depth, {"uniform"}, "where the asked fact lies: evenly over the cases");
+               "how it is asked: \"Question: ... Answer:\", the model's chat template, or the beginning of the planted "
+               "sentence");
+  flags.Choice("--depth", &values->depth, {"uniform"}, "where the asked fact lies: spread evenly over the cases");
   flags.Choice("--against", &values->against, {"none", "full"},
-               "full: run that too, where --kv lacks it, and say how many answers are the same");
+               "full: also run --kv full, and report how many answers are the same");
   AddEvalFlags(flags, &values->common, "at most N cases at once (default 8)", /*kv_list=*/true);
-  flags.Switch("--show", &values->show, "show the first case of a family: text, question, answer, and what it took");
-  flags.Text("--heatmap", &values->heatmap, "FILE.png", "write what was found over depth and length as a picture");
+  flags.Switch("--show", &values->show,
+               "show the first case of each family: text, question, answer, speed and what was attended to");
+  const auto set_heatmap = [values](const std::string& path) {
+    if (std::filesystem::path(path).extension() != ".svg")
+      return fmt::format("'{}' does not end in .svg: the picture is written as SVG", path);
+    values->heatmap = path;
+    return std::string();
+  };
+  flags.Custom("--heatmap", set_heatmap, "FILE.svg", "write a picture of what was found, by depth and length");
   flags.Exclusive({"show", "json"});
 }
 
@@ -249,10 +274,9 @@ void AddFlags(Flags& flags, NeedleFlags* values) {
 
 int RunEvalNeedle(Arguments arguments) {
   NeedleFlags values;
-  Flags flags(
-      "eval needle",
-      "Plant facts in a long text and ask for them: one access code, or what the other families have. The text is "
-      "prefilled, the question is fed as decode steps, the answer is decoded greedily.");
+  Flags flags("eval needle",
+              "Plant facts in a long text and ask for them. The text is prefilled, the question is fed as decode "
+              "steps, the answer is decoded greedily.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   for (const NeedleFamily family : values.plan.families)
@@ -261,7 +285,8 @@ int RunEvalNeedle(Arguments arguments) {
         return FailUsage("eval needle",
                          fmt::format("--facts {}: {} takes at most {}", facts, Name(family), MostFacts(family)));
   values.plan.form = FormOf(values.form);
-  return FinishEval([&] { return EvalNeedle(values); });
+  InstallInterrupt();
+  return Finish(EvalNeedle(values));
 }
 
 }  // namespace infinigen

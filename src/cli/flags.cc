@@ -14,7 +14,7 @@
 namespace infinigen {
 namespace {
 
-std::string Trimmed(std::string_view text) {
+std::string WithoutSpaces(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
   return std::string(text);
@@ -50,7 +50,7 @@ std::string SetSwitch(const std::string& text, bool* value) {
 constexpr size_t kHelpColumn = 34;  // where descriptions begin
 constexpr size_t kHelpWidth = 110;
 
-// `text` in lines of at most kHelpWidth, of which the first starts at `column` and the others are indented to it.
+// `text` in lines of at most kHelpWidth columns. The first line starts at `column`, the others are indented to it.
 std::string Wrapped(std::string_view text, size_t column) {
   std::string result;
   size_t used = column;
@@ -81,7 +81,7 @@ std::string EnvironmentName(std::string_view long_name) {
 
 struct Flags::Flag {
   std::string name;               // long, without dashes
-  std::string left, help, group;  // of the help text: "-n, --predict N" and what follows
+  std::string left, help, group;  // of the help text; left: "-n, --predict N"
   Setter set;
   CLI::Option* option = nullptr;
   bool from_environment = false;
@@ -198,8 +198,10 @@ std::string Flags::HelpText() const {
     text += Wrapped(flag->help, kHelpColumn);
   }
   return text + "\n" +
-         Wrapped("Every flag has an environment twin: --top-k is INFINIGEN_TOP_K. The flag wins. -h prints this text.",
-                 0);
+         Wrapped(
+             "Every flag can also be an environment variable: --top-k is INFINIGEN_TOP_K. The flag wins. -h prints "
+             "this text.",
+             0);
 }
 
 const Flags::Flag* Flags::Find(std::string_view long_name) const {
@@ -272,7 +274,7 @@ std::string ParseIntegerList(std::string_view text, int64_t least, int64_t most,
   while (true) {
     const size_t comma = text.find(',');
     int64_t value = 0;
-    const std::string item = Trimmed(text.substr(0, comma));
+    const std::string item = WithoutSpaces(text.substr(0, comma));
     if (item.empty()) return "a number is missing: write for example 1,2,3";
     if (std::string wrong = SetInteger(item, least, most, &value); !wrong.empty()) return wrong;
     values->push_back(value);

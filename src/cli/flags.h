@@ -1,5 +1,6 @@
-// Flags: the command line of one command. Each flag writes to a variable that already holds its default, has an
-// environment twin (INFINIGEN_TOP_K for --top-k; the flag wins), and checks its value where it is read.
+// Flags: the command line of one command. Each flag writes to a variable that already holds its default, can also be
+// given by an environment variable (INFINIGEN_TOP_K for --top-k; the flag wins), and checks its value where it is read.
+// One thread.
 //
 //   Flags flags("tokenize", "Print the token ids of a text");
 //   flags.Group("Input");
@@ -21,7 +22,7 @@ namespace infinigen {
 
 class Flags {
  public:
-  // Takes a value; returns what is wrong with it, or nothing.
+  // Takes a value; returns what is wrong with it, or an empty text.
   using Setter = std::function<std::string(const std::string& value)>;
 
   Flags(std::string command, std::string summary);
@@ -29,27 +30,26 @@ class Flags {
   Flags(const Flags&) = delete;
   Flags& operator=(const Flags&) = delete;
 
-  // The flags that follow are listed under `title`.
+  // Help lists the flags that follow under `title`.
   void Group(std::string title);
 
-  // `names` is "-p,--prompt"; the long name is the flag's own. `meta` is what the help calls the value. Variables
-  // outlive Parse.
+  // `names` is "-p,--prompt"; messages use the long name. `meta` is what help calls the value. Variables outlive Parse.
   void Text(const std::string& names, std::string* value, const std::string& meta, std::string help);
   void TextList(const std::string& names, std::vector<std::string>* values, const std::string& meta,
                 std::string help);  // repeatable
   void Choice(const std::string& names, std::string* value, std::vector<std::string> choices, std::string help);
   void Integer(const std::string& names, int64_t* value, int64_t least, int64_t most, std::string help);
-  // least ≤ value ≤ most; `open`: least itself is refused.
+  // least ≤ value ≤ most; with `open` least itself is refused.
   void Real(const std::string& names, float* value, double least, double most, bool open, std::string help);
   void Switch(const std::string& names, bool* value, std::string help);
-  void Switch(const std::string& names, Setter set, std::string help);  // the flag itself sets ""
+  void Switch(const std::string& names, Setter set, std::string help);  // the flag passes "" to `set`
   void Custom(const std::string& names, Setter set, const std::string& meta, std::string help);
 
-  // At most one of these (long names) may be given. One on the command line silences the environment of all.
+  // At most one of these (long names) may be given. One on the command line hides the environment variables of all.
   void Exclusive(std::initializer_list<std::string_view> names);
 
-  // `arguments` without program and command. nullopt: go on. Otherwise the exit code, after help was printed (0) or one
-  // line on stderr said what is wrong (2).
+  // `arguments` without program and command. nullopt: go on. Otherwise the exit code, after help (0) or one line on
+  // stderr about what is wrong (2).
   std::optional<int> Parse(std::span<const std::string> arguments);
 
   // After Parse: whether a value came from the command line or the environment.
@@ -76,7 +76,7 @@ class Flags {
   std::vector<std::vector<std::string>> exclusive_;
 };
 
-// "1,2,3" as numbers of [least, most]; spaces around them are fine. On failure returns what is wrong.
+// "1,2,3" as numbers in [least, most]; spaces around them are ignored. Returns what is wrong, or an empty text.
 std::string ParseIntegerList(std::string_view text, int64_t least, int64_t most, std::vector<int64_t>* values);
 
 }  // namespace infinigen

@@ -8,9 +8,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
-#include "cli/interrupt.h"
 #include "cli/options.h"
-#include "cli/plan_output.h"
 #include "cli/prompts.h"
 #include "cli/terminal.h"
 #include "runtime/describe.h"
@@ -31,7 +29,7 @@ struct GenerateFlags {
   SamplingFlags sampling;
   int64_t predict = 256;
   int64_t context = 0;  // 0: not given
-  int64_t batch = 0;    // likewise
+  int64_t batch = 0;    // 0: not given
   std::vector<std::string> stops;
   bool ignore_eos = false;
   bool dry_run = false;
@@ -48,8 +46,8 @@ void AddFlags(Flags& flags, GenerateFlags* values) {
   AddDeviceFlags(flags, &values->device);
   flags.Integer(
       "-c,--ctx", &values->context, 1, kMaxContext,
-      "tokens a sequence may have, prompt included (default: what the model was made for); when given, memory "
-      "is planned for all of it");
+      "tokens of a sequence, prompt included (default: what the model was made for); when given, memory is planned "
+      "for all of them");
   flags.Integer("--batch", &values->batch, 1, 4096, "at most N prompts at once (default: all of them up to 8)");
   flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end; reads no prompt from standard input");
   AddKvFlags(flags, &values->kv, /*list=*/false);
@@ -58,7 +56,7 @@ void AddFlags(Flags& flags, GenerateFlags* values) {
   flags.Integer("-n,--predict", &values->predict, -1, INT32_MAX,
                 "tokens to generate; -1: until the model ends the text or the context is full (default 256)");
   flags.TextList("--stop", &values->stops, "TEXT", "end before this text; may be given several times");
-  flags.Switch("--ignore-eos", &values->ignore_eos, "go on where the model would end the text");
+  flags.Switch("--ignore-eos", &values->ignore_eos, "continue where the model would end the text");
   flags.Switch("--json", &values->json, "one JSON object on standard output instead of text");
 }
 
@@ -106,7 +104,7 @@ Result<std::vector<Job>> MakeJobs(const GenerateFlags& flags, const SamplingOpti
   return jobs;
 }
 
-// Rows that the longest job can reach. The last generated token is never attended to, so it needs none.
+// Rows of the longest job. The last generated token is not attended to and needs no row.
 int64_t RowsNeeded(const std::vector<Job>& jobs, int64_t context) {
   int64_t rows = 1;
   for (const Job& job : jobs)
@@ -116,7 +114,7 @@ int64_t RowsNeeded(const std::vector<Job>& jobs, int64_t context) {
 
 // ---- output ----
 
-// Text as it comes for one prompt; whole results in order for many.
+// Prints the text of a single prompt as it comes, and of many prompts each whole and in order.
 class TextPrinter {
  public:
   TextPrinter(const GenerateFlags& flags, const std::vector<PromptSpec>& prompts, Output& output)
@@ -147,7 +145,7 @@ class TextPrinter {
   const bool many_;
   std::vector<std::string> pieces_;
   std::vector<bool> done_;
-  size_t next_ = 0;  // first result that was not printed
+  size_t next_ = 0;  // first result that is not printed yet
 };
 
 nlohmann::ordered_json OutcomeJson(const Job& job, const Outcome& outcome) {
@@ -178,7 +176,7 @@ nlohmann::ordered_json ResultJson(const GenerateFlags& flags, const Model& model
 
 // ---- the command ----
 
-// Runs the jobs and prints what came of them, in either form.
+// Runs the jobs and prints the results as text or JSON.
 Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& executor, const std::vector<Job>& jobs,
                     const std::vector<PromptSpec>& prompts, Terminal& terminal) {
   Output output;
@@ -206,7 +204,7 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
   const KvStats stats = executor.instruments().Stats();
   if (flags.json) output.Write(Dump(ResultJson(flags, model, executor, jobs, result, stats)));
   RETURN_IF_ERROR(output.status());
-  if (output.closed()) return kExitOk;  // the reader has what it wanted
+  if (output.closed()) return kExitOk;  // the reader has enough
   int64_t generated = 0;
   for (const Outcome& outcome : result.outcomes) generated += static_cast<int64_t>(outcome.tokens.size());
   if (!flags.json)
@@ -231,7 +229,7 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(flags, sampling, *model, prompts, context));
 
   const bool whole_context = flags.context > 0 || jobs.empty();
-  // More places than prompts would only be planned for.
+  // Memory is planned for no more sequences than there are prompts.
   const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
   ASSIGN_OR_RETURN(const RunPlan plan,
                    PlanRun(*model, {.device = device,
@@ -260,10 +258,7 @@ int RunGenerate(Arguments arguments) {
   if (!values.prompts.any() && terminal && !values.dry_run)
     return FailUsage("generate", "a prompt is missing: pass -p, -f, --prompt-ids or --prompts, or pipe text in");
   InstallInterrupt();
-  const Result<int> exit_code = Generate(values, values.prompts.any() || !values.dry_run);
-  if (exit_code.ok()) return *exit_code;
-  if (Interrupted()) return kExitInterrupted;
-  return Fail(exit_code.error());
+  return Finish(Generate(values, values.prompts.any() || !values.dry_run));
 }
 
 }  // namespace infinigen

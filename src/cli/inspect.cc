@@ -10,7 +10,7 @@
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "kv/view.h"
-#include "loader/checkpoint.h"
+#include "runtime/inspection.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
 
@@ -24,33 +24,22 @@ struct StoredType {
   uint64_t bytes = 0;
 };
 
-struct Inspection {
-  std::string directory;
-  ModelConfig config;
-  std::unique_ptr<Checkpoint> checkpoint;
-  std::unique_ptr<Tokenizer> tokenizer;     // null when there is none
-  std::map<std::string, StoredType> types;  // as the files spell them
-  uint64_t bytes = 0;
-};
-
-Result<Inspection> Open(const std::string& directory) {
-  Inspection model;
-  model.directory = directory;
-  ASSIGN_OR_RETURN(model.config, LoadModelConfig(directory));
-  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
-  model.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
-  if (!TokenizerFile(directory).empty()) {
-    ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(directory));
-  }
-  for (const SafetensorsFile& file : model.checkpoint->files()) {
-    for (const TensorEntry& tensor : file.tensors()) {
-      StoredType& type = model.types[std::string(tensor.dtype)];
+// By the name of the type, as the files spell it.
+std::map<std::string, StoredType> TypesOf(const Inspection& model) {
+  std::map<std::string, StoredType> types;
+  for (const InspectedFile& file : model.files)
+    for (const InspectedTensor& tensor : file.tensors) {
+      StoredType& type = types[tensor.dtype];
       ++type.tensors;
-      type.bytes += tensor.end - tensor.begin;
-      model.bytes += tensor.end - tensor.begin;
+      type.bytes += tensor.bytes;
     }
-  }
-  return model;
+  return types;
+}
+
+uint64_t TotalBytes(const Inspection& model) {
+  uint64_t bytes = 0;
+  for (const auto& [name, type] : TypesOf(model)) bytes += type.bytes;
+  return bytes;
 }
 
 uint64_t KvBytesPerToken(const ModelConfig& config, StoreType type) {
@@ -94,21 +83,19 @@ Json TokenizerJson(const Inspection& model) {
           {"specials", CountSpecials(tokenizer)},   {"chat_template", !tokenizer.chat_template().empty()}};
 }
 
-Json TensorsJson(const Checkpoint& checkpoint) {
+Json TensorsJson(const std::vector<InspectedFile>& files) {
   Json list = Json::array();
-  for (const SafetensorsFile& file : checkpoint.files())
-    for (const TensorEntry& tensor : file.tensors())
-      list.push_back({{"name", tensor.name},
-                      {"dtype", tensor.dtype},
-                      {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
-                      {"bytes", tensor.end - tensor.begin}});
+  for (const InspectedFile& file : files)
+    for (const InspectedTensor& tensor : file.tensors)
+      list.push_back(
+          {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
   return list;
 }
 
 Json InspectJson(const Inspection& model, bool tensors) {
   const ModelConfig& config = model.config;
   Json types = Json::object(), kv = Json::object();
-  for (const auto& [name, type] : model.types) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
+  for (const auto& [name, type] : TypesOf(model)) types[name] = {{"tensors", type.tensors}, {"bytes", type.bytes}};
   for (const StoreType type : kStoreTypes) kv[std::string(Name(type))] = KvBytesPerToken(config, type);
   Json json = {{"name", config.name},
                {"arch", config.family_name()},
@@ -125,12 +112,12 @@ Json InspectJson(const Inspection& model, bool tensors) {
                {"context", config.max_positions},
                {"positions", PositionsJson(config)},
                {"eos_ids", config.eos_ids},
-               {"bytes", model.bytes},
-               {"files", model.checkpoint->files().size()},
+               {"bytes", TotalBytes(model)},
+               {"files", model.files.size()},
                {"types", std::move(types)},
                {"kv_bytes_per_token", std::move(kv)},
                {"tokenizer", TokenizerJson(model)}};
-  if (tensors) json["tensors"] = TensorsJson(*model.checkpoint);
+  if (tensors) json["tensors"] = TensorsJson(model.files);
   return json;
 }
 
@@ -173,9 +160,9 @@ std::string InspectText(const Inspection& model, bool tensors) {
   line("context", fmt::format("{} tokens", config.max_positions));
   line("positions", PositionsText(config));
   line("end ids", config.eos_ids.empty() ? "none" : fmt::format("{}", fmt::join(config.eos_ids, " ")));
-  line("weights", fmt::format("{} in {} file{}", FormatSize(model.bytes), model.checkpoint->files().size(),
-                              model.checkpoint->files().size() == 1 ? "" : "s"));
-  for (const auto& [name, type] : model.types)
+  line("weights", fmt::format("{} in {} file{}", FormatSize(TotalBytes(model)), model.files.size(),
+                              model.files.size() == 1 ? "" : "s"));
+  for (const auto& [name, type] : TypesOf(model))
     line("", fmt::format("{:<6}{} in {} tensors", name, FormatSize(type.bytes), type.tensors));
   std::string kv;
   for (const StoreType type : kStoreTypes)
@@ -183,13 +170,22 @@ std::string InspectText(const Inspection& model, bool tensors) {
   line("KV per token", kv);
   line("tokenizer", TokenizerText(model));
   if (!tensors) return text;
-  for (const SafetensorsFile& file : model.checkpoint->files()) {
-    text += fmt::format("\n{}\n", OneLine(file.path()));
-    for (const TensorEntry& tensor : file.tensors())
-      text += fmt::format("  {:<56} {:<5} {:<16} {}\n", OneLine(tensor.name), tensor.dtype, FormatShape(tensor.shape()),
-                          FormatSize(tensor.end - tensor.begin));
+  for (const InspectedFile& file : model.files) {
+    text += fmt::format("\n{}\n", OneLine(file.path));
+    for (const InspectedTensor& tensor : file.tensors)
+      text += fmt::format("  {:<56} {:<5} {:<16} {}\n", OneLine(tensor.name), tensor.dtype,
+                          fmt::format("[{}]", fmt::join(tensor.shape, ",")), FormatSize(tensor.bytes));
   }
   return text;
+}
+
+Result<int> Inspect(const std::string& name, bool tensors, bool json) {
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(name));
+  ASSIGN_OR_RETURN(const Inspection model, InspectModel(directory));
+  Output output;
+  output.Write(json ? Dump(InspectJson(model, tensors)) : InspectText(model, tensors));
+  RETURN_IF_ERROR(output.status());
+  return kExitOk;
 }
 
 }  // namespace
@@ -197,21 +193,14 @@ std::string InspectText(const Inspection& model, bool tensors) {
 int RunInspect(Arguments arguments) {
   std::string model_flag;
   bool tensors = false, json = false;
-  Flags flags("inspect", "Show what is in a model. Reads its description and the headers of its weights only.");
+  Flags flags("inspect", "Show what is in a model. Reads its configuration and the headers of its weight files only.");
   flags.Group("Model");
   AddModelFlag(flags, &model_flag);
   flags.Group("Output");
   flags.Switch("--tensors", &tensors, "list every tensor");
-  flags.Switch("--json", &json, "one JSON object");
+  flags.Switch("--json", &json, "one JSON object on standard output instead of text");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  const Result<std::string> directory = FindModel(model_flag);
-  if (!directory.ok()) return Fail(directory.error());
-  const Result<Inspection> model = Open(*directory);
-  if (!model.ok()) return Fail(model.error());
-  Output output;
-  output.Write(json ? Dump(InspectJson(*model, tensors)) : InspectText(*model, tensors));
-  const Status written = output.status();
-  return written.ok() ? kExitOk : Fail(written.error());
+  return Finish(Inspect(model_flag, tensors, json));
 }
 
 }  // namespace infinigen

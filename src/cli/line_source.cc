@@ -14,12 +14,12 @@
 #include <cwchar>
 #include <string_view>
 
-#include "cli/interrupt.h"
+#include "cli/console.h"
 
 namespace infinigen {
 namespace {
 
-// Far more than any context holds; an endless line must not eat the machine.
+// Far more than any context holds; bounds the memory that an endless line takes.
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
 
 // ---- a pipe or a file ----
@@ -64,17 +64,17 @@ class PipeLines final : public LineSource {
 
 volatile std::sig_atomic_t resized = 0;
 
-// Keys that no person needs, by which input is handed to functions of ours.
-constexpr wchar_t kCancelKey = 0x03;  // Ctrl-C, where the terminal passes it on; else the signal becomes it
+// Keys bound to functions of ours. A person has no use for them otherwise.
+constexpr wchar_t kCancelKey = 0x03;  // Ctrl-C: passed on by the terminal, or made from the signal
 constexpr wchar_t kPasteKey = 0x1F;
 
 constexpr std::string_view kPasteBegin = "\x1b[200~", kPasteEnd = "\x1b[201~";
-constexpr int kEscapeWaitMs = 50;  // a lone Escape is a key, one with more behind it a sequence
+constexpr int kEscapeWaitMs = 50;  // an Escape followed by nothing for this long is a key, else begins a sequence
 
 class TerminalLines final : public LineSource {
  public:
   TerminalLines() : out_(::isatty(STDOUT_FILENO) == 1 ? stdout : stderr) {
-    // Characters are those of the person's locale; only their encoding, not their numbers. Without one, UTF-8.
+    // Characters have the encoding of the user's locale; without a locale UTF-8. Number formats stay.
     const char* locale = std::setlocale(LC_CTYPE, "");
     if (locale == nullptr || MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
     const char* terminal = std::getenv("TERM");
@@ -126,7 +126,7 @@ class TerminalLines final : public LineSource {
       Show("\n");
       return LineEvent::kEnd;
     }
-    line->assign(text);  // in bytes; `count` is in characters of the locale
+    line->assign(text);  // `count` is in characters of the locale, not bytes
     if (!line->empty() && line->back() == '\n') line->pop_back();
     return LineEvent::kLine;
   }
@@ -159,7 +159,7 @@ class TerminalLines final : public LineSource {
     return inserted ? CC_REFRESH : CC_REFRESH_BEEP;
   }
 
-  // 1 and a character; 0 at the end of input; -1 on failure. libedit's own would try again after Ctrl-C.
+  // 1 and a character; 0 at the end of input; -1 on failure. libedit's own reader would try again after Ctrl-C.
   static int GetCharacter(EditLine* edit, wchar_t* character) { return Self(edit).Get(character); }
 
   int Get(wchar_t* character) {
@@ -171,7 +171,7 @@ class TerminalLines final : public LineSource {
         bytes_.erase(0, 1);
         continue;
       }
-      if (!bytes_.empty() && used == static_cast<size_t>(-1)) {  // no character of the locale
+      if (!bytes_.empty() && used == static_cast<size_t>(-1)) {  // invalid in the locale
         bytes_.erase(0, 1);
         continue;
       }
@@ -185,7 +185,7 @@ class TerminalLines final : public LineSource {
     }
   }
 
-  // Moves a paste from the front of the input to pasted_. Waits for its end, or until Ctrl-C.
+  // Moves a paste from the front of the input to pasted_. Waits for the end of the paste, or for Ctrl-C.
   bool TakePaste() {
     const auto starts = [&] { return std::string_view(bytes_).substr(0, kPasteBegin.size()); };
     while (starts().size() < kPasteBegin.size() && kPasteBegin.substr(0, starts().size()) == starts()) {
@@ -202,7 +202,7 @@ class TerminalLines final : public LineSource {
     return true;
   }
 
-  // Line ends as \n, none at the end; no other control characters but tabs.
+  // Line ends become \n and are dropped at the end of the text; of other control characters only tabs stay.
   static std::string PastedText(std::string_view bytes) {
     std::string text;
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -219,7 +219,7 @@ class TerminalLines final : public LineSource {
 
   static constexpr int kInterrupted = -2;
 
-  // More bytes: 1, 0 at the end of input, -1 on failure, kInterrupted after Ctrl-C.
+  // Reads more bytes. 1; 0 at the end of input; -1 on failure; kInterrupted after Ctrl-C.
   int Fill() {
     char buffer[4096];
     while (true) {
@@ -242,9 +242,9 @@ class TerminalLines final : public LineSource {
   std::FILE* out_;
   EditLine* edit_ = nullptr;
   History* history_ = nullptr;
-  bool brackets_ = false;  // the terminal can tell pasted text from typed text
+  bool brackets_ = false;  // the terminal marks pasted text
   std::string prompt_;
-  std::string bytes_;  // read and not yet used
+  std::string bytes_;  // read and not used yet
   std::string pasted_;
   bool cancelled_ = false;
 };

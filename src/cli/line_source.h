@@ -1,5 +1,5 @@
-// Where `chat` gets its lines: from a person at a terminal, with editing and history (libedit), or from a pipe or file,
-// as they are. One thread; at most one of them exists at a time.
+// LineSource: the lines that `chat` reads. At a terminal they are typed with editing and history (libedit); from a pipe
+// or file they are read as they are. One thread; at most one object at a time.
 #pragma once
 
 #include <memory>
@@ -11,22 +11,22 @@ namespace infinigen {
 
 enum class LineEvent {
   kLine,
-  kCancelled,  // Ctrl-C: what was typed is gone
+  kCancelled,  // Ctrl-C: the typed text is dropped
   kEnd,        // end of input, or SIGTERM
 };
 
 class LineSource {
  public:
   virtual ~LineSource() = default;
-  // The next line without its end; from a terminal it may contain line breaks that were pasted. `prompt` is shown to
-  // people only.
+  // The next line without its end; from a terminal it may contain pasted line breaks. `prompt` is shown at a terminal
+  // only.
   virtual Result<LineEvent> Read(const std::string& prompt, std::string* line) = 0;
-  // What the up arrow brings back.
+  // Adds a line to the history of the up arrow.
   virtual void Remember(const std::string& text) = 0;
   virtual bool terminal() const = 0;
 };
 
-// Chooses by what standard input is. Signals must be installed (cli/interrupt.h).
+// The source that fits standard input. Precondition: signals are installed (cli/console.h).
 Result<std::unique_ptr<LineSource>> OpenStandardInput();
 
 }  // namespace infinigen

@@ -27,8 +27,8 @@ constexpr std::array<Command, 8> kCommands = {{
     {"chat", RunChat, "talk with a model"},
     {"serve", RunServe, "answer OpenAI's API over HTTP, with a web page"},
     {"bench", RunBench, "measure prefill and decode speed"},
-    {"eval", RunEval, "measure perplexity, or finding facts in long text"},
-    {"calibrate", RunCalibrate, "compute the file that lets small sketches rank a model's keys"},
+    {"eval", RunEval, "measure how good the answers are: perplexity, facts found in long text, questions"},
+    {"calibrate", RunCalibrate, "compute the file with which small sketches rank a model's keys"},
     {"inspect", RunInspect, "show what is in a model"},
     {"tokenize", RunTokenize, "turn text into token ids, or back"},
 }};
@@ -66,12 +66,12 @@ int Dispatch(Arguments arguments) {
 }  // namespace infinigen
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is an errno at the write, not a death
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of the write, and does not end the process
   try {
     return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::bad_alloc&) {
     return infinigen::Fail(infinigen::Exhausted("out of memory"));
-  } catch (const std::exception& error) {  // a library threw where none of ours does
+  } catch (const std::exception& error) {  // from a library; our own code does not throw
     return infinigen::Fail(infinigen::Invalid("unexpected: {}", error.what()));
   }
 }

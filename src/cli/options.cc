@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/check.h"
+#include "cli/console.h"
+#include "runtime/describe.h"
 #include "runtime/kv_options.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 
@@ -16,19 +21,22 @@ void AddModelFlag(Flags& flags, std::string* model) {
 }
 
 void AddDeviceFlags(Flags& flags, DeviceRequest* device) {
-  flags.Integer("-t,--threads", &device->threads, 1, 1024, "threads (default: as many as the machine has)");
+  flags.Integer("-t,--threads", &device->threads, 1, 1024,
+                "threads to compute with (default: as many as the machine has)");
   flags.Choice("--device", &device->device, {"cpu", "cuda", "reference"},
-               "where to compute; reference is the slow oracle, for checking");
-  flags.Text("--device-memory", &device->memory, "SIZE", "limit of GPU memory; needs --device cuda");
+               "where to compute; reference is the plain and slow implementation, for checking");
+  flags.Text("--device-memory", &device->memory, "SIZE",
+             "use at most this much GPU memory, for example 24GiB; needs --device cuda");
   flags.Text("--weights-on-device", &device->weights_on_device, "PERCENT",
-             "share of the weights kept on the GPU; needs --device cuda");
+             "share of the weights that stays on the GPU, the rest is streamed; needs --device cuda");
 }
 
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
   flags.Group("KV cache");
   flags.Custom(
       "--kv", [=](const std::string& text) { return ParsePresets(text, list, &kv->presets); },
-      list ? "PRESET,..." : "PRESET", fmt::format("{} (default {})", PresetHelp(), kv->presets[0]->name));
+      list ? "PRESET,..." : "PRESET",
+      fmt::format("{} (default {})", PresetHelp(), kv->presets.size() > 1 ? "all of them" : kv->presets[0]->name));
   for (const KvOption& option : KvOptions()) {
     const auto set = [&option, kv](const std::string& text) { return option.set(text, &kv->request); };
     if (option.meta.empty())
@@ -36,7 +44,7 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
     else
       flags.Custom("--" + option.name, set, option.meta, option.help);
   }
-  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "report what was attended to for every layer");
+  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "also report what was attended to for every layer");
 }
 
 Result<std::vector<KvRequest>> KvRequests(const KvFlags& flags) {
@@ -66,11 +74,13 @@ void AddSamplingFlags(Flags& flags, SamplingFlags* sampling) {
   flags.Integer("--top-k", &sampling->top_k, 0, INT32_MAX,
                 fmt::format("keep the N most likely tokens; 0: all (default {})", options.top_k));
   flags.Real("--top-p", &options.top_p, 0, 1, true,
-             fmt::format("keep the fewest tokens with this much probability; 1: all (default {})", options.top_p));
+             fmt::format("keep the most likely tokens that together have this probability; 1: all (default {})",
+                         options.top_p));
   flags.Real("--min-p", &options.min_p, 0, 1, false,
-             fmt::format("drop what is less likely than this share of the best; 0: none (default {})", options.min_p));
+             fmt::format("drop tokens less likely than this share of the most likely one; 0: none (default {})",
+                         options.min_p));
   flags.Real("--repeat-penalty", &options.repeat_penalty, 0, 1000, true,
-             fmt::format("above 1 recent tokens become less likely (default {})", options.repeat_penalty));
+             fmt::format("above 1: recent tokens become less likely (default {})", options.repeat_penalty));
   flags.Integer("--repeat-last-n", &sampling->repeat_window, 0, INT32_MAX,
                 fmt::format("how many tokens count as recent (default {})", options.repeat_window));
   flags.Integer("-s,--seed", &sampling->seed, -1, INT64_MAX,
@@ -103,6 +113,23 @@ void AddTokenFlags(Flags& flags, PromptFlags* prompts) {
       "--prompts", &prompts->lines_file, "FILE.jsonl",
       "many prompts, run together: on each line \"text\", [ids], {\"prompt\": \"text\"} or {\"prompt_ids\": [ids]}, "
       "objects also with \"n\" and \"seed\"");
+}
+
+Result<int> PrintPlans(const Model& model, std::span<const RunPlan> plans, bool json) {
+  CHECK(!plans.empty());
+  Output output;
+  if (json) {
+    nlohmann::ordered_json all = {
+        {"model", ModelJson(model)}, {"kv", KvJson(plans[0].options)}, {"plan", PlanJson(plans[0])}};
+    for (const RunPlan& plan : plans) all["plans"].push_back({{"kv", KvJson(plan.options)}, {"plan", PlanJson(plan)}});
+    output.Write(Dump(all));
+  } else {
+    for (const RunPlan& plan : plans) output.Write(DescribePlan(model.config, plan));
+  }
+  for (const RunPlan& plan : plans)
+    if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
+  RETURN_IF_ERROR(output.status());
+  return kExitOk;
 }
 
 }  // namespace infinigen

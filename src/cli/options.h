@@ -1,9 +1,11 @@
-// Flag groups that several commands share. Unknown words are refused where they are read (usage, exit 2); what values
-// contradict together is refused by runtime (exit 1).
+// What several commands share beside the flags themselves: groups of flags and the values they fill, and the output of
+// --dry-run. A value that is wrong by itself is refused where it is read (usage, exit 2); values that contradict each
+// other are refused by runtime (exit 1). One thread.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "cli/prompts.h"
 #include "runtime/generation.h"
 #include "runtime/kv_request.h"
+#include "runtime/model.h"
 #include "runtime/plan.h"
 
 namespace infinigen {
@@ -25,7 +28,7 @@ struct KvFlags {
   std::vector<const KvPreset*> presets = {FindPreset("infinigen")};  // several where a command takes a list
   bool stats_per_layer = false;                                      // of reports
 };
-// `list`: --kv takes several presets.
+// `list`: --kv takes several presets. kv->presets has the default.
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list);
 // One request for each preset, each checked.
 Result<std::vector<KvRequest>> KvRequests(const KvFlags& flags);
@@ -38,11 +41,15 @@ struct SamplingFlags {
   int64_t seed = -1;                     // -1: a random one
 };
 void AddSamplingFlags(Flags& flags, SamplingFlags* sampling);
-// With the seed settled.
+// With a seed drawn where none was given.
 SamplingOptions ResolveSampling(const SamplingFlags& flags);
 
 // --prompt, --file and, for generation, --prompt-ids and --prompts.
 void AddTextFlags(Flags& flags, PromptFlags* prompts);
 void AddTokenFlags(Flags& flags, PromptFlags* prompts);
+
+// --dry-run: prints every plan on standard output. Returns the exit code, or the refusal of the first plan that does
+// not fit.
+Result<int> PrintPlans(const Model& model, std::span<const RunPlan> plans, bool json);
 
 }  // namespace infinigen

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/utf8.h"
-#include "cli/interrupt.h"
+#include "cli/console.h"
 #include "json/fields.h"
 #include "json/tree.h"
 

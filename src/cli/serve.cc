@@ -13,7 +13,6 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/plan_output.h"
 #include "cli/terminal.h"
 #include "runtime/describe.h"
 #include "runtime/launch.h"
@@ -25,7 +24,7 @@
 namespace infinigen {
 namespace {
 
-// A context that memory forced upon us is still one to serve.
+// Where memory is short and -c was not given, a context this short will do.
 constexpr int64_t kLeastServedContext = 256;
 
 struct ServeFlags {
@@ -45,31 +44,35 @@ struct ServeFlags {
   KvFlags kv;
   SamplingFlags sampling;
   int64_t context = 0;  // 0: not given
-  int64_t batch = 0;    // likewise
+  int64_t batch = 0;    // 0: not given
   bool dry_run = false;
 };
 
 void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Group("Network");
   flags.Text("--host", &values->host, "ADDRESS",
-             "where to listen; 0.0.0.0 is every address of this machine, which wants a key (default 127.0.0.1)");
-  flags.Integer("--port", &values->port, 0, 65535, "0: any free one, which is printed (default 8080)");
-  flags.TextList("--api-key", &values->keys, "KEY",
-                 "clients send it as Authorization: Bearer KEY; repeatable. Others can see the command line: a file is "
-                 "better");
-  flags.Text("--api-key-file", &values->key_file, "FILE", "keys, one a line");
+             "address to listen on; 0.0.0.0 is every address of this machine, use a key then (default 127.0.0.1)");
+  flags.Integer("--port", &values->port, 0, 65535,
+                "port to listen on; 0: any free one, which is printed (default 8080)");
+  flags.TextList(
+      "--api-key", &values->keys, "KEY",
+      "a key that clients send as Authorization: Bearer KEY; repeatable. Other users of this machine can see the "
+      "command line: prefer --api-key-file");
+  flags.Text("--api-key-file", &values->key_file, "FILE", "a file with one key on each line");
   flags.TextList("--cors-origin", &values->cors_origins, "ORIGIN",
-                 "web pages that may use the server, as https://example.org; repeatable; *: all");
+                 "web pages that may use the server, for example https://example.org; repeatable; *: all");
   flags.Text("--tls-cert", &values->tls_cert, "FILE",
              "certificate chain (PEM); with --tls-key the server speaks https");
   flags.Text("--tls-key", &values->tls_key, "FILE", "its private key (PEM)");
-  flags.Integer("--queue", &values->queue, 0, 1 << 20,
-                "sequences that may wait beyond those that run; more are told to come back later (default 128)");
-  flags.Integer("--drain", &values->drain_s, 0, 86400, "seconds that running requests have after SIGTERM (default 30)");
   flags.Integer(
-      "--heartbeat", &values->heartbeat_s, 0, 86400,
-      "seconds of silence after which a stream gets a comment, so that no proxy cuts it; 0: never (default 10)");
-  flags.Switch("--quiet", &values->quiet, "no line on stderr for every request");
+      "--queue", &values->queue, 0, 1 << 20,
+      "sequences that may wait beside those that run; further ones are refused with status 429 (default 128)");
+  flags.Integer("--drain", &values->drain_s, 0, 86400,
+                "seconds that running requests get to finish after SIGTERM (default 30)");
+  flags.Integer("--heartbeat", &values->heartbeat_s, 0, 86400,
+                "seconds without output after which a stream gets a comment, so that proxies keep it open; 0: never "
+                "(default 10)");
+  flags.Switch("--quiet", &values->quiet, "do not log every request on stderr");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
   AddDeviceFlags(flags, &values->device);
@@ -82,7 +85,7 @@ void AddFlags(Flags& flags, ServeFlags* values) {
   AddSamplingFlags(flags, &values->sampling);
 }
 
-// Everything that a running server stands on, in the order in which it is made.
+// What a running server uses, in the order in which it is made.
 struct Loaded {
   std::unique_ptr<Model> model;
   std::optional<ChatPrompt> chat;
@@ -96,7 +99,6 @@ Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceCh
   if (context > model.config.max_positions)
     Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
                      model.config.name));
-  // Without -c, less than what the model was made for is better than nothing.
   return PlanServer(model, {.device = device,
                             .kv = kv,
                             .max_tokens = context,
@@ -119,7 +121,8 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
     loaded.chat_refusal = fmt::format("this model cannot chat: {}", chat.error().message);
   }
   loaded.prefix_bytes = plan.prefix_bytes;
-  ASSIGN_OR_RETURN(loaded.executor, Launch(model, plan, Terminal().callbacks()));
+  Terminal terminal;
+  ASSIGN_OR_RETURN(loaded.executor, Launch(model, plan, terminal.callbacks()));
   return loaded;
 }
 
@@ -141,7 +144,7 @@ ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
           .prefix_limit_bytes = loaded.prefix_bytes};
 }
 
-// A connection is a file descriptor, and the usual limit of 1,024 is soft.
+// Every connection takes a file descriptor; the usual soft limit is 1,024.
 void RaiseFileLimit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -151,13 +154,13 @@ void RaiseFileLimit() {
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
 
-// A variable that is there and empty is a secret that did not arrive, not a wish to serve without one.
+// An empty variable means that a secret did not arrive: the server must not start without a key then.
 Status CheckKeysArrived(const ServeFlags& flags) {
   const auto empty = [](const char* name) {
     const char* value = std::getenv(name);
     return value != nullptr && IsBlank(value);
   };
-  const bool only_blank = std::ranges::all_of(flags.keys, IsBlank);  // where there is none too
+  const bool only_blank = std::ranges::all_of(flags.keys, IsBlank);  // true without keys
   if (only_blank && empty("INFINIGEN_API_KEY")) return Invalid("INFINIGEN_API_KEY: a key must not be empty");
   if (flags.key_file.empty() && (flags.key_file_given || empty("INFINIGEN_API_KEY_FILE")))
     return Invalid("--api-key-file: the name must not be empty");
@@ -178,7 +181,7 @@ Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
   if (flags.tls_cert.empty() != flags.tls_key.empty()) return Invalid("--tls-cert and --tls-key go together");
   const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
   if (!local && access.keys.empty())
-    Warn(fmt::format("--host {} without --api-key: whoever reaches this machine can use the model", flags.host));
+    Warn(fmt::format("--host {} without --api-key: anyone who reaches this machine can use the model", flags.host));
   return access;
 }
 
@@ -197,7 +200,7 @@ Result<int> Serve(const ServeFlags& flags) {
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 
   RaiseFileLimit();
-  // Outlived by nothing that uses it: the model goes last, the network first.
+  // Declared first and so destroyed last: everything below uses it.
   Loaded loaded;
   Api api(std::move(access), /*log_requests=*/!flags.quiet);
   HttpOptions http{.host = flags.host,
@@ -208,7 +211,7 @@ Result<int> Serve(const ServeFlags& flags) {
   std::atomic<bool> loading{true};
   HttpHandler handler = api.handler();
   handler.drain = [&loading, then = handler.drain] {
-    // Nothing runs that would be worth waiting for, and loading cannot be interrupted.
+    // No request runs yet, and loading cannot be interrupted.
     if (loading.exchange(false)) std::_Exit(kExitOk);
     then();
   };
@@ -222,13 +225,13 @@ Result<int> Serve(const ServeFlags& flags) {
 
   ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
   api.Serve(Serving(flags, loaded));
-  while (!loading.exchange(false)) ::pause();  // a signal was first: the process is ending
+  while (!loading.exchange(false)) ::pause();  // a signal came first, and the process is ending
   const ExecutorOptions& options = loaded.executor->options();
   PrintStderr("infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
               loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
               FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
   server->Wait();
-  server->Stop();  // before what its handlers use
+  server->Stop();  // before the parts that its handlers use
   api.Stop();
   return kExitOk;
 }
@@ -241,8 +244,7 @@ int RunServe(Arguments arguments) {
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   values.key_file_given = flags.Given("api-key-file");
-  const Result<int> exit_code = Serve(values);
-  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+  return Finish(Serve(values));
 }
 
 }  // namespace infinigen

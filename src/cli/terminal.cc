@@ -8,7 +8,6 @@
 #include <cstdio>
 
 #include "cli/console.h"
-#include "cli/interrupt.h"
 
 namespace infinigen {
 namespace {

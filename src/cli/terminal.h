@@ -1,6 +1,6 @@
-// What a person at a terminal sees while a command works, on stderr: warnings and notices everywhere, a progress bar
-// and a status line only where stderr is a terminal. It turns runtime's callbacks (runtime/callbacks.h) into these, and
-// Ctrl-C into cancellation. One thread.
+// Terminal: what a command shows on stderr while it works. Warnings and notices are always written; a progress bar and
+// a status line only where stderr is a terminal. Commands pass its callbacks (runtime/callbacks.h) to runtime and eval;
+// Ctrl-C becomes cancellation. One thread.
 #pragma once
 
 #include <chrono>
@@ -22,9 +22,9 @@ class Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  // They call this object, so it outlives them.
+  // They call this object, which outlives them.
   Callbacks callbacks();
-  // Takes bar or status line off the screen, before anything else is written there.
+  // Removes bar or status line; call it before anything else is written to the screen.
   void Erase();
 
  private:
@@ -35,7 +35,7 @@ class Terminal {
 
   const bool terminal_;
   bool drawn_ = false;
-  // The prefills under way, taken together. The bar appears once a second has passed.
+  // All prefills under way together. The bar appears after a second.
   int64_t units_ = 0, units_done_ = 0, tokens_ = 0;
   Clock::time_point start_ = Clock::now(), last_drawn_{};
 };

@@ -12,7 +12,7 @@
 #include "cli/prompts.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
-#include "text/unicode.h"
+#include "runtime/text.h"
 
 namespace infinigen {
 namespace {
@@ -46,7 +46,7 @@ Result<int> Tokenize(const TokenizeFlags& flags) {
       json["text"] = ReplaceInvalidUtf8(text);
       output.Write(Dump(json));
     } else {
-      output.Write(text + "\n");  // the exact bytes, as the tokens spell them
+      output.Write(text + "\n");  // the exact bytes that the tokens spell
     }
   } else {
     ASSIGN_OR_RETURN(const std::vector<PromptSpec> prompts, ReadPrompts(flags.input));
@@ -76,12 +76,11 @@ int RunTokenize(Arguments arguments) {
   flags.Group("Output");
   flags.Switch("--no-special", &values.no_special,
                "add no special tokens (BOS and the like); with --ids: leave them out of the text");
-  flags.Switch("--json", &values.json, "one JSON object: ids, tokens (as the vocabulary writes them), count");
+  flags.Switch("--json", &values.json, "one JSON object: ids, tokens (as the vocabulary spells them), count");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (!values.input.any() && ::isatty(STDIN_FILENO) == 1)
     return FailUsage("tokenize", "a text is missing: pass -p, -f or --ids, or pipe text in");
-  const Result<int> exit_code = Tokenize(values);
-  return exit_code.ok() ? *exit_code : Fail(exit_code.error());
+  return Finish(Tokenize(values));
 }
 
 }  // namespace infinigen

@@ -12,7 +12,7 @@ namespace {
 
 // Of the mean eigenvalue: directions that the calibration text did not visit are taken as this small, not as absent.
 constexpr double kRegularisation = 1e-4;
-constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kLargestHeadDim = 512;
 
 size_t At(int64_t row, int64_t column, int64_t width) { return static_cast<size_t>(row * width + column); }
 
@@ -191,7 +191,7 @@ std::vector<int32_t> LargestColumns(std::span<const double> sums, int64_t kv_hea
 }
 
 Skew::Skew(const SkewShape& shape, SkewOrigin origin) : shape_(shape), origin_(std::move(origin)) {
-  CHECK(shape.layers > 0 && shape.kv_heads > 0 && shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim);
+  CHECK(shape.layers > 0 && shape.kv_heads > 0 && shape.head_dim > 0 && shape.head_dim <= kLargestHeadDim);
   const size_t d = static_cast<size_t>(shape.head_dim);
   const std::vector<F16> matrix(d * d);
   const std::vector<float> numbers(d);

@@ -34,9 +34,12 @@ class Sequence {
 
   SeqSlot slot() const { return slot_; }
 
-  // `tokens` become rows 0, 1, …. False: on_unit gave up. Afterwards Logits may be asked for, until EndPrefill.
-  Result<bool> Prefill(std::span<const int32_t> tokens, PrefillKind kind, const OnUnit& on_unit) {
-    RETURN_IF_ERROR(executor_->BeginPrefill(slot_, 0, tokens, kind));
+  // `tokens` become rows first_row, first_row + 1, …; rows before them stay, and a prefill before this one ends. False:
+  // on_unit gave up. Afterwards Logits may be asked for, until EndPrefill or the next prefill.
+  Result<bool> Prefill(std::span<const int32_t> tokens, PrefillKind kind, const OnUnit& on_unit,
+                       int64_t first_row = 0) {
+    executor_->EndPrefill(slot_);
+    RETURN_IF_ERROR(executor_->BeginPrefill(slot_, first_row, tokens, kind));
     const int64_t units = executor_->PrefillUnits(slot_);
     for (int64_t done = 1;; ++done) {
       const bool whole = executor_->RunPrefillUnit(slot_);

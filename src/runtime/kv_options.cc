@@ -219,16 +219,20 @@ void AddSelection(std::vector<KvOption>& options) {
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->dense_layers); }});
   options.push_back(
       {"kv-from", Words<GuessSource>(kSources),
-       "whose query is compared with the sketches, or pages (default self; where entries come over the "
-       "link to a GPU prev-layer)",
+       "which query is compared with the sketches or pages: the layer's own, a guess from the layer before (from its "
+       "input, "
+       "or from the stream after its attention), or the last step's (default self; prev-layer where entries come over "
+       "the link to a "
+       "GPU)",
        [](const std::string& text, Request r) { return SetWord<GuessSource>(text, kSources, &r->from); }});
-  options.push_back({"kv-counts", Words<bool>(kCounts), "every head its own count, or the mean of all (default ragged)",
+  options.push_back({"kv-counts", Words<bool>(kCounts),
+                     "how many entries a head selects: its own count, or the mean of all heads (default ragged)",
                      [](const std::string& text, Request r) { return SetWord<bool>(text, kCounts, &r->mean_counts); }});
 }
 
 void AddSketches(std::vector<KvOption>& options) {
-  options.push_back(
-      {"kv-ratio", "SHARE", fmt::format("size of a sketch against its key (default {})", kDefaultRatio), SetRatio});
+  options.push_back({"kv-ratio", "SHARE",
+                     fmt::format("size of a sketch, as a share of its key (default {})", kDefaultRatio), SetRatio});
   options.push_back(
       {"kv-sketch-type", Words<SketchType>(kSketchTypes), "stored type of sketches (default int8)",
        [](const std::string& text, Request r) { return SetWord<SketchType>(text, kSketchTypes, &r->sketch_type); }});
@@ -270,7 +274,9 @@ void AddMeasurement(std::vector<KvOption>& options) {
   options.push_back({"kv-force-count", "N",
                      "for benchmarks: attend to exactly N entries per head, sinks and window included",
                      [](const std::string& text, Request r) { return SetInteger(text, 1, &r->force_count); }});
-  options.push_back({"kv-force-hits", "X", "for benchmarks of the hot set; needs --device cuda", SetForceHits});
+  options.push_back({"kv-force-hits", "X",
+                     "for benchmarks: this share of a selection counts as hits of the hot set; needs --device cuda",
+                     SetForceHits});
   options.push_back({"mass-recall", "", "measure the share of true attention inside the selection (slow)",
                      [](const std::string& text, Request r) { return SetSwitch(text, &r->measure_mass); }});
 }

@@ -27,6 +27,16 @@ struct Timing {
 
   double prefill_rate() const { return prefill_s > 0 ? static_cast<double>(prefill_tokens) / prefill_s : 0; }
   double decode_rate() const { return decode_s > 0 ? static_cast<double>(decode_tokens) / decode_s : 0; }
+  void AddPrefill(double seconds, int64_t tokens) {
+    prefill_s += seconds;
+    prefill_tokens += tokens;
+  }
+  // One decode step of `tokens` sequences.
+  void AddStep(double seconds, int64_t tokens) {
+    decode_s += seconds;
+    decode_tokens += tokens;
+    step_ms.push_back(static_cast<float>(seconds * 1e3));
+  }
   // What came after `before`, an earlier state of this.
   Timing Since(const Timing& before) const {
     return {.load_s = load_s,

@@ -1,4 +1,4 @@
-// Text for clients of runtime: tokenizers, chat prompts, and text as it comes out token by token.
+// Text for clients of runtime: tokenizers, chat prompts, text as it comes out token by token, and UTF-8.
 #pragma once
 
 #include "text/chat_prompt.h"

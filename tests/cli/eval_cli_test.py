@@ -8,12 +8,11 @@ import os
 import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
 import unittest
-import zlib
+import xml.etree.ElementTree
 
 import cli_test
 from cli_test import Case, Run
@@ -99,7 +98,7 @@ class Ppl(Case):
             self.assertEqual(len(overlap["layers"]), 12)
         text = self.ppl(*flags).out
         self.assertIn("| 64-127 |", text)
-        self.assertIn("of what a step chose, chosen before too:", text)
+        self.assertIn("share of a step's selection that was selected before too:", text)
         self.assertNotIn("chunks", self.ppl("--json", "--limit-tokens", 64).json())
         self.assert_error(self.ppl("--kv", "full", "--step-overlap"), 1, "select")
         self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "keep every entry")
@@ -197,7 +196,7 @@ class Needle(Case):
         self.assertIn(b"\x1b[1;30;43mThe access code for", seen)
 
     def test_families_in_one_run_with_agreement_and_a_picture(self):
-        picture = self.path("map.png")
+        picture = self.path("map.svg")
         families = "single,multi-value,words"
         command = ("eval", "needle", "-m", MODEL, "--lengths", "200,260", "--n", 2, "--family", families, "--kv", "streaming", "--against", "full")
         run = Run(*command, "--heatmap", picture, "--json")
@@ -223,14 +222,16 @@ class Needle(Case):
                 self.assertAlmostEqual(sum(b["found"] for b in bins) / (2 * strings), cell["accuracy"])
                 if cell["family"] != "words":
                     self.assertEqual(sum(d["found"] for d in cell["by_depth"]), sum(b["found"] for b in bins))
-        with open(picture, "rb") as file:
-            data = file.read()
-        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
-        width, height = struct.unpack(">II", data[16:24])
-        size, = struct.unpack(">I", data[33:37])
-        self.assertEqual(data[37:41], b"IDAT")
-        self.assertEqual(len(zlib.decompress(data[41:41 + size])), height * (1 + 3 * width))
-        self.assertEqual(zlib.crc32(data[37:41 + size]), struct.unpack(">I", data[41 + size:45 + size])[0])
+        # One panel for each family and method; its numbers are the bins of the JSON, lengths from left to right.
+        svg = "{http://www.w3.org/2000/svg}"
+        panels = xml.etree.ElementTree.parse(picture).getroot().findall(svg + "g")
+        self.assertEqual(len(panels), 6)
+        for panel, (family, kv) in zip(panels, [(f, kv) for f in families.split(",") for kv in result["results"]]):
+            self.assertTrue(panel.find(svg + "title").text.startswith(f"{family}, {kv['kv']['preset']}: "))
+            bins = [b for b in kv["heatmap"] if b["family"] == family]
+            self.assertEqual(len(panel.findall(svg + "rect")), len(bins))
+            shown = [text.text for text in panel.findall(svg + "text") if text.get("class") in ("middle", "middle on-dark")]
+            self.assertEqual(shown, [f"{100 * b['found'] / b['n']:.0f}" for b in bins if b["n"] > 0])
 
     def test_families_on_the_screen(self):
         run = Run("eval", "needle", "-m", MODEL, "--lengths", 200, "--n", 1, "--family", "multi-query,words", "--kv", "full", "--facts", 2, "--show")
@@ -267,7 +268,10 @@ class Needle(Case):
         self.assert_error(self.needle("--depth", "middle"), 2, "uniform")
         self.assert_error(self.needle("--family", "single,frob"), 2, "frob", "multi-value")
         self.assert_error(self.needle("--family", "words", "--facts", 17), 2, "words", 16)
-        self.assert_error(self.needle("--heatmap", self.path("none/map.png")), 1, "none/map.png")
+        self.assert_error(self.needle("--family", "single,words,single"), 2, "'single' is given twice")
+        self.assert_error(self.needle("--heatmap", self.path("none/map.svg")), 1, "none/map.svg")
+        for name in ("map.png", "map", "map.svg.png"):
+            self.assert_error(self.needle("--heatmap", self.path(name)), 2, name, "does not end in .svg")
         self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "no room")
 
 

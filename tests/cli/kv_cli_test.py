@@ -188,6 +188,13 @@ class Selecting(Case):
             self.assert_error(Run(*good, *flags), 1, words)
 
 
+    def test_flags_of_benchmarks_are_flags_of_bench_alone(self):
+        for flag in ("--no-fetch", "--no-compute"):
+            for command in (("generate",), ("chat",), ("serve",), ("eval", "ppl"), ("eval", "needle"), ("eval", "choice"), ("eval", "compare")):
+                self.assert_error(Run(*command, flag), 2, f"'{flag}' is not a flag of {' '.join(command)}")
+            self.assert_error(Run("bench", "-m", model(LLAMA), flag), 1, flag, "--device cuda")
+
+
 class FirstUse(Case):
     """The skew file: made once, beside the model, and only where a sketch needs it."""
 

@@ -1,2 +1,2 @@
 infinigen_fuzz(prompts_jsonl infinigen_cli_input)
-infinigen_fuzz(choice_lines infinigen_cli_input)
+infinigen_fuzz(choice_lines infinigen_eval_input)

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "cli/choice_lines.h"
+#include "eval/choice_lines.h"
 
 namespace infinigen {
 namespace {

@@ -4,7 +4,7 @@
 namespace infinigen {
 
 const RetainPolicy kRetainLru = {.name = "lru",
-                                 .summary = "the longest not selected leaves",
+                                 .summary = "the least recently selected leaves",
                                  .on_append = AppendMark::kPosition,
                                  .on_select = SelectMark::kStamp};
 

@@ -3,6 +3,7 @@
 
 namespace infinigen {
 
-const RetainPolicy kRetainRandom = {.name = "random", .summary = "anybody leaves", .on_append = AppendMark::kScrambled};
+const RetainPolicy kRetainRandom = {
+    .name = "random", .summary = "a random one leaves", .on_append = AppendMark::kScrambled};
 
 }  // namespace infinigen
