@@ -112,7 +112,8 @@ class Near {
         tables_(backend,
                 std::vector<int32_t>(more == 1 ? 1 : static_cast<size_t>(s.lists() * (2 * capacity_ + s.rows)), -1)),
         list_(backend, static_cast<size_t>(s.lists() * (2 * s.listed + 2))),
-        totals_(backend, std::vector<NearTotals>(static_cast<size_t>(s.batch))) {}
+        totals_(backend, std::vector<NearTotals>(static_cast<size_t>(s.batch))),
+        clock_(backend, std::vector<FetchClock>(1)) {}
 
   NearEntries entries() const {
     NearEntries near{.layout = setting_.layout(), .data = data_.get(), .capacity = capacity_};
@@ -129,6 +130,7 @@ class Near {
     return {at, at + all, at + 2 * all, at + 2 * all + setting_.lists(), setting_.listed, setting_.kv_heads};
   }
   NearTotals* totals() const { return totals_.get(); }
+  FetchClock* clock() const { return clock_.get(); }
   // Since the last call, of all sequences.
   double FetchedShare() {
     std::vector<NearTotals> now(static_cast<size_t>(setting_.batch));
@@ -148,6 +150,7 @@ class Near {
   Device<std::byte> data_;
   Device<int32_t> tables_, list_;
   Device<NearTotals> totals_;
+  Device<FetchClock> clock_;
 };
 
 void Find(CudaBackend& backend, const Layer& layer, Near& near, int64_t step, double forced_hits = 0) {
@@ -156,7 +159,7 @@ void Find(CudaBackend& backend, const Layer& layer, Near& near, int64_t step, do
 }
 void Fetch(CudaBackend& backend, const Layer& layer, Near& near, int64_t step) {
   backend.FetchNear(Queue::kFetch, layer.batch(step), layer.selection(step), layer.entries(), near.entries(),
-                    near.list());
+                    near.list(), near.clock());
 }
 
 // Microseconds of FindNear in a hot set of `more` lists, each call the next step; and the share that was missing.
@@ -191,7 +194,7 @@ void Alone(CudaBackend& backend, const Setting& s) {
       backend,
       [&] {
         backend.AttendNear(Queue::kCompute, q, layer.batch(step), layer.selection(step), {s.heads, 0.1f},
-                           near.entries(), near.list(), out);
+                           layer.entries(), near.entries(), near.list(), out);
       },
       s.bytes() / 3e12);
   const auto fetch = [&](double forced_hits) {
