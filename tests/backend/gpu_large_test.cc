@@ -123,7 +123,7 @@ TEST(GpuProductTest, LargeProducts) {
 
 // More lists than are fetched by one launch.
 TYPED_TEST(GpuLargeTest, ManyListsAreFetched) {
-  const FetchShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .own_rows = 3, .hot = false};
+  const FetchShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .cells = 3, .hot = false};
   FetchLayer<typename TypeParam::B> layer(this->backend(), shape, 103);
   std::vector<FetchToken> tokens;
   for (int32_t slot = 0; slot < shape.slots; ++slot)

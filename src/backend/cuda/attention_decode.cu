@@ -161,9 +161,9 @@ __device__ void MergeShares(const DecodeCall& call, const ShareSums<Tile>& share
       value = fmaf(factor, shares.values[w][head][column], value);
       sum = fmaf(factor, shares.sum[w][head], sum);
     }
-    const int64_t at = call.Chunk(token, first_head + head, chunk);
-    call.sums[at * dim + column] = value;
-    if (column == 0) call.tops[at] = make_float2(top, sum);
+    const int64_t target = call.Chunk(token, first_head + head, chunk);
+    call.sums[target * dim + column] = value;
+    if (column == 0) call.tops[target] = make_float2(top, sum);
   }
 }
 
