@@ -63,7 +63,7 @@ class Layer {
             .slots = slots_->get(),
             .rows = last_->get(),
             .positions = positions_->get() + step % kSteps * setting_.batch,
-            .places = last_->get(),
+            .own_rows = last_->get(),
             .kv_heads = setting_.kv_heads};
   }
   Selection selection(int64_t step) const {
@@ -102,42 +102,42 @@ class Layer {
   std::optional<Device<int32_t>> quotas_, slots_, positions_, last_, counts_, lists_;
 };
 
-// Memory near by; `more` times a list, hot where it is not once.
-class Near {
+// Memory on the device; `more` times a list, hot where it is not once.
+class FetchMemory {
  public:
-  Near(CudaBackend& backend, const Setting& s, int64_t more)
+  FetchMemory(CudaBackend& backend, const Setting& s, int64_t more)
       : setting_(s),
         capacity_(s.listed * more),
         data_(backend, static_cast<size_t>(s.lists() * capacity_) * s.layout().entry_bytes()),
         tables_(backend,
                 std::vector<int32_t>(more == 1 ? 1 : static_cast<size_t>(s.lists() * (2 * capacity_ + s.rows)), -1)),
         list_(backend, static_cast<size_t>(s.lists() * (2 * s.listed + 2))),
-        totals_(backend, std::vector<NearTotals>(static_cast<size_t>(s.batch))),
+        totals_(backend, std::vector<FetchTotals>(static_cast<size_t>(s.batch))),
         clock_(backend, std::vector<FetchClock>(1)) {}
 
-  NearEntries entries() const {
-    NearEntries near{.layout = setting_.layout(), .data = data_.get(), .capacity = capacity_};
-    if (capacity_ == setting_.listed) return near;
-    near.holds = tables_.get();
-    near.used = near.holds + setting_.lists() * capacity_;
-    near.place_of = near.used + setting_.lists() * capacity_;
-    near.rows = setting_.rows;
-    return near;
+  FetchBuffer entries() const {
+    FetchBuffer buffer{.layout = setting_.layout(), .data = data_.get(), .capacity = capacity_};
+    if (capacity_ == setting_.listed) return buffer;
+    buffer.holds = tables_.get();
+    buffer.used = buffer.holds + setting_.lists() * capacity_;
+    buffer.cell_of = buffer.used + setting_.lists() * capacity_;
+    buffer.rows = setting_.rows;
+    return buffer;
   }
-  NearList list() const {
+  FetchList list() const {
     const int64_t all = setting_.lists() * setting_.listed;
     int32_t* at = list_.get();
     return {at, at + all, at + 2 * all, at + 2 * all + setting_.lists(), setting_.listed, setting_.kv_heads};
   }
-  NearTotals* totals() const { return totals_.get(); }
+  FetchTotals* totals() const { return totals_.get(); }
   FetchClock* clock() const { return clock_.get(); }
   // Since the last call, of all sequences.
   double FetchedShare() {
-    std::vector<NearTotals> now(static_cast<size_t>(setting_.batch));
-    CUDA_CHECK(cudaMemcpy(now.data(), totals_.get(), now.size() * sizeof(NearTotals), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaMemset(totals_.get(), 0, now.size() * sizeof(NearTotals)));
+    std::vector<FetchTotals> now(static_cast<size_t>(setting_.batch));
+    CUDA_CHECK(cudaMemcpy(now.data(), totals_.get(), now.size() * sizeof(FetchTotals), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemset(totals_.get(), 0, now.size() * sizeof(FetchTotals)));
     double wanted = 0, fetched = 0;
-    for (const NearTotals& totals : now) {
+    for (const FetchTotals& totals : now) {
       wanted += static_cast<double>(totals.wanted);
       fetched += static_cast<double>(totals.fetched);
     }
@@ -149,38 +149,38 @@ class Near {
   int64_t capacity_;
   Device<std::byte> data_;
   Device<int32_t> tables_, list_;
-  Device<NearTotals> totals_;
+  Device<FetchTotals> totals_;
   Device<FetchClock> clock_;
 };
 
-void Find(CudaBackend& backend, const Layer& layer, Near& near, int64_t step, double forced_hits = 0) {
-  backend.FindNear(Queue::kCompute, layer.batch(step), layer.selection(step), near.entries(), forced_hits, near.list(),
-                   near.totals());
+void Find(CudaBackend& backend, const Layer& layer, FetchMemory& buffer, int64_t step, double forced_hits = 0) {
+  backend.AssignCells(Queue::kCompute, layer.batch(step), layer.selection(step), buffer.entries(), forced_hits,
+                      buffer.list(), buffer.totals());
 }
-void Fetch(CudaBackend& backend, const Layer& layer, Near& near, int64_t step) {
-  backend.FetchNear(Queue::kFetch, layer.batch(step), layer.selection(step), layer.entries(), near.entries(),
-                    near.list(), near.clock());
+void Fetch(CudaBackend& backend, const Layer& layer, FetchMemory& buffer, int64_t step) {
+  backend.FetchMisses(Queue::kFetch, layer.batch(step), layer.selection(step), layer.entries(), buffer.entries(),
+                      buffer.list(), buffer.clock());
 }
 
-// Microseconds of FindNear in a hot set of `more` lists, each call the next step; and the share that was missing.
+// Microseconds of AssignCells in a hot set of `more` lists, each call the next step; and the share that was missing.
 std::string HotRow(CudaBackend& backend, const Layer& layer, const Setting& s, int64_t more) {
-  Near near(backend, s, more);
+  FetchMemory buffer(backend, s, more);
   int64_t step = 0;
-  for (; step < 20; ++step) Find(backend, layer, near, step);  // fills it
+  for (; step < 20; ++step) Find(backend, layer, buffer, step);  // fills it
   backend.Synchronize(backend.Record(Queue::kCompute));
-  near.FetchedShare();
+  buffer.FetchedShare();
   const auto begin = std::chrono::steady_clock::now();
-  for (; step < kSteps; ++step) Find(backend, layer, near, step);
+  for (; step < kSteps; ++step) Find(backend, layer, buffer, step);
   backend.Synchronize(backend.Record(Queue::kCompute));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   char text[64];
-  std::snprintf(text, sizeof(text), "%6.1f (%4.1f%%)", took.count() / (kSteps - 20) * 1e6, 100 * near.FetchedShare());
+  std::snprintf(text, sizeof(text), "%6.1f (%4.1f%%)", took.count() / (kSteps - 20) * 1e6, 100 * buffer.FetchedShare());
   return text;
 }
 
 void Alone(CudaBackend& backend, const Setting& s) {
   const Layer layer(backend, s);
-  Near near(backend, s, 1);
+  FetchMemory buffer(backend, s, 1);
   const Device<__nv_bfloat16> queries(
       backend, std::vector<__nv_bfloat16>(static_cast<size_t>(s.batch * s.heads * kDim), __float2bfloat16_rn(0.1f)));
   const Device<__nv_bfloat16> outputs(backend, static_cast<size_t>(s.batch * s.heads * kDim));
@@ -189,19 +189,19 @@ void Alone(CudaBackend& backend, const Setting& s) {
   const Tensor out{reinterpret_cast<std::byte*>(outputs.get()), DType::kBF16, s.batch, width, width};
   int64_t step = 0;
   const double find = Time(
-      backend, [&] { Find(backend, layer, near, step++); }, 1e-5);
+      backend, [&] { Find(backend, layer, buffer, step++); }, 1e-5);
   const double attend = Time(
       backend,
       [&] {
-        backend.AttendNear(Queue::kCompute, q, layer.batch(step), layer.selection(step), {s.heads, 0.1f},
-                           layer.entries(), near.entries(), near.list(), out);
+        backend.AttendFetched(Queue::kCompute, q, layer.batch(step), layer.selection(step), {s.heads, 0.1f},
+                              layer.entries(), buffer.entries(), buffer.list(), out);
       },
       s.bytes() / 3e12);
   const auto fetch = [&](double forced_hits) {
-    Find(backend, layer, near, step, forced_hits);
+    Find(backend, layer, buffer, step, forced_hits);
     backend.Synchronize(backend.Record(Queue::kCompute));
     return Time(
-        backend, [&] { Fetch(backend, layer, near, step); }, s.bytes() / 5e10, Queue::kFetch);
+        backend, [&] { Fetch(backend, layer, buffer, step); }, s.bytes() / 5e10, Queue::kFetch);
   };
   const double all = fetch(0), fifth = fetch(0.8);
   std::printf("%-36s %-5s %7.1f %16s %16s %9.0f %7.1f %9.0f %7.1f %8.1f %7.0f\n", s.name,
@@ -214,7 +214,7 @@ void Alone(CudaBackend& backend, const Setting& s) {
 // Products [tokens][k] · [n][k]ᵀ on one queue while entries are fetched on the other.
 void Beside(CudaBackend& backend, const Setting& s, int64_t n, int64_t k) {
   const Layer layer(backend, s);
-  Near near(backend, s, 1);
+  FetchMemory buffer(backend, s, 1);
   const Device<__nv_bfloat16> weights(backend, static_cast<size_t>(n * k)),
       x(backend, static_cast<size_t>(s.batch * k)), y(backend, static_cast<size_t>(s.batch * n));
   CUDA_CHECK(cudaMemset(weights.get(), 0, static_cast<size_t>(n * k) * 2));
@@ -224,18 +224,18 @@ void Beside(CudaBackend& backend, const Setting& s, int64_t n, int64_t k) {
                               .out = {reinterpret_cast<std::byte*>(y.get()), DType::kBF16, s.batch, n, n}};
   const Tensor input{reinterpret_cast<std::byte*>(x.get()), DType::kBF16, s.batch, k, k};
   const auto multiply = [&] { backend.MatMul(Queue::kCompute, input, {&projection, 1}); };
-  Find(backend, layer, near, 0);
+  Find(backend, layer, buffer, 0);
   backend.Synchronize(backend.Record(Queue::kCompute));
   const double product = Time(backend, multiply, 1e-4);
   const double fetch = Time(
-      backend, [&] { Fetch(backend, layer, near, 0); }, s.bytes() / 5e10, Queue::kFetch);
+      backend, [&] { Fetch(backend, layer, buffer, 0); }, s.bytes() / 5e10, Queue::kFetch);
 
   // Both run for as long as the fetches; products are fewer, so that they are never alone.
   const int fetches = std::max(4, static_cast<int>(0.1 / fetch));
   const int products = static_cast<int>(0.5 * fetches * fetch / product);
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  for (int i = 0; i < fetches; ++i) Fetch(backend, layer, near, 0);
+  for (int i = 0; i < fetches; ++i) Fetch(backend, layer, buffer, 0);
   for (int i = 0; i < products; ++i) multiply();
   backend.Synchronize(backend.Record(Queue::kCompute));
   const double products_s = since();

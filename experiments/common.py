@@ -6,7 +6,7 @@ tell it. From there:
     experiments/NAME/run.py                  measures, writes result.json and plot.svg
     experiments/NAME/run.py --check          measures, and compares with result.json
     experiments/NAME/run.py --plot-only      draws plot.svg from result.json
-    experiments/NAME/run.py --table          prints the table of docs/results.md from result.json
+    experiments/NAME/run.py --table          prints the table of docs/results-*.md from result.json
     experiments/NAME/run.py --dry-run        asks the program whether it would take each command
     experiments/NAME/run.py --model DIR --out DIR      the same on another model (accuracy)
 

@@ -5,7 +5,7 @@
     experiments/run_all.py --speed --binary B --out DIR     every one on speed, on a GPU; DIR/NAME/result.json as each ends
     experiments/run_all.py --check                          again, compared with what was kept
     experiments/run_all.py --plot-only                      plot.svg of each result.json
-    experiments/run_all.py --tables                         fills the tables of docs/results.md from every result.json
+    experiments/run_all.py --tables                         fills the tables of docs/results-*.md from every result.json
     experiments/run_all.py --dry-run                        asks the program whether it would take each command
 
 Names of experiments choose some. One that fails leaves the others alone; commands that two experiments share run once.
@@ -87,7 +87,7 @@ def main():
     every = arguments.plot_only or arguments.dry_run or arguments.tables
     experiments = [load(name) for name in arguments.names or (ACCURACY + SPEED if every else SPEED if arguments.speed else ACCURACY)]
     if arguments.tables:
-        for page in [ROOT / "docs/results.md", *(e.folder / "README.md" for e in experiments)]:
+        for page in [*sorted(ROOT.glob("docs/results-*.md")), *(e.folder / "README.md" for e in experiments)]:
             if page.exists():
                 page.write_text(filled(page))
         return 0

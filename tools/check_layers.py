@@ -18,7 +18,7 @@ HARD_LINES = 800
 
 VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/retain_view.h",
         "kv/cache_view.h", "kv/store_view.h", "kv/page_bounds_view.h",
-        "kv/near_view.h", "kv/index_view.h"}  # plain structs below both kv and backend
+        "kv/fetch_view.h", "kv/index_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many of the wanted entries are near, against the room for them on the GPU?"""
+"""What share of the selected entries are hits, against the room for them on the GPU?"""
 import pathlib
 import sys
 
@@ -20,12 +20,12 @@ def read(output, keys):
 
 def plot(rows):
     mine = series([r | {"line": "here", "y": 100 * r["hit_ratio"]} for r in rows], "line", "selections", "y")
-    return figure(lines("Wanted entries that are near", "room, in selections", "%",
+    return figure(lines("Selected entries that are hits", "room, in selections", "%",
                         mine | {"HiSparse, as published": [(n, 100 * hits) for n, hits in PUBLISHED.items()]}, log_x=True, x_ticks=[r["selections"] for r in rows]))
 
 
 def tell(rows):
-    return table(["room for", "near", "HiSparse", "KB over the link a step"],
+    return table(["room for", "hits", "HiSparse", "KB over the link a step"],
                  [[f"{r['selections']} selection{'s' * (r['selections'] > 1)}", percent(r["hit_ratio"]), percent(PUBLISHED[r["selections"]], 0) if r["selections"] in PUBLISHED else "-",
                    f"{r['fetched_bytes_per_step'] / 1000:,.0f}"] for r in rows])
 

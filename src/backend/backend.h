@@ -7,7 +7,7 @@
 //    operations of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend
 //    runs each operation at once: program order is a legal schedule, and tickets are always complete.
 //  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from compute_memory(), pool_memory() or
-//    Place().
+//    Load().
 //  * Activations have the type b.activation(); the residual stream and logits are f32; weights keep the type they are
 //    stored in. Operations look at the types of their operands.
 //  * A token's result depends on that token, its sequence and the weights alone: never on its neighbours in the batch,
@@ -27,7 +27,7 @@
 
 #include "base/result.h"
 #include "kv/cache_view.h"
-#include "kv/near_view.h"
+#include "kv/fetch_view.h"
 #include "kv/page_bounds_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
@@ -91,12 +91,12 @@ struct TokenBatch {
   const int32_t* rows = nullptr;   // [count] the last row of its cache: position, until the layer evicts
   // In layers that evict:
   const int32_t* positions = nullptr;  // [count] null: rows
-  const int32_t* places = nullptr;     // [count][kv_heads] the token's own row; null: rows
-  int64_t kv_heads = 0;                // of places
+  const int32_t* own_rows = nullptr;   // [count][kv_heads] the token's own row; null: rows
+  int64_t kv_heads = 0;                // of own_rows
 
   constexpr int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
-  constexpr int32_t Place(int64_t i, int64_t head) const {
-    return places == nullptr ? rows[i] : places[i * kv_heads + head];
+  constexpr int32_t OwnRow(int64_t i, int64_t head) const {
+    return own_rows == nullptr ? rows[i] : own_rows[i * kv_heads + head];
   }
   TokenBatch Range(int64_t first, int64_t n) const {
     return {.count = n,
@@ -104,7 +104,7 @@ struct TokenBatch {
             .slots = slots + first,
             .rows = rows + first,
             .positions = positions == nullptr ? nullptr : positions + first,
-            .places = places == nullptr ? nullptr : places + first * kv_heads,
+            .own_rows = own_rows == nullptr ? nullptr : own_rows + first * kv_heads,
             .kv_heads = kv_heads};
   }
 };
@@ -128,7 +128,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
                            SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
-                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* places, const void* host_in,
+                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* host_in,
                            void* host_out, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
                            FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
@@ -143,8 +143,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.pool_is_remote() } -> std::same_as<bool>;
   // A weight matrix, or an f32 parameter vector, in host memory → where the operations can read it. The host memory
   // must outlive the backend. A matrix of a type that CheckWeight refuses is refused.
-  { b.Place(w) } -> std::same_as<Result<WeightView>>;
-  { b.Place(c) } -> std::same_as<Result<ConstTensor>>;
+  { b.Load(w) } -> std::same_as<Result<WeightView>>;
+  { b.Load(c) } -> std::same_as<Result<ConstTensor>>;
   // kUnsupported, by name, where the backend cannot multiply by weights of a stored type.
   { b.CheckWeight(stored) } -> std::same_as<Status>;
   // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
@@ -224,44 +224,44 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // ---- Retain: layers that evict (kv/retain.h defines the arithmetic). Tokens of one call are of different sequences,
   // or of one that is not full yet.
 
-  // places [count][kv_heads] = where each token's entry goes: the next row, or in a full cache a victim's. The books
-  // name the token from now on, and the victim's sketch is void: it has no score.
-  { b.TakePlaces(queue, batch, retain, cache, places) } -> std::same_as<void>;
-  // The marks of rows that were selected by score. Rules of selection as in the call that made the selection; tokens of
-  // one sequence count one after the other.
-  { b.MarkSelected(queue, batch, retain, call, selection) } -> std::same_as<void>;
-  // Marks grow by the attention of queries [count][heads·d] to rows [0, rows[i]].
+  // places [count][kv_heads] = where each token's entry goes: the next row, or in a full cache a victim's. The eviction
+  // state name the token from now on, and the victim's sketch is void: it has no score.
+  { b.AssignRows(queue, batch, retain, cache, own_rows) } -> std::same_as<void>;
+  // The priorities of rows that were selected by score. Rules of selection as in the call that made the selection;
+  // tokens of one sequence count one after the other.
+  { b.UpdatePriorities(queue, batch, retain, call, selection) } -> std::same_as<void>;
+  // Priorities grow by the attention of queries [count][heads·d] to rows [0, rows[i]].
   { b.SumAttention(queue, c, batch, shape, cache) } -> std::same_as<void>;
   // The same for the tokens of a prefill, whose entries lie in rows = positions.
   { b.SumColumns(queue, c, run, shape, cache) } -> std::same_as<void>;
   // Slot 0 of the first cache has a prefill's n rows. The survivors for the quota of `slot` go to that slot of the
-  // second cache, entries, sketches and books, in the order of their positions.
-  { b.Settle(queue, retain, cache, n, slot, cache) } -> std::same_as<void>;
+  // second cache, entries, sketches and eviction state, in the order of their positions.
+  { b.CopySurvivors(queue, retain, cache, n, slot, cache) } -> std::same_as<void>;
 };
 
-// Backends that bring selected entries near instead of reading them over the link (kv/near_view.h). A layer's step is
-// Select, FindNear, then FetchNear beside other work, AppendNear, AttendNear. Tokens of one call are of different
-// sequences.
+// Backends that bring selected entries near instead of reading them over the link (kv/fetch_view.h). A layer's step is
+// Select, AssignCells, then FetchMisses beside other work, AppendFetched, AttendFetched. Tokens of one call are of
+// different sequences.
 template <class B>
 concept FetchingBackend = Backend<B> &&
     requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
-             AttentionShape shape, NearEntries near, NearList list, NearTotals* totals, FetchClock* clock, SeqSlot slot,
-             double forced_hits) {
+             AttentionShape shape, FetchBuffer buffer, FetchList list, FetchTotals* totals, FetchClock* clock,
+             SeqSlot slot, double forced_hits) {
   // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
-  // by other operations than AppendNear.
-  { b.ForgetNear(queue, near, slot) } -> std::same_as<void>;
+  // by other operations than AppendFetched.
+  { b.ClearFetched(queue, buffer, slot) } -> std::same_as<void>;
   // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
   // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
   // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
   // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once. Of a list
   // with more rows than there are places every row stays at home; the hot set stays as it is, but forgets the own row.
-  { b.FindNear(queue, batch, selection, near, forced_hits, list, totals) } -> std::same_as<void>;
+  { b.AssignCells(queue, batch, selection, buffer, forced_hits, list, totals) } -> std::same_as<void>;
   // The entries of the missing rows, from the pool to their places; then notes that they have arrived.
-  { b.FetchNear(queue, batch, selection, entries, near, list, clock) } -> std::same_as<void>;
+  { b.FetchMisses(queue, batch, selection, entries, buffer, list, clock) } -> std::same_as<void>;
   // Append, to the tokens' own places, where they have one. The pool's entries are Append's.
-  { b.AppendNear(queue, batch, c, c, near, list) } -> std::same_as<void>;
+  { b.AppendFetched(queue, batch, c, c, buffer, list) } -> std::same_as<void>;
   // AttendSelected from places, and from the pool what is at home: the same result, bit for bit.
-  { b.AttendNear(queue, c, batch, selection, shape, entries, near, list, t) } -> std::same_as<void>;
+  { b.AttendFetched(queue, c, batch, selection, shape, entries, buffer, list, t) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

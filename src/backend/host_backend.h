@@ -17,7 +17,7 @@ class HostBackend {
   Allocator& pool_memory() { return memory_; }
   Allocator& host_memory() { return memory_; }
   static constexpr bool pool_is_remote() { return false; }
-  Result<ConstTensor> Place(const ConstTensor& vector) { return vector; }
+  Result<ConstTensor> Load(const ConstTensor& vector) { return vector; }
   void Upload(Queue, const void* host, size_t bytes, void* device) {
     if (bytes > 0) std::memcpy(device, host, bytes);  // of nothing the addresses may be null
   }

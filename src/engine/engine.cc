@@ -47,12 +47,12 @@ Engine::Engine(Executor& executor, const EngineOptions& options)
 Engine::~Engine() {
   for (const std::unique_ptr<Live>& live : requests_)
     if (live->holds_slot()) GiveUp(*live);
-  DropKept();
+  DropHeld();
 }
 
-void Engine::DropKept() {
-  if (kept_) executor_.Release(kept_->slot);
-  kept_.reset();
+void Engine::DropHeld() {
+  if (held_) executor_.Release(held_->slot);
+  held_.reset();
   if (prefixes_) prefixes_->DropAll();
 }
 
@@ -156,7 +156,7 @@ void Engine::RunPrefill() {
 Status Engine::BeginPrefill(Live& live) {
   if (prefixes_ && live.state == RequestState::kAdmitted) TakeOverPrefix(live);
   if (!std::exchange(live.counted, true)) {
-    live.result.kept_tokens = live.rows;
+    live.result.reused_tokens = live.rows;
     stats_.prompt_tokens += live.prompt_tokens();
     stats_.reused_tokens += live.rows;
   }
@@ -271,10 +271,10 @@ void Engine::CountSteps(Live& live) {
 void Engine::Finish(Live& live, FinishReason reason, std::string error) {
   if (live.holds_slot()) {
     CountSteps(live);
-    if (live.request.keep_rows && sharing_ == nullptr && reason != FinishReason::kError && !kept_) {
+    if (live.request.hold_rows && sharing_ == nullptr && reason != FinishReason::kError && !held_) {
       executor_.EndPrefill(live.slot);
       live.history.resize(static_cast<size_t>(live.rows));
-      kept_ = Kept{live.slot, std::move(live.history)};
+      held_ = Held{live.slot, std::move(live.history)};
     } else {
       GiveUp(live);
     }

@@ -86,8 +86,8 @@ class Engine {
   // One turn; false when there is nothing to do.
   bool RunOnce();
 
-  // Gives up the rows that a keep_rows request left behind, if any, and all prefixes that nobody uses.
-  void DropKept();
+  // Gives up the rows that a hold_rows request left behind, if any, and all prefixes that nobody uses.
+  void DropHeld();
 
   // Where a request's entries are; nullopt while it has none.
   std::optional<SeqSlot> SlotOf(RequestId id) const;
@@ -108,7 +108,7 @@ class Engine {
   Result<SeqSlot> AdmitGrowing(Live& live, bool alone);
   PrefixCache::Path FindPrefix(Live& live);
   void TakeOverPrefix(Live& live);
-  bool TakeOverKept(Live& live);
+  bool TakeOverHeld(Live& live);
   void GrowAll();
   void Grow(Live& live);
   bool MakeRoom(int64_t extents);
@@ -142,11 +142,11 @@ class Engine {
   uint64_t prefix_extent_bytes_ = 0;            // of a cached extent, its sketches included
   std::deque<std::unique_ptr<Live>> requests_;  // in order of arrival, until finished
   // Rows that outlived their request. The slot was admitted for the whole context, so any request fits into it.
-  struct Kept {
+  struct Held {
     SeqSlot slot;
     std::vector<int32_t> tokens;  // one per row
   };
-  std::optional<Kept> kept_;
+  std::optional<Held> held_;
   uint64_t side_bytes_ = 0;  // of a prefill in the side lane, at most; 0: there is none
   bool side_turn_ = false;   // the latest turn was the side lane's
   int64_t next_id_ = 0;

@@ -68,28 +68,28 @@ void Engine::Admit() {
   }
 }
 
-// Kept rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
+// Held rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
 Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
   if (sharing_ != nullptr) return AdmitGrowing(live, alone);
-  if (live.request.keep_rows && TakeOverKept(live)) return live.slot;
-  const int64_t quota = live.request.keep_rows ? executor_.options().max_tokens : live.final_tokens;
+  if (live.request.hold_rows && TakeOverHeld(live)) return live.slot;
+  const int64_t quota = live.request.hold_rows ? executor_.options().max_tokens : live.final_tokens;
   Result<SeqSlot> slot = executor_.Admit(quota);
-  if (slot.ok() || !kept_) return slot;
-  DropKept();
+  if (slot.ok() || !held_) return slot;
+  DropHeld();
   return executor_.Admit(quota);
 }
 
-bool Engine::TakeOverKept(Live& live) {
-  if (!kept_) return false;
+bool Engine::TakeOverHeld(Live& live) {
+  if (!held_) return false;
   const std::vector<int32_t>& prompt = live.history;  // nothing was generated yet
-  const std::vector<int32_t>& tokens = kept_->tokens;
+  const std::vector<int32_t>& tokens = held_->tokens;
   const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
   // At least one token runs, for its logits.
   live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
   // What was evicted on the way cannot be brought back.
   if (executor_.options().method.evicts()) live.rows = 0;
-  live.slot = kept_->slot;
-  kept_.reset();
+  live.slot = held_->slot;
+  held_.reset();
   return true;
 }
 

@@ -47,8 +47,8 @@ PrefixCache::~PrefixCache() {
 PrefixCache::Node* PrefixCache::Child(const Node* parent, const Setting& setting, std::span<const int32_t> tokens,
                                       const Kind* kind) const {
   const auto [first, last] = nodes_.equal_range(HashOf(parent == nullptr ? 0 : parent->hash, setting, tokens));
-  const auto same = std::find_if(first, last, [&](const auto& place) {
-    const Node& node = *place.second;
+  const auto same = std::find_if(first, last, [&](const auto& child) {
+    const Node& node = *child.second;
     return node.parent == parent && (kind == nullptr ? node.kind.setting == setting : node.kind == *kind) &&
            std::ranges::equal(node.tokens, tokens);
   });
@@ -144,7 +144,7 @@ bool PrefixCache::DropOldest() {
     if (parent->can_leave()) leaving_.emplace(parent->used, parent);
   }
   const auto [first, last] = nodes_.equal_range(node->hash);
-  nodes_.erase(std::find_if(first, last, [&](const auto& place) { return place.second.get() == node; }));
+  nodes_.erase(std::find_if(first, last, [&](const auto& child) { return child.second.get() == node; }));
   return true;
 }
 

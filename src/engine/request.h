@@ -89,7 +89,7 @@ struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, with kError
   std::vector<int32_t> tokens;  // generated; an ending EOS is not among them
-  int64_t kept_tokens = 0;      // of the prompt, whose rows were there already: from before, or another's
+  int64_t reused_tokens = 0;    // of the prompt, whose rows were there already: from before, or another's
   KvStats kv;                   // what its own steps attended to
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits
@@ -110,7 +110,7 @@ struct Request {
   // A conversation: when it is done its rows stay in the engine, and the next such request starts after those that its
   // prompt shares with them. The engine keeps one, and gives it up when another request needs the room. Ignored by an
   // engine that grows: it has prefixes.
-  bool keep_rows = false;
+  bool hold_rows = false;
 
   // All called on the engine's thread. on_token: false stops the request after this token. Each may be empty.
   std::function<bool(RequestId, int32_t token)> on_token;

@@ -1,6 +1,6 @@
 // Reads files of questions with several choices and turns each question into the texts that are scored: a context, and
-// the endings that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation.md has them). No
-// model is needed. Any thread.
+// the endings that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation-choice.md has them).
+// No model is needed. Any thread.
 //
 // A file is recognised by its first line: the tab-separated form of OpenBookQA, or JSON lines with the fields of COPA,
 // PIQA, WinoGrande, or our own {"context": "...", "choices": ["...", ...], "answer": 0}.

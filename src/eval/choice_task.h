@@ -1,6 +1,6 @@
 // Multiple-choice questions made ready for a model: the files of a task are found and read, examples are drawn, and
 // each question becomes tokens, a context and a scored ending for every choice. Prompts and their cut into tokens are
-// those of lm-evaluation-harness (docs/evaluation.md). One thread.
+// those of lm-evaluation-harness (docs/evaluation-choice.md). One thread.
 #pragma once
 
 #include <cstdint>

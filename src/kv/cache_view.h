@@ -1,4 +1,4 @@
-// One layer's cache for every sequence slot: what eviction keeps in step. Sketches and books may be missing.
+// One layer's cache for every sequence slot: what eviction keeps in step. Sketches and eviction state may be missing.
 #pragma once
 
 #include "kv/retain_view.h"
@@ -10,7 +10,7 @@ namespace infinigen {
 struct LayerCache {
   LayerEntries entries;
   LayerSketches sketches;
-  LayerRetained retained;
+  EvictionState retained;
 };
 
 }  // namespace infinigen

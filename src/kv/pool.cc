@@ -6,30 +6,30 @@
 
 namespace infinigen {
 
-Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* near) : options_(options) {
+Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* device) : options_(options) {
   CHECK(options.layers > 0 && options.max_sequences > 0);
   CHECK(options.max_tokens > 0 && options.max_tokens <= INT32_MAX);
   CHECK(options.layout.kv_heads > 0 && options.layout.head_dim > 0);
-  CHECK(options.near_layers == 0 || near != nullptr);
+  CHECK(options.device_layers == 0 || device != nullptr);
   spaces_[0].memory = &memory;
-  spaces_[1].memory = near;
+  spaces_[1].memory = device;
   sequences_.resize(static_cast<size_t>(options.max_sequences));
   quotas_.resize(sequences_.size());
-  kept_.resize(sequences_.size());
-  const size_t places = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
-  tables_.resize(places, nullptr);
-  slab_of_.resize(places);
+  retained_quotas_.resize(sequences_.size());
+  const size_t extents = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
+  tables_.resize(extents, nullptr);
+  slab_of_.resize(extents);
   shared_of_.resize(static_cast<size_t>(options.max_sequences * options.extents_per_slot()), -1);
 }
 
 uint64_t Pool::QuotaBytes(const PoolOptions& options, const RowQuota& quota) {
   const int64_t evicting = options.evicting_layers();
-  return static_cast<uint64_t>((options.layers - evicting) * quota.rows + evicting * quota.kept) *
+  return static_cast<uint64_t>((options.layers - evicting) * quota.rows + evicting * quota.retained) *
          options.layout.row_bytes();
 }
 
 Result<SeqSlot> Pool::Admit(const RowQuota& quota, std::span<const SharedId> prefix) {
-  CHECK(quota.kept > 0 && quota.kept <= quota.rows && quota.rows <= options_.max_tokens);
+  CHECK(quota.retained > 0 && quota.retained <= quota.rows && quota.rows <= options_.max_tokens);
   CHECK(prefix.empty() || options_.evicting_layers() == 0);
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
   if (vacant == sequences_.end()) return Exhausted("all {} sequence slots of the KV pool are taken", sequences_.size());
@@ -86,8 +86,8 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     const int64_t rows = QuotaOf(quota, layer), whole = rows / kExtentTokens;
     for (int64_t extent = QuotaOf(have, layer) / kExtentTokens; extent < whole; ++extent) {
-      const size_t place = TableIndex(layer, slot, extent);
-      tables_[place] = TakeExtent(spaces_[SpaceOf(layer)], &slab_of_[place]);
+      const size_t at = TableIndex(layer, slot, extent);
+      tables_[at] = TakeExtent(spaces_[SpaceOf(layer)], &slab_of_[at]);
     }
     if (rows % kExtentTokens == 0) continue;
     tables_[TableIndex(layer, slot, whole)] = rest[SpaceOf(layer)];
@@ -95,7 +95,7 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   }
   sequences_[slot.index()].last = std::move(last);
   quotas_[slot.index()] = static_cast<int32_t>(quota.rows);
-  kept_[slot.index()] = static_cast<int32_t>(quota.kept);
+  retained_quotas_[slot.index()] = static_cast<int32_t>(quota.retained);
   ++table_version_;
   return Ok();
 }
@@ -162,7 +162,7 @@ std::byte* Pool::TakeExtent(Space& space, size_t* slab) {
 uint64_t Pool::OwnBytes(SeqSlot slot) const {
   const Sequence& sequence = sequences_[slot.index()];
   const int64_t rows = std::max<int64_t>(0, sequence.tokens - sequence.shared * kExtentTokens);
-  return QuotaBytes(options_, {rows, std::min<int64_t>(rows, kept_[slot.index()])});
+  return QuotaBytes(options_, {rows, std::min<int64_t>(rows, retained_quotas_[slot.index()])});
 }
 void Pool::CountUsed(uint64_t more, uint64_t less) {
   used_bytes_ += more;
@@ -191,9 +191,9 @@ void Pool::Release(SeqSlot slot) {
   for (int64_t layer = options_.layers; layer-- > 0;) {
     const int64_t whole = QuotaOf(quota(slot), layer) / kExtentTokens;
     for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
-      const size_t place = TableIndex(layer, slot, extent);
-      if (extent < whole && !is_shared(slot, extent)) GiveBack(layer, tables_[place], slab_of_[place]);
-      tables_[place] = nullptr;
+      const size_t at = TableIndex(layer, slot, extent);
+      if (extent < whole && !is_shared(slot, extent)) GiveBack(layer, tables_[at], slab_of_[at]);
+      tables_[at] = nullptr;
     }
   }
   for (int64_t extent = 0; extent < options_.extents_per_slot(); ++extent) {
@@ -203,7 +203,7 @@ void Pool::Release(SeqSlot slot) {
   }
   for (const Buffer& last : sequence.last) mapped_bytes_ -= last.bytes();
   sequence = {};
-  quotas_[slot.index()] = kept_[slot.index()] = 0;
+  quotas_[slot.index()] = retained_quotas_[slot.index()] = 0;
   ++table_version_;
 }
 
@@ -226,9 +226,9 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   Shared& shared = shared_[id.index()];
   shared = {.exists = true, .users = 1, .data = {}, .slabs = {}, .side = std::move(side)};
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    const size_t place = TableIndex(layer, slot, extent);
-    shared.data.push_back(tables_[place]);
-    shared.slabs.push_back(slab_of_[place]);
+    const size_t at = TableIndex(layer, slot, extent);
+    shared.data.push_back(tables_[at]);
+    shared.slabs.push_back(slab_of_[at]);
   }
   mapped_bytes_ += shared.side.bytes();
   shared_of_[SlotIndex(slot, extent)] = id.value();
@@ -241,8 +241,8 @@ void Pool::Adopt(SeqSlot slot, int64_t extent, SharedId id) {
   CHECK(sequence.admitted && !is_shared(slot, extent) && (extent + 1) * kExtentTokens <= quotas_[slot.index()]);
   const uint64_t before = OwnBytes(slot);
   for (int64_t layer = options_.layers; layer-- > 0;) {
-    const size_t place = TableIndex(layer, slot, extent);
-    GiveBack(layer, tables_[place], slab_of_[place]);
+    const size_t at = TableIndex(layer, slot, extent);
+    GiveBack(layer, tables_[at], slab_of_[at]);
   }
   Use(slot, extent, id);
   ++sequence.shared;

@@ -34,7 +34,7 @@ struct PoolOptions {
   int64_t max_tokens = 0;  // per sequence
   uint64_t limit_bytes = 0;
   int64_t evicting_from = INT64_MAX;  // layers from here on have the second quota
-  int64_t near_layers = 0;            // the first so many layers lie in the near memory
+  int64_t device_layers = 0;          // the first so many layers lie in the device memory
   size_t side_bytes = 0;              // that come with a shared extent
 
   bool evicts(int64_t layer) const { return layer >= evicting_from; }
@@ -45,13 +45,13 @@ struct PoolOptions {
 // Rows of one sequence: in layers that keep everything, and in those that evict.
 struct RowQuota {
   int64_t rows = 0;
-  int64_t kept = 0;
+  int64_t retained = 0;
 };
 
 class Pool {
  public:
-  // `memory` outlives the pool, and so does `near`, where the first layers may be nearer to who computes.
-  Pool(const PoolOptions& options, Allocator& memory, Allocator* near = nullptr);
+  // `memory` outlives the pool, and so does `device`, where the first layers may be nearer to who computes.
+  Pool(const PoolOptions& options, Allocator& memory, Allocator* device = nullptr);
 
   // A slot with room for the quota, or kExhausted with the numbers. `prefix`: the sequence begins with these, which are
   // part of the quota; only where no layer evicts.
@@ -79,8 +79,10 @@ class Pool {
   // [max_sequences][extents_per_slot] host pointers; null where no extent is.
   std::span<std::byte* const> Table(LayerId layer) const;
   // [max_sequences] rows of a layer; 0 where no sequence is.
-  std::span<const int32_t> quotas(LayerId layer) const { return options_.evicts(layer.value()) ? kept_ : quotas_; }
-  RowQuota quota(SeqSlot slot) const { return {quotas_[slot.index()], kept_[slot.index()]}; }
+  std::span<const int32_t> quotas(LayerId layer) const {
+    return options_.evicts(layer.value()) ? retained_quotas_ : quotas_;
+  }
+  RowQuota quota(SeqSlot slot) const { return {quotas_[slot.index()], retained_quotas_[slot.index()]}; }
   // Raised whenever a table or quota changed.
   uint64_t table_version() const { return table_version_; }
 
@@ -131,9 +133,9 @@ class Pool {
   using Demands = std::array<Demand, 2>;
 
   int64_t QuotaOf(const RowQuota& quota, int64_t layer) const {
-    return options_.evicts(layer) ? quota.kept : quota.rows;
+    return options_.evicts(layer) ? quota.retained : quota.rows;
   }
-  size_t SpaceOf(int64_t layer) const { return layer < options_.near_layers ? 1 : 0; }
+  size_t SpaceOf(int64_t layer) const { return layer < options_.device_layers ? 1 : 0; }
   // Of what exists of a sequence and is not shared.
   uint64_t OwnBytes(SeqSlot slot) const;
   void CountUsed(uint64_t more, uint64_t less);
@@ -153,15 +155,15 @@ class Pool {
   }
 
   PoolOptions options_;
-  HostAllocator side_memory_;        // wherever the pool lives; outlives shared_
-  std::array<Space, 2> spaces_;      // the pool's memory, and the near one
-  std::vector<Sequence> sequences_;  // [max_sequences]
-  std::vector<int32_t> quotas_;      // [max_sequences] rows of layers that keep everything
-  std::vector<int32_t> kept_;        // [max_sequences] rows of layers that evict
-  std::vector<std::byte*> tables_;   // [layers][max_sequences][extents_per_slot]
-  std::vector<size_t> slab_of_;      // the same shape: where a whole extent came from
-  std::vector<Shared> shared_;       // by SharedId; the place of one that was dropped is used again
-  std::vector<int32_t> shared_of_;   // [max_sequences][extents_per_slot] SharedId, or -1
+  HostAllocator side_memory_;             // wherever the pool lives; outlives shared_
+  std::array<Space, 2> spaces_;           // the pool's memory, and the device one
+  std::vector<Sequence> sequences_;       // [max_sequences]
+  std::vector<int32_t> quotas_;           // [max_sequences] rows of layers that keep everything
+  std::vector<int32_t> retained_quotas_;  // [max_sequences] rows of layers that evict
+  std::vector<std::byte*> tables_;        // [layers][max_sequences][extents_per_slot]
+  std::vector<size_t> slab_of_;           // the same shape: where a whole extent came from
+  std::vector<Shared> shared_;            // by SharedId; the place of one that was dropped is used again
+  std::vector<int32_t> shared_of_;        // [max_sequences][extents_per_slot] SharedId, or -1
   uint64_t mapped_bytes_ = 0;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;

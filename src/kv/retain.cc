@@ -41,9 +41,9 @@ int64_t QuotaRule::LargestQuota(int64_t max_tokens) const {
   return std::clamp<int64_t>(static_cast<int64_t>(std::min(fit, static_cast<uint64_t>(max_tokens))), 1, max_tokens);
 }
 
-int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> marks, const RetainRule& rule,
-                 int64_t position, int64_t quota) {
-  CHECK(positions.size() == marks.size() && static_cast<int64_t>(positions.size()) <= quota);
+int64_t AssignRow(std::span<const int32_t> positions, std::span<const float> priorities, const RetainRule& rule,
+                  int64_t position, int64_t quota) {
+  CHECK(positions.size() == priorities.size() && static_cast<int64_t>(positions.size()) <= quota);
   const int64_t rows = static_cast<int64_t>(positions.size());
   if (rows < quota) return rows;
   const Protection protection(position, quota, rule.sinks);
@@ -51,37 +51,39 @@ int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> mark
   for (int64_t row = 0; row < rows; ++row) {
     const size_t r = static_cast<size_t>(row), v = static_cast<size_t>(victim);
     if (protection.Covers(positions[r])) continue;
-    const float mark = MarkOrder(marks[r]), least = victim < 0 ? mark : MarkOrder(marks[v]);
-    if (victim < 0 || mark < least || (mark == least && positions[r] < positions[v])) victim = row;
+    const float priority = ComparablePriority(priorities[r]),
+                least = victim < 0 ? priority : ComparablePriority(priorities[v]);
+    if (victim < 0 || priority < least || (priority == least && positions[r] < positions[v])) victim = row;
   }
   CHECK(victim >= 0);
   return victim;
 }
 
-void MarkSelected(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
-                  std::span<const int32_t> positions, std::span<float> marks) {
-  if (rule.on_select == SelectMark::kKeep) return;
+void UpdatePriorities(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
+                      std::span<const int32_t> positions, std::span<float> priorities) {
+  if (rule.on_select == PriorityUpdate::kKeep) return;
   float largest = 0;
   for (const int32_t row : rows) {
     const int64_t of = positions[static_cast<size_t>(row)];
     if (of < select.sinks || of >= position - select.window) continue;
-    float& mark = marks[static_cast<size_t>(row)];
-    mark = rule.on_select == SelectMark::kCount ? mark + 1 : static_cast<float>(position);
-    largest = std::max(largest, mark);
+    float& priority = priorities[static_cast<size_t>(row)];
+    priority = rule.on_select == PriorityUpdate::kCount ? priority + 1 : static_cast<float>(position);
+    largest = std::max(largest, priority);
   }
-  if (rule.on_select == SelectMark::kCount && largest > kMarkLimit)
-    for (float& mark : marks) mark = std::floor(mark / 2);
+  if (rule.on_select == PriorityUpdate::kCount && largest > kPriorityLimit)
+    for (float& priority : priorities) priority = std::floor(priority / 2);
 }
 
-std::vector<int32_t> Survivors(std::span<const float> marks, const RetainRule& rule, int64_t quota) {
-  const int64_t rows = static_cast<int64_t>(marks.size());
+std::vector<int32_t> Survivors(std::span<const float> priorities, const RetainRule& rule, int64_t quota) {
+  const int64_t rows = static_cast<int64_t>(priorities.size());
   CHECK(quota > 0 && quota <= rows);
   // As if the next token came: the newest half of the quota is not to be touched.
   const Protection protection(rows, quota, rule.sinks);
   std::vector<int32_t> stay, others;
   for (int32_t row = 0; row < rows; ++row) (protection.Covers(row) ? stay : others).push_back(row);
   std::sort(others.begin(), others.end(), [&](int32_t a, int32_t b) {
-    const float ma = MarkOrder(marks[static_cast<size_t>(a)]), mb = MarkOrder(marks[static_cast<size_t>(b)]);
+    const float ma = ComparablePriority(priorities[static_cast<size_t>(a)]),
+                mb = ComparablePriority(priorities[static_cast<size_t>(b)]);
     return ma != mb ? ma > mb : a > b;
   });
   others.resize(static_cast<size_t>(quota) - stay.size());

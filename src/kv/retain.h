@@ -1,12 +1,12 @@
 // Retention: who stays in a layer that keeps at most `quota` rows. The plain host form, which is the definition; every
 // backend's own form is tested against it. For one (sequence, layer, KV head):
 //
-//   the rows hold (position, mark); the newest ⌊quota / 2⌋ and the sinks are protected;
-//   a new token at a full cache takes the row of the unprotected one with the smallest mark, among equals the oldest;
-//   a prefill that is longer than the quota leaves the protected ones and, of the others, those of the largest marks,
-//   among equals the newer; they become rows 0, 1, ... in the order of their positions.
+//   the rows hold (position, priority); the newest ⌊quota / 2⌋ and the sinks are protected;
+//   a new token at a full cache takes the row of the unprotected one with the smallest priority, among equals the
+//   oldest; a prefill that is longer than the quota leaves the protected ones and, of the others, those of the largest
+//   priorities, among equals the newer; they become rows 0, 1, ... in the order of their positions.
 //
-// A policy says what a mark is. Each has a file of its own in kv/retain/; docs/methods.md shows how to add one.
+// A policy says what a priority is. Each has a file of its own in kv/retain/; docs/methods.md shows how to add one.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,12 @@ namespace infinigen {
 struct RetainPolicy {
   std::string_view name;
   std::string_view summary;  // for help
-  AppendMark on_append = AppendMark::kPosition;
-  SelectMark on_select = SelectMark::kKeep;
+  InitialPriority on_append = InitialPriority::kPosition;
+  PriorityUpdate on_select = PriorityUpdate::kKeep;
   bool sums_attention = false;
 
-  // Marks are made by selections: where everything is attended to, none are.
-  bool needs_selection() const { return on_select != SelectMark::kKeep; }
+  // Priorities are made by selections: where everything is attended to, none are.
+  bool needs_selection() const { return on_select != PriorityUpdate::kKeep; }
 };
 
 extern const RetainPolicy kRetainCounter, kRetainLru, kRetainFifo, kRetainH2o, kRetainStreaming, kRetainRandom;
@@ -61,16 +61,16 @@ struct QuotaRule {
   uint64_t SequenceBytes() const { return limit.bytes / static_cast<uint64_t>(std::max<int64_t>(1, limit.sequences)); }
 };
 
-// The row that the token at `position` takes. positions and marks [rows], rows ≤ quota.
-int64_t PlaceRow(std::span<const int32_t> positions, std::span<const float> marks, const RetainRule& rule,
-                 int64_t position, int64_t quota);
+// The row that the token at `position` takes. positions and priorities [rows], rows ≤ quota.
+int64_t AssignRow(std::span<const int32_t> positions, std::span<const float> priorities, const RetainRule& rule,
+                  int64_t position, int64_t quota);
 
-// What a selection by the token at `position` does to the marks. `rows` are attended; those of sinks and window, which
-// no score chose, do not count.
-void MarkSelected(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
-                  std::span<const int32_t> positions, std::span<float> marks);
+// What a selection by the token at `position` does to the priorities. `rows` are attended; those of sinks and window,
+// which no score chose, do not count.
+void UpdatePriorities(const RetainRule& rule, const SelectRule& select, int64_t position, std::span<const int32_t> rows,
+                      std::span<const int32_t> positions, std::span<float> priorities);
 
-// The rows, ascending, that stay of a prefill of positions [0, marks.size()): `quota` of them.
-std::vector<int32_t> Survivors(std::span<const float> marks, const RetainRule& rule, int64_t quota);
+// The rows, ascending, that stay of a prefill of positions [0, priorities.size()): `quota` of them.
+std::vector<int32_t> Survivors(std::span<const float> priorities, const RetainRule& rule, int64_t quota);
 
 }  // namespace infinigen

@@ -56,7 +56,7 @@ struct SelectCall {
   bool current_known = true;          // the current token can be chosen by its score, its sketch being there already
   bool mean_counts = false;           // every head of a sequence chooses the mean of the heads' counts
   int64_t max_rows = 0;               // the largest row + 1 in the batch
-  LayerRetained retained;             // where rows are not in the order of positions; its positions then decide
+  EvictionState retained;             // where rows are not in the order of positions; its positions then decide
   int64_t page = 1;                   // rows that are chosen together, see kv/selection.h
 
   // Rows with a score: of pages, those that are complete before the current row. A row that was taken over counts,

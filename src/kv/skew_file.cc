@@ -163,12 +163,12 @@ Result<Skew> ParseSkew(std::span<const std::byte> file, const std::string& path)
   for (LayerId layer : IdRange<LayerId>(header.layers)) {
     for (KvHead head : IdRange<KvHead>(header.kv_heads)) {
       const char* broken = nullptr;
-      ForEachArray(skew.mutable_head(layer, head), [&](const char* place, auto& numbers) {
+      ForEachArray(skew.mutable_head(layer, head), [&](const char* part, auto& numbers) {
         const size_t bytes = numbers.size() * sizeof(numbers[0]);
         CHECK(bytes <= file.size() - at);
         std::memcpy(numbers.data(), file.data() + at, bytes);
         at += bytes;
-        if (broken == nullptr && !AllFinite(numbers)) broken = place;
+        if (broken == nullptr && !AllFinite(numbers)) broken = part;
       });
       if (broken != nullptr)
         return Invalid("{}: layer {}, KV head {}, {}: a number is not finite", path, layer.value(), head.value(),

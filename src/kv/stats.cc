@@ -39,8 +39,8 @@ KvStats KvStats::operator-(const KvStats& before) const {
   rest.steps -= before.steps;
   rest.evicted -= before.evicted;
   rest.read_bytes -= before.read_bytes;
-  rest.near.wanted -= before.near.wanted;
-  rest.near.fetched -= before.near.fetched;
+  rest.fetch.wanted -= before.fetch.wanted;
+  rest.fetch.fetched -= before.fetch.fetched;
   rest.fetched_bytes -= before.fetched_bytes;
   rest.stall_ns -= before.stall_ns;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -67,7 +67,7 @@ void KvStats::Add(const KvStats& other) {
   steps += other.steps;
   evicted += other.evicted;
   read_bytes += other.read_bytes;
-  near.Add(other.near);
+  fetch.Add(other.fetch);
   fetched_bytes += other.fetched_bytes;
   stall_ns += other.stall_ns;
   for (size_t i = 0; i < layers.size(); ++i) layers[i].Add(other.layers[i]);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kv/near_view.h"
+#include "kv/fetch_view.h"
 #include "kv/selection_view.h"
 
 namespace infinigen {
@@ -36,7 +36,7 @@ struct KvStats {
   int64_t steps = 0;
   uint64_t evicted = 0;           // entries that made room for others, in prefills and steps
   uint64_t read_bytes = 0;        // of entries that attention read in decode steps
-  NearTotals near;                // of layers whose selected entries are fetched
+  FetchTotals fetch;              // of layers whose selected entries are fetched
   bool fetches = false;           // there are such
   uint64_t hot_bytes = 0;         // of the hot set
   uint64_t fetched_bytes = 0;     // that came from the pool to where attention reads
@@ -46,7 +46,7 @@ struct KvStats {
 
   // Of the rows that were wanted near, those that were there.
   double hit_ratio() const {
-    return near.wanted == 0 ? 0.0 : 1.0 - static_cast<double>(near.fetched) / static_cast<double>(near.wanted);
+    return fetch.wanted == 0 ? 0.0 : 1.0 - static_cast<double>(fetch.fetched) / static_cast<double>(fetch.wanted);
   }
 
   // selected_ratio and extra_ratio of all layers that select, taken together.

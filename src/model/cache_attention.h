@@ -10,7 +10,7 @@
 //             Attend:  waits for what is fetched, then attends to the selected rows, or to all.
 //   run       a chunk of one sequence as steps, token after token where a layer evicts, else in parts.
 //
-// Where the pool is remote, whatever reads all rows of a layer reads them on a stage (model/entry_stage.h).
+// Where the pool is remote, whatever reads all rows of a layer reads them on a stage (model/layer_stage.h).
 //
 // kv decides (rules, quotas), the backend moves bytes, this puts them in order. It owns the method's memory on the
 // compute device: index, bases, counters. Called by the decoder only; allocates nothing after Start.
@@ -24,16 +24,16 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "kv/fetch_view.h"
 #include "kv/method.h"
-#include "kv/near_view.h"
 #include "kv/pool.h"
 #include "kv/stats.h"
 #include "model/config.h"
-#include "model/entry_stage.h"
 #include "model/executor.h"
 #include "model/index_ops.h"
 #include "model/kv_counts.h"
 #include "model/layer_plan.h"
+#include "model/layer_stage.h"
 #include "model/layer_views.h"
 #include "model/workspace.h"
 
@@ -90,9 +90,9 @@ class CacheAttention {
     if (method_.measure_mass) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.mass);
     Put(std::vector<SelectRule>(static_cast<size_t>(shape_.pool.max_sequences), method_.rule), work_.rules);
     if (shape_.fetches) {
-      ASSIGN_OR_RETURN(near_memory_, Buffer::Make(backend_.compute_memory(), shape_.near_bytes()));
-      views_.SetNear(near_memory_.data());
-      Put(std::vector<NearTotals>(totals), work_.near_totals);
+      ASSIGN_OR_RETURN(device_memory_, Buffer::Make(backend_.compute_memory(), shape_.fetch_bytes()));
+      views_.SetFetchBuffers(device_memory_.data());
+      Put(std::vector<FetchTotals>(totals), work_.fetch_totals);
     }
     if (!method_.select->uses_basis) return Ok();
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
@@ -121,15 +121,15 @@ class CacheAttention {
   void SaveIndex(SeqSlot slot, int64_t extent, std::byte* host) {
     const size_t bytes = shape_.index().head_extent_bytes();
     Ticket copied;
-    views_.ForIndexOf(slot, extent, [&](std::byte* place, size_t i) {
-      copied = backend_.Download(Queue::kCompute, place, bytes, host + i * bytes);
+    views_.ForIndexOf(slot, extent, [&](std::byte* index, size_t i) {
+      copied = backend_.Download(Queue::kCompute, index, bytes, host + i * bytes);
     });
     backend_.Synchronize(copied);
   }
   void LoadIndex(SeqSlot slot, int64_t extent, const std::byte* host) {
     const size_t bytes = shape_.index().head_extent_bytes();
-    views_.ForIndexOf(slot, extent, [&](std::byte* place, size_t i) {
-      backend_.Upload(Queue::kCompute, host + i * bytes, bytes, place);
+    views_.ForIndexOf(slot, extent, [&](std::byte* index, size_t i) {
+      backend_.Upload(Queue::kCompute, host + i * bytes, bytes, index);
     });
   }
 
@@ -144,7 +144,7 @@ class CacheAttention {
       backend_.Upload(Queue::kCompute, pool_.quotas(layer).data(), pool_.quotas(layer).size_bytes(), to);
     };
     upload_quotas(LayerId(0), work_.quotas);
-    if (method_.evicts()) upload_quotas(LayerId(config_.layers - 1), work_.kept_quotas);
+    if (method_.evicts()) upload_quotas(LayerId(config_.layers - 1), work_.retained_quotas);
     tables_seen_ = pool_.table_version();
   }
 
@@ -153,7 +153,7 @@ class CacheAttention {
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
       if (shape_.hot_rows > 0 && shape_.fetches && method_.selects(layer))
-        backend_.ForgetNear(Queue::kCompute, views_.Places(layer), slot);
+        backend_.ClearFetched(Queue::kCompute, views_.Fetched(layer), slot);
   }
 
   // ---- a prompt ----
@@ -175,7 +175,7 @@ class CacheAttention {
   // The entries that a layer's pass reads and appends to.
   LayerEntries Entries(const LayerPlan& plan) const {
     const LayerEntries pool = views_.Entries(plan.layer);
-    return plan.entries == EntrySource::kStage ? stage_.Near(plan.layer, pool) : pool;
+    return plan.entries == EntrySource::kStage ? stage_.Staged(plan.layer, pool) : pool;
   }
   void AppendIndex(const LayerPlan& plan, const TokenBatch& batch, const Tensor& keys) {
     if (plan.has_index) index_.Append(plan.layer, batch, keys);
@@ -189,7 +189,7 @@ class CacheAttention {
   }
 
   // The tables of a stage for a prompt of `tokens`.
-  void OpenStage(const PrefillStage& stage, int64_t tokens) {
+  void OpenStage(const PromptCache& stage, int64_t tokens) {
     std::vector<std::byte*> extents;
     for (int64_t row = 0; row < tokens; row += kExtentTokens)
       extents.push_back(stage.entries + static_cast<size_t>(row) * pool_.options().layout.row_bytes());
@@ -197,22 +197,22 @@ class CacheAttention {
     Put(std::vector<int32_t>{static_cast<int32_t>(tokens)}, stage.quota);
   }
   // A chunk in a layer that evicts. After the prompt's last token the survivors are in the pool.
-  void PrefillStaged(const LayerPlan& plan, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
+  void PrefillStaged(const LayerPlan& plan, const PromptCache& stage, int64_t prompt_tokens, const TokenRun& run,
                      const TokenBatch& batch, const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
     const RetainRule rule = method_.retain_rule();
     TokenBatch staged = batch;
     staged.slots = work_.zeros;
     const TokenRun staged_run{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
-    backend_.TakePlaces(queue, staged, rule, stage.cache, work_.places);
+    backend_.AssignRows(queue, staged, rule, stage.cache, work_.own_rows);
     backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
     if (plan.has_index) index_.Append(plan.layer, staged, heads.k, stage.index());
     backend_.AttendPrefill(queue, heads.q, staged_run, Attention(plan), stage.cache.entries, heads.out);
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, Attention(plan), stage.cache);
-    if (rule.on_select != SelectMark::kKeep) Seed(plan, stage, prompt_tokens, run, staged, heads);
+    if (rule.on_select != PriorityUpdate::kKeep) Seed(plan, stage, prompt_tokens, run, staged, heads);
     if (run.first_row + run.count == prompt_tokens) {
       backend_.AwaitPool();
-      backend_.Settle(queue, rule, stage.cache, prompt_tokens, run.slot, views_.Cache(plan.layer));
+      backend_.CopySurvivors(queue, rule, stage.cache, prompt_tokens, run.slot, views_.Cache(plan.layer));
     }
   }
 
@@ -222,7 +222,7 @@ class CacheAttention {
   void BeginStep(std::span<const SlotRows> sequences) {
     if (!shape_.remote) return;
     backend_.AwaitPool();
-    stage_.AwaitHome();
+    stage_.AwaitWriteout();
     if (!stages_steps()) return;
     staged_ = sequences;
     stage_.BeginFetching();
@@ -238,13 +238,13 @@ class CacheAttention {
   // Selects the layer's rows by guessed queries before the layer starts, and starts to fetch them.
   void SelectAhead(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     const StepTokens own = TokensFor(plan, tokens);
-    if (plan.evicts) AssignRows(plan, own.batch, work_.places);
+    if (plan.evicts) AssignRows(plan, own.batch, work_.own_rows);
     Select(plan, own, queries);
   }
 
   // Everything of a step that needs no fetched entry.
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
-    Prepare(plan, TokensFor(plan, tokens), heads, work_.places);
+    Prepare(plan, TokensFor(plan, tokens), heads, work_.own_rows);
   }
   // Attention over what was selected, or over all rows.
   void Attend(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
@@ -259,7 +259,7 @@ class CacheAttention {
       // Each token meets the cache that the token before it left.
       for (int64_t i = 0; i < count; ++i) {
         const StepTokens one = tokens.Range(i, 1);
-        Prepare(plan, one, heads.Rows(i, 1), work_.places + i * shape_.owned.kv_heads);
+        Prepare(plan, one, heads.Rows(i, 1), work_.own_rows + i * shape_.owned.kv_heads);
         AttendTo(plan, one, heads.Rows(i, 1));
       }
       return;
@@ -285,19 +285,19 @@ class CacheAttention {
     AppendIndex(plan, batch, k);
   }
   // Eviction state of a sequence of `tokens`, of which the newest are retained.
-  void FillBooks(SeqSlot slot, int64_t tokens) {
+  void FillEvictionState(SeqSlot slot, int64_t tokens) {
     if (!method_.evicts()) return;
-    const int64_t rows = std::min(tokens, pool_.quota(slot).kept);
+    const int64_t rows = std::min(tokens, pool_.quota(slot).retained);
     std::vector<int32_t> positions(static_cast<size_t>(rows));
     std::iota(positions.begin(), positions.end(), static_cast<int32_t>(tokens - rows));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!method_.evicts(layer)) continue;
       for (int64_t head = 0; head < shape_.owned.kv_heads; ++head) {
         Put(positions, views_.Retained(layer).Positions(slot.value(), head));
-        std::vector<float> marks;
+        std::vector<float> priorities;
         for (const int32_t position : positions)
-          marks.push_back(InitialMark(method_.retain->on_append, position, head));
-        Put(marks, views_.Retained(layer).Marks(slot.value(), head));
+          priorities.push_back(PriorityAtAppend(method_.retain->on_append, position, head));
+        Put(priorities, views_.Retained(layer).Priorities(slot.value(), head));
       }
     }
   }
@@ -317,7 +317,7 @@ class CacheAttention {
   // An evicting layer numbers rows by place, not by position.
   StepTokens TokensFor(const LayerPlan& plan, const StepTokens& tokens) const {
     if (!plan.evicts) return tokens;
-    return {views_.KeptBatch(tokens.batch), std::min(tokens.max_rows, shape_.kept_rows())};
+    return {views_.EvictingBatch(tokens.batch), std::min(tokens.max_rows, shape_.retained_rows())};
   }
   AttentionShape Attention(const LayerPlan& plan) const {
     return {.heads = shape_.owned.heads, .scale = plan.spec->attention_scale};
@@ -325,7 +325,7 @@ class CacheAttention {
 
   // A row for each new entry: the next one, or in a full cache a victim's.
   void AssignRows(const LayerPlan& plan, const TokenBatch& batch, int32_t* rows) {
-    backend_.TakePlaces(Queue::kCompute, batch, method_.retain_rule(), views_.Cache(plan.layer), rows);
+    backend_.AssignRows(Queue::kCompute, batch, method_.retain_rule(), views_.Cache(plan.layer), rows);
   }
 
   // `rows` are the batch's in an evicting layer, still to be assigned.
@@ -337,8 +337,8 @@ class CacheAttention {
     if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k);
     if constexpr (FetchingBackend<B>)
       if (plan.entries == EntrySource::kFetched)
-        backend_.AppendNear(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Places(plan.layer),
-                            views_.List(plan.layer));
+        backend_.AppendFetched(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Fetched(plan.layer),
+                               views_.List(plan.layer));
     if (plan.selects) Observe(plan, tokens.batch, heads);
   }
 
@@ -353,8 +353,9 @@ class CacheAttention {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendNear(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
-                          views_.Entries(plan.layer), views_.Places(plan.layer), views_.List(plan.layer), heads.out);
+      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
+                             views_.Entries(plan.layer), views_.Fetched(plan.layer), views_.List(plan.layer),
+                             heads.out);
     }
   }
   void AttendToAll(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
@@ -370,7 +371,7 @@ class CacheAttention {
     if (plan.evicts && method_.retain_rule().sums_attention)
       backend_.SumAttention(Queue::kCompute, heads.q, tokens.batch, Attention(plan), cache);
     if (!staged) return;
-    stage_.LetGo(plan.layer);
+    stage_.Release(plan.layer);
     const int64_t next = plan.layer.value() + stage_.kStages;
     if (next < config_.layers) StageLayer(LayerId(next));
   }
@@ -389,25 +390,25 @@ class CacheAttention {
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
     index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, chosen);
-    if (plan.evicts) backend_.MarkSelected(queue, tokens.batch, method_.retain_rule(), call, chosen);
+    if (plan.evicts) backend_.UpdatePriorities(queue, tokens.batch, method_.retain_rule(), call, chosen);
     if (plan.entries == EntrySource::kFetched) Fetch(plan, tokens.batch);
   }
   void Fetch(const LayerPlan& plan, const TokenBatch& batch) {
     if constexpr (FetchingBackend<B>) {
       const LayerId layer = plan.layer;
       const Queue queue = Queue::kCompute;
-      NearTotals* totals = work_.near_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.FindNear(queue, batch, views_.Chosen(layer), views_.Places(layer), shape_.forced_hits,
-                        views_.List(layer), totals);
+      FetchTotals* totals = work_.fetch_totals + layer.value() * shape_.pool.max_sequences;
+      backend_.AssignCells(queue, batch, views_.Chosen(layer), views_.Fetched(layer), shape_.forced_hits,
+                           views_.List(layer), totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
-      backend_.FetchNear(Queue::kFetch, batch, views_.Chosen(layer), views_.Entries(layer), views_.Places(layer),
-                         views_.List(layer), Clock(layer));
+      backend_.FetchMisses(Queue::kFetch, batch, views_.Chosen(layer), views_.Entries(layer), views_.Fetched(layer),
+                           views_.List(layer), Clock(layer));
       fetched_[views_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
   }
 
   // The last queries of a prompt give its entries their first eviction priorities.
-  void Seed(const LayerPlan& plan, const PrefillStage& stage, int64_t prompt_tokens, const TokenRun& run,
+  void Seed(const LayerPlan& plan, const PromptCache& stage, int64_t prompt_tokens, const TokenRun& run,
             const TokenBatch& batch, const LayerHeads& heads) {
     // As many as the smallest selection by default: enough to tell which rows matter, a few percent of a long prefill.
     constexpr int64_t kSeeds = 256;
@@ -423,7 +424,7 @@ class CacheAttention {
       call.retained = {};  // rows of the stage are positions
       index_.Select(plan.layer, part, call, heads.q.Rows(first, count), Attention(plan), stage.cache, chosen);
       call.retained = stage.cache.retained;
-      backend_.MarkSelected(Queue::kCompute, part, method_.retain_rule(), call, chosen);
+      backend_.UpdatePriorities(Queue::kCompute, part, method_.retain_rule(), call, chosen);
     }
   }
 
@@ -469,8 +470,8 @@ class CacheAttention {
   }
 
   template <class T>
-  void Put(const std::vector<T>& host, T* place) {
-    backend_.Upload(Queue::kCompute, host.data(), host.size() * sizeof(T), place);
+  void Put(const std::vector<T>& host, T* to) {
+    backend_.Upload(Queue::kCompute, host.data(), host.size() * sizeof(T), to);
   }
 
   B& backend_;
@@ -481,12 +482,12 @@ class CacheAttention {
   const Pool& pool_;
   LayerViews views_;
   IndexOps<B> index_;
-  EntryStage<B> stage_;               // empty unless the pool is remote
+  LayerStage<B> stage_;               // empty unless the pool is remote
   std::span<const SlotRows> staged_;  // the sequences of a step whose layers are staged
   SelectionObserver observer_;
   std::optional<SeqSlot> observed_;  // the slot that is observed; none: all
   std::array<Ticket, 2> fetched_;    // the latest fetches, by turn
-  Buffer index_memory_, near_memory_;
+  Buffer index_memory_, device_memory_;
   uint64_t tables_seen_ = 0;
 };
 

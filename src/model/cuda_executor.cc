@@ -27,8 +27,8 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     if (!IsStreamed(layer, config.layers, options.weights_on_device)) continue;
     int64_t numbers = 0;
-    const LayerWeights places;
-    VisitLayer(layer, places, [&](const Parameter& parameter, const auto&) {
+    const LayerWeights weights;
+    VisitLayer(layer, weights, [&](const Parameter& parameter, const auto&) {
       if (parameter.is_matrix()) numbers += ExpectedShape(config, parameter).count();
     });
     const uint64_t bytes = std::min(static_cast<uint64_t>(numbers) * SizeOf(options.activation),
@@ -48,10 +48,10 @@ int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const
   const int64_t layers = config.layers - options.method.dense_layers;
   if (!shape.fetches || layers <= 0) return 0;
   const auto lists = static_cast<uint64_t>(layers * options.max_batch * shape.owned.kv_heads);
-  const uint64_t table = static_cast<uint64_t>(shape.kept_rows()) * sizeof(int32_t);
+  const uint64_t table = static_cast<uint64_t>(shape.retained_rows()) * sizeof(int32_t);
   if (limit.bytes / lists <= table) return 0;
   const uint64_t rows = (limit.bytes / lists - table) / (pool.layout.entry_bytes() + 2 * sizeof(int32_t));
-  const auto all = static_cast<double>(shape.kept_rows());
+  const auto all = static_cast<double>(shape.retained_rows());
   const double asked = std::ceil(limit.selections * static_cast<double>(shape.selected_rows()));
   const auto most = static_cast<uint64_t>(asked > 0 ? std::min(asked, all) : all);
   const int64_t held = static_cast<int64_t>(std::min(rows, most));
@@ -74,10 +74,10 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
   // Those layers never evict.
-  plan.near_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.near_layers * options.max_tokens) *
-                         static_cast<uint64_t>(pool.layout.row_bytes());
-  (options.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.near_bytes();
-  using Stage = EntryStage<CudaBackend>;
+  plan.device_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.device_layers * options.max_tokens) *
+                           static_cast<uint64_t>(pool.layout.row_bytes());
+  (options.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.fetch_bytes();
+  using Stage = LayerStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
   // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompts that are read.
   if (!options.method.selects())

@@ -33,7 +33,6 @@
 #include "model/host_numbers.h"
 #include "model/layer_math.h"
 #include "model/layer_plan.h"
-#include "model/placed_weights.h"
 #include "model/sketch_source.h"
 #include "model/weight_stream.h"
 #include "model/weights.h"
@@ -51,7 +50,7 @@ struct PrefillJob {
   Tensor residual;      // [tokens][hidden]
   Tensor guess;         // the same shape, for steps whose layers guess from the layer before
   Buffer stage_memory;  // where layers that evict have the prompt until they are done with it
-  PrefillStage stage;
+  PromptCache stage;
   std::optional<ColumnSums> columns;  // of next_layer, where the prompt chooses sketch columns
   std::vector<float> keys;            // [tokens][kv_heads·head_dim] of next_layer, likewise
   int64_t next_layer = 0;
@@ -69,8 +68,7 @@ class Decoder {
                                                const Weights& weights, Pool& pool, const ExecutorOptions& options,
                                                SketchSource sketches) {
     std::unique_ptr<Decoder> decoder(new Decoder(backend, config, owned, pool, options, std::move(sketches)));
-    ASSIGN_OR_RETURN(decoder->weights_,
-                     WeightPlacer<B>(backend, decoder->stream_).PlaceAll(weights, options.weights_on_device));
+    ASSIGN_OR_RETURN(decoder->weights_, LoadWeightsTo(backend, decoder->stream_, weights, options.weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
     RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
     return decoder;
@@ -100,8 +98,8 @@ class Decoder {
     if (method_.evicts() && kind == PrefillKind::kDense) {
       // What was evicted cannot be rebuilt, so a prompt is read from its beginning.
       CHECK(first_row == 0);
-      ASSIGN_OR_RETURN(job.stage_memory, Buffer::Make(backend_.compute_memory(), PrefillStage::Bytes(shape_, count)));
-      job.stage = PrefillStage::Carve(job.stage_memory.data(), shape_, count);
+      ASSIGN_OR_RETURN(job.stage_memory, Buffer::Make(backend_.compute_memory(), PromptCache::Bytes(shape_, count)));
+      job.stage = PromptCache::Carve(job.stage_memory.data(), shape_, count);
       cache_.OpenStage(job.stage, count);
     }
     RETURN_IF_ERROR(cache_.OpenPrompt(slot, first_row + count));
@@ -119,10 +117,10 @@ class Decoder {
   static uint64_t JobBytes(const WorkspaceShape& shape, int64_t tokens) {
     if (tokens == 0) return 0;
     return static_cast<uint64_t>(tokens * shape.config.hidden) * sizeof(float) +
-           (shape.method.evicts() ? PrefillStage::Bytes(shape, tokens) : 0);
+           (shape.method.evicts() ? PromptCache::Bytes(shape, tokens) : 0);
   }
   static uint64_t PromptStageBytes(const WorkspaceShape& shape, int64_t rows) {
-    return shape.stages_prompts() ? EntryStage<B>::SlotBytes(shape.pool, rows) : 0;
+    return shape.stages_prompts() ? LayerStage<B>::SlotBytes(shape.pool, rows) : 0;
   }
 
   int64_t PrefillUnits(const PrefillJob& job) const {
@@ -224,7 +222,7 @@ class Decoder {
       }
     }
     BeginSequence(slot);
-    cache_.FillBooks(slot, rows);
+    cache_.FillEvictionState(slot, rows);
   }
 
   // Of all steps so far: a step of several sequences is one. Of those of a slot: each of its tokens is one.
@@ -455,13 +453,13 @@ class Decoder {
       StepCounts& of = counts_[static_cast<size_t>(host_slots_[i])];
       ++of.steps;
       of.seen += static_cast<uint64_t>(host_rows_[i]) + 1;
-      of.kept += static_cast<uint64_t>(host_kept_[i]) + 1;
+      of.retained += static_cast<uint64_t>(host_retained_[i]) + 1;
       CountEvicted(SeqSlot(host_slots_[i]), host_rows_[i], 1);
     }
   }
   // Tokens [first, first + count) of the sequence have come.
   void CountEvicted(SeqSlot slot, int64_t first, int64_t count) {
-    const int64_t quota = pool_.quota(slot).kept;
+    const int64_t quota = pool_.quota(slot).retained;
     counts_[slot.index()].evicted +=
         static_cast<uint64_t>(std::max<int64_t>(0, first + count - std::max(first, quota)));
   }
@@ -508,7 +506,7 @@ class Decoder {
     host_ids_[static_cast<size_t>(i)] = id;
     host_slots_[static_cast<size_t>(i)] = slot.value();
     host_rows_[static_cast<size_t>(i)] = static_cast<int32_t>(row);
-    host_kept_[static_cast<size_t>(i)] = static_cast<int32_t>(std::min(row, pool_.quota(slot).kept - 1));
+    host_retained_[static_cast<size_t>(i)] = static_cast<int32_t>(std::min(row, pool_.quota(slot).retained - 1));
   }
 
   // Brings tokens set by SetToken, and the extent tables where they changed, to the compute device.
@@ -517,7 +515,7 @@ class Decoder {
     backend_.Upload(Queue::kCompute, host_ids_.data(), bytes, work_.ids);
     backend_.Upload(Queue::kCompute, host_slots_.data(), bytes, work_.slots);
     backend_.Upload(Queue::kCompute, host_rows_.data(), bytes, work_.rows);
-    if (method_.evicts()) backend_.Upload(Queue::kCompute, host_kept_.data(), bytes, work_.kept_rows);
+    if (method_.evicts()) backend_.Upload(Queue::kCompute, host_retained_.data(), bytes, work_.retained_rows);
     cache_.UploadTables();
     const TokenBatch batch{.count = count, .ids = work_.ids, .slots = work_.slots, .rows = work_.rows};
     for (int64_t table = 0; table < work_.frequencies.rows; ++table)
@@ -540,7 +538,7 @@ class Decoder {
     host_ids_.resize(tokens);
     host_slots_.resize(tokens);
     host_rows_.resize(tokens);
-    host_kept_.resize(tokens);
+    host_retained_.resize(tokens);
     step_rows_.reserve(static_cast<size_t>(max_batch_));
     counts_.resize(static_cast<size_t>(pool_.options().max_sequences));
     return backend_.Reserve(pool_.options().max_tokens, shape_.select_tokens(), shape_.owned.heads,
@@ -566,7 +564,7 @@ class Decoder {
 
   std::vector<SlotRows> step_rows_;                         // of the sequences of a step, before it
   std::vector<int32_t> host_ids_, host_slots_, host_rows_;  // [max(max_batch, chunk)]
-  std::vector<int32_t> host_kept_;                          // the same: the last row in layers that evict
+  std::vector<int32_t> host_retained_;                      // the same: the last row in layers that evict
   int64_t steps_ = 0;
   std::vector<StepCounts> counts_;  // [max_sequences] of the sequences that had a slot, so far
 };

@@ -15,7 +15,7 @@
 namespace infinigen {
 
 // Where selected entries are fetched, the dense layers keep theirs on the device.
-inline int64_t NearLayers(const ExecutorOptions& options) {
+inline int64_t DeviceLayers(const ExecutorOptions& options) {
   const bool remote = options.device == Device::kCuda && !options.pool_on_device;
   return remote && options.method.selects() ? options.method.dense_layers : 0;
 }
@@ -36,7 +36,7 @@ inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& opt
                    .max_tokens = options.max_tokens,
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
-                   .near_layers = NearLayers(options)};
+                   .device_layers = DeviceLayers(options)};
   pool.side_bytes = WorkspaceShape{config, pool, options.method, owned}.index().extent_bytes();
   return pool;
 }
@@ -73,9 +73,9 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   Instruments& instruments() override { return *this; }
 
   Result<SeqSlot> Admit(int64_t final_tokens) override {
-    const int64_t kept = options_.method.evicts() ? Quotas().Quota(final_tokens) : final_tokens;
-    if (kept > 0) {
-      ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, kept}));
+    const int64_t retained = options_.method.evicts() ? Quotas().Quota(final_tokens) : final_tokens;
+    if (retained > 0) {
+      ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({final_tokens, retained}));
       Begin(slot);
       return slot;
     }
@@ -213,9 +213,9 @@ MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& options, ui
   const PoolOptions pool = PoolFor(config, options);
   const WorkspaceShape shape = Decoder<B>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   // A limit that holds no row is counted as if it held one: the plan then exceeds it, and is refused.
-  const int64_t kept =
+  const int64_t retained =
       options.method.evicts() ? std::max<int64_t>(1, shape.quotas().Quota(options.max_tokens)) : options.max_tokens;
-  const uint64_t sequence_bytes = Pool::QuotaBytes(pool, {options.max_tokens, kept});
+  const uint64_t sequence_bytes = Pool::QuotaBytes(pool, {options.max_tokens, retained});
   return {.weights_bytes = weights_bytes,
           .workspace_bytes = Workspace::Bytes(shape),
           .sketch_bytes = shape.index().total_bytes(),

@@ -70,7 +70,7 @@ struct MemoryPlan {
   uint64_t stage_bytes = 0;         // layers of a remote pool on the device
   uint64_t hot_bytes = 0;           // entries kept on the device
   uint64_t host_weights_bytes = 0;  // of weights_bytes, those that stay on the host of a GPU
-  uint64_t near_pool_bytes = 0;     // of pool_bytes, layers that are on the device though the pool is not
+  uint64_t device_pool_bytes = 0;   // of pool_bytes, layers that are on the device though the pool is not
   uint64_t sampling_bytes = 0;      // of a GPU's host, beside the executor
   bool has_device = false;          // the parts lie in two memories
   bool pool_on_device = false;
@@ -81,7 +81,7 @@ struct MemoryPlan {
   }
   uint64_t device_bytes() const {
     if (!has_device) return 0;
-    return total_bytes() - sampling_bytes - host_weights_bytes - (pool_on_device ? 0 : pool_bytes - near_pool_bytes);
+    return total_bytes() - sampling_bytes - host_weights_bytes - (pool_on_device ? 0 : pool_bytes - device_pool_bytes);
   }
   // Weights on a GPU are not needed in host memory; what was read from a file can be dropped.
   uint64_t host_bytes() const { return total_bytes() - device_bytes(); }

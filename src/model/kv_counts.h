@@ -13,14 +13,14 @@ namespace infinigen {
 // Steps, and rows of one KV head in one layer.
 struct StepCounts {
   int64_t steps = 0;
-  uint64_t seen = 0;     // Σ tokens so far, over all tokens of steps
-  uint64_t kept = 0;     // the same in a layer that evicts
-  uint64_t evicted = 0;  // in prefills and steps
+  uint64_t seen = 0;      // Σ tokens so far, over all tokens of steps
+  uint64_t retained = 0;  // the same in a layer that evicts
+  uint64_t evicted = 0;   // in prefills and steps
 
   void Add(const StepCounts& other) {
     steps += other.steps;
     seen += other.seen;
-    kept += other.kept;
+    retained += other.retained;
     evicted += other.evicted;
   }
 };
@@ -60,7 +60,7 @@ class KvCounts {
     stats.layers.resize(static_cast<size_t>(config_.layers));
     const int64_t sequences = shape_.pool.max_sequences;
     const auto totals = Fetch(work_.totals, config_.layers * sequences);
-    const auto near = Fetch(work_.near_totals, config_.layers * sequences);
+    const auto fetches = Fetch(work_.fetch_totals, config_.layers * sequences);
     const auto add_slots = [&](const auto& all, LayerId layer, auto& sum) {
       for (int64_t slot = begin; slot < end; ++slot)
         sum.Add(all[static_cast<size_t>(layer.value() * sequences + slot)]);
@@ -71,28 +71,28 @@ class KvCounts {
       if (of.selects)
         add_slots(totals, layer, of.totals);
       else
-        of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.kept : counts.seen) * heads;
+        of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.retained : counts.seen) * heads;
       of.seen = counts.seen * heads;
       stats.read_bytes += of.totals.attended * layout.entry_bytes();
-      const bool on_device = shape_.remote && layer.value() < pool_.options().near_layers;
+      const bool on_device = shape_.remote && layer.value() < pool_.options().device_layers;
       if (shape_.fetches && of.selects) {
         stats.fetches = true;
-        add_slots(near, layer, stats.near);
+        add_slots(fetches, layer, stats.fetch);
       } else if (!on_device) {
         stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
       }
     }
-    if (shape_.hot_rows > 0) stats.hot_bytes = shape_.near_bytes();
-    stats.fetched_bytes += stats.near.fetched * layout.entry_bytes();
+    if (shape_.hot_rows > 0) stats.hot_bytes = shape_.fetch_bytes();
+    stats.fetched_bytes += stats.fetch.fetched * layout.entry_bytes();
     return stats;
   }
 
   // Empty where there is none.
   template <class T>
-  std::vector<T> Fetch(const T* place, int64_t count) {
-    if (place == nullptr) return {};
+  std::vector<T> Fetch(const T* from, int64_t count) {
+    if (from == nullptr) return {};
     std::vector<T> host(static_cast<size_t>(count));
-    backend_.Synchronize(backend_.Download(Queue::kCompute, place, host.size() * sizeof(T), host.data()));
+    backend_.Synchronize(backend_.Download(Queue::kCompute, from, host.size() * sizeof(T), host.data()));
     return host;
   }
 

@@ -5,13 +5,13 @@ namespace {
 
 EntrySource SourceOf(const WorkspaceShape& shape, Pass pass, LayerId layer) {
   const KvMethod& method = shape.method;
-  const bool remote = shape.remote && layer.value() >= shape.pool.near_layers;
+  const bool remote = shape.remote && layer.value() >= shape.pool.device_layers;
   if (!remote) return EntrySource::kPool;
   if (pass == Pass::kStep) {
     if (!method.selects()) return EntrySource::kStage;
     return shape.fetches && method.selects(layer) ? EntrySource::kFetched : EntrySource::kPool;
   }
-  // A prompt's evicting layers have memory of another kind (PrefillStage).
+  // A prompt's evicting layers have memory of another kind (PromptCache).
   return method.evicts(layer) ? EntrySource::kPool : EntrySource::kStage;
 }
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv/fetch_view.h"
 #include "kv/method.h"
-#include "kv/near_view.h"
 #include "kv/pool.h"
 #include "model/config.h"
 #include "model/workspace.h"
@@ -22,37 +22,37 @@ class LayerViews {
 
   // Memory that is allocated later: the index, index.total_bytes();
   void SetIndex(std::byte* memory) { index_memory_ = memory; }
-  // and [near_layers] of data, holds, used, place_of.
-  void SetNear(std::byte* near) { near_ = near; }
+  // and [fetch_layers] of data, holds, used, cell_of.
+  void SetFetchBuffers(std::byte* buffer) { fetch_memory_ = buffer; }
 
   LayerEntries Entries(LayerId layer) const {
     const PoolOptions& pool = pool_.options();
     return {.layout = pool.layout,
             .extents = work_.tables + layer.value() * pool.max_sequences * pool.extents_per_slot(),
             .extents_per_slot = pool.extents_per_slot(),
-            .quotas = method_.evicts(layer) ? work_.kept_quotas : work_.quotas};
+            .quotas = method_.evicts(layer) ? work_.retained_quotas : work_.quotas};
   }
-  LayerRetained Retained(LayerId layer) const {
+  EvictionState Retained(LayerId layer) const {
     if (!method_.evicts(layer)) return {};
-    LayerRetained books = work_.books;
+    EvictionState state = work_.eviction;
     const int64_t before =
-        (layer.value() - method_.dense_layers) * shape_.pool.max_sequences * books.kv_heads * books.capacity;
-    books.positions += before;
-    books.marks += before;
-    return books;
+        (layer.value() - method_.dense_layers) * shape_.pool.max_sequences * state.kv_heads * state.capacity;
+    state.positions += before;
+    state.priorities += before;
+    return state;
   }
   LayerCache Cache(LayerId layer) const {
     const bool sketches = method_.has_index(layer) && method_.select->uses_basis;
     return {Entries(layer), sketches ? Sketches(Index(layer)) : LayerSketches(), Retained(layer)};
   }
   // A step's tokens as layers that evict see them.
-  TokenBatch KeptBatch(const TokenBatch& batch) const {
-    TokenBatch kept = batch;
-    kept.positions = batch.rows;
-    kept.rows = work_.kept_rows;
-    kept.places = work_.places;
-    kept.kv_heads = shape_.owned.kv_heads;
-    return kept;
+  TokenBatch EvictingBatch(const TokenBatch& batch) const {
+    TokenBatch evicting = batch;
+    evicting.positions = batch.rows;
+    evicting.rows = work_.retained_rows;
+    evicting.own_rows = work_.own_rows;
+    evicting.kv_heads = shape_.owned.kv_heads;
+    return evicting;
   }
 
   LayerIndex Index(LayerId layer) const {
@@ -99,23 +99,23 @@ class LayerViews {
 
   size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
   const Selection& Chosen(LayerId layer) const { return work_.selection[Turn(layer)]; }
-  const NearList& List(LayerId layer) const { return work_.near[Turn(layer)]; }
+  const FetchList& List(LayerId layer) const { return work_.fetch_lists[Turn(layer)]; }
 
   // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
-  NearEntries Places(LayerId layer) const {
-    const int64_t lists = shape_.pool.max_sequences * shape_.owned.kv_heads, capacity = shape_.near_rows();
-    NearEntries near{.layout = pool_.options().layout, .data = near_, .capacity = capacity};
+  FetchBuffer Fetched(LayerId layer) const {
+    const int64_t lists = shape_.pool.max_sequences * shape_.owned.kv_heads, capacity = shape_.fetch_rows();
+    FetchBuffer buffer{.layout = pool_.options().layout, .data = fetch_memory_, .capacity = capacity};
     if (shape_.hot_rows == 0) {
-      near.data += Turn(layer) * shape_.near_layer_bytes();
-      return near;
+      buffer.data += Turn(layer) * shape_.fetch_layer_bytes();
+      return buffer;
     }
-    near.data += SelectingIndex(layer) * shape_.near_layer_bytes();
-    near.rows = shape_.kept_rows();
-    near.holds =
-        reinterpret_cast<int32_t*>(near.data + static_cast<size_t>(lists * capacity) * near.layout.entry_bytes());
-    near.used = near.holds + lists * capacity;
-    near.place_of = near.used + lists * capacity;
-    return near;
+    buffer.data += SelectingIndex(layer) * shape_.fetch_layer_bytes();
+    buffer.rows = shape_.retained_rows();
+    buffer.holds =
+        reinterpret_cast<int32_t*>(buffer.data + static_cast<size_t>(lists * capacity) * buffer.layout.entry_bytes());
+    buffer.used = buffer.holds + lists * capacity;
+    buffer.cell_of = buffer.used + lists * capacity;
+    return buffer;
   }
 
  private:
@@ -129,7 +129,7 @@ class LayerViews {
   const Workspace& work_;
   const Pool& pool_;
   std::byte* index_memory_ = nullptr;
-  std::byte* near_ = nullptr;
+  std::byte* fetch_memory_ = nullptr;
 };
 
 }  // namespace infinigen

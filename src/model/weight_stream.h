@@ -2,9 +2,9 @@
 // while other layers compute.
 //
 // The streamed layers are spread evenly over the depth, so that one is copied while the resident layers between two of
-// them compute. The matrices of a layer are one block, which is one copy. The device has two places for blocks, used in
-// turn. In the order of a forward pass a layer's block is prefetched; a layer that is asked for and is not there is
-// copied then, so any order of layers works. Norms and biases stay on the device. Called by the decoder only.
+// them compute. The matrices of a layer are one block, which is one copy. The device has two device blocks for blocks,
+// used in turn. In the order of a forward pass a layer's block is prefetched; a layer that is asked for and is not
+// there is copied then, so any order of layers works. Norms and biases stay on the device. Called by the decoder only.
 #pragma once
 
 #include <algorithm>
@@ -70,12 +70,12 @@ class WeightStream {
       blocks_[static_cast<size_t>(i)] = std::move(block);
       streamed_.push_back(static_cast<int32_t>(i));
     }
-    for (Place& place : places_) {
+    for (DeviceBlock& block : device_blocks_) {
       if (streamed_.empty()) break;
-      ASSIGN_OR_RETURN(place.memory, Buffer::Make(backend_.compute_memory(), largest));
+      ASSIGN_OR_RETURN(block.memory, Buffer::Make(backend_.compute_memory(), largest));
     }
-    // From here on both places are full, and Done keeps them so.
-    for (size_t i = 0; i < std::min(places_.size(), streamed_.size()); ++i) Bring(streamed_[i], i);
+    // From here on both device blocks are full, and Done keeps them so.
+    for (size_t i = 0; i < std::min(device_blocks_.size(), streamed_.size()); ++i) Bring(streamed_[i], i);
     return Ok();
   }
 
@@ -85,9 +85,9 @@ class WeightStream {
   // The layer with its matrices where compute can read them, from here on until Done.
   LayerWeights Use(LayerId layer, LayerWeights weights) {
     if (!streams(layer)) return weights;
-    const size_t place = Find(layer.value());
-    if (place == places_.size()) BringNow(layer.value(), Oldest());
-    Place& at = places_[Find(layer.value())];
+    const size_t block_index = Find(layer.value());
+    if (block_index == device_blocks_.size()) BringNow(layer.value(), Oldest());
+    DeviceBlock& at = device_blocks_[Find(layer.value())];
     backend_.Wait(Queue::kCompute, at.arrived);
     at.used = ++uses_;
     at.in_use = true;
@@ -100,21 +100,21 @@ class WeightStream {
     return weights;
   }
 
-  // Compute has enqueued its last use of the layer: the next streamed layer that is not on the device takes its place.
+  // Compute has enqueued its last use of the layer: the next streamed layer that is not on the device takes its block.
   void Done(LayerId layer) {
     if (!streams(layer)) return;
-    const size_t place = Find(layer.value());
-    places_[place].free = backend_.Record(Queue::kCompute);
-    places_[place].in_use = false;
+    const size_t block_index = Find(layer.value());
+    device_blocks_[block_index].free = backend_.Record(Queue::kCompute);
+    device_blocks_[block_index].in_use = false;
     const auto here = std::find(streamed_.begin(), streamed_.end(), layer.value()) - streamed_.begin();
-    for (int64_t ahead = 1; ahead <= std::ssize(places_); ++ahead) {
+    for (int64_t ahead = 1; ahead <= std::ssize(device_blocks_); ++ahead) {
       const int32_t next = streamed_[static_cast<size_t>((here + ahead) % std::ssize(streamed_))];
-      if (Find(next) == places_.size()) return Bring(next, place);
+      if (Find(next) == device_blocks_.size()) return Bring(next, block_index);
     }
   }
 
  private:
-  struct Place {
+  struct DeviceBlock {
     Buffer memory;
     int32_t layer = -1;
     Ticket arrived, free;
@@ -123,20 +123,20 @@ class WeightStream {
   };
 
   size_t Find(int32_t layer) const {
-    return static_cast<size_t>(
-        std::find_if(places_.begin(), places_.end(), [&](const Place& place) { return place.layer == layer; }) -
-        places_.begin());
+    return static_cast<size_t>(std::find_if(device_blocks_.begin(), device_blocks_.end(),
+                                            [&](const DeviceBlock& block) { return block.layer == layer; }) -
+                               device_blocks_.begin());
   }
-  size_t Oldest() const { return places_[0].used <= places_[1].used ? 0 : 1; }
+  size_t Oldest() const { return device_blocks_[0].used <= device_blocks_[1].used ? 0 : 1; }
 
-  // The layer that had the place may not be Done: the prompt in the middle of it copies it again.
-  void BringNow(int32_t layer, size_t place) {
-    Place& at = places_[place];
+  // The layer that had the block may not be Done: the prompt in the middle of it copies it again.
+  void BringNow(int32_t layer, size_t block_index) {
+    DeviceBlock& at = device_blocks_[block_index];
     if (std::exchange(at.in_use, false)) at.free = backend_.Record(Queue::kCompute);
-    Bring(layer, place);
+    Bring(layer, block_index);
   }
-  void Bring(int32_t layer, size_t place) {
-    Place& at = places_[place];
+  void Bring(int32_t layer, size_t block_index) {
+    DeviceBlock& at = device_blocks_[block_index];
     const Buffer& block = blocks_[static_cast<size_t>(layer)];
     backend_.Wait(Queue::kWeights, at.free);
     const ByteMove move{.from = block.data(), .to = at.memory.data(), .bytes = block.bytes()};
@@ -148,8 +148,30 @@ class WeightStream {
   B& backend_;
   std::vector<Buffer> blocks_;     // [layers]; empty where a layer is resident
   std::vector<int32_t> streamed_;  // layers, ascending
-  std::array<Place, 2> places_;
+  std::array<DeviceBlock, 2> device_blocks_;
   uint64_t uses_ = 0;
 };
+
+// A model's weights where `backend` reads them: views of the same shapes, on a GPU into its memory. Layers beyond the
+// share `on_device` are streamed: their matrices stay on the host.
+template <Backend B>
+Result<WeightViews> LoadWeightsTo(B& backend, WeightStream<B>& stream, const WeightViews& host, double on_device) {
+  // Types are checked before anything is copied, those of streamed matrices too.
+  RETURN_IF_ERROR(VisitParameters(host, [&](const Parameter&, const auto& view) -> Status {
+    if constexpr (std::is_same_v<decltype(view), const WeightView&>)
+      return backend.CheckWeight(view.type);
+    else
+      return Ok();
+  }));
+  WeightViews weights = host;
+  RETURN_IF_ERROR(stream.Start(weights.layers, on_device));
+  RETURN_IF_ERROR(VisitParameters(weights, [&](const Parameter& parameter, auto& view) -> Status {
+    if (!view || (parameter.role == WeightRole::kLmHead && host.has_tied_head())) return Ok();
+    ASSIGN_OR_RETURN(view, backend.Load(view));
+    return Ok();
+  }));
+  if (host.has_tied_head()) weights.lm_head.weight = weights.embedding;
+  return weights;
+}
 
 }  // namespace infinigen

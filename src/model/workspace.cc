@@ -14,9 +14,9 @@ class Carver {
   explicit Carver(std::byte* base) : base_(base) {}
 
   std::byte* Take(size_t bytes) {
-    std::byte* place = base_ == nullptr ? nullptr : base_ + used_;
+    std::byte* part = base_ == nullptr ? nullptr : base_ + used_;
     used_ += (bytes + 63) / 64 * 64;
-    return place;
+    return part;
   }
   Tensor Matrix(DType type, int64_t rows, int64_t cols) {
     return {Take(static_cast<size_t>(rows * cols) * SizeOf(type)), type, rows, cols, cols};
@@ -50,14 +50,14 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
                       .capacity = capacity,
                       .kv_heads = heads};
     if (!shape.fetches) continue;
-    w.near[i] = {.places = carver.Array<int32_t>(lists * capacity),
-                 .misses = carver.Array<int32_t>(lists * capacity),
-                 .miss_counts = carver.Array<int32_t>(lists),
-                 .own = carver.Array<int32_t>(lists),
-                 .capacity = capacity,
-                 .kv_heads = heads};
+    w.fetch_lists[i] = {.cells = carver.Array<int32_t>(lists * capacity),
+                        .misses = carver.Array<int32_t>(lists * capacity),
+                        .miss_counts = carver.Array<int32_t>(lists),
+                        .own = carver.Array<int32_t>(lists),
+                        .capacity = capacity,
+                        .kv_heads = heads};
   }
-  if (shape.fetches) w.near_totals = carver.Array<NearTotals>(config.layers * sequences);
+  if (shape.fetches) w.fetch_totals = carver.Array<FetchTotals>(config.layers * sequences);
   w.rules = carver.Array<SelectRule>(sequences);
   w.totals = carver.Array<SelectionTotals>(config.layers * sequences);
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);
@@ -68,23 +68,23 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
 
 void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   const int64_t sequences = shape.pool.max_sequences, heads = shape.owned.kv_heads;
-  w.kept_rows = carver.Array<int32_t>(shape.tokens());
-  w.kept_quotas = carver.Array<int32_t>(sequences);
-  w.places = carver.Array<int32_t>(shape.tokens() * heads);
+  w.retained_rows = carver.Array<int32_t>(shape.tokens());
+  w.retained_quotas = carver.Array<int32_t>(sequences);
+  w.own_rows = carver.Array<int32_t>(shape.tokens() * heads);
   w.zeros = carver.Array<int32_t>(shape.tokens());
   w.uncounted = carver.Array<SelectionTotals>(1);
-  const int64_t books = shape.pool.evicting_layers() * sequences * heads * shape.kept_rows();
-  w.books = {.positions = carver.Array<int32_t>(books),
-             .marks = carver.Array<float>(books),
-             .capacity = shape.kept_rows(),
-             .kv_heads = heads,
-             .quotas = w.kept_quotas};
+  const int64_t eviction = shape.pool.evicting_layers() * sequences * heads * shape.retained_rows();
+  w.eviction = {.positions = carver.Array<int32_t>(eviction),
+                .priorities = carver.Array<float>(eviction),
+                .capacity = shape.retained_rows(),
+                .kv_heads = heads,
+                .quotas = w.retained_quotas};
 }
 
-PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
+PromptCache WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
   const EntryLayout& layout = shape.pool.layout;
   const int64_t heads = shape.owned.kv_heads, extents = (tokens + kExtentTokens - 1) / kExtentTokens;
-  PrefillStage stage;
+  PromptCache stage;
   stage.quota = carver.Array<int32_t>(1);
   stage.extents = carver.Array<std::byte*>(extents);
   std::byte* entries = carver.Take(static_cast<size_t>(tokens) * layout.row_bytes());
@@ -99,7 +99,7 @@ PrefillStage WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t toke
                             .slot_stride = static_cast<size_t>(heads) * head_bytes};
   }
   stage.cache.retained = {.positions = carver.Array<int32_t>(heads * tokens),
-                          .marks = carver.Array<float>(heads * tokens),
+                          .priorities = carver.Array<float>(heads * tokens),
                           .capacity = tokens,
                           .kv_heads = heads,
                           .quotas = stage.quota};
@@ -149,13 +149,13 @@ Workspace Workspace::Carve(std::byte* base, const WorkspaceShape& shape) {
   return Walk(carver, shape);
 }
 
-size_t PrefillStage::Bytes(const WorkspaceShape& shape, int64_t tokens) {
+size_t PromptCache::Bytes(const WorkspaceShape& shape, int64_t tokens) {
   Carver carver(nullptr);
   WalkStage(carver, shape, tokens);
   return carver.used();
 }
 
-PrefillStage PrefillStage::Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens) {
+PromptCache PromptCache::Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens) {
   Carver carver(base);
   return WalkStage(carver, shape, tokens);
 }

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "kv/cache_view.h"
+#include "kv/fetch_view.h"
 #include "kv/method.h"
-#include "kv/near_view.h"
 #include "kv/pool.h"
 #include "model/config.h"
 #include "tensor/view.h"
@@ -51,21 +51,21 @@ struct WorkspaceShape {
             .layers = std::max<int64_t>(config.layers - method.dense_layers, 0),
             .kv_heads = owned.kv_heads,
             .sequences = pool.max_sequences,
-            .rows = kept_rows()};
+            .rows = retained_rows()};
   }
   QuotaRule quotas() const { return QuotasOf(method, pool.layout, config.layers, pool.max_sequences); }
   // Rows of the longest sequence in layers that evict.
-  int64_t kept_rows() const { return method.evicts() ? quotas().LargestQuota(pool.max_tokens) : pool.max_tokens; }
+  int64_t retained_rows() const { return method.evicts() ? quotas().LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // A prompt has memory on the stages of a remote pool while it is read. Where steps walk all rows, every sequence has
   // it for good; layers that evict have a stage of another kind.
   bool stages_prompts() const { return remote && method.selects() && (!method.evicts() || method.dense_layers > 0); }
   // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
-  int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? kept_rows() : pool.max_tokens; }
+  int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? retained_rows() : pool.max_tokens; }
   // Rows that a step attends to at most, in layers that select, by the method's own rule. A sequence whose rule lets it
   // have more reads them where they are.
   int64_t selected_rows() const {
     const SelectRule& rule = method.rule;
-    const int64_t n = kept_rows(), page = method.select->page_rows;
+    const int64_t n = retained_rows(), page = method.select->page_rows;
     if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
@@ -76,20 +76,20 @@ struct WorkspaceShape {
   int64_t selections() const { return fetches_early() ? 2 : 1; }
   // Places of each (sequence, KV head) for entries that were fetched: of the layers that need them at once, or of a hot
   // set in every layer.
-  int64_t near_rows() const { return hot_rows > 0 ? hot_rows : selected_rows(); }
-  int64_t near_layers() const {
+  int64_t fetch_rows() const { return hot_rows > 0 ? hot_rows : selected_rows(); }
+  int64_t fetch_layers() const {
     return !fetches ? 0 : hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : selections();
   }
   // Of one layer, sequence and KV head, tables included.
-  size_t near_list_bytes() const {
-    const size_t tables = hot_rows > 0 ? static_cast<size_t>(2 * near_rows() + kept_rows()) * sizeof(int32_t) : 0;
-    return static_cast<size_t>(near_rows()) * pool.layout.entry_bytes() + tables;
+  size_t fetch_list_bytes() const {
+    const size_t tables = hot_rows > 0 ? static_cast<size_t>(2 * fetch_rows() + retained_rows()) * sizeof(int32_t) : 0;
+    return static_cast<size_t>(fetch_rows()) * pool.layout.entry_bytes() + tables;
   }
   // Of one layer; the next one's entries are as well aligned as its own.
-  size_t near_layer_bytes() const {
-    return (static_cast<size_t>(pool.max_sequences * owned.kv_heads) * near_list_bytes() + 255) / 256 * 256;
+  size_t fetch_layer_bytes() const {
+    return (static_cast<size_t>(pool.max_sequences * owned.kv_heads) * fetch_list_bytes() + 255) / 256 * 256;
   }
-  size_t near_bytes() const { return static_cast<size_t>(near_layers()) * near_layer_bytes(); }
+  size_t fetch_bytes() const { return static_cast<size_t>(fetch_layers()) * fetch_layer_bytes(); }
 };
 
 struct Workspace {
@@ -112,11 +112,11 @@ struct Workspace {
   int32_t* quotas = nullptr;     // [max_sequences]
 
   // Only where layers evict.
-  int32_t* kept_rows = nullptr;          // [T] the last row of each token's cache
-  int32_t* kept_quotas = nullptr;        // [max_sequences]
-  int32_t* places = nullptr;             // [T][kv_heads]
+  int32_t* retained_rows = nullptr;      // [T] the last row of each token's cache
+  int32_t* retained_quotas = nullptr;    // [max_sequences]
+  int32_t* own_rows = nullptr;           // [T][kv_heads]
   int32_t* zeros = nullptr;              // [T] slots of a stage, which has one
-  LayerRetained books;                   // of the first layer that evicts; the others follow
+  EvictionState eviction;                // of the first layer that evicts; the others follow
   SelectionTotals* uncounted = nullptr;  // [1] of selections that are no step
 
   // Only for methods that need them.
@@ -125,13 +125,13 @@ struct Workspace {
   Tensor last_q;                       // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
   Tensor sketch_q;                     // [S][heads·dims] f32
   std::array<Selection, 2> selection;  // of S tokens; the second only where a shape has two selections
-  std::array<NearList, 2> near;        // of the selections, where they are fetched
-  NearTotals* near_totals = nullptr;   // [layers][max_sequences], likewise
-  FetchClock* clocks = nullptr;        // [layers], where the pool is remote
-  SelectRule* rules = nullptr;         // [max_sequences]
-  SelectionTotals* totals = nullptr;   // [layers][max_sequences]
-  MassTotals* mass = nullptr;          // [layers]
-  float* basis = nullptr;              // [sketch_layers][1 or max_sequences] of query, key, key_offset
+  std::array<FetchList, 2> fetch_lists;  // of the selections, where they are fetched
+  FetchTotals* fetch_totals = nullptr;   // [layers][max_sequences], likewise
+  FetchClock* clocks = nullptr;          // [layers], where the pool is remote
+  SelectRule* rules = nullptr;           // [max_sequences]
+  SelectionTotals* totals = nullptr;     // [layers][max_sequences]
+  MassTotals* mass = nullptr;            // [layers]
+  float* basis = nullptr;                // [sketch_layers][1 or max_sequences] of query, key, key_offset
 
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.
@@ -140,7 +140,7 @@ struct Workspace {
 
 // Where the prompt of a sequence that evicts lies while one layer is prefilled: a cache of one slot with room for all
 // of it. Only survivors enter the pool.
-struct PrefillStage {
+struct PromptCache {
   LayerCache cache;
   std::byte* entries = nullptr;   // [tokens] rows, extent after extent
   std::byte** extents = nullptr;  // the table, still to be written
@@ -149,7 +149,7 @@ struct PrefillStage {
   LayerIndex index() const { return {cache.sketches.data, cache.sketches.head_stride, cache.sketches.slot_stride}; }
 
   static size_t Bytes(const WorkspaceShape& shape, int64_t tokens);
-  static PrefillStage Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens);
+  static PromptCache Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens);
 };
 
 }  // namespace infinigen

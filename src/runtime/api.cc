@@ -252,7 +252,7 @@ struct Stream::Impl {
     const bool cut = cancelled && result.reason == FinishReason::kStopped && !decoder.stopped();
     outcome.tokens = result.tokens;
     outcome.finish_reason = cut ? "cancelled" : std::string(infinigen::Name(result.reason));
-    outcome.cached_tokens = result.kept_tokens;
+    outcome.cached_tokens = result.reused_tokens;
     outcome.queue_s = result.queue_s;
     outcome.prefill_s = result.prefill_s;
     outcome.decode_s = result.decode_s;

@@ -29,7 +29,7 @@ Conversation::Conversation(const Model& model, Executor& executor, const ChatPro
 void Conversation::Clear() {
   messages_.clear();
   if (!options_.system.empty()) messages_.push_back({"system", options_.system});
-  engine_.DropKept();
+  engine_.DropHeld();
   context_tokens_ = 0;
 }
 
@@ -68,7 +68,7 @@ Result<Answer> Conversation::Say(std::string message, const std::function<bool(s
       .tokenizer = model_.tokenizer.get(),
       .stops = {},
       .ignore_eos = options_.ignore_eos,
-      .keep_rows = true,
+      .hold_rows = true,
       .callbacks = options_.callbacks,
       .on_text = [&](size_t, std::string_view text) { return on_text(text); },
       .on_done = {},
@@ -98,7 +98,7 @@ std::string Conversation::DescribeStats() const {
   if (turns_ > 0) {
     const Timing& timing = last_.outcome.timing;
     text += fmt::format("last answer: prompt {} tokens, {} of them kept from before, {} computed at {:.0f} tok/s\n",
-                        last_.prompt_tokens, last_.outcome.kept_tokens, timing.prefill_tokens, timing.prefill_rate());
+                        last_.prompt_tokens, last_.outcome.reused_tokens, timing.prefill_tokens, timing.prefill_rate());
     text += fmt::format("             {} tokens", last_.outcome.tokens.size());
     if (!timing.step_ms.empty())
       text += fmt::format(" at {:.1f} tok/s ({:.2f} ms a token, p99 {:.2f})", timing.decode_rate(),

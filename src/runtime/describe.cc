@@ -26,8 +26,8 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
   line("hot set", parts.hot_bytes, "");
   line("pool", parts.pool_bytes,
        !gpu ? per_token : fmt::format("{}, {}", per_token, parts.pool_on_device ? "on the GPU" : "on the host"));
-  if (parts.near_pool_bytes > 0)
-    line("", parts.near_pool_bytes, "of the pool on the GPU: layers that are attended to whole");
+  if (parts.device_pool_bytes > 0)
+    line("", parts.device_pool_bytes, "of the pool on the GPU: layers that are attended to whole");
   if (plan.prefix_bytes > 0)
     line("prefixes", plan.extra_prefix_bytes(),
          fmt::format("of at most {} for what prompts begin with{}", FormatSize(plan.prefix_bytes),

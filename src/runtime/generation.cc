@@ -69,7 +69,7 @@ class Run {
                     .max_new_tokens = job.max_new_tokens,
                     .sampling = job.sampling,
                     .ignore_eos = options_.ignore_eos,
-                    .keep_rows = options_.keep_rows,
+                    .hold_rows = options_.hold_rows,
                     .on_token = [this, index, live](RequestId, int32_t token) { return OnToken(index, *live, token); },
                     .on_prefill =
                         [this](RequestId, const PrefillProgress& progress) {
@@ -106,8 +106,8 @@ class Run {
     outcome.reason = done.reason;
     outcome.error = done.error;
     outcome.timing.prefill_s = done.prefill_s;
-    outcome.kept_tokens = done.kept_tokens;
-    const int64_t computed = static_cast<int64_t>(jobs_[index].prompt.size()) - done.kept_tokens;
+    outcome.reused_tokens = done.reused_tokens;
+    const int64_t computed = static_cast<int64_t>(jobs_[index].prompt.size()) - done.reused_tokens;
     outcome.timing.prefill_tokens = done.prefill_s > 0 ? computed : 0;
     outcome.timing.decode_s = done.decode_s;
     outcome.timing.decode_tokens = static_cast<int64_t>(outcome.timing.step_ms.size());

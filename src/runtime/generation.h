@@ -27,8 +27,8 @@ struct Outcome {
   FinishReason reason = FinishReason::kCancelled;
   std::string error;  // one line, with kError
   std::vector<int32_t> tokens;
-  int64_t kept_tokens = 0;  // of the prompt, not computed again
-  std::string text;         // valid UTF-8; empty without a tokenizer
+  int64_t reused_tokens = 0;  // of the prompt, not computed again
+  std::string text;           // valid UTF-8; empty without a tokenizer
   Timing timing;
 };
 
@@ -36,7 +36,7 @@ struct GenerationOptions {
   const Tokenizer* tokenizer = nullptr;  // null: the display text of a token is its id
   std::vector<std::string> stops;
   bool ignore_eos = false;
-  bool keep_rows = false;  // see Request
+  bool hold_rows = false;  // see Request
   Callbacks callbacks;     // progress of prefills; cancelled ends everything
   // New text of one job, as it comes. False ends everything.
   std::function<bool(size_t job, std::string_view text)> on_text;

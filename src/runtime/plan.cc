@@ -42,7 +42,7 @@ struct Fit {
   MemoryPlan Limited(int64_t tokens) const {
     MemoryPlan parts = Parts(tokens, options.max_batch);
     if (kv_limit) parts.pool_bytes = std::min(parts.pool_bytes, *kv_limit);
-    parts.near_pool_bytes = std::min(parts.near_pool_bytes, parts.pool_bytes);
+    parts.device_pool_bytes = std::min(parts.device_pool_bytes, parts.pool_bytes);
     return parts;
   }
   uint64_t OneSequence(int64_t tokens) const { return Parts(tokens, 1).pool_bytes; }
@@ -104,8 +104,9 @@ std::string Refusal(const Fit& fit, const MemoryPlan& parts, int64_t largest_con
         FormatSize(parts.weights_bytes - parts.host_weights_bytes),
         on_device ? fmt::format("pool {} ({} tokens x {}) + ", FormatSize(parts.pool_bytes), options.max_tokens,
                                 options.max_batch)
-        : parts.near_pool_bytes > 0 ? fmt::format("entries of dense layers {} + ", FormatSize(parts.near_pool_bytes))
-                                    : "",
+        : parts.device_pool_bytes > 0
+            ? fmt::format("entries of dense layers {} + ", FormatSize(parts.device_pool_bytes))
+            : "",
         FormatSize(parts.sketch_bytes), FormatSize(parts.stage_bytes), FormatSize(parts.hot_bytes),
         FormatSize(parts.workspace_bytes), FormatSize(parts.prefill_bytes), FormatSize(kGpuMarginBytes),
         FormatSize(options.device_memory_bytes), advice);
@@ -257,10 +258,10 @@ RunPlan PlanOptions(const ModelConfig& config, uint64_t weights_bytes, const Exe
 
   const bool on_device = parts.has_device && parts.pool_on_device;
   const uint64_t fixed = on_device ? parts.device_bytes() - parts.pool_bytes + kGpuMarginBytes
-                                   : parts.host_bytes() + parts.near_pool_bytes - parts.pool_bytes + kMarginBytes;
+                                   : parts.host_bytes() + parts.device_pool_bytes - parts.pool_bytes + kMarginBytes;
   const uint64_t room = on_device ? options.device_memory_bytes : available_bytes;
   // A share is a share of every sequence, and the sum of those is the limit.
-  const uint64_t free_bytes = (room > fixed ? room - fixed : 0) + parts.near_pool_bytes;
+  const uint64_t free_bytes = (room > fixed ? room - fixed : 0) + parts.device_pool_bytes;
   plan.options.pool_limit_bytes = kv_limit.value_or(options.method.evicts() ? parts.pool_bytes : free_bytes);
   return plan;
 }

@@ -193,7 +193,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
     const std::shared_ptr<HttpExchange> held = weak.lock();
     if (held == nullptr) return;
     const bool waited = unread.serving->worker.Withdraw(held.get());
-    if (unread.Settle())
+    if (unread.CopySurvivors())
       Log(held->request(), unread.id, 499, unread.seconds(),
           fmt::format("the client left {} its request was read", waited ? "before" : "while"));
   });
@@ -211,7 +211,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
 }
 
 void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
-  if (!call.Settle()) return;
+  if (!call.CopySurvivors()) return;
   Log(call.head(), call.id, reply.status, call.seconds(), note);
   call.exchange->Reply(Dress(call.head(), call.id, std::move(reply)));
 }
@@ -344,7 +344,7 @@ void Api::Watch(Call& call) {
   Serving* serving = call.serving;
   HttpReply head{.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
   if (call.head().method == "HEAD") return Answer(call, std::move(head));  // there would be no end to wait for
-  if (!call.Settle()) return;
+  if (!call.CopySurvivors()) return;
   Log(call.head(), call.id, head.status, call.seconds(), "watches");
   head.body = ": the picture of the cache follows\n\n";
   exchange->Begin(Dress(call.head(), call.id, std::move(head)));

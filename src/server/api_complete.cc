@@ -148,7 +148,7 @@ void Api::Complete(Call& call, ApiKind kind) {
                    .code = "queue_full",
                    .parameter = {},
                    .retry_after_s = 1});
-  if (!call.Settle()) return metrics_.Leave(choices);
+  if (!call.CopySurvivors()) return metrics_.Leave(choices);
   // From here on the completion answers, and has the line in the log.
 
   const AnswerHead answer{.kind = kind,

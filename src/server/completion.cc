@@ -181,7 +181,7 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   context_.watch.Finished(choice.id);
   kv_.Add(result.kv);
   if (choice.prompt * static_cast<size_t>(request_.n) == static_cast<size_t>(choice.answer.index))
-    usage_.cached_tokens += result.kept_tokens;  // of n choices, the first one's
+    usage_.cached_tokens += result.reused_tokens;  // of n choices, the first one's
   if (over_) return;
   if (result.reason == FinishReason::kError)
     return FailAll({.status = 500, .message = result.error, .type = "server_error", .code = "generation_failed"});

@@ -1,6 +1,6 @@
-// KvWatch: the live picture of the cache (GET /kv, docs/serving.md). Follows one sequence, the one that came last of
-// those that decode; observes the executor only while somebody watches, on a GPU, where that takes time, one step in a
-// tenth of a second. On the engine's thread, all of it.
+// KvWatch: the live picture of the cache (GET /kv, docs/serving-design.md). Follows one sequence, the youngest that
+// decodes; observes the executor only while a client watches, on a GPU, where that takes time, one step in a tenth of a
+// second. On the engine's thread, all of it.
 #pragma once
 
 #include <chrono>

@@ -39,7 +39,7 @@ struct Api::Call {
   // settles it first has the reply and the line in the log, and the others say nothing. Null: there is one way only.
   std::shared_ptr<std::atomic<bool>> settled;
 
-  bool Settle() const { return settled == nullptr || !settled->exchange(true); }
+  bool CopySurvivors() const { return settled == nullptr || !settled->exchange(true); }
   bool is_settled() const { return settled != nullptr && *settled; }
   const HttpRequest& head() const { return exchange->request(); }
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "backend/backends.h"
-#include "backend/near_layer.h"
+#include "backend/fetch_layer.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
 #include "kv/sketch.h"
@@ -95,8 +95,8 @@ TEST(GpuProductTest, LargeProducts) {
     HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, c.n), out(c.out, c.m, c.n);
     const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.activation = c.x, .pool_on_device = true}).value();
     CudaBackend& b = *opened;
-    const Result<WeightView> placed = b.Place(weight.weight());
-    const Result<ConstTensor> placed_bias = b.Place(bias.view());
+    const Result<WeightView> placed = b.Load(weight.weight());
+    const Result<ConstTensor> placed_bias = b.Load(bias.view());
     ASSERT_TRUE(placed.ok() && placed_bias.ok());
     DeviceTensor dx(b, x), dout(b, out);
     const Projection projection{*placed, *placed_bias, dout};
@@ -123,14 +123,14 @@ TEST(GpuProductTest, LargeProducts) {
 
 // More lists than are fetched by one launch.
 TYPED_TEST(GpuLargeTest, ManyListsAreFetched) {
-  const NearShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .places = 3, .hot = false};
-  NearLayer<typename TypeParam::B> layer(this->backend(), shape, 103);
-  std::vector<NearToken> tokens;
+  const FetchShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .cells = 3, .hot = false};
+  FetchLayer<typename TypeParam::B> layer(this->backend(), shape, 103);
+  std::vector<FetchToken> tokens;
   for (int32_t slot = 0; slot < shape.slots; ++slot)
     tokens.push_back({slot, 3, std::vector<int32_t>(64, 3), std::vector<std::vector<int32_t>>(64, {slot % 2, 2, 3})});
-  const std::vector<NearOutcome> outcomes = layer.Step(tokens);
+  const std::vector<FetchOutcome> outcomes = layer.Step(tokens);
   const Bytes data = layer.Data();
-  for (const NearToken& token : tokens)
+  for (const FetchToken& token : tokens)
     for (int64_t head = 0; head < shape.kv_heads; ++head)
       for (int32_t place = 0; place < 3; ++place)
         ASSERT_TRUE(layer.At(data, token.slot, head, place) ==

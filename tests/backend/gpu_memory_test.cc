@@ -215,7 +215,7 @@ TYPED_TEST(GpuMemoryTest, WeightsArePlaced) {
   Random random(83);
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     HostTensor weight = HostTensor::Normal(random, type, 37, 129);
-    const Result<WeightView> placed = b.Place(weight.weight());
+    const Result<WeightView> placed = b.Load(weight.weight());
     ASSERT_TRUE(placed.ok());
     EXPECT_EQ(placed->type, WeightTypeOf(type));
     EXPECT_EQ(placed->rows, 37);
@@ -226,7 +226,7 @@ TYPED_TEST(GpuMemoryTest, WeightsArePlaced) {
     }
   }
   const std::vector<std::byte> blocks(34);
-  const Result<WeightView> refused = b.Place(WeightView(blocks.data(), WeightType::kQ8_0, 1, 32));
+  const Result<WeightView> refused = b.Load(WeightView(blocks.data(), WeightType::kQ8_0, 1, 32));
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.error().message.find("q8_0"), std::string::npos) << refused.error().message;
 }

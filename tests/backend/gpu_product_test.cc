@@ -17,8 +17,8 @@ void Check(CudaBackend& b, const Shape& shape, DType weight_type, DType out_type
   HostTensor weight = HostTensor::Normal(random, weight_type, shape.n, shape.k);
   HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, shape.n);
   HostTensor out = HostTensor::Normal(random, out_type, shape.m, shape.n), want = out.As(DType::kF32);
-  const Result<WeightView> placed = b.Place(weight.weight());
-  const Result<ConstTensor> placed_bias = b.Place(bias.view());
+  const Result<WeightView> placed = b.Load(weight.weight());
+  const Result<ConstTensor> placed_bias = b.Load(bias.view());
   ASSERT_TRUE(placed.ok() && placed_bias.ok());
   DeviceTensor dx(b, x), dout(b, out);
   const Projection mine{*placed, with_bias ? *placed_bias : ConstTensor(), dout, epilogue};

@@ -1,4 +1,4 @@
-// Layers that evict: places, marks, sums of attention and survivors, on every backend against the oracle.
+// Layers that evict: places, priorities, sums of attention and survivors, on every backend against the oracle.
 #include "kv/retain.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ template <class Factory>
 class RetainTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(RetainTest, SketchingBackends, BackendName);
 
-// A layer's cache with books, sketches and entries, all poison.
+// A layer's cache with eviction state, sketches and entries, all poison.
 template <class B>
 class TestCache {
  public:
@@ -38,11 +38,11 @@ class TestCache {
             {kLayout, sketches_.template as<std::byte>(), head, head * kHeads},
             {positions_.template as<int32_t>(), marks_.template as<float>(), rows_, kHeads, quotas_}};
   }
-  void SetMarks(const std::vector<float>& marks) { marks_.Put(marks); }
+  void SetMarks(const std::vector<float>& priorities) { marks_.Put(priorities); }
   void SetPositions(const std::vector<int32_t>& positions) { positions_.Put(positions); }
   void SetSketches(const std::vector<std::byte>& bytes) { sketches_.Put(bytes); }
   std::vector<int32_t> Positions() const { return positions_.template Get<int32_t>(); }
-  std::vector<float> Marks() const { return marks_.template Get<float>(); }
+  std::vector<float> Priorities() const { return marks_.template Get<float>(); }
   std::vector<std::byte> Sketches() const { return sketches_.template Get<std::byte>(); }
   TestEntries<B>& entries() { return entries_; }
 
@@ -74,7 +74,7 @@ std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy
     const std::vector<int32_t> rows = {std::min(position, 39), std::min(position, 22)};
     DeviceInts<B> slots(backend, {0, 1}), last(backend, rows), at(backend, {position, position});
     TokenBatch batch{.count = 2, .slots = slots, .rows = last, .positions = at};
-    backend.TakePlaces(Queue::kCompute, batch, rule, cache.view(), places.template as<int32_t>());
+    backend.AssignRows(Queue::kCompute, batch, rule, cache.view(), places.template as<int32_t>());
     const auto taken = places.template Get<int32_t>();
     record.emplace_back(taken.begin(), taken.end());
     std::vector<int32_t> all(kSlots * kHeads * 40), lengths;
@@ -86,18 +86,18 @@ std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy
     }
     lists.Put(all);
     counts.Put(lengths);
-    batch.places = places.template as<int32_t>();
+    batch.own_rows = places.template as<int32_t>();
     batch.kv_heads = kHeads;
     const SelectCall call{.rules = rules.template as<SelectRule>(), .max_rows = 40, .retained = cache.view().retained};
-    backend.MarkSelected(Queue::kCompute, batch, rule, call, selection);
+    backend.UpdatePriorities(Queue::kCompute, batch, rule, call, selection);
     // Rows of a sequence that were never taken are poison in both.
-    std::vector<float>& books = record.emplace_back();
+    std::vector<float>& state = record.emplace_back();
     const std::vector<int32_t> positions = cache.Positions();
-    const std::vector<float> marks = cache.Marks();
+    const std::vector<float> priorities = cache.Priorities();
     for (size_t list = 0; list < kSlots * kHeads; ++list)
       for (size_t row = 0; row <= static_cast<size_t>(rows[list / kHeads]); ++row) {
-        books.push_back(static_cast<float>(positions[list * 40 + row]));
-        books.push_back(marks[list * 40 + row]);
+        state.push_back(static_cast<float>(positions[list * 40 + row]));
+        state.push_back(priorities[list * 40 + row]);
       }
   }
   return record;
@@ -111,7 +111,7 @@ TYPED_TEST(RetainTest, BooksAreTheOracles) {
     // The second token is a sink that counts: it was halved at least once.
     float before = 0;
     bool halved = false;
-    for (size_t i = 9; i < want.size(); i += 2) {  // books come after places
+    for (size_t i = 9; i < want.size(); i += 2) {  // eviction state come after places
       halved = halved || want[i][3] < before;
       before = want[i][3];
     }
@@ -129,7 +129,7 @@ TYPED_TEST(RetainTest, ATakenPlaceHasNoScoreUntilItIsSketched) {
   DeviceInts<Tested> slots(this->backend(), {0}), rows(this->backend(), {7}), positions(this->backend(), {8});
   DeviceBytes<Tested> places(this->backend(), kHeads * 4);
   const TokenBatch batch{.count = 1, .slots = slots, .rows = rows, .positions = positions};
-  this->backend().TakePlaces(Queue::kCompute, batch, {}, cache.view(), places.template as<int32_t>());
+  this->backend().AssignRows(Queue::kCompute, batch, {}, cache.view(), places.template as<int32_t>());
   EXPECT_EQ(places.template Get<int32_t>(), (std::vector<int32_t>{1, 0}));
   HostTensor query(DType::kF32, 1, kHeads * kGroup * kDims);
   for (int64_t c = 0; c < query.cols; ++c) query.Set(0, c, 1.0f);
@@ -212,7 +212,7 @@ TYPED_TEST(RetainTest, SumsOfAttention) {
     }
     backend.SumAttention(Queue::kCompute, device_queries.view().Rows(40, 1),
                          TokenBatch{1, nullptr, slots, rows}.Range(kRows - 1, 1), kShape, cache.view());
-    return cache.Marks();
+    return cache.Priorities();
   };
   const auto check = [&](StoreType type, DType activation) {
     SCOPED_TRACE(::testing::Message() << Name(type) << " by " << Name(activation));
@@ -253,26 +253,27 @@ TYPED_TEST(RetainTest, SurvivorsMoveWithAllThatIsTheirs) {
     std::vector<std::byte> sketches(kHeads * TestCache<Tested>::kLayout.head_bytes(kRows));
     for (std::byte& byte : sketches) byte = static_cast<std::byte>(random.Int(0, 255));
     from.SetSketches(sketches);
-    std::vector<float> marks;
-    for (int64_t i = 0; i < kHeads * kRows; ++i) marks.push_back(static_cast<float>(random.Int(0, 30)));
-    from.SetMarks(marks);
+    std::vector<float> priorities;
+    for (int64_t i = 0; i < kHeads * kRows; ++i) priorities.push_back(static_cast<float>(random.Int(0, 30)));
+    from.SetMarks(priorities);
     const RetainRule rule{.sinks = 3};
-    this->backend().Settle(Queue::kCompute, rule, from.view(), kRows, SeqSlot(1), to.view());
+    this->backend().CopySurvivors(Queue::kCompute, rule, from.view(), kRows, SeqSlot(1), to.view());
     for (int64_t head = 0; head < kHeads; ++head) {
       const std::vector<int32_t> stay =
-          Survivors(std::span(marks).subspan(static_cast<size_t>(head * kRows), kRows), rule, quota);
-      const size_t books = static_cast<size_t>((kHeads + head) * kRows);
+          Survivors(std::span(priorities).subspan(static_cast<size_t>(head * kRows), kRows), rule, quota);
+      const size_t first = static_cast<size_t>((kHeads + head) * kRows);
       for (int64_t row = 0; row < quota; ++row) {
         const int64_t source = stay[static_cast<size_t>(row)];
         ASSERT_EQ(to.entries().Read(1, head, row), from.entries().Read(0, head, source));
-        ASSERT_EQ(to.Positions()[books + static_cast<size_t>(row)], source);
-        ASSERT_EQ(to.Marks()[books + static_cast<size_t>(row)], marks[static_cast<size_t>(head * kRows + source)]);
+        ASSERT_EQ(to.Positions()[first + static_cast<size_t>(row)], source);
+        ASSERT_EQ(to.Priorities()[first + static_cast<size_t>(row)],
+                  priorities[static_cast<size_t>(head * kRows + source)]);
       }
     }
     // A sketch arrives where its entry does.
     const std::vector<std::byte> moved = to.Sketches();
     const SketchLayout layout = TestCache<Tested>::kLayout;
-    const std::vector<int32_t> stay = Survivors(std::span(marks).first(kRows), rule, quota);
+    const std::vector<int32_t> stay = Survivors(std::span(priorities).first(kRows), rule, quota);
     for (int64_t row = 0; row < quota; ++row) {
       const auto unit = [&](const std::byte* head, int64_t at) {
         return head[static_cast<size_t>(at / kSketchBlock) * layout.block_bytes() +

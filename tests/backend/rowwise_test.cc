@@ -12,7 +12,7 @@ TYPED_TEST_SUITE(RowwiseTest, TestedBackends, BackendName);
 
 // |got - want| <= relative · |want| + absolute, everywhere inside the rows; the gaps are untouched. Relative errors and
 // roundings of `got`'s type end at the smallest step of f16.
-void ExpectNear(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
+void ExpectFetched(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
   const double more = OutputRounding(got.type) * (1 + relative), least = got.type == DType::kF16 ? 0x1p-25 : 0;
   for (int64_t r = 0; r < want.rows; ++r)
     for (int64_t c = 0; c < want.cols; ++c)
@@ -47,7 +47,7 @@ TYPED_TEST(RowwiseTest, EmbedAndPositionsAreExact) {
       const TokenBatch host_batch{count, ids.data(), nullptr, rows.data()};
       this->reference().Embed(Queue::kCompute, host_batch, table.weight(), out.view());
       this->reference().AddPositions(Queue::kCompute, host_batch, positions.weight(), 2, out.view());
-      ExpectNear(device_out.Fetch(), out, 0, 0);
+      ExpectFetched(device_out.Fetch(), out, 0, 0);
     }
   }
 }
@@ -70,9 +70,9 @@ TYPED_TEST(RowwiseTest, Norms) {
       b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
       this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
       this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
-      ExpectNear(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      ExpectFetched(drms.Fetch(), rms, 2e-5f, 1e-6f);
       // One element has no variance: (x - mean) is rounding noise over √eps.
-      ExpectNear(dlayer.Fetch(), layer, 2e-5f, n == 1 ? 1e-3f : 2e-4f);
+      ExpectFetched(dlayer.Fetch(), layer, 2e-5f, n == 1 ? 1e-3f : 2e-4f);
     }
   }
 }
@@ -85,7 +85,7 @@ TYPED_TEST(RowwiseTest, NormWorksInPlace) {
   DeviceTensor dx(b, x), dw(b, weight);
   b.RmsNorm(Queue::kCompute, dx, dw, 1e-6f, dx);
   this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-6f, x.view());
-  ExpectNear(dx.Fetch(), x, 2e-5f, 1e-6f);
+  ExpectFetched(dx.Fetch(), x, 2e-5f, 1e-6f);
 }
 
 // The angle is one f32 product, so even at position 131,071 cos and sin must agree to the last bits.
@@ -107,8 +107,8 @@ TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
     this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(),
                                 table.view());
     this->reference().Rope(Queue::kCompute, table.view(), x.view());
-    ExpectNear(dtable.Fetch(), table, 2e-7f, 1e-7f);
-    ExpectNear(dx.Fetch(), x, 4e-7f, 2e-6f);
+    ExpectFetched(dtable.Fetch(), table, 2e-7f, 1e-7f);
+    ExpectFetched(dx.Fetch(), x, 4e-7f, 2e-6f);
   }
 }
 
@@ -124,7 +124,7 @@ TYPED_TEST(RowwiseTest, SiluMul) {
     DeviceTensor dgate(b, gate), dup(b, up);
     b.SiluMul(Queue::kCompute, dgate, dup);
     this->reference().SiluMul(Queue::kCompute, gate.view(), up.view());
-    ExpectNear(dgate.Fetch(), gate, 1e-6f, 1e-30f);
+    ExpectFetched(dgate.Fetch(), gate, 1e-6f, 1e-30f);
   }
 }
 
@@ -205,7 +205,7 @@ TYPED_TEST(RowwiseTest, EmbedsToEveryType) {
       DeviceInts dids(b, ids);
       b.Embed(Queue::kCompute, {20, dids, nullptr, nullptr}, dtable, dout);
       this->reference().Embed(Queue::kCompute, {20, ids.data(), nullptr, nullptr}, table.weight(), want.view());
-      ExpectNear(dout.Fetch(), want, 0, 0);
+      ExpectFetched(dout.Fetch(), want, 0, 0);
     }
   }
 }
@@ -225,8 +225,8 @@ TYPED_TEST(RowwiseTest, NormsToEveryType) {
       b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
       this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
       this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
-      ExpectNear(drms.Fetch(), rms, 2e-5f, 1e-6f);
-      ExpectNear(dlayer.Fetch(), layer, 2e-5f, 2e-4f);
+      ExpectFetched(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      ExpectFetched(dlayer.Fetch(), layer, 2e-5f, 2e-4f);
     }
   }
 }
@@ -242,7 +242,7 @@ TYPED_TEST(RowwiseTest, RotatesEveryType) {
       DeviceTensor dtable(b, table), dx(b, x);
       b.Rope(Queue::kCompute, dtable, dx);
       this->reference().Rope(Queue::kCompute, table.view(), want.view());
-      ExpectNear(dx.Fetch(), want, 4e-7f, 2e-6f);
+      ExpectFetched(dx.Fetch(), want, 4e-7f, 2e-6f);
     }
   }
 }
@@ -257,7 +257,7 @@ TYPED_TEST(RowwiseTest, SiluMulOfEveryType) {
       DeviceTensor dgate(b, gate), dup(b, up);
       b.SiluMul(Queue::kCompute, dgate, dup);
       this->reference().SiluMul(Queue::kCompute, wide.view(), wide_up.view());
-      ExpectNear(dgate.Fetch(), wide, 1e-6f, 1e-30f);
+      ExpectFetched(dgate.Fetch(), wide, 1e-6f, 1e-30f);
     }
   }
 }

@@ -46,7 +46,7 @@ TEST(StoredTypes, ReferenceProductsOfBlocksAreThoseOfTheirNumbers) {
   HostTensor x = HostTensor::Normal(random, DType::kF32, 5, 96), bias = HostTensor::Normal(random, DType::kF32, 1, 7);
   for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kRelu}) {
     HostTensor got = HostTensor::Normal(random, DType::kF32, 5, 7), want = got;
-    const WeightView placed = backend.Place(weight.view).value();
+    const WeightView placed = backend.Load(weight.view).value();
     const Projection blocks{placed, bias.view(), got.view(), epilogue};
     const Projection plain{weight.plain.weight(), bias.view(), want.view(), epilogue};
     backend.MatMul(Queue::kCompute, x.view(), {&blocks, 1});
@@ -78,12 +78,12 @@ TEST(StoredTypes, TheCpuRefusesBlocksByName) {
   Random random(3);
   CpuBackend backend(1);
   BlockMatrix weight(random, 2, 32);
-  const Result<WeightView> placed = backend.Place(weight.view);
+  const Result<WeightView> placed = backend.Load(weight.view);
   ASSERT_FALSE(placed.ok());
   EXPECT_EQ(placed.error().kind, ErrorKind::kUnsupported);
   EXPECT_THAT(placed.error().message, testing::HasSubstr("q8_0"));
   for (const WeightType type : {WeightType::kF32, WeightType::kF16, WeightType::kBF16})
-    EXPECT_TRUE(backend.Place(WeightView(weight.bytes.data(), type, 1, 8)).ok()) << Name(type);
+    EXPECT_TRUE(backend.Load(WeightView(weight.bytes.data(), type, 1, 8)).ok()) << Name(type);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
     Engine engine(executor);
     const auto run = [&](const std::vector<int32_t>& prompt, int64_t n) {
       Request request = client.Make(prompt, n);
-      request.keep_rows = true;
+      request.hold_rows = true;
       const int32_t id = engine.Submit(std::move(request)).value().value();
       while (engine.RunOnce()) {
       }
@@ -162,12 +162,12 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
     prompt.insert(prompt.end(), first.tokens.begin(), first.tokens.end());
     prompt.push_back(9);
     // The last token of an answer has no row yet.
-    EXPECT_EQ(run(prompt, 4).kept_tokens, 7);
+    EXPECT_EQ(run(prompt, 4).reused_tokens, 7);
     prompt.resize(4);  // back to the middle of what is kept
     prompt.push_back(11);
-    EXPECT_EQ(run(prompt, 2).kept_tokens, 4);
-    EXPECT_EQ(run(prompt, 0).kept_tokens, 4) << "the same prompt again still needs the logits of its last token";
-    EXPECT_EQ(run({8}, 2).kept_tokens, 0);
+    EXPECT_EQ(run(prompt, 2).reused_tokens, 4);
+    EXPECT_EQ(run(prompt, 0).reused_tokens, 4) << "the same prompt again still needs the logits of its last token";
+    EXPECT_EQ(run({8}, 2).reused_tokens, 0);
     EXPECT_EQ(executor.prefilled, (std::vector<int64_t>{3, 2, 1, 1, 1}));
     EXPECT_FALSE(executor.clean());
 
@@ -175,8 +175,8 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
     while (engine.RunOnce()) {
     }
     EXPECT_TRUE(executor.clean()) << "another request took the room";
-    EXPECT_EQ(run({8, 1}, 2).kept_tokens, 0);
-    engine.DropKept();
+    EXPECT_EQ(run({8, 1}, 2).reused_tokens, 0);
+    engine.DropHeld();
     EXPECT_TRUE(executor.clean());
     run({8, 1}, 2);
   }
@@ -189,7 +189,7 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
     FakeClient client;
     Engine engine(executor);
     Request request = client.Make({1, 2}, 3);
-    request.keep_rows = true;
+    request.hold_rows = true;
     ASSERT_TRUE(engine.Submit(std::move(request)).ok());
     while (engine.RunOnce()) {
     }
@@ -198,7 +198,7 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
     for (int32_t more = 0; more < 2; ++more) {
       prompt.push_back(20 + more);
       request = client.Make(prompt, 30);
-      request.keep_rows = true;
+      request.hold_rows = true;
       const RequestId id = engine.Submit(std::move(request)).value();
       for (int i = 0; more == 0 && i < turns; ++i) engine.RunOnce();
       if (more == 0) engine.Cancel(id);
@@ -206,7 +206,7 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
       }
     }
     // Cancelled in the prefill (turns 1 and 2): the first answer's rows. Later: the whole second prompt's.
-    EXPECT_EQ(client.results[2].kept_tokens, turns < 3 ? 4 : 6) << turns;
+    EXPECT_EQ(client.results[2].reused_tokens, turns < 3 ? 4 : 6) << turns;
     EXPECT_EQ(client.results[2].tokens, Expected(prompt, 30)) << turns;
   }
 }

@@ -347,7 +347,7 @@ TEST(Growth, MethodsThatEvictAreAdmittedWholeAndShareNothing) {
   while (engine.RunOnce()) {
   }
   for (int32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(client.results[i].kept_tokens, 0);
+    EXPECT_EQ(client.results[i].reused_tokens, 0);
     EXPECT_EQ(client.results[i].tokens.size(), 50u);
     EXPECT_EQ(client.results[i].tokens, client.results[0].tokens);
   }
@@ -383,7 +383,7 @@ TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
     const std::vector<int32_t> base = Model().Ids(900, 90);
     {
       Engine engine(*executor, kReuse);
-      EXPECT_EQ(Run(engine, base, 3).kept_tokens, 0);
+      EXPECT_EQ(Run(engine, base, 3).reused_tokens, 0);
       // Prompts that part inside an extent, at its edge, and one before; the whole prompt again.
       for (const auto& [same, kept] : std::vector<std::pair<int64_t, int64_t>>{
                {100, 0}, {255, 0}, {256, 256}, {257, 256}, {511, 256}, {512, 512}, {800, 768}, {900, 768}}) {
@@ -393,18 +393,18 @@ TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
           prompt[static_cast<size_t>(same)] = (base[static_cast<size_t>(same)] + 1) % 61;
         }
         const RequestResult result = Run(engine, prompt, 20);
-        EXPECT_EQ(result.kept_tokens, kept) << same;
+        EXPECT_EQ(result.reused_tokens, kept) << same;
         EXPECT_EQ(result.tokens, Alone(method, prompt, 20)) << same;
       }
       // Exactly whole extents: the last one is computed, for the logits of its last token.
-      EXPECT_EQ(Run(engine, First(base, 768), 4).kept_tokens, 512);
+      EXPECT_EQ(Run(engine, First(base, 768), 4).reused_tokens, 512);
       EXPECT_EQ(Run(engine, First(base, 769), 4).tokens, Alone(method, First(base, 769), 4));
       EXPECT_EQ(engine.stats().pool_bytes, 0u);
       EXPECT_GT(engine.stats().cached_bytes, 0u);
       EXPECT_EQ(engine.stats().cached_bytes, executor->instruments().pool_bytes());
-      engine.DropKept();
+      engine.DropHeld();
       EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
-      EXPECT_EQ(Run(engine, base, 3).kept_tokens, 0);
+      EXPECT_EQ(Run(engine, base, 3).reused_tokens, 0);
     }
     EXPECT_EQ(executor->instruments().pool_bytes(), 0u) << "every count came back to zero";
   }
@@ -418,19 +418,19 @@ TEST_F(Prefixes, PrefilledRowsServeEverySettingAndThoseOfStepsTheirOwn) {
   const RequestKv full{.full = true}, other{.cap = 0.5};
   const std::vector<int32_t> answer = Run(engine, prompt, 300).tokens;  // 599 rows: 256 prefilled, 256 with steps
   const std::vector<int32_t> next = Join(Join(prompt, answer), {1, 2, 3});
-  EXPECT_EQ(Run(engine, prompt, 5, full).kept_tokens, 256);
+  EXPECT_EQ(Run(engine, prompt, 5, full).reused_tokens, 256);
   EXPECT_EQ(Run(engine, prompt, 5, full).tokens, Alone(method, prompt, 5, full));
-  EXPECT_EQ(Run(engine, First(next, 520), 1, other).kept_tokens, 256);
-  engine.DropKept();
+  EXPECT_EQ(Run(engine, First(next, 520), 1, other).reused_tokens, 256);
+  engine.DropHeld();
   Run(engine, prompt, 300);
-  EXPECT_EQ(Run(engine, First(next, 520), 1).kept_tokens, 512) << "its own setting's, asked for or not";
-  engine.DropKept();
+  EXPECT_EQ(Run(engine, First(next, 520), 1).reused_tokens, 512) << "its own setting's, asked for or not";
+  engine.DropHeld();
   Run(engine, prompt, 300);
-  EXPECT_EQ(Run(engine, First(next, 520), 1, {.alpha = method.rule.alpha, .cap = method.rule.cap}).kept_tokens, 512);
+  EXPECT_EQ(Run(engine, First(next, 520), 1, {.alpha = method.rule.alpha, .cap = method.rule.cap}).reused_tokens, 512);
   // Steps that attend to everything make what a prefill makes.
   const std::vector<int32_t> full_next = Join(prompt, Run(engine, prompt, 300, full).tokens);
   const RequestResult again = Run(engine, First(full_next, 520), 8);
-  EXPECT_EQ(again.kept_tokens, 512);
+  EXPECT_EQ(again.reused_tokens, 512);
   EXPECT_EQ(again.tokens, Alone(method, First(full_next, 520), 8));
 }
 
@@ -442,8 +442,8 @@ TEST_F(Prefixes, AConversationIsReadOnce) {
   for (uint32_t turn = 0; turn < 5; ++turn) {
     const RequestResult result = Run(engine, conversation, 130);
     EXPECT_EQ(result.tokens, Alone({}, conversation, 130)) << turn;
-    EXPECT_EQ(result.kept_tokens, turn == 0 ? 0 : (std::ssize(conversation) - 20) / 256 * 256) << turn;
-    computed += std::ssize(conversation) - result.kept_tokens;
+    EXPECT_EQ(result.reused_tokens, turn == 0 ? 0 : (std::ssize(conversation) - 20) / 256 * 256) << turn;
+    computed += std::ssize(conversation) - result.reused_tokens;
     conversation = Join(Join(conversation, result.tokens), Model().Ids(20, 93 + turn));
   }
   EXPECT_EQ(engine.stats().prompt_tokens - engine.stats().reused_tokens, computed);
@@ -458,11 +458,11 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
   for (uint32_t i = 0; i < 4; ++i) prompts.push_back(Model().Ids(600, 100 + i));
   Run(engine, prompts[0], 2);
   Run(engine, prompts[1], 2);
-  EXPECT_EQ(Run(engine, prompts[0], 2).kept_tokens, 512);  // used again: now 1 is older
-  Run(engine, prompts[2], 2);                              // needs three: one of 1 has to go
-  EXPECT_EQ(Run(engine, prompts[1], 2).kept_tokens, 256) << "its end went first";
+  EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 512);  // used again: now 1 is older
+  Run(engine, prompts[2], 2);                                // needs three: one of 1 has to go
+  EXPECT_EQ(Run(engine, prompts[1], 2).reused_tokens, 256) << "its end went first";
   Run(engine, prompts[3], 2);
-  EXPECT_EQ(Run(engine, prompts[3], 2).kept_tokens, 512);
+  EXPECT_EQ(Run(engine, prompts[3], 2).reused_tokens, 512);
   EXPECT_EQ(Run(engine, prompts[0], 2).tokens, Alone({}, prompts[0], 2));
 }
 
@@ -480,9 +480,9 @@ TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
     EXPECT_EQ(engine.stats().prefix_bytes, std::min<uint64_t>(2 * (i + 1), 5) * extent);
     EXPECT_LE(engine.stats().prefix_bytes, options.prefix_limit_bytes);
   }
-  EXPECT_EQ(Run(engine, prompts[3], 2).kept_tokens, 512);
-  EXPECT_EQ(Run(engine, prompts[1], 2).kept_tokens, 256) << "its end went";
-  EXPECT_EQ(Run(engine, prompts[0], 2).kept_tokens, 0) << "the oldest";
+  EXPECT_EQ(Run(engine, prompts[3], 2).reused_tokens, 512);
+  EXPECT_EQ(Run(engine, prompts[1], 2).reused_tokens, 256) << "its end went";
+  EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 0) << "the oldest";
 }
 
 // Neighbours among floats, of which an equal hash would be easily made.
@@ -492,9 +492,9 @@ TEST_F(Prefixes, SettingsAreComparedToTheLastBit) {
   const RequestKv kv{.alpha = 4.0f, .cap = 0.1};
   const std::vector<int32_t> prompt = Model().Ids(100, 140);
   const auto kept = [&](const RequestKv& next) {
-    engine.DropKept();  // who finds nothing reads all, and that serves everybody
+    engine.DropHeld();  // who finds nothing reads all, and that serves everybody
     const std::vector<int32_t> text = Join(Join(prompt, Run(engine, prompt, 200, kv).tokens), {1, 2, 3});
-    return Run(engine, text, 1, next).kept_tokens;
+    return Run(engine, text, 1, next).reused_tokens;
   };
   EXPECT_EQ(kept(kv), 256);
   EXPECT_EQ(kept({.alpha = std::nextafter(4.0f, 5.0f), .cap = 0.1}), 0);
@@ -518,7 +518,7 @@ TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
     while (engine.RunOnce()) {
     }
     for (int32_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(client.results.at(i).kept_tokens, i == 0 ? 0 : 512);
+      EXPECT_EQ(client.results.at(i).reused_tokens, i == 0 ? 0 : 512);
       EXPECT_EQ(client.results.at(i).tokens, Alone(method, prompts[static_cast<size_t>(i)], 30)) << i;
     }
   }
@@ -634,7 +634,7 @@ TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
   ASSERT_TRUE(engine.Submit(client.Make(text, 1)).ok());
   while (client.results.size() < 2) ASSERT_TRUE(engine.RunOnce());
   ASSERT_TRUE(client.results.contains(2)) << "the question was answered first";
-  EXPECT_EQ(client.results.at(2).kept_tokens, 1024);
+  EXPECT_EQ(client.results.at(2).reused_tokens, 1024);
   EXPECT_EQ(client.results.at(2).tokens, Alone(Infinigen(), text, 1));
   while (engine.RunOnce()) {
   }

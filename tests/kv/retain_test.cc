@@ -17,59 +17,60 @@ using testing::ElementsAre;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-TEST(PlaceRow, TheNextRowUntilTheQuotaIsFull) {
-  EXPECT_EQ(PlaceRow({}, {}, {}, 0, 3), 0);
-  EXPECT_EQ(PlaceRow(std::vector<int32_t>{0, 1}, std::vector<float>{9, 9}, {}, 2, 3), 2);
+TEST(AssignRow, TheNextRowUntilTheQuotaIsFull) {
+  EXPECT_EQ(AssignRow({}, {}, {}, 0, 3), 0);
+  EXPECT_EQ(AssignRow(std::vector<int32_t>{0, 1}, std::vector<float>{9, 9}, {}, 2, 3), 2);
 }
 
-TEST(PlaceRow, TheSmallestMarkOfTheUnprotectedAndTheOldestOfEquals) {
+TEST(AssignRow, TheSmallestMarkOfTheUnprotectedAndTheOldestOfEquals) {
   // Quota 6 at position 20: 17, 18 and 19 are the newest half.
   const std::vector<int32_t> positions = {19, 4, 18, 1, 17, 9};
-  EXPECT_EQ(PlaceRow(positions, std::vector<float>{0, 5, 0, 7, 0, 6}, {}, 20, 6), 1) << "position 4";
-  EXPECT_EQ(PlaceRow(positions, std::vector<float>{0, 5, 0, 5, 0, 5}, {}, 20, 6), 3) << "position 1, the oldest";
-  EXPECT_EQ(PlaceRow(positions, std::vector<float>{0, 5, 0, 1, 0, 5}, {.sinks = 2}, 20, 6), 1) << "1 is a sink";
-  EXPECT_EQ(PlaceRow(positions, std::vector<float>{0, 5, 0, 1, 0, 5}, {.sinks = 100}, 20, 6), 1)
+  EXPECT_EQ(AssignRow(positions, std::vector<float>{0, 5, 0, 7, 0, 6}, {}, 20, 6), 1) << "position 4";
+  EXPECT_EQ(AssignRow(positions, std::vector<float>{0, 5, 0, 5, 0, 5}, {}, 20, 6), 3) << "position 1, the oldest";
+  EXPECT_EQ(AssignRow(positions, std::vector<float>{0, 5, 0, 1, 0, 5}, {.sinks = 2}, 20, 6), 1) << "1 is a sink";
+  EXPECT_EQ(AssignRow(positions, std::vector<float>{0, 5, 0, 1, 0, 5}, {.sinks = 100}, 20, 6), 1)
       << "of sinks, only as many are protected as leave a victim: 2 of them";
 }
 
-TEST(PlaceRow, EvenOneRowHasAVictim) {
+TEST(AssignRow, EvenOneRowHasAVictim) {
   for (const int32_t sinks : {0, 1, 100})
-    EXPECT_EQ(PlaceRow(std::vector<int32_t>{7}, std::vector<float>{3}, {.sinks = sinks}, 8, 1), 0);
-  EXPECT_EQ(PlaceRow(std::vector<int32_t>{6, 7}, std::vector<float>{kNan, kNan}, {.sinks = 4}, 8, 2), 0)
+    EXPECT_EQ(AssignRow(std::vector<int32_t>{7}, std::vector<float>{3}, {.sinks = sinks}, 8, 1), 0);
+  EXPECT_EQ(AssignRow(std::vector<int32_t>{6, 7}, std::vector<float>{kNan, kNan}, {.sinks = 4}, 8, 2), 0)
       << "7 is the newest half";
-  EXPECT_EQ(PlaceRow(std::vector<int32_t>{0, 1, 2, 9}, std::vector<float>{1, kNan, 0, 9}, {}, 10, 4), 1)
+  EXPECT_EQ(AssignRow(std::vector<int32_t>{0, 1, 2, 9}, std::vector<float>{1, kNan, 0, 9}, {}, 10, 4), 1)
       << "what is not a number is the least";
 }
 
-TEST(MarkSelected, CountsStampsAndLeavesSinksAndWindowOut) {
+TEST(UpdatePriorities, CountsStampsAndLeavesSinksAndWindowOut) {
   const std::vector<int32_t> positions = {0, 1, 5, 30, 12, 29}, rows = {0, 2, 3, 4, 5};
   const SelectRule select{.sinks = 1, .window = 2};
-  std::vector<float> marks = {3, 3, 3, 3, 3, 3};
-  MarkSelected({.on_select = SelectMark::kCount}, select, 31, rows, positions, marks);
-  EXPECT_THAT(marks, ElementsAre(3, 3, 4, 3, 4, 3)) << "0 is a sink, 29 and 30 are in the window, row 1 not selected";
-  MarkSelected({.on_select = SelectMark::kStamp}, select, 31, rows, positions, marks);
-  EXPECT_THAT(marks, ElementsAre(3, 3, 31, 3, 31, 3));
-  MarkSelected({.on_select = SelectMark::kKeep}, select, 99, rows, positions, marks);
-  EXPECT_THAT(marks, ElementsAre(3, 3, 31, 3, 31, 3));
+  std::vector<float> priorities = {3, 3, 3, 3, 3, 3};
+  UpdatePriorities({.on_select = PriorityUpdate::kCount}, select, 31, rows, positions, priorities);
+  EXPECT_THAT(priorities, ElementsAre(3, 3, 4, 3, 4, 3))
+      << "0 is a sink, 29 and 30 are in the window, row 1 not selected";
+  UpdatePriorities({.on_select = PriorityUpdate::kStamp}, select, 31, rows, positions, priorities);
+  EXPECT_THAT(priorities, ElementsAre(3, 3, 31, 3, 31, 3));
+  UpdatePriorities({.on_select = PriorityUpdate::kKeep}, select, 99, rows, positions, priorities);
+  EXPECT_THAT(priorities, ElementsAre(3, 3, 31, 3, 31, 3));
 }
 
-TEST(MarkSelected, AnOverflowHalvesAllOfTheHead) {
+TEST(UpdatePriorities, AnOverflowHalvesAllOfTheHead) {
   const std::vector<int32_t> positions = {0, 1, 2}, rows = {1};
-  std::vector<float> marks = {7, 254, 0};
-  MarkSelected({.on_select = SelectMark::kCount}, {}, 9, rows, positions, marks);
-  EXPECT_THAT(marks, ElementsAre(7, 255, 0));
-  MarkSelected({.on_select = SelectMark::kCount}, {}, 9, rows, positions, marks);
-  EXPECT_THAT(marks, ElementsAre(3, 128, 0));
+  std::vector<float> priorities = {7, 254, 0};
+  UpdatePriorities({.on_select = PriorityUpdate::kCount}, {}, 9, rows, positions, priorities);
+  EXPECT_THAT(priorities, ElementsAre(7, 255, 0));
+  UpdatePriorities({.on_select = PriorityUpdate::kCount}, {}, 9, rows, positions, priorities);
+  EXPECT_THAT(priorities, ElementsAre(3, 128, 0));
 }
 
 TEST(Survivors, TheNewestHalfTheSinksAndTheLargestMarks) {
-  const std::vector<float> marks = {0, 9, 1, 8, 8, 7, 0, 0, 0, 0};
-  EXPECT_THAT(Survivors(marks, {}, 6), ElementsAre(1, 3, 4, 7, 8, 9));
-  EXPECT_THAT(Survivors(marks, {}, 5), ElementsAre(1, 3, 4, 8, 9));
-  EXPECT_THAT(Survivors(marks, {}, 4), ElementsAre(1, 4, 8, 9)) << "of equals the newer";
-  EXPECT_THAT(Survivors(marks, {.sinks = 1}, 4), ElementsAre(0, 1, 8, 9));
-  EXPECT_THAT(Survivors(marks, {.sinks = 2}, 1), ElementsAre(1));
-  EXPECT_THAT(Survivors(marks, {}, 10), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  const std::vector<float> priorities = {0, 9, 1, 8, 8, 7, 0, 0, 0, 0};
+  EXPECT_THAT(Survivors(priorities, {}, 6), ElementsAre(1, 3, 4, 7, 8, 9));
+  EXPECT_THAT(Survivors(priorities, {}, 5), ElementsAre(1, 3, 4, 8, 9));
+  EXPECT_THAT(Survivors(priorities, {}, 4), ElementsAre(1, 4, 8, 9)) << "of equals the newer";
+  EXPECT_THAT(Survivors(priorities, {.sinks = 1}, 4), ElementsAre(0, 1, 8, 9));
+  EXPECT_THAT(Survivors(priorities, {.sinks = 2}, 1), ElementsAre(1));
+  EXPECT_THAT(Survivors(priorities, {}, 10), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_EQ(Survivors(std::vector<float>(9, kNan), {}, 4).size(), 4u);
 }
 
@@ -79,15 +80,15 @@ TEST(Policies, FifoIsAQueueAndStreamingAQueueWithSinks) {
     const RetainRule rule{.on_append = kRetainFifo.on_append, .sinks = sinks};
     const int64_t quota = 11;
     std::vector<int32_t> positions;
-    std::vector<float> marks;
+    std::vector<float> priorities;
     for (int32_t position = 0; position < 60; ++position) {
-      const size_t row = static_cast<size_t>(PlaceRow(positions, marks, rule, position, quota));
+      const size_t row = static_cast<size_t>(AssignRow(positions, priorities, rule, position, quota));
       if (row == positions.size()) {
         positions.push_back(0);
-        marks.push_back(0);
+        priorities.push_back(0);
       }
       positions[row] = position;
-      marks[row] = InitialMark(rule.on_append, position, 0);
+      priorities[row] = PriorityAtAppend(rule.on_append, position, 0);
       std::set<int32_t> want;
       for (int32_t p = 0; p <= position; ++p)
         if (p < sinks || p > position - (quota - sinks)) want.insert(p);
@@ -109,14 +110,14 @@ TEST(Policies, EachHasANameOfItsOwn) {
 
 TEST(Policies, ScrambledMarksHaveNoOrder) {
   int ascending = 0;
-  std::set<float> marks;
+  std::set<float> priorities;
   for (int32_t position = 0; position < 2000; ++position) {
-    ascending += ScrambledMark(position, 0) < ScrambledMark(position + 1, 0);
-    marks.insert(ScrambledMark(position, 0));
+    ascending += ScrambledPriority(position, 0) < ScrambledPriority(position + 1, 0);
+    priorities.insert(ScrambledPriority(position, 0));
   }
   EXPECT_NEAR(ascending, 1000, 150);
-  EXPECT_GT(marks.size(), 1990u);
-  EXPECT_NE(ScrambledMark(5, 0), ScrambledMark(5, 1)) << "heads keep different tokens";
+  EXPECT_GT(priorities.size(), 1990u);
+  EXPECT_NE(ScrambledPriority(5, 0), ScrambledPriority(5, 1)) << "heads keep different tokens";
 }
 
 TEST(QuotaRule, AShareOfTheFinalLength) {

@@ -57,7 +57,7 @@ Skew CalibrateRandom(Loaded& model, int threads = 1) {
   return std::move(skew).value();
 }
 
-void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, float bound) {
+void ExpectFetched(const std::vector<float>& a, const std::vector<float>& b, float bound) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
 }
@@ -109,7 +109,7 @@ TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
   // magnify: compare what does not depend on the choice of vectors.
   for (LayerId layer : IdRange<LayerId>(cpu->config.layers)) {
     for (KvHead head : IdRange<KvHead>(cpu->config.kv_heads)) {
-      ExpectNear(first.head(layer, head).key_mean, third.head(layer, head).key_mean, 1e-4f);
+      ExpectFetched(first.head(layer, head).key_mean, third.head(layer, head).key_mean, 1e-4f);
       const std::vector<float>&a = first.head(layer, head).pair_energy, &b = third.head(layer, head).pair_energy;
       for (size_t c = 0; c < a.size(); ++c) EXPECT_NEAR(a[c], b[c], 1e-3f * a[0]);
     }
@@ -186,7 +186,7 @@ TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
       const std::vector<float> expected = row_of(kTarget);
       EXPECT_NE(row_of(0), expected);
       TurnRows(frequencies, offsets, *rows);
-      for (size_t row = 0; row < kRows; ++row) ExpectNear(row_of(row), expected, 2e-4f);
+      for (size_t row = 0; row < kRows; ++row) ExpectFetched(row_of(row), expected, 2e-4f);
     }
   }
 }

@@ -124,7 +124,7 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
 }
 
 // Whole layers that come by copy engines, and chosen entries. So few of them may always be there in time; but nobody
-// waits longer than has passed (that waiting is counted at all: NearTest).
+// waits longer than has passed (that waiting is counted at all: FetchTest).
 TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
@@ -134,9 +134,9 @@ TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
     const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
     const uint64_t waited = executor->instruments().Stats().stall_ns;
     EXPECT_LT(waited, static_cast<uint64_t>(passed.count())) << method.preset;
-    const std::unique_ptr<Executor> near = Make(method, /*on_device=*/true);
-    Decode(*near, ids, 290);
-    EXPECT_EQ(near->instruments().Stats().stall_ns, 0u);
+    const std::unique_ptr<Executor> local = Make(method, /*on_device=*/true);
+    Decode(*local, ids, 290);
+    EXPECT_EQ(local->instruments().Stats().stall_ns, 0u);
   }
 }
 

@@ -26,10 +26,10 @@ class LateBackend : public ReferenceBackend {
     for (const ByteMove& move : moves)
       Of(queue).pending.push_back([this, queue, move] { ReferenceBackend::Move(queue, {&move, 1}); });
   }
-  void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list, FetchClock* clock) {
+  void FetchMisses(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                   const FetchBuffer& buffer, const FetchList& list, FetchClock* clock) {
     Of(queue).pending.push_back(
-        [=, this] { ReferenceBackend::FetchNear(queue, batch, selection, entries, near, list, clock); });
+        [=, this] { ReferenceBackend::FetchMisses(queue, batch, selection, entries, buffer, list, clock); });
   }
   void NoteArrived(Queue queue, FetchClock* clock) {
     Of(queue).pending.push_back([=, this] { ReferenceBackend::NoteArrived(queue, clock); });
@@ -121,13 +121,13 @@ class RemotePool : public testing::TestWithParam<Case> {
             .method = GetParam().method,
             .weights_on_device = GetParam().weights_on_device};
   }
-  std::unique_ptr<Executor> Far(int64_t batch = 1) const {
+  std::unique_ptr<Executor> Remote(int64_t batch = 1) const {
     Result<std::unique_ptr<Executor>> made = MakeDecoderExecutor(
         model.config, model.weights, Options(batch), {.bases = model.bases}, "late", std::make_unique<LateBackend>());
     CHECK(made.ok());
     return std::move(*made);
   }
-  std::unique_ptr<Executor> Near(int64_t batch = 1) const {
+  std::unique_ptr<Executor> Local(int64_t batch = 1) const {
     Result<std::unique_ptr<Executor>> made =
         MakeExecutor(model.config, model.weights, Options(batch), {.bases = model.bases});
     CHECK(made.ok());
@@ -145,13 +145,13 @@ TEST_P(RemotePool, PromptAndSteps) {
   for (const size_t prompt : {size_t{0}, size_t{40}, size_t{256}, size_t{300}}) {
     if (kSanitized && prompt != 300) continue;  // PromptAsSteps begins with none
     const std::vector<int32_t> ids = model.Ids(prompt + 12, 3);
-    EXPECT_EQ(Decode(*Far(), ids, prompt), Decode(*Near(), ids, prompt)) << prompt;
+    EXPECT_EQ(Decode(*Remote(), ids, prompt), Decode(*Local(), ids, prompt)) << prompt;
   }
 }
 
 TEST_P(RemotePool, PromptAsSteps) {
   const std::vector<int32_t> ids = model.Ids(150, 4);
-  EXPECT_EQ(AsSteps(*Far(), ids), AsSteps(*Near(), ids));
+  EXPECT_EQ(AsSteps(*Remote(), ids), AsSteps(*Local(), ids));
 }
 
 // One sequence decodes while another one's prompt is read, unit by unit; then both decode, then one leaves and a third
@@ -189,13 +189,13 @@ std::vector<float> Mixed(Executor& executor, const RandomModelWithBases& model) 
   return all;
 }
 
-TEST_P(RemotePool, PromptsBetweenSteps) { EXPECT_EQ(Mixed(*Far(2), model), Mixed(*Near(2), model)); }
+TEST_P(RemotePool, PromptsBetweenSteps) { EXPECT_EQ(Mixed(*Remote(2), model), Mixed(*Local(2), model)); }
 
 // Two prompts are read at once, each in layers of its own, with steps of a third sequence between their units. Then
 // each says what it says alone.
 TEST_P(RemotePool, TwoPromptsAtOnce) {
   const size_t vocab = static_cast<size_t>(model.config.vocab);
-  const std::unique_ptr<Executor> executor = Far(3);
+  const std::unique_ptr<Executor> executor = Remote(3);
   struct Sequence {
     std::vector<int32_t> ids;
     size_t prompt = 0, row = 0;
@@ -239,7 +239,7 @@ TEST_P(RemotePool, TwoPromptsAtOnce) {
     for (Sequence& sequence : all) step(sequence);
   for (const Sequence& sequence : all) {
     executor->Release(sequence.slot);
-    EXPECT_EQ(sequence.logits, Decode(*Near(3), sequence.ids, sequence.prompt)) << sequence.prompt;
+    EXPECT_EQ(sequence.logits, Decode(*Local(3), sequence.ids, sequence.prompt)) << sequence.prompt;
   }
 }
 
@@ -263,7 +263,7 @@ TEST_P(RetainingRemotePool, PromptAfterPrompt) {
     executor.Release(slot);
     return logits;
   };
-  EXPECT_EQ(run(*Far()), run(*Near()));
+  EXPECT_EQ(run(*Remote()), run(*Local()));
 }
 
 // One sequence grows, and shares its beginning with another while what it wrote may still be on its way home; then it
@@ -275,7 +275,7 @@ TEST_P(RetainingRemotePool, GrowingAndSharing) {
   std::copy_n(a_ids.begin(), 256, b_ids.begin());
   for (const bool steps_between : {false, true}) {
     if (kSanitized && !steps_between) continue;
-    const std::unique_ptr<Executor> executor = Far(2);
+    const std::unique_ptr<Executor> executor = Remote(2);
     std::vector<float> a_logits, b_logits;
     const auto step = [&](SeqSlot slot, const std::vector<int32_t>& ids, size_t row, std::vector<float>& logits) {
       const StepItem item{.slot = slot, .token = ids[row], .row = static_cast<int64_t>(row)};
@@ -309,28 +309,28 @@ TEST_P(RetainingRemotePool, GrowingAndSharing) {
     executor->Release(b);
     executor->sharing()->DropShared(shared);
     EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
-    EXPECT_EQ(a_logits, Decode(*Near(), a_ids, prompt));
-    EXPECT_EQ(b_logits, Decode(*Near(), b_ids, 300));
+    EXPECT_EQ(a_logits, Decode(*Local(), a_ids, prompt));
+    EXPECT_EQ(b_logits, Decode(*Local(), b_ids, 300));
   }
 }
 
 // Every layer's entries arrive only when somebody waits for them; read in place, nobody does.
 TEST_P(RemotePool, WaitingIsCounted) {
   const std::vector<int32_t> ids = model.Ids(90, 7);
-  const std::unique_ptr<Executor> far = Far(), near = Near();
-  Decode(*far, ids, 80);
-  Decode(*near, ids, 80);
-  const uint64_t first = far->instruments().Stats().stall_ns;
+  const std::unique_ptr<Executor> remote = Remote(), local = Local();
+  Decode(*remote, ids, 80);
+  Decode(*local, ids, 80);
+  const uint64_t first = remote->instruments().Stats().stall_ns;
   EXPECT_GT(first, 0u);
-  Decode(*far, ids, 80);
-  EXPECT_GT(far->instruments().Stats().stall_ns, first);
-  EXPECT_EQ(near->instruments().Stats().stall_ns, 0u);
+  Decode(*remote, ids, 80);
+  EXPECT_GT(remote->instruments().Stats().stall_ns, first);
+  EXPECT_EQ(local->instruments().Stats().stall_ns, 0u);
 }
 
 // What two sequences did in the same steps is told apart, and adds up; what a place's earlier sequence did is not the
 // next one's.
 TEST_P(RemotePool, StatsOfASequence) {
-  const std::unique_ptr<Executor> executor = Far(2), alone = Far(2);
+  const std::unique_ptr<Executor> executor = Remote(2), alone = Remote(2);
   const std::vector<int32_t> ids = model.Ids(130, 8);
   std::vector<float> logits(2 * static_cast<size_t>(model.config.vocab));
   const auto begin = [&](Executor& on, size_t prompt) {
@@ -361,7 +361,7 @@ TEST_P(RemotePool, StatsOfASequence) {
   EXPECT_EQ(sum.All().seen, all.All().seen);
   EXPECT_EQ(sum.Selecting().totals.chosen, all.Selecting().totals.chosen);
   EXPECT_EQ(sum.fetched_bytes, all.fetched_bytes);
-  EXPECT_EQ(sum.near.wanted, all.near.wanted);
+  EXPECT_EQ(sum.fetch.wanted, all.fetch.wanted);
   EXPECT_LT(of_a.All().seen, of_b.All().seen);
   EXPECT_EQ(static_cast<uint64_t>(told), of_b.Selecting().totals.attended);
 
@@ -394,7 +394,7 @@ TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
   const std::vector<int32_t> ids = model.Ids(312, 10);
   const std::vector<float> full = Decode(*model.Make({}, Device::kReference), ids, 300);
   for (const int64_t hot_rows : {0, 250}) {
-    const auto far = [&](int64_t batch) {
+    const auto remote = [&](int64_t batch) {
       ExecutorOptions options = Options(batch);
       options.method = method;
       options.hot_rows = hot_rows;
@@ -402,13 +402,13 @@ TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
                                  std::make_unique<LateBackend>())
           .value();
     };
-    const std::unique_ptr<Executor> one = far(1);
+    const std::unique_ptr<Executor> one = remote(1);
     EXPECT_EQ(Decode(*one, ids, 300, &everything), full);
-    EXPECT_EQ(one->instruments().Stats().near.fetched, one->instruments().Stats().near.wanted);
-    const std::vector<float> own = Decode(*Near(), ids, 300);
+    EXPECT_EQ(one->instruments().Stats().fetch.fetched, one->instruments().Stats().fetch.wanted);
+    const std::vector<float> own = Decode(*Local(), ids, 300);
     EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
 
-    const std::unique_ptr<Executor> both = far(2);
+    const std::unique_ptr<Executor> both = remote(2);
     const size_t vocab = static_cast<size_t>(model.config.vocab);
     std::array<StepItem, 2> items;
     for (StepItem& item : items) {

@@ -68,7 +68,7 @@ TEST_P(Retaining, EqualsAnIndependentForwardPass) {
   }
 }
 
-// Published code selects from everything that ever was, so that its eviction changes nothing but the books.
+// Published code selects from everything that ever was, so that its eviction changes nothing but the eviction state.
 TEST_P(Retaining, TheEvictedAreGone) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);

@@ -1,8 +1,8 @@
 // A second, independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code
 // with the decoder for the guess, its rotation, its basis and the groups of heads, nor for every field of a layer.
-// Which entries live is a map from positions to marks, without rows or books. Scoring and choosing are the definitions
-// of kv/. Each mistake that published code made with guess or eviction can be switched on, to show that a test would
-// notice it.
+// Which entries live is a map from positions to priorities, without rows or eviction state. Scoring and choosing are
+// the definitions of kv/. Each mistake that published code made with guess or eviction can be switched on, to show that
+// a test would notice it.
 #pragma once
 
 #include <cmath>
@@ -66,7 +66,7 @@ class SelectingModel {
  private:
   struct Layer {
     std::vector<std::vector<Vector>> keys, values;  // [kv_heads][rows][head_dim]
-    std::vector<std::map<int64_t, float>> alive;    // [kv_heads] position → mark
+    std::vector<std::map<int64_t, float>> alive;    // [kv_heads] position → priority
     Vector last_query;                              // of the token before, not rotated
   };
 
@@ -88,21 +88,21 @@ class SelectingModel {
     for (size_t kv = 0; kv < layers_[i].alive.size(); ++kv) {
       std::map<int64_t, float>& alive = layers_[i].alive[kv];
       if (Evicts(i) && step) Evict(alive, row_, quota_ - 1);
-      alive[row_] = !Evicts(i) || method_.retain->on_append == AppendMark::kZero ? 0.0f
-                    : method_.retain->on_append == AppendMark::kPosition
+      alive[row_] = !Evicts(i) || method_.retain->on_append == InitialPriority::kZero ? 0.0f
+                    : method_.retain->on_append == InitialPriority::kPosition
                         ? static_cast<float>(row_)
-                        : ScrambledMark(static_cast<int32_t>(row_), static_cast<int64_t>(kv));
+                        : ScrambledPriority(static_cast<int32_t>(row_), static_cast<int64_t>(kv));
     }
   }
   void Touch(std::map<int64_t, float>& alive, const std::vector<int64_t>& attended) {
     bool overflow = false;
     for (const int64_t position : attended) {
       if (position < method_.rule.sinks || position >= row_ - method_.rule.window) continue;
-      if (method_.retain->on_select == SelectMark::kStamp) alive[position] = static_cast<float>(row_);
-      if (method_.retain->on_select == SelectMark::kCount && ++alive[position] > 255) overflow = true;
+      if (method_.retain->on_select == PriorityUpdate::kStamp) alive[position] = static_cast<float>(row_);
+      if (method_.retain->on_select == PriorityUpdate::kCount && ++alive[position] > 255) overflow = true;
     }
     if (!overflow) return;
-    for (auto& [position, mark] : alive) mark = std::floor(mark / 2);
+    for (auto& [position, priority] : alive) priority = std::floor(priority / 2);
   }
 
   Vector RunLayer(size_t i, Vector x, Vector& guess_in, bool select) {
@@ -159,7 +159,7 @@ class SelectingModel {
       const size_t kv = head / group;
       std::map<int64_t, float>& alive = layers_[i].alive[kv];
       std::vector<int64_t> rows;
-      for (const auto& [position, mark] : alive) rows.push_back(position);
+      for (const auto& [position, priority] : alive) rows.push_back(position);
       const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
       if (select && selects)
         rows = method_.select == &kSelectQuest ? SelectPages(i, kv, guess)
@@ -191,7 +191,7 @@ class SelectingModel {
   // The positions attended to. `known`: the current token has a sketch.
   std::vector<int64_t> Select(size_t i, size_t kv, const Vector& guess, bool known) const {
     std::vector<int32_t> positions;
-    for (const auto& [position, mark] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
+    for (const auto& [position, priority] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
     if (mistakes_.undead) {
       positions.resize(static_cast<size_t>(row_ + 1));
       std::iota(positions.begin(), positions.end(), 0);

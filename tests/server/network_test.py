@@ -294,7 +294,7 @@ class Many(unittest.TestCase):
             self.assertLessEqual(set(codes), {200, 429})
             self.assertGreaterEqual(codes[200], 108)
             self.assertGreater(codes[429], 0)
-            # Each has buffers of 16 KiB or so; 108 are let in. docs/serving.md says less than 256 MiB.
+            # Each has buffers of 16 KiB or so; 108 are let in. docs/serving-design.md says less than 256 MiB.
             self.assertLess(server.memory("VmHWM"), before + 256, "MiB")
             server.await_metric("http_connections", 1)
         finally:

@@ -28,14 +28,14 @@ class EntrySource {
       : plan_(plan), slot_(slot), head_(head), rows_(rows) {}
 
   EntryBlock<Element> Block(int64_t start, int64_t end) const {
-    return {reinterpret_cast<const Element* const*>(at_[Place(start)]), std::min(kAttentionBlock, end - start),
+    return {reinterpret_cast<const Element* const*>(at_[Half(start)]), std::min(kAttentionBlock, end - start),
             plan_.dim};
   }
   EntriesNext Ahead(int64_t start, int64_t end) {
     if (start >= end) return {};
     const int64_t entry_bytes = static_cast<int64_t>(plan_.entries.layout.entry_bytes());
     const int64_t count = std::min(kAttentionBlock, end - start);
-    const std::byte** at = at_[Place(start)];
+    const std::byte** at = at_[Half(start)];
     if (rows_ == nullptr)
       PointAtRun(start, count, entry_bytes, at);
     else
@@ -47,7 +47,7 @@ class EntrySource {
   }
 
  private:
-  static int64_t Place(int64_t start) { return start / kAttentionBlock % 2; }
+  static int64_t Half(int64_t start) { return start / kAttentionBlock % 2; }
   void PointAtRun(int64_t start, int64_t count, int64_t entry_bytes, const std::byte** at) const {
     const std::byte* first = plan_.entries.Entry(slot_, head_, start);
     for (int64_t j = 0; j < count; ++j) at[j] = first + j * entry_bytes;

@@ -302,15 +302,15 @@ class Chooser {
       const VF inside = hn::Max(hn::Min(scaled, hn::Set(d, static_cast<float>(kChoiceBins - 1))), hn::Zero(d));
       return hn::ConvertTo(DI(), inside);
     }
-    struct Place {
+    struct Bin {
       int64_t bin;
       int64_t above;  // values in higher bins
     };
     // Where the k-th largest value is, from 1.
-    Place BinOf(int64_t k) const {
-      Place place{kChoiceBins - 1, 0};
-      while (place.bin > 0 && place.above + bins_[place.bin] < k) place.above += bins_[place.bin--];
-      return place;
+    Bin BinOf(int64_t k) const {
+      Bin found{kChoiceBins - 1, 0};
+      while (found.bin > 0 && found.above + bins_[found.bin] < k) found.above += bins_[found.bin--];
+      return found;
     }
     // About the least value of a bin.
     float Edge(int64_t bin) const { return per_unit_ > 0 ? low_ + static_cast<float>(bin) / per_unit_ : low_; }
@@ -366,8 +366,8 @@ class Chooser {
     const float* relative = s_.relative + first_;
     const int32_t* rows = s_.rows + first_;
     const Histogram histogram(relative, found_, s_.bins);
-    const typename Histogram::Place place = histogram.BinOf(count);
-    const auto bin = hn::Set(di, static_cast<int32_t>(place.bin));
+    const typename Histogram::Bin found = histogram.BinOf(count);
+    const auto bin = hn::Set(di, static_cast<int32_t>(found.bin));
     auto* ties = reinterpret_cast<Scored*>(s_.ties);
     int64_t tied = 0;
     for (int64_t i = 0; i < found_; i += kLanes) {
@@ -378,7 +378,7 @@ class Chooser {
       for (int64_t lane = 0; lane < std::min(kLanes, found_ - i); ++lane)
         if (in_bin[lane] != 0) ties[tied++] = {relative[i + lane], rows[i + lane]};
     }
-    Scored* nth = ties + (count - place.above - 1);
+    Scored* nth = ties + (count - found.above - 1);
     std::nth_element(ties, nth, ties + tied, Before);
     return *nth;
   }

@@ -35,8 +35,8 @@ class CpuBackend : public HostBackend {
 
   // Plain types alone.
   static Status CheckWeight(WeightType type);
-  using HostBackend::Place;
-  Result<WeightView> Place(const WeightView& weight);
+  using HostBackend::Load;
+  Result<WeightView> Load(const WeightView& weight);
 
   void Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset, const Tensor& x);
@@ -70,14 +70,15 @@ class CpuBackend : public HostBackend {
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
-  void TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* places);
-  void MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                    const Selection& selection);
+  void AssignRows(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* own_rows);
+  void UpdatePriorities(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                        const Selection& selection);
   void SumAttention(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
                     const LayerCache& cache);
   void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
-  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot, const LayerCache& to);
+  void CopySurvivors(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+                     const LayerCache& to);
 
  private:
   // body(first_row, count) over [0, rows), cut over the team only when the work is worth waking it for. `row_work` is

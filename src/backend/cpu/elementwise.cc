@@ -171,7 +171,7 @@ void CpuBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys,
   ForRows(batch.count, 2 * width, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t head = 0; head < layout.kv_heads; ++head) {
-        std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
+        std::byte* entry = entries.Entry(batch.slots[t], head, batch.OwnRow(t, head));
         const int64_t column = head * layout.head_dim;
         Round(layout.type, keys.as<float>(t) + column, layout.head_dim, entry);
         Round(layout.type, values.as<float>(t) + column, layout.head_dim, entry + layout.key_bytes());

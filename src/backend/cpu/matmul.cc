@@ -77,7 +77,7 @@ Status CpuBackend::CheckWeight(WeightType type) {
   return Unsupported("{} weights: the CPU backend multiplies by f32, f16 and bf16 weights", Name(type));
 }
 
-Result<WeightView> CpuBackend::Place(const WeightView& weight) {
+Result<WeightView> CpuBackend::Load(const WeightView& weight) {
   RETURN_IF_ERROR(CheckWeight(weight.type));
   return weight;
 }

@@ -56,13 +56,13 @@ double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, con
   return share > 0 ? std::min(share, 1.0) : 0.0;  // a share that is not a number counts as none
 }
 
-// The weights of all query heads of a group, added to the marks of rows [0, visible).
-void AddShares(float* scores, int64_t group, int64_t visible, float* marks) {
+// The weights of all query heads of a group, added to the priorities of rows [0, visible).
+void AddShares(float* scores, int64_t group, int64_t visible, float* priorities) {
   for (int64_t g = 0; g < group; ++g) {
     const float share = static_cast<float>(1.0 / WeighScores(scores, group, g, visible));
     for (int64_t start = 0; start < visible; start += kScoreBlock) {
       const float* weights = scores + (start / kScoreBlock * group + g) * kScoreBlock;
-      for (int64_t j = 0; j < std::min(kScoreBlock, visible - start); ++j) marks[start + j] += weights[j] * share;
+      for (int64_t j = 0; j < std::min(kScoreBlock, visible - start); ++j) priorities[start + j] += weights[j] * share;
     }
   }
 }
@@ -147,7 +147,7 @@ void CpuBackend::SumAttention(Queue, const ConstTensor& queries, const TokenBatc
                                                                   plan.scratch_floats(plan.group));
     float* scratch = scores + plan.group * ScoreBlocks(visible) * kScoreBlock;
     ScoreEntries(plan, queries, batch, token, head, 0, visible, scores, scratch);
-    HWY_DYNAMIC_DISPATCH(AddShares)(scores, plan.group, visible, cache.retained.Marks(batch.slots[token], head));
+    HWY_DYNAMIC_DISPATCH(AddShares)(scores, plan.group, visible, cache.retained.Priorities(batch.slots[token], head));
   });
 }
 

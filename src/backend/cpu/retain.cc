@@ -1,5 +1,6 @@
-// The books of layers that evict: who takes whose place, what selections and attention do to the marks. kv/retain.h
-// defines it. A few bytes per row and step beside sketches and entries, so plain loops over the rows of a head.
+// The eviction state of layers that evict: who takes whose place, what selections and attention do to the priorities.
+// kv/retain.h defines it. A few bytes per row and step beside sketches and entries, so plain loops over the rows of a
+// head.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,38 +12,38 @@
 namespace infinigen {
 namespace {
 
-// The unprotected row with the smallest mark, among equals the oldest.
-int64_t Victim(const int32_t* positions, const float* marks, int64_t rows, const Protection& protection) {
+// The unprotected row with the smallest priority, among equals the oldest.
+int64_t Victim(const int32_t* positions, const float* priorities, int64_t rows, const Protection& protection) {
   int64_t victim = -1;
   float least = std::numeric_limits<float>::infinity();
   for (int64_t row = 0; row < rows; ++row) {
-    const float mark = MarkOrder(marks[row]);
-    if (mark > least || protection.Covers(positions[row])) continue;
-    if (victim >= 0 && mark == least && positions[row] > positions[victim]) continue;
+    const float priority = ComparablePriority(priorities[row]);
+    if (priority > least || protection.Covers(positions[row])) continue;
+    if (victim >= 0 && priority == least && positions[row] > positions[victim]) continue;
     victim = row;
-    least = mark;
+    least = priority;
   }
   CHECK(victim >= 0);
   return victim;
 }
 
-void MarkRows(const RetainRule& rule, const SelectRule& select, int64_t position, const int32_t* rows, int64_t count,
-              const int32_t* positions, float* marks, int64_t all) {
-  const bool counts = rule.on_select == SelectMark::kCount;
+void PriorityRows(const RetainRule& rule, const SelectRule& select, int64_t position, const int32_t* rows,
+                  int64_t count, const int32_t* positions, float* priorities, int64_t all) {
+  const bool counts = rule.on_select == PriorityUpdate::kCount;
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t of = positions[rows[i]];
     if (of < select.sinks || of >= position - select.window) continue;
-    float& mark = marks[rows[i]];
-    mark = counts ? mark + 1 : static_cast<float>(position);
-    largest = std::max(largest, mark);
+    float& priority = priorities[rows[i]];
+    priority = counts ? priority + 1 : static_cast<float>(position);
+    largest = std::max(largest, priority);
   }
-  if (counts && largest > kMarkLimit)
-    for (int64_t row = 0; row < all; ++row) marks[row] = std::floor(marks[row] / 2);
+  if (counts && largest > kPriorityLimit)
+    for (int64_t row = 0; row < all; ++row) priorities[row] = std::floor(priorities[row] / 2);
 }
 
 // The rows of [0, rows) that stay, ascending, into stay [quota]. order [rows] is scratch.
-void PickSurvivors(const float* marks, int64_t rows, int64_t quota, const RetainRule& rule, int32_t* order,
+void PickSurvivors(const float* priorities, int64_t rows, int64_t quota, const RetainRule& rule, int32_t* order,
                    int32_t* stay) {
   const Protection protection(rows, quota, rule.sinks);
   int32_t* end = order;
@@ -55,7 +56,7 @@ void PickSurvivors(const float* marks, int64_t rows, int64_t quota, const Retain
   }
   const int64_t others = quota - kept;
   const auto before = [&](int32_t a, int32_t b) {
-    const float ma = MarkOrder(marks[a]), mb = MarkOrder(marks[b]);
+    const float ma = ComparablePriority(priorities[a]), mb = ComparablePriority(priorities[b]);
     return ma != mb ? ma > mb : a > b;
   };
   if (order + others < end) std::nth_element(order, order + others, end, before);
@@ -65,35 +66,35 @@ void PickSurvivors(const float* marks, int64_t rows, int64_t quota, const Retain
 
 }  // namespace
 
-void CpuBackend::TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
-                            int32_t* places) {
-  const LayerRetained& retained = cache.retained;
+void CpuBackend::AssignRows(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                            int32_t* own_rows) {
+  const EvictionState& retained = cache.retained;
   ForRows(batch.count * retained.kv_heads, retained.capacity, [&](int64_t first, int64_t count) {
     for (int64_t i = first; i < first + count; ++i) {
       const int64_t t = i / retained.kv_heads, head = i % retained.kv_heads;
       const int64_t slot = batch.slots[t], position = batch.Position(t), quota = retained.quotas[slot];
       int32_t* positions = retained.Positions(slot, head);
-      float* marks = retained.Marks(slot, head);
+      float* priorities = retained.Priorities(slot, head);
       const int64_t row =
-          position < quota ? position : Victim(positions, marks, quota, Protection(position, quota, rule.sinks));
+          position < quota ? position : Victim(positions, priorities, quota, Protection(position, quota, rule.sinks));
       positions[row] = static_cast<int32_t>(position);
-      marks[row] = InitialMark(rule.on_append, positions[row], head);
+      priorities[row] = PriorityAtAppend(rule.on_append, positions[row], head);
       if (cache.sketches)
         VoidSketch(cache.sketches.layout, cache.sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock);
-      places[i] = static_cast<int32_t>(row);
+      own_rows[i] = static_cast<int32_t>(row);
     }
   });
 }
 
-void CpuBackend::MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                              const Selection& selection) {
-  if (rule.on_select == SelectMark::kKeep) return;
+void CpuBackend::UpdatePriorities(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                                  const Selection& selection) {
+  if (rule.on_select == PriorityUpdate::kKeep) return;
   ForRows(selection.kv_heads, batch.count * call.max_rows / 8, [&](int64_t first, int64_t count) {
     for (int64_t head = first; head < first + count; ++head) {
       for (int64_t t = 0; t < batch.count; ++t) {
         const int64_t slot = batch.slots[t];
-        MarkRows(rule, call.rules[slot], batch.Position(t), selection.Rows(t, head), selection.Count(t, head),
-                 call.retained.Positions(slot, head), call.retained.Marks(slot, head), batch.rows[t] + 1);
+        PriorityRows(rule, call.rules[slot], batch.Position(t), selection.Rows(t, head), selection.Count(t, head),
+                     call.retained.Positions(slot, head), call.retained.Priorities(slot, head), batch.rows[t] + 1);
       }
     }
   });
@@ -133,28 +134,28 @@ void CpuBackend::SumColumns(Queue, const ConstTensor& queries, const TokenRun& r
       ColumnTask task = task_of(index % heads, part);
       task.first = index / heads * columns;
       task.last = std::min(task.first + columns, length);
-      task.sums = cache.retained.Marks(run.slot.value(), index % heads);
+      task.sums = cache.retained.Priorities(run.slot.value(), index % heads);
       WithAttentionOf(entries.layout.type, [&](auto typed) { typed.Columns(plan, task, scratch_of(thread)); });
     }
   });
 }
 
-void CpuBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot to_slot,
-                        const LayerCache& to) {
+void CpuBackend::CopySurvivors(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot to_slot,
+                               const LayerCache& to) {
   const int64_t slot = to_slot.value(), quota = std::min<int64_t>(rows, to.retained.quotas[slot]);
   const size_t entry_bytes = from.entries.layout.entry_bytes();
   pool_.Run(from.retained.kv_heads, [&](int64_t head, int thread) {
     auto* order = reinterpret_cast<int32_t*>(private_[static_cast<size_t>(thread)].Reserve(rows));
     int32_t* stay = to.retained.Positions(slot, head);  // a survivor's row was its position
-    const float* marks = from.retained.Marks(0, head);
-    PickSurvivors(marks, rows, quota, rule, order, stay);
+    const float* priorities = from.retained.Priorities(0, head);
+    PickSurvivors(priorities, rows, quota, rule, order, stay);
     for (int64_t row = 0; row < quota; ++row) {
       const int64_t source = stay[row];
       std::memcpy(to.entries.Entry(slot, head, row), from.entries.Entry(0, head, source), entry_bytes);
       if (from.sketches)
         CopySketch(from.sketches.layout, from.sketches.Block(0, head, source / kSketchBlock), source % kSketchBlock,
                    to.sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock);
-      to.retained.Marks(slot, head)[row] = marks[source];
+      to.retained.Priorities(slot, head)[row] = priorities[source];
     }
   });
 }

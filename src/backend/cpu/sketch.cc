@@ -129,7 +129,7 @@ void SketchKeys(const TokenBatch& batch, const ConstTensor& keys, const SketchBa
     for (int64_t i = 0; i < tokens; ++i) {
       float* row_numbers = numbers + i * basis.dims;
       for (int64_t c = 0; c < basis.dims; ++c) row_numbers[c] -= offset[c];
-      const int64_t row = batch.Place(t + i, head);
+      const int64_t row = batch.OwnRow(t + i, head);
       StoreRow(sketches.layout, row_numbers, sketches.Block(batch.slots[t + i], head, row / kSketchBlock),
                row % kSketchBlock);
     }

@@ -1,5 +1,5 @@
 // New keys and values become entries: one warp per (token, KV head, key or value). Entries may lie in pinned host
-// memory; a decode step writes a few rows, which needs no copy engine. Or they are copies near by, with other places.
+// memory; a decode step writes a few rows, which needs no copy engine. Or they are copies buffer by, with other places.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -70,16 +70,16 @@ __device__ void StoreNumbers(StoreType type, const In* numbers, int64_t dim, std
 struct Targets {
   TokenBatch batch;
   LayerEntries entries;
-  NearEntries near;  // with data: there, and not to entries
+  FetchBuffer buffer;  // with data: there, and not to entries
   const int32_t* own = nullptr;
 
-  const EntryLayout& layout() const { return near.data != nullptr ? near.layout : entries.layout; }
+  const EntryLayout& layout() const { return buffer.data != nullptr ? buffer.layout : entries.layout; }
   // Null: a copy that has no place.
   __device__ std::byte* Entry(int64_t token, int64_t head) const {
     const int64_t slot = batch.slots[token];
-    if (near.data == nullptr) return entries.Entry(slot, head, batch.Place(token, head));
-    const int32_t place = own[token * near.layout.kv_heads + head];
-    return place < 0 ? nullptr : near.Entry(slot, head, place);
+    if (buffer.data == nullptr) return entries.Entry(slot, head, batch.OwnRow(token, head));
+    const int32_t cell = own[token * buffer.layout.kv_heads + head];
+    return cell < 0 ? nullptr : buffer.Entry(slot, head, cell);
   }
 };
 
@@ -119,14 +119,14 @@ void AppendTo(const Targets& to, const ConstTensor& keys, const ConstTensor& val
 void CudaBackend::Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                          const LayerEntries& entries) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kEntries, context_->stream(queue));
-  AppendTo({.batch = batch, .entries = entries, .near = {}}, keys, values, context_->stream(queue));
+  AppendTo({.batch = batch, .entries = entries, .buffer = {}}, keys, values, context_->stream(queue));
 }
 
-void CudaBackend::AppendNear(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
-                             const NearEntries& near, const NearList& list) {
+void CudaBackend::AppendFetched(Queue queue, const TokenBatch& batch, const ConstTensor& keys,
+                                const ConstTensor& values, const FetchBuffer& buffer, const FetchList& list) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kEntries, context_->stream(queue));
-  CHECK(list.kv_heads == near.layout.kv_heads);
-  AppendTo({.batch = batch, .entries = {}, .near = near, .own = list.own}, keys, values, context_->stream(queue));
+  CHECK(list.kv_heads == buffer.layout.kv_heads);
+  AppendTo({.batch = batch, .entries = {}, .buffer = buffer, .own = list.own}, keys, values, context_->stream(queue));
 }
 
 }  // namespace infinigen

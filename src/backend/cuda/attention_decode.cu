@@ -1,6 +1,6 @@
 // Attention of single tokens to a list of rows: all of a sequence (AttendDecode) or those that were chosen
-// (AttendSelected, or AttendNear by the places of their copies). It is bound by memory: every entry is read once, for
-// all query heads of its KV head.
+// (AttendSelected, or AttendFetched by the places of their copies). It is bound by memory: every entry is read once,
+// for all query heads of its KV head.
 //
 // A list is cut into chunks of 256 items, an extent where it holds all rows, and a chunk into equal shares for the
 // warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of asynchronous
@@ -26,9 +26,9 @@ struct DecodeCall {
   const int32_t* rows = nullptr;
   Selection selection;  // without rows: all
   LayerEntries entries;
-  NearEntries near;  // with data: rows are places in it, or at home in the entries
-  int group = 0;     // query heads of a KV head
-  int parts = 0;     // of a group, 8 heads each
+  FetchBuffer buffer;  // with data: rows are places in it, or at home in the entries
+  int group = 0;       // query heads of a KV head
+  int parts = 0;       // of a group, 8 heads each
   int heads = 0;
   float scale = 0;  // of scores, to base 2
   uint32_t piece_inverse = 0;
@@ -68,12 +68,12 @@ __device__ void FindEntries(const DecodeCall& call, const Share& share, int capa
       call.selection.rows == nullptr ? nullptr : call.selection.Rows(share.token, share.kv_head) + share.first;
   for (int i = threadIdx.x % 32; i < capacity; i += 32) {
     const int item = i < share.count ? i : 0, row = list == nullptr ? share.first + item : list[item];
-    if (call.near.data == nullptr)
+    if (call.buffer.data == nullptr)
       found[i] = call.entries.Entry(slot, share.kv_head, row);
     else if (row >= 0)
-      found[i] = call.near.Entry(slot, share.kv_head, row);
+      found[i] = call.buffer.Entry(slot, share.kv_head, row);
     else
-      found[i] = call.entries.Entry(slot, share.kv_head, NearList::AtHome(row));
+      found[i] = call.entries.Entry(slot, share.kv_head, FetchList::InPool(row));
   }
 }
 
@@ -161,9 +161,9 @@ __device__ void MergeShares(const DecodeCall& call, const ShareSums<Tile>& share
       value = fmaf(factor, shares.values[w][head][column], value);
       sum = fmaf(factor, shares.sum[w][head], sum);
     }
-    const int64_t place = call.Chunk(token, first_head + head, chunk);
-    call.sums[place * dim + column] = value;
-    if (column == 0) call.tops[place] = make_float2(top, sum);
+    const int64_t target = call.Chunk(token, first_head + head, chunk);
+    call.sums[target * dim + column] = value;
+    if (column == 0) call.tops[target] = make_float2(top, sum);
   }
 }
 
@@ -371,9 +371,9 @@ void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const 
   AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
 }
 
-void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
-                             const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
-                             const NearEntries& near, const NearList& list, const Tensor& out) {
+void CudaBackend::AttendFetched(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
+                                const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
+                                const FetchBuffer& buffer, const FetchList& list, const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
@@ -382,9 +382,9 @@ void CudaBackend::AttendNear(Queue queue, const ConstTensor& queries, const Toke
   call.out = out;
   call.slots = batch.slots;
   call.selection = selection;
-  call.selection.rows = list.places;
+  call.selection.rows = list.cells;
   call.entries = entries;
-  call.near = near;
+  call.buffer = buffer;
   AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
 }
 

@@ -222,10 +222,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid
   warp.Finish([&](int query, int column, float x, float y) {
     const int64_t row = first + own + query;
     if (row >= call.count || column >= dim) return;
-    const int64_t place = row * call.out.stride + head * dim + column;
-    if (call.aligned_pairs) return StorePair(call.out, place, x, y);
-    StoreNumber(call.out, place, x);
-    StoreNumber(call.out, place + 1, y);
+    const int64_t at = row * call.out.stride + head * dim + column;
+    if (call.aligned_pairs) return StorePair(call.out, at, x, y);
+    StoreNumber(call.out, at, x);
+    StoreNumber(call.out, at + 1, y);
   });
 }
 

@@ -46,7 +46,7 @@ __device__ uint32_t LeastOfBin(uint32_t bin) {
 
 // ---- Keys.
 
-// Four neighbouring scores of two places of the block, the second one kThreads · 4 items further.
+// Four neighbouring scores of two offsets of the block, the second one kThreads · 4 items further.
 struct EightScores {
   __device__ static int64_t Item(int64_t start, int i) {
     return start + (i / 4 * kThreads + static_cast<int>(threadIdx.x)) * 4 + i % 4;
@@ -227,22 +227,22 @@ __device__ RadixCut CutEdge(const Task& task, const uint32_t* keys, const uint32
 }
 
 // From how many rows a share has (without its part of the edge) to where they begin; returns how many there are.
-__device__ uint32_t PlaceShares(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
-                                const RadixCut& cut, uint32_t* places, int shares, RadixScratch& radix) {
+__device__ uint32_t ShareOffsets(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
+                                 const RadixCut& cut, uint32_t* offsets, int shares, RadixScratch& radix) {
   for (uint32_t i = threadIdx.x; i < boundary.inside; i += kThreads) {
     const int64_t item = __ldcg(edge + i);
     if (!cut.Takes(keys[item], task.AgeOf(item))) continue;
     uint32_t rows = 0;
     for (int64_t row = item * task.page; row < (item + 1) * task.page; ++row) rows += task.IsExtra(row) ? 0 : 1;
-    if (rows > 0) atomicAdd(&places[item * task.page / kShare], rows);
+    if (rows > 0) atomicAdd(&offsets[item * task.page / kShare], rows);
   }
   __syncthreads();
   uint32_t total = 0;
   for (int first = 0; first < shares; first += kThreads) {
     const int share = first + static_cast<int>(threadIdx.x);
-    const uint32_t rows = share < shares ? __ldcg(places + share) : 0u;
+    const uint32_t rows = share < shares ? __ldcg(offsets + share) : 0u;
     const uint32_t before = total + BlockExclusive(rows, radix);
-    if (share < shares) places[share] = before;
+    if (share < shares) offsets[share] = before;
     total += BlockSum(rows, 0, radix).x;
   }
   return total;
@@ -262,11 +262,11 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   ChoiceTally& tally = table.tallies[index];
   const Boundary boundary = FindBoundary(tally, CountItems(task, call.mean_counts, table, index), radix);
   uint32_t* edge = table.Edge(index);
-  uint32_t* places = table.Places(index);
+  uint32_t* offsets = table.Offsets(index);
   const uint32_t attended = BlockSum(ListEdge(task, rows, boundary, edge, tally.listed), 0, radix).x;
 
   const int shares = static_cast<int>(current / kShare) + 1;
-  if (threadIdx.x == 0) places[share] = attended;
+  if (threadIdx.x == 0) offsets[share] = attended;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) is_last = atomicAdd(&tally.arrived, 1u) == static_cast<uint32_t>(shares - 1);
@@ -274,7 +274,7 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   if (!is_last) return;
   __threadfence();
   const RadixCut cut = CutEdge(task, keys, edge, boundary, edge_keys, radix);
-  const uint32_t all = PlaceShares(task, keys, edge, boundary, cut, places, shares, radix);
+  const uint32_t all = ShareOffsets(task, keys, edge, boundary, cut, offsets, shares, radix);
   if (threadIdx.x != 0) return;
   if (all > selection.capacity) __trap();  // a list that was reserved too small: a bug
   tally.cut = cut;
@@ -291,7 +291,7 @@ __global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, Se
   if (share * kShare > current) return;
   const RowKeys rows(table.Keys(index), share, ItemsOf(call, current), call.page);
   const RadixCut cut = table.tallies[index].cut;
-  uint32_t at = table.Places(index)[share];
+  uint32_t at = table.Offsets(index)[share];
   const Task task(batch, call, table, index);
   uint32_t votes[kPerThread], all = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// SumColumns: how much attention every row got from the tokens of a prefill, added to its mark.
+// SumColumns: how much attention every row got from the tokens of a prefill, added to its priority.
 //
 // The weights of 2,048 tokens to 32K rows are never all in memory. Two walks over tiles of 64 queries and 64 keys:
 //
@@ -7,7 +7,7 @@
 //   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads; with the norms
 //      known, every weight is final, and a column is summed up in a fixed order.
 //
-// Both make the same scores: products in f32, because marks of close rows decide who is evicted.
+// Both make the same scores: products in f32, because priorities of close rows decide who is evicted.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
@@ -30,8 +30,8 @@ struct ColumnCall {
   int64_t slot, first_row, count;  // of the run
   int64_t heads, group;            // query heads, of one KV head
   float scale;
-  float2* norms;  // [heads][count]: maximum, 1 / sum
-  float* marks;   // [kv_heads][capacity] of the slot
+  float2* norms;      // [heads][count]: maximum, 1 / sum
+  float* priorities;  // [kv_heads][capacity] of the slot
   int64_t capacity;
 };
 
@@ -151,7 +151,7 @@ __global__ __launch_bounds__(kColumnThreads) void ColumnSumsKernel(ColumnCall c)
   if (threadIdx.x >= kTile || key >= c.first_row + c.count) return;
   float sum = 0;
   for (int part = 0; part < 16; ++part) sum += parts[part][threadIdx.x];
-  c.marks[kv_head * c.capacity + key] += sum;
+  c.priorities[kv_head * c.capacity + key] += sum;
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ void CudaBackend::SumColumns(Queue queue, const ConstTensor& queries, const Toke
       .group = shape.heads / layout.kv_heads,
       .scale = shape.scale,
       .norms = reinterpret_cast<float2*>(context_->Scratch(ColumnScratchBytes(run.count, shape.heads))),
-      .marks = cache.retained.Marks(run.slot.value(), 0),
+      .priorities = cache.retained.Priorities(run.slot.value(), 0),
       .capacity = cache.retained.capacity,
   };
   const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + kTile - 1) / kTile); };

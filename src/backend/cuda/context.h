@@ -88,7 +88,7 @@ class CudaContext {
   Transfers transfers;
 
   // Weights; where small ones share a block, it is the last.
-  std::vector<Buffer> placed;
+  std::vector<Buffer> loaded;
   size_t arena_left = 0;
   std::map<const std::byte*, const std::byte*> converted_biases;  // f32 → the same in the activations' type
 };

@@ -21,8 +21,8 @@ struct Library {
 Library Load() {
   Library library;
   const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
-  for (const std::string& place : {name, std::string(INFINIGEN_CUDA_LIBRARIES) + "/" + name}) {
-    library.handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
+  for (const std::string& path : {name, std::string(INFINIGEN_CUDA_LIBRARIES) + "/" + name}) {
+    library.handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library.handle != nullptr) return library;
     const char* const reason = ::dlerror();
     library.problem = reason != nullptr ? reason : name;

@@ -80,7 +80,7 @@ CudaContext::~CudaContext() {
   lt_workspace = {};
   converted = {};
   scratch = {};
-  placed.clear();
+  loaded.clear();
   if (lt != nullptr) CUBLAS_CHECK(cublasLtDestroy(lt));
   if (device_memory != nullptr) {
     CUDA_CHECK(cudaStreamSynchronize(stream(Queue::kCompute)));
@@ -148,55 +148,55 @@ Status CudaBackend::CheckWeight(WeightType type) {
   return Unsupported("{} weights: the GPU backend multiplies by f32, f16 and bf16 weights", Name(type));
 }
 
-Result<std::byte*> CudaBackend::TakePlace(size_t bytes) {
+Result<std::byte*> CudaBackend::TakeMemory(size_t bytes) {
   CudaContext& context = *context_;
   const size_t total = RoundUp(bytes);
   if (total > kArenaBytes / 4) {
     ASSIGN_OR_RETURN(Buffer block, Buffer::Make(compute_memory(), total));
-    std::byte* const place = block.data();
-    context.placed.insert(context.placed.begin(), std::move(block));  // the arena stays last
-    return place;
+    std::byte* const memory = block.data();
+    context.loaded.insert(context.loaded.begin(), std::move(block));  // the arena stays last
+    return memory;
   }
   if (context.arena_left < total) {
     ASSIGN_OR_RETURN(Buffer arena, Buffer::Make(compute_memory(), kArenaBytes));
-    context.placed.push_back(std::move(arena));
+    context.loaded.push_back(std::move(arena));
     context.arena_left = kArenaBytes;
   }
-  std::byte* const place = context.placed.back().data() + (kArenaBytes - context.arena_left);
+  std::byte* const memory = context.loaded.back().data() + (kArenaBytes - context.arena_left);
   context.arena_left -= total;
-  return place;
+  return memory;
 }
 
-Result<WeightView> CudaBackend::Place(const WeightView& weight) {
+Result<WeightView> CudaBackend::Load(const WeightView& weight) {
   RETURN_IF_ERROR(CheckWeight(weight.type));
   CHECK(weight.is_packed());
   const auto bytes = static_cast<size_t>(weight.bytes());
-  ASSIGN_OR_RETURN(std::byte* const place, TakePlace(bytes));
-  Upload(Queue::kCompute, weight.data, bytes, place);
-  WeightView placed = weight;
-  placed.data = place;
-  return placed;
+  ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(bytes));
+  Upload(Queue::kCompute, weight.data, bytes, memory);
+  WeightView loaded = weight;
+  loaded.data = memory;
+  return loaded;
 }
 
 // A bias is added in the type of its product's output, so a vector is there a second time in the activations' type.
-Result<ConstTensor> CudaBackend::Place(const ConstTensor& vector) {
+Result<ConstTensor> CudaBackend::Load(const ConstTensor& vector) {
   CHECK(vector.rows == 1 && vector.type == DType::kF32);
   const bool twice = activation() != DType::kF32;
   const auto bytes = static_cast<size_t>(vector.bytes());
   const size_t copy_at = RoundUp(bytes);
   const size_t copy_bytes = twice ? static_cast<size_t>(vector.cols) * SizeOf(activation()) : 0;
-  ASSIGN_OR_RETURN(std::byte* const place, TakePlace(copy_at + copy_bytes));
-  Upload(Queue::kCompute, vector.data, bytes, place);
+  ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(copy_at + copy_bytes));
+  Upload(Queue::kCompute, vector.data, bytes, memory);
   if (twice) {
     std::vector<uint16_t> converted(static_cast<size_t>(vector.cols));
     for (size_t i = 0; i < converted.size(); ++i) {
       const float number = vector.as<float>()[i];
       converted[i] = activation() == DType::kBF16 ? ToBF16(number).bits : ToF16(number).bits;
     }
-    Upload(Queue::kCompute, converted.data(), copy_bytes, place + copy_at);
-    context_->converted_biases[place] = place + copy_at;
+    Upload(Queue::kCompute, converted.data(), copy_bytes, memory + copy_at);
+    context_->converted_biases[memory] = memory + copy_at;
   }
-  return ConstTensor(place, vector.type, vector.rows, vector.cols);
+  return ConstTensor(memory, vector.type, vector.rows, vector.cols);
 }
 
 void CudaBackend::Upload(Queue queue, const void* host, size_t bytes, void* device) {

@@ -55,8 +55,8 @@ class CudaBackend {
   bool pool_is_remote() const { return !options_.pool_on_device; }
   // Plain types alone.
   static Status CheckWeight(WeightType type);
-  Result<WeightView> Place(const WeightView& weight);
-  Result<ConstTensor> Place(const ConstTensor& vector);
+  Result<WeightView> Load(const WeightView& weight);
+  Result<ConstTensor> Load(const ConstTensor& vector);
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
   // What Reserve and the libraries take beside the decoder's memory.
   static size_t ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
@@ -130,32 +130,31 @@ class CudaBackend {
   void MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
-  void TakePlaces(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
-                  int32_t* places);
-  void MarkSelected(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                    const Selection& selection);
+  void AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* own_rows);
+  void UpdatePriorities(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                        const Selection& selection);
   void SumAttention(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
                     const LayerCache& cache);
   void SumColumns(Queue queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
-  void Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
-              const LayerCache& to);
+  void CopySurvivors(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+                     const LayerCache& to);
 
-  void ForgetNear(Queue queue, const NearEntries& near, SeqSlot slot);
-  void FindNear(Queue queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near,
-                double forced_hits, const NearList& list, NearTotals* totals);
-  void FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list, FetchClock* clock);
-  void AppendNear(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
-                  const NearEntries& near, const NearList& list);
-  void AttendNear(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                  const AttentionShape& shape, const LayerEntries& entries, const NearEntries& near,
-                  const NearList& list, const Tensor& out);
+  void ClearFetched(Queue queue, const FetchBuffer& buffer, SeqSlot slot);
+  void AssignCells(Queue queue, const TokenBatch& batch, const Selection& selection, const FetchBuffer& buffer,
+                   double forced_hits, const FetchList& list, FetchTotals* totals);
+  void FetchMisses(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                   const FetchBuffer& buffer, const FetchList& list, FetchClock* clock);
+  void AppendFetched(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                     const FetchBuffer& buffer, const FetchList& list);
+  void AttendFetched(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                     const AttentionShape& shape, const LayerEntries& entries, const FetchBuffer& buffer,
+                     const FetchList& list, const Tensor& out);
 
  private:
   CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);
   // Device memory for a parameter; small ones share a block.
-  Result<std::byte*> TakePlace(size_t bytes);
+  Result<std::byte*> TakeMemory(size_t bytes);
   static size_t ScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
   CudaOptions options_;

@@ -1,5 +1,5 @@
-// Single numbers of stored keys and values, of any type. For operations that measure or keep books; attention reads
-// whole vectors. Private to backend/cuda.
+// Single numbers of stored keys and values, of any type. For operations that measure or keep eviction state; attention
+// reads whole vectors. Private to backend/cuda.
 #pragma once
 
 #include <cuda_fp16.h>

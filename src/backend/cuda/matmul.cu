@@ -47,10 +47,10 @@ __global__ void PlainProduct(const In* x, int64_t x_stride, const In* weight, in
   for (int64_t i = 0; i < k; ++i)
     sum = fmaf(AsFloat(x[row * x_stride + i]), AsFloat(weight[column * weight_stride + i]), sum);
   if (bias != nullptr) sum += bias[column];
-  Out& place = out[row * out_stride + column];
-  if (epilogue == Epilogue::kAdd) sum += AsFloat(place);
+  Out& target = out[row * out_stride + column];
+  if (epilogue == Epilogue::kAdd) sum += AsFloat(target);
   if (epilogue == Epilogue::kRelu) sum = fmaxf(sum, 0.0f);
-  place = FromFloat<Out>(sum);
+  target = FromFloat<Out>(sum);
 }
 
 // Numbers from one row of a plain matrix to the next.
@@ -157,10 +157,10 @@ void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projectio
     CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
     const std::byte* bias = p.bias.data;
     if (p.bias && p.out.type != DType::kF32) {
-      const auto placed = context.converted_biases.find(p.bias.data);
-      bias = placed == context.converted_biases.end() ? nullptr : placed->second;
+      const auto found = context.converted_biases.find(p.bias.data);
+      bias = found == context.converted_biases.end() ? nullptr : found->second;
     }
-    const bool plain = p.bias && bias == nullptr;  // a bias that was not placed as a weight
+    const bool plain = p.bias && bias == nullptr;  // a bias that was not loaded as a weight
     const auto multiply = [&](const ConstTensor& rows, const Projection& of) {
       plain ? MultiplyPlainly(stream, rows, of) : context.Multiply(stream, rows, of, bias);
     };

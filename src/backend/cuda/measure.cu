@@ -179,13 +179,13 @@ __global__ __launch_bounds__(kMeasureThreads) void AddMassKernel(const double* s
 
 // Grid (tasks). A block adds for all tokens of its sequence in this part, one after the other: that of the first.
 __global__ __launch_bounds__(kMeasureThreads) void AddWeightsKernel(TokenBatch batch, ScoreTable table,
-                                                                    LayerRetained retained) {
+                                                                    EvictionState retained) {
   __shared__ SumScratch scratch;
   __shared__ float maxima[kMaxGroup], factors[kMaxGroup];
   const int64_t first = blockIdx.x / table.heads, head = blockIdx.x % table.heads, slot = batch.slots[first];
   for (int64_t t = 0; t < first; ++t)
     if (batch.slots[t] == slot) return;
-  float* marks = retained.Marks(slot, head);
+  float* priorities = retained.Priorities(slot, head);
   for (int64_t token = first; token < batch.count; ++token) {
     if (batch.slots[token] != slot) continue;
     const int64_t task = token * table.heads + head, rows = batch.rows[token] + 1;
@@ -199,9 +199,9 @@ __global__ __launch_bounds__(kMeasureThreads) void AddWeightsKernel(TokenBatch b
     }
     __syncthreads();
     for (int64_t row = threadIdx.x; row < rows; row += kMeasureThreads) {
-      float mark = marks[row];
-      for (int64_t g = 0; g < table.group; ++g) mark += expf(table.Scores(task, g)[row] - maxima[g]) * factors[g];
-      marks[row] = mark;
+      float priority = priorities[row];
+      for (int64_t g = 0; g < table.group; ++g) priority += expf(table.Scores(task, g)[row] - maxima[g]) * factors[g];
+      priorities[row] = priority;
     }
     __syncthreads();
   }

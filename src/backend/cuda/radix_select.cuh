@@ -70,7 +70,7 @@ __device__ inline uint32_t OrderedBits(float x) {
 
 // Where the last of the chosen lies: every key above `least` is chosen, and `need` of the `ties` that are equal to it.
 // If need = ties, `least` may be nobody's key.
-struct RadixPlace {
+struct RadixBound {
   uint32_t least, need, ties;
 };
 
@@ -108,7 +108,7 @@ __device__ void ForItems(int64_t items, const Load& load, const Use& use) {
 
 // key_of(i), i in [0, items): a key below 2^bits, 0 for what is no candidate. 0 < count ≤ candidates.
 template <class KeyOf>
-__device__ RadixPlace SelectLargest(const KeyOf& key_of, int64_t items, uint32_t count, int bits, RadixScratch& s) {
+__device__ RadixBound SelectLargest(const KeyOf& key_of, int64_t items, uint32_t count, int bits, RadixScratch& s) {
   uint32_t prefix = 0, need = count;
   for (int shift = bits;;) {
     const int next = shift > kRadixDigit ? shift - kRadixDigit : 0, width = shift - next;
@@ -145,14 +145,14 @@ __device__ RadixCut CutLargest(const KeyOf& key_of, const AgeOf& age_of, int64_t
                                uint32_t candidates, int bits, RadixScratch& s) {
   if (count == 0) return {0xffffffffu, 0xffffffffu};
   if (count == candidates) return {1u, 0u};
-  const RadixPlace place = SelectLargest(key_of, items, count, bits, s);
-  if (place.need == place.ties) return {place.least, 0u};
-  const auto tied_age = [&](int64_t i) { return key_of(i) == place.least ? age_of(i) : 0u; };
-  return {place.least, SelectLargest(tied_age, items, place.need, 32, s).least};
+  const RadixBound bound = SelectLargest(key_of, items, count, bits, s);
+  if (bound.need == bound.ties) return {bound.least, 0u};
+  const auto tied_age = [&](int64_t i) { return key_of(i) == bound.least ? age_of(i) : 0u; };
+  return {bound.least, SelectLargest(tied_age, items, bound.need, 32, s).least};
 }
 
 // Writes rows [0, n) that attends(row) holds for, in ascending order; returns how many. A warp owns a run of rows: it
-// counts, learns its place, and writes.
+// counts, learns its bound, and writes.
 template <class Attends>
 __device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, int64_t capacity, RadixScratch& radix) {
   const int64_t share = (n + blockDim.x - 1) / blockDim.x * 32;  // of a warp

@@ -1,5 +1,5 @@
-// The books of layers that evict: who takes whose place, what selections do to the marks, who survives a prefill.
-// kv/retain.h defines it; sums of attention are in measure.cu and column_sums.cu.
+// The eviction state of layers that evict: who takes whose place, what selections do to the priorities, who survives a
+// prefill. kv/retain.h defines it; sums of attention are in measure.cu and column_sums.cu.
 //
 // A block works on one KV head of one sequence. Where several tokens of a sequence come in one call, the block of the
 // first of them does all, in their order.
@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kRetainThreads = 256;
 
-// ---- Places.
+// ---- Rows.
 
 struct Victim {
-  uint64_t order;  // mark, then position: the least leaves
+  uint64_t order;  // priority, then position: the least leaves
   int32_t row;
   __device__ bool Before(const Victim& other) const {
     return order != other.order ? order < other.order : row < other.row;
@@ -33,16 +33,16 @@ __device__ Victim WarpFirst(Victim v) {
   return v;
 }
 
-// The unprotected row with the smallest mark, among equals the oldest; by all threads of a block.
-__device__ int64_t FindVictim(const int32_t* positions, const float* marks, int64_t rows,
+// The unprotected row with the smallest priority, among equals the oldest; by all threads of a block.
+__device__ int64_t FindVictim(const int32_t* positions, const float* priorities, int64_t rows,
                               const Protection& protection) {
   __shared__ Victim warps[32];
   Victim best{UINT64_MAX, INT32_MAX};
   for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) {
     const int32_t position = positions[row];
     if (protection.Covers(position)) continue;
-    const uint64_t mark = OrderedBits(MarkOrder(marks[row]));
-    const Victim here{mark << 32 | static_cast<uint32_t>(position), static_cast<int32_t>(row)};
+    const uint64_t priority = OrderedBits(ComparablePriority(priorities[row]));
+    const Victim here{priority << 32 | static_cast<uint32_t>(position), static_cast<int32_t>(row)};
     if (here.Before(best)) best = here;
   }
   best = WarpFirst(best);
@@ -68,15 +68,15 @@ __device__ void VoidSketchOf(const LayerSketches& sketches, int64_t slot, int64_
 }
 
 // Any grid. Tokens of caches that are not full: a thread each. The others: a block each.
-__global__ __launch_bounds__(1024) void TakePlacesKernel(TokenBatch batch, RetainRule rule, LayerCache cache,
-                                                         int32_t* places) {
-  const LayerRetained& retained = cache.retained;
+__global__ __launch_bounds__(1024) void AssignRowsKernel(TokenBatch batch, RetainRule rule, LayerCache cache,
+                                                         int32_t* own_rows) {
+  const EvictionState& retained = cache.retained;
   const int64_t heads = retained.kv_heads, tasks = batch.count * heads;
   const auto take = [&](int64_t token, int64_t head, int64_t slot, int64_t row) {
     const int32_t position = batch.Position(token);
     retained.Positions(slot, head)[row] = position;
-    retained.Marks(slot, head)[row] = InitialMark(rule.on_append, position, head);
-    places[token * heads + head] = static_cast<int32_t>(row);
+    retained.Priorities(slot, head)[row] = PriorityAtAppend(rule.on_append, position, head);
+    own_rows[token * heads + head] = static_cast<int32_t>(row);
   };
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < tasks;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
@@ -90,7 +90,7 @@ __global__ __launch_bounds__(1024) void TakePlacesKernel(TokenBatch batch, Retai
     const int64_t token = i / heads, head = i % heads, slot = batch.slots[token];
     const int64_t position = batch.Position(token), quota = retained.quotas[slot];
     if (position < quota) continue;
-    const int64_t row = FindVictim(retained.Positions(slot, head), retained.Marks(slot, head), quota,
+    const int64_t row = FindVictim(retained.Positions(slot, head), retained.Priorities(slot, head), quota,
                                    Protection(position, quota, rule.sinks));
     if (threadIdx.x == 0) take(token, head, slot, row);
     if (cache.sketches)
@@ -98,19 +98,19 @@ __global__ __launch_bounds__(1024) void TakePlacesKernel(TokenBatch batch, Retai
   }
 }
 
-// ---- Marks of selections.
+// ---- Priorities of selections.
 
 // Grid (tokens, kv_heads).
-__global__ __launch_bounds__(1024) void MarkSelectedKernel(TokenBatch batch, RetainRule rule, SelectCall call,
-                                                           Selection selection) {
+__global__ __launch_bounds__(1024) void UpdatePrioritiesKernel(TokenBatch batch, RetainRule rule, SelectCall call,
+                                                               Selection selection) {
   __shared__ int any;
   const int64_t first = blockIdx.x, head = blockIdx.y, slot = batch.slots[first];
   for (int64_t t = 0; t < first; ++t)
     if (batch.slots[t] == slot) return;
-  const bool counts = rule.on_select == SelectMark::kCount;
+  const bool counts = rule.on_select == PriorityUpdate::kCount;
   const SelectRule& select = call.rules[slot];
   const int32_t* positions = call.retained.Positions(slot, head);
-  float* marks = call.retained.Marks(slot, head);
+  float* priorities = call.retained.Priorities(slot, head);
   for (int64_t token = first; token < batch.count; ++token) {
     if (batch.slots[token] != slot) continue;
     const int32_t* rows = selection.Rows(token, head);
@@ -122,14 +122,15 @@ __global__ __launch_bounds__(1024) void MarkSelectedKernel(TokenBatch batch, Ret
       const int32_t row = rows[i];
       const int64_t of = positions[row];
       if (of < select.sinks || of >= position - select.window) continue;
-      const float mark = counts ? marks[row] + 1 : static_cast<float>(position);
-      marks[row] = mark;
-      overflows = overflows || mark > kMarkLimit;
+      const float priority = counts ? priorities[row] + 1 : static_cast<float>(position);
+      priorities[row] = priority;
+      overflows = overflows || priority > kPriorityLimit;
     }
     if (overflows) any = 1;  // whoever writes, writes the same
     __syncthreads();
     if (counts && any != 0)
-      for (int64_t row = threadIdx.x; row <= batch.rows[token]; row += blockDim.x) marks[row] = floorf(marks[row] / 2);
+      for (int64_t row = threadIdx.x; row <= batch.rows[token]; row += blockDim.x)
+        priorities[row] = floorf(priorities[row] / 2);
     __syncthreads();
   }
 }
@@ -137,17 +138,19 @@ __global__ __launch_bounds__(1024) void MarkSelectedKernel(TokenBatch batch, Ret
 // ---- Survivors.
 
 // Grid (kv_heads): the rows that stay become the positions of the new cache, ascending.
-__global__ __launch_bounds__(1024) void PickSurvivorsKernel(RetainRule rule, LayerRetained from, int64_t rows,
-                                                            int64_t slot, LayerRetained to) {
+__global__ __launch_bounds__(1024) void PickSurvivorsKernel(RetainRule rule, EvictionState from, int64_t rows,
+                                                            int64_t slot, EvictionState to) {
   __shared__ RadixScratch radix;
   const int64_t head = blockIdx.x, quota = min(rows, static_cast<int64_t>(to.quotas[slot]));
-  const float* marks = from.Marks(0, head);
+  const float* priorities = from.Priorities(0, head);
   // As if the next token came.
   const Protection protection(rows, quota, rule.sinks);
   uint32_t guarded = 0;
   for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) guarded += protection.Covers(row) ? 1 : 0;
   guarded = BlockSum(guarded, 0, radix).x;
-  const auto key_of = [&](int64_t row) { return protection.Covers(row) ? 0u : OrderedBits(MarkOrder(marks[row])); };
+  const auto key_of = [&](int64_t row) {
+    return protection.Covers(row) ? 0u : OrderedBits(ComparablePriority(priorities[row]));
+  };
   const auto age_of = [](int64_t row) { return static_cast<uint32_t>(row) + 1; };
   const RadixCut cut = CutLargest(key_of, age_of, rows, static_cast<uint32_t>(quota) - guarded,
                                   static_cast<uint32_t>(rows) - guarded, 32, radix);
@@ -171,7 +174,7 @@ __device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
     copy(uint8_t{});
 }
 
-// Grid (parts of the rows, kv_heads): entry, sketch and mark of every survivor; a warp each.
+// Grid (parts of the rows, kv_heads): entry, sketch and priority of every survivor; a warp each.
 __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
                                                                       LayerCache to) {
   const int64_t head = blockIdx.y, quota = min(rows, static_cast<int64_t>(to.retained.quotas[slot]));
@@ -181,7 +184,7 @@ __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache
     const int64_t source = to.retained.Positions(slot, head)[row];
     CopyBytes(from.entries.Entry(0, head, source), to.entries.Entry(slot, head, row),
               static_cast<int64_t>(from.entries.layout.entry_bytes()));
-    if (Lane() == 0) to.retained.Marks(slot, head)[row] = from.retained.Marks(0, head)[source];
+    if (Lane() == 0) to.retained.Priorities(slot, head)[row] = from.retained.Priorities(0, head)[source];
     if (!from.sketches) continue;
     const std::byte* source_block = from.sketches.Block(0, head, source / kSketchBlock);
     std::byte* block = to.sketches.Block(slot, head, row / kSketchBlock);
@@ -196,30 +199,30 @@ __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache
 
 }  // namespace
 
-void CudaBackend::TakePlaces(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
-                             int32_t* places) {
+void CudaBackend::AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                             int32_t* own_rows) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const int64_t tasks = batch.count * cache.retained.kv_heads;
   if (tasks == 0) return;
   // A victim is looked for among all rows; a prefill's many tokens take their places at once.
   const int threads = cache.retained.capacity > 4096 && tasks <= 4 * context_->sms() ? 1024 : kRetainThreads;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tasks, 8 * context_->sms()));
-  TakePlacesKernel<<<blocks, threads, 0, context_->stream(queue)>>>(batch, rule, cache, places);
+  AssignRowsKernel<<<blocks, threads, 0, context_->stream(queue)>>>(batch, rule, cache, own_rows);
   CUDA_CHECK_LAUNCH();
 }
 
-void CudaBackend::MarkSelected(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                               const Selection& selection) {
+void CudaBackend::UpdatePriorities(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                                   const Selection& selection) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
-  if (rule.on_select == SelectMark::kKeep || batch.count == 0) return;
+  if (rule.on_select == PriorityUpdate::kKeep || batch.count == 0) return;
   const int threads = call.max_rows <= 4096 ? kRetainThreads : 1024;
   const dim3 grid(static_cast<unsigned>(batch.count), static_cast<unsigned>(selection.kv_heads));
-  MarkSelectedKernel<<<grid, threads, 0, context_->stream(queue)>>>(batch, rule, call, selection);
+  UpdatePrioritiesKernel<<<grid, threads, 0, context_->stream(queue)>>>(batch, rule, call, selection);
   CUDA_CHECK_LAUNCH();
 }
 
-void CudaBackend::Settle(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
-                         const LayerCache& to) {
+void CudaBackend::CopySurvivors(Queue queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+                                const LayerCache& to) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   if (rows == 0) return;
   const cudaStream_t stream = context_->stream(queue);

@@ -79,13 +79,13 @@ struct ScoreTable : ScoreShape {
     scores = reinterpret_cast<float*>(memory);
     keys = reinterpret_cast<uint32_t*>(scores + tasks * group * row_stride);
     tallies = reinterpret_cast<ChoiceTally*>(keys + tasks * row_stride);
-    places = reinterpret_cast<uint32_t*>(tallies + (splits ? tasks : 0));
-    maxima = reinterpret_cast<float*>(places + (splits ? tasks * chunk_count : 0));
+    offsets = reinterpret_cast<uint32_t*>(tallies + (splits ? tasks : 0));
+    maxima = reinterpret_cast<float*>(offsets + (splits ? tasks * chunk_count : 0));
   }
   __device__ float* Scores(int64_t task, int64_t g) const { return scores + (task * group + g) * row_stride; }
   __device__ float* Maxima(int64_t task, int64_t g) const { return maxima + (task * group + g) * chunk_count; }
   __device__ uint32_t* Keys(int64_t task) const { return keys + task * row_stride; }
-  __device__ uint32_t* Places(int64_t task) const { return places + task * chunk_count; }
+  __device__ uint32_t* Offsets(int64_t task) const { return offsets + task * chunk_count; }
   // In the memory of its scores, when its keys are made.
   __device__ uint32_t* Edge(int64_t task) const { return reinterpret_cast<uint32_t*>(Scores(task, 0)); }
 
@@ -93,7 +93,7 @@ struct ScoreTable : ScoreShape {
   float* scores;                    // [tasks][group][stride]
   uint32_t* keys;                   // [tasks][stride], see choose.cuh
   ChoiceTally* tallies;             // [tasks]
-  uint32_t* places;                 // [tasks][chunks], see choose_split.cu
+  uint32_t* offsets;                // [tasks][chunks], see choose_split.cu
   float* maxima;                    // [tasks][group][chunks]
 };
 

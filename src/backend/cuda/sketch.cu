@@ -158,7 +158,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
       if (Lane() != 0) continue;
       const float inverse = __fdiv_rn(1.0f, ToFloat(BF16{scale}));
       s.scales[item] = fabsf(inverse) <= 3.402823466e38f ? inverse : 0.0f;
-      const int64_t row = call.batch.Place(first_token + item, head);
+      const int64_t row = call.batch.OwnRow(first_token + item, head);
       reinterpret_cast<uint16_t*>(block_of(item, row) + layout.scales_offset())[row % kSketchBlock] = scale;
     }
     __syncthreads();
@@ -179,7 +179,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
     } else {
       for (int b = 0; b < 4; ++b) bits |= (value(8 * unit + b) | value(8 * unit + 4 + b) << 4) << (8 * b);
     }
-    const int64_t row = call.batch.Place(first_token + item, head);
+    const int64_t row = call.batch.OwnRow(first_token + item, head);
     reinterpret_cast<uint32_t*>(block_of(item, row))[unit * kSketchBlock + row % kSketchBlock] = bits;
   }
 }

@@ -113,7 +113,7 @@ void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor&
   const EntryLayout& layout = entries.layout;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
-      std::byte* entry = entries.Entry(batch.slots[t], head, batch.Place(t, head));
+      std::byte* entry = entries.Entry(batch.slots[t], head, batch.OwnRow(t, head));
       const auto dim = static_cast<size_t>(layout.head_dim);
       StoreRow(layout.type, {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
       StoreRow(layout.type, {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());

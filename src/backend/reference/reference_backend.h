@@ -14,8 +14,8 @@ class ReferenceBackend : public HostBackend {
   Status Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) { return Ok(); }
   // Every stored type: DecodeRow defines them all.
   static Status CheckWeight(WeightType) { return Ok(); }
-  using HostBackend::Place;
-  Result<WeightView> Place(const WeightView& weight) { return weight; }
+  using HostBackend::Load;
+  Result<WeightView> Load(const WeightView& weight) { return weight; }
 
   void Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out);
   void AddPositions(Queue, const TokenBatch& batch, const WeightView& table, int64_t offset, const Tensor& x);
@@ -49,25 +49,26 @@ class ReferenceBackend : public HostBackend {
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
-  void TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* places);
-  void MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                    const Selection& selection);
+  void AssignRows(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* own_rows);
+  void UpdatePriorities(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                        const Selection& selection);
   void SumAttention(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
                     const LayerCache& cache);
   void SumColumns(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
                   const LayerCache& cache);
-  void Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot, const LayerCache& to);
+  void CopySurvivors(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot slot,
+                     const LayerCache& to);
 
-  void ForgetNear(Queue, const NearEntries& near, SeqSlot slot);
-  void FindNear(Queue, const TokenBatch& batch, const Selection& selection, const NearEntries& near, double forced_hits,
-                const NearList& list, NearTotals* totals);
-  void FetchNear(Queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
-                 const NearEntries& near, const NearList& list, FetchClock* clock);
-  void AppendNear(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
-                  const NearEntries& near, const NearList& list);
-  void AttendNear(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                  const AttentionShape& shape, const LayerEntries& entries, const NearEntries& near,
-                  const NearList& list, const Tensor& out);
+  void ClearFetched(Queue, const FetchBuffer& buffer, SeqSlot slot);
+  void AssignCells(Queue, const TokenBatch& batch, const Selection& selection, const FetchBuffer& buffer,
+                   double forced_hits, const FetchList& list, FetchTotals* totals);
+  void FetchMisses(Queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
+                   const FetchBuffer& buffer, const FetchList& list, FetchClock* clock);
+  void AppendFetched(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
+                     const FetchBuffer& buffer, const FetchList& list);
+  void AttendFetched(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
+                     const AttentionShape& shape, const LayerEntries& entries, const FetchBuffer& buffer,
+                     const FetchList& list, const Tensor& out);
 };
 
 static_assert(FetchingBackend<ReferenceBackend>);

@@ -12,50 +12,51 @@
 namespace infinigen {
 namespace {
 
-// The attention of one token to rows [0, length), added to the marks.
+// The attention of one token to rows [0, length), added to the priorities.
 void AddWeights(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
                 const LayerCache& cache) {
   const int64_t group = shape.heads / cache.entries.layout.kv_heads, dim = cache.entries.layout.head_dim;
   std::vector<int32_t> rows(static_cast<size_t>(length));
   std::iota(rows.begin(), rows.end(), 0);
   for (int64_t head = 0; head < shape.heads; ++head) {
-    float* marks = cache.retained.Marks(slot, head / group);
+    float* priorities = cache.retained.Priorities(slot, head / group);
     const std::vector<float> weights =
         AttentionWeights(queries + head * dim, slot, head / group, rows, shape.scale, cache.entries);
-    for (size_t row = 0; row < weights.size(); ++row) marks[row] += weights[row];
+    for (size_t row = 0; row < weights.size(); ++row) priorities[row] += weights[row];
   }
 }
 
 }  // namespace
 
-void ReferenceBackend::TakePlaces(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
-                                  int32_t* places) {
-  const LayerRetained& retained = cache.retained;
+void ReferenceBackend::AssignRows(Queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                                  int32_t* own_rows) {
+  const EvictionState& retained = cache.retained;
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t], position = batch.Position(t), quota = retained.quotas[slot];
     const size_t rows = static_cast<size_t>(std::min(position, quota));
     for (int64_t head = 0; head < retained.kv_heads; ++head) {
       int32_t* positions = retained.Positions(slot, head);
-      float* marks = retained.Marks(slot, head);
-      const int64_t row = PlaceRow({positions, rows}, {marks, rows}, rule, position, quota);
+      float* priorities = retained.Priorities(slot, head);
+      const int64_t row = AssignRow({positions, rows}, {priorities, rows}, rule, position, quota);
       positions[row] = static_cast<int32_t>(position);
-      marks[row] = InitialMark(rule.on_append, positions[row], head);
+      priorities[row] = PriorityAtAppend(rule.on_append, positions[row], head);
       if (cache.sketches)
         VoidSketch(cache.sketches.layout, cache.sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock);
-      places[t * retained.kv_heads + head] = static_cast<int32_t>(row);
+      own_rows[t * retained.kv_heads + head] = static_cast<int32_t>(row);
     }
   }
 }
 
-void ReferenceBackend::MarkSelected(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
-                                    const Selection& selection) {
+void ReferenceBackend::UpdatePriorities(Queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
+                                        const Selection& selection) {
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t];
     const size_t rows = static_cast<size_t>(batch.rows[t] + 1);
     for (int64_t head = 0; head < selection.kv_heads; ++head)
-      infinigen::MarkSelected(rule, call.rules[slot], batch.Position(t),
-                              {selection.Rows(t, head), static_cast<size_t>(selection.Count(t, head))},
-                              {call.retained.Positions(slot, head), rows}, {call.retained.Marks(slot, head), rows});
+      infinigen::UpdatePriorities(rule, call.rules[slot], batch.Position(t),
+                                  {selection.Rows(t, head), static_cast<size_t>(selection.Count(t, head))},
+                                  {call.retained.Positions(slot, head), rows},
+                                  {call.retained.Priorities(slot, head), rows});
   }
 }
 
@@ -71,13 +72,13 @@ void ReferenceBackend::SumColumns(Queue, const ConstTensor& queries, const Token
     AddWeights(queries.as<float>(t), run.slot.value(), run.first_row + t + 1, shape, cache);
 }
 
-void ReferenceBackend::Settle(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows, SeqSlot to_slot,
-                              const LayerCache& to) {
+void ReferenceBackend::CopySurvivors(Queue, const RetainRule& rule, const LayerCache& from, int64_t rows,
+                                     SeqSlot to_slot, const LayerCache& to) {
   const int64_t slot = to_slot.value();
   for (int64_t head = 0; head < from.retained.kv_heads; ++head) {
-    const float* marks = from.retained.Marks(0, head);
+    const float* priorities = from.retained.Priorities(0, head);
     const std::vector<int32_t> stay =
-        Survivors({marks, static_cast<size_t>(rows)}, rule, std::min<int64_t>(rows, to.retained.quotas[slot]));
+        Survivors({priorities, static_cast<size_t>(rows)}, rule, std::min<int64_t>(rows, to.retained.quotas[slot]));
     for (int64_t row = 0; row < std::ssize(stay); ++row) {
       const int32_t source = stay[static_cast<size_t>(row)];
       std::copy_n(from.entries.Entry(0, head, source), from.entries.layout.entry_bytes(),
@@ -86,7 +87,7 @@ void ReferenceBackend::Settle(Queue, const RetainRule& rule, const LayerCache& f
         CopySketch(from.sketches.layout, from.sketches.Block(0, head, source / kSketchBlock), source % kSketchBlock,
                    to.sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock);
       to.retained.Positions(slot, head)[row] = source;
-      to.retained.Marks(slot, head)[row] = marks[source];
+      to.retained.Priorities(slot, head)[row] = priorities[source];
     }
   }
 }

@@ -67,7 +67,7 @@ void ReferenceBackend::AppendSketches(Queue, const TokenBatch& batch, const Cons
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t];
     for (int64_t head = 0; head < heads; ++head) {
-      const int64_t row = batch.Place(t, head);
+      const int64_t row = batch.OwnRow(t, head);
       StoreSketch(sketches.layout, sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock,
                   Project(keys.as<float>(t) + head * basis.head_dim, basis.Key(slot, head), basis.KeyOffset(slot, head),
                           basis.head_dim, basis.dims));

@@ -6,7 +6,7 @@ namespace infinigen {
 
 const RetainPolicy kRetainCounter = {.name = "counter",
                                      .summary = "the least often selected leaves",
-                                     .on_append = AppendMark::kZero,
-                                     .on_select = SelectMark::kCount};
+                                     .on_append = InitialPriority::kZero,
+                                     .on_select = PriorityUpdate::kCount};
 
 }  // namespace infinigen

@@ -3,6 +3,7 @@
 
 namespace infinigen {
 
-const RetainPolicy kRetainFifo = {.name = "fifo", .summary = "the oldest leaves", .on_append = AppendMark::kPosition};
+const RetainPolicy kRetainFifo = {
+    .name = "fifo", .summary = "the oldest leaves", .on_append = InitialPriority::kPosition};
 
 }  // namespace infinigen

@@ -5,6 +5,6 @@
 namespace infinigen {
 
 const RetainPolicy kRetainH2o = {
-    .name = "h2o", .summary = "the least attended leaves", .on_append = AppendMark::kZero, .sums_attention = true};
+    .name = "h2o", .summary = "the least attended leaves", .on_append = InitialPriority::kZero, .sums_attention = true};
 
 }  // namespace infinigen

@@ -5,7 +5,7 @@ namespace infinigen {
 
 const RetainPolicy kRetainLru = {.name = "lru",
                                  .summary = "the least recently selected leaves",
-                                 .on_append = AppendMark::kPosition,
-                                 .on_select = SelectMark::kStamp};
+                                 .on_append = InitialPriority::kPosition,
+                                 .on_select = PriorityUpdate::kStamp};
 
 }  // namespace infinigen

@@ -4,6 +4,6 @@
 namespace infinigen {
 
 const RetainPolicy kRetainRandom = {
-    .name = "random", .summary = "a random one leaves", .on_append = AppendMark::kScrambled};
+    .name = "random", .summary = "a random one leaves", .on_append = InitialPriority::kScrambled};
 
 }  // namespace infinigen

@@ -7,8 +7,8 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "model/executor.h"
-#include "model/placed_weights.h"
 #include "model/random_model.h"
+#include "model/weight_stream.h"
 
 namespace infinigen {
 namespace {
@@ -96,13 +96,13 @@ TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
   }
 }
 
-TEST(PlacedWeights, ATiedHeadIsThePlacedEmbedding) {
+TEST(DeviceWeights, ATiedHeadIsThePlacedEmbedding) {
   ModelConfig config = Llama();
   config.tied_embeddings = true;
   const RandomModelWithBases model(config, 8, 3);
   CpuBackend backend(1);
   WeightStream<CpuBackend> stream(backend);
-  const WeightViews placed = WeightPlacer<CpuBackend>(backend, stream).PlaceAll(model.weights, 1.0).value();
+  const WeightViews placed = LoadWeightsTo(backend, stream, model.weights, 1.0).value();
   EXPECT_TRUE(placed.has_tied_head());
   EXPECT_EQ(placed.TotalBytes(), model.weights.TotalBytes());
 }

@@ -26,8 +26,8 @@ struct FetchCall {
   TokenBatch batch;
   Selection selection;
   LayerEntries entries;
-  NearEntries near;
-  NearList list;
+  FetchBuffer buffer;
+  FetchList list;
   FetchClock* clock = nullptr;
   int first_list = 0;  // of tokens · kv_heads
   int lists = 0;
@@ -71,7 +71,7 @@ __device__ Route FindRoute(const FetchCall& call, const uint32_t* begins, uint32
   const int64_t slot = call.batch.slots[token];
   const int item = call.list.Misses(token, head)[entry - begins[low]];
   return {call.entries.Entry(slot, head, call.selection.Rows(token, head)[item]),
-          call.near.Entry(slot, head, call.list.Places(token, head)[item])};
+          call.buffer.Entry(slot, head, call.list.Cells(token, head)[item])};
 }
 
 // The pointer that lane `lane` has.
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_co
 
 template <class Piece>
 void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
-  call.pieces = static_cast<int>(call.near.layout.entry_bytes() / sizeof(Piece));
-  CHECK(call.near.layout.entry_bytes() % sizeof(Piece) == 0 && call.pieces > 0 && call.pieces <= kRunPieces);
+  call.pieces = static_cast<int>(call.buffer.layout.entry_bytes() / sizeof(Piece));
+  CHECK(call.buffer.layout.entry_bytes() % sizeof(Piece) == 0 && call.pieces > 0 && call.pieces <= kRunPieces);
   call.run = std::min(32, kRunPieces / call.pieces);
   call.inverse = static_cast<uint32_t>((65536 + call.pieces - 1) / call.pieces);
   const int all = static_cast<int>(call.batch.count * call.list.kv_heads);
@@ -133,18 +133,18 @@ void Launch(const CudaContext& context, FetchCall call, cudaStream_t stream) {
 
 }  // namespace
 
-void CudaBackend::FetchNear(Queue queue, const TokenBatch& batch, const Selection& selection,
-                            const LayerEntries& entries, const NearEntries& near, const NearList& list,
-                            FetchClock* clock) {
+void CudaBackend::FetchMisses(Queue queue, const TokenBatch& batch, const Selection& selection,
+                              const LayerEntries& entries, const FetchBuffer& buffer, const FetchList& list,
+                              FetchClock* clock) {
   if (skipped_.fetch) return;
   const cudaStream_t stream = context_->stream(queue);
   const ZoneClock::Scope timed(context_->zones, CudaZone::kFetch, stream);
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
-  CHECK(near.layout.entry_bytes() == entries.layout.entry_bytes());
+  CHECK(buffer.layout.entry_bytes() == entries.layout.entry_bytes());
   if (batch.count == 0) return;
   const FetchCall call{
-      .batch = batch, .selection = selection, .entries = entries, .near = near, .list = list, .clock = clock};
-  if (near.layout.entry_bytes() % sizeof(uint4) == 0)
+      .batch = batch, .selection = selection, .entries = entries, .buffer = buffer, .list = list, .clock = clock};
+  if (buffer.layout.entry_bytes() % sizeof(uint4) == 0)
     Launch<uint4>(*context_, call, stream);
   else
     Launch<uint2>(*context_, call, stream);

@@ -6,7 +6,7 @@
 //
 //     prefill of layer i   chunks are appended to the stage and attended to there; then the layer is written out to the
 //                          pool while layer i + 1 computes on the other stage
-//     step of layer i      fetched while layer i - 1 computes; the new entries go both home and to the stage
+//     step of layer i      fetched while layer i - 1 computes; the new entries go both pool and to the stage
 //
 // A sequence has memory of its own on both stages while it is open, in the geometry of its extents in the pool, so that
 // an extent moves as it is. Called by the decoder only, and only where the pool is remote.
@@ -29,12 +29,12 @@ struct SlotRows {
 };
 
 template <Backend B>
-class EntryStage {
+class LayerStage {
  public:
   static constexpr int64_t kStages = 2;
 
   // Both outlive it.
-  EntryStage(B& backend, const Pool& pool) : backend_(backend), pool_(pool), slots_(Sequences()) {
+  LayerStage(B& backend, const Pool& pool) : backend_(backend), pool_(pool), slots_(Sequences()) {
     tables_.resize(static_cast<size_t>(kStages) * TableSize(), nullptr);
   }
 
@@ -63,7 +63,7 @@ class EntryStage {
     const int64_t extents = (rows + kExtentTokens - 1) / kExtentTokens;
     for (int64_t stage = 0; stage < kStages; ++stage)
       for (int64_t extent = 0; extent < extents; ++extent)
-        tables_[Place(stage, slot, extent)] =
+        tables_[TableIndex(stage, slot, extent)] =
             of.memory.data() + static_cast<size_t>(stage * extents + extent) * pool_.options().layout.extent_bytes();
     UploadTables();
     return Ok();
@@ -78,28 +78,28 @@ class EntryStage {
     of = {};
     for (int64_t stage = 0; stage < kStages; ++stage)
       for (int64_t extent = 0; extent < pool_.options().extents_per_slot(); ++extent)
-        tables_[Place(stage, slot, extent)] = nullptr;
+        tables_[TableIndex(stage, slot, extent)] = nullptr;
   }
 
   bool is_open(SeqSlot slot) const { return slots_[slot.index()].memory.bytes() > 0; }
 
-  // A layer's entries on its stage; `home` are those in the pool.
-  LayerEntries Near(LayerId layer, const LayerEntries& home) const {
-    LayerEntries near = home;
-    near.extents =
+  // A layer's entries on its stage; `pool` are those in the pool.
+  LayerEntries Staged(LayerId layer, const LayerEntries& pool) const {
+    LayerEntries staged = pool;
+    staged.extents =
         reinterpret_cast<std::byte* const*>(table_memory_.data()) + static_cast<size_t>(Stage(layer)) * TableSize();
-    return near;
+    return staged;
   }
 
   // ---- a step ----
 
-  // Everything enqueued for compute so far is home before what follows is fetched.
+  // Everything enqueued for compute so far is pool before what follows is fetched.
   void BeginFetching() { backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute)); }
   void Fetch(LayerId layer, std::span<const SlotRows> sequences, FetchClock* clock) {
     const size_t stage = static_cast<size_t>(Stage(layer));
     backend_.Wait(Queue::kFetch, free_[stage]);
     moves_.clear();
-    for (const SlotRows& sequence : sequences) AddMoves(layer, sequence.slot, 0, sequence.rows, /*homewards=*/false);
+    for (const SlotRows& sequence : sequences) AddMoves(layer, sequence.slot, 0, sequence.rows, /*to_pool=*/false);
     backend_.Move(Queue::kFetch, moves_);
     backend_.NoteArrived(Queue::kFetch, clock);
     fetched_[stage] = backend_.Record(Queue::kFetch);
@@ -109,7 +109,7 @@ class EntryStage {
     backend_.Wait(Queue::kCompute, fetched_[static_cast<size_t>(Stage(layer))]);
   }
   // Compute needs the layer no more, and the next may be fetched in its place.
-  void LetGo(LayerId layer) { free_[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kCompute); }
+  void Release(LayerId layer) { free_[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kCompute); }
 
   // ---- a prefill ----
 
@@ -120,22 +120,22 @@ class EntryStage {
     if (rows == 0) return;
     backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute));
     moves_.clear();
-    AddMoves(layer, slot, 0, rows, /*homewards=*/false);
+    AddMoves(layer, slot, 0, rows, /*to_pool=*/false);
     backend_.Move(Queue::kFetch, moves_);
     backend_.Wait(Queue::kCompute, backend_.Record(Queue::kFetch));
   }
-  // After its last chunk: rows [first, rows) go home.
+  // After its last chunk: rows [first, rows) go pool.
   void EndLayer(LayerId layer, SeqSlot slot, int64_t first, int64_t rows) {
     backend_.Wait(Queue::kWriteout, backend_.Record(Queue::kCompute));
     moves_.clear();
-    AddMoves(layer, slot, first, rows, /*homewards=*/true);
+    AddMoves(layer, slot, first, rows, /*to_pool=*/true);
     backend_.Move(Queue::kWriteout, moves_);
-    home_ = slots_[slot.index()].written[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kWriteout);
+    written_out_ = slots_[slot.index()].written[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kWriteout);
   }
-  // What was written out is at home before what compute does next.
-  void AwaitHome() {
-    backend_.Wait(Queue::kCompute, home_);
-    home_ = {};
+  // What was written out is at pool before what compute does next.
+  void AwaitWriteout() {
+    backend_.Wait(Queue::kCompute, written_out_);
+    written_out_ = {};
   }
 
  private:
@@ -147,7 +147,7 @@ class EntryStage {
   static int64_t Stage(LayerId layer) { return layer.value() % kStages; }
   size_t Sequences() const { return static_cast<size_t>(pool_.options().max_sequences); }
   size_t TableSize() const { return Sequences() * static_cast<size_t>(pool_.options().extents_per_slot()); }
-  size_t Place(int64_t stage, SeqSlot slot, int64_t extent) const {
+  size_t TableIndex(int64_t stage, SeqSlot slot, int64_t extent) const {
     return static_cast<size_t>(stage) * TableSize() +
            static_cast<size_t>(slot.value() * pool_.options().extents_per_slot() + extent);
   }
@@ -156,17 +156,17 @@ class EntryStage {
   }
 
   // Rows [first, rows), from the beginning of first's extent on. Of an extent that is not full, only its rows.
-  void AddMoves(LayerId layer, SeqSlot slot, int64_t first, int64_t rows, bool homewards) {
+  void AddMoves(LayerId layer, SeqSlot slot, int64_t first, int64_t rows, bool to_pool) {
     const EntryLayout& layout = pool_.options().layout;
     const int64_t quota = pool_.quotas(layer)[slot.index()];
     rows = std::min(rows, quota);  // a layer that evicts holds no more
-    const std::span<std::byte* const> home = pool_.Table(layer);
+    const std::span<std::byte* const> pool = pool_.Table(layer);
     for (int64_t extent = first / kExtentTokens; extent * kExtentTokens < rows; ++extent) {
       const int64_t holds = std::min(kExtentTokens, quota - extent * kExtentTokens);
       const int64_t filled = std::min(holds, rows - extent * kExtentTokens);
-      std::byte* at_home = home[static_cast<size_t>(slot.value() * pool_.options().extents_per_slot() + extent)];
-      std::byte* near = tables_[Place(Stage(layer), slot, extent)];
-      ByteMove move{.from = homewards ? near : at_home, .to = homewards ? at_home : near};
+      std::byte* in_pool = pool[static_cast<size_t>(slot.value() * pool_.options().extents_per_slot() + extent)];
+      std::byte* staged = tables_[TableIndex(Stage(layer), slot, extent)];
+      ByteMove move{.from = to_pool ? staged : in_pool, .to = to_pool ? in_pool : staged};
       const auto bytes = [&](int64_t entries) { return static_cast<size_t>(entries) * layout.entry_bytes(); };
       if (filled == holds) {
         move.bytes = bytes(layout.kv_heads * holds);
@@ -186,7 +186,7 @@ class EntryStage {
   Buffer table_memory_;             // the same, for the device
   std::vector<ByteMove> moves_;
   std::array<Ticket, kStages> fetched_{}, free_{};
-  Ticket home_;
+  Ticket written_out_;
 };
 
 }  // namespace infinigen

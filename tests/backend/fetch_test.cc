@@ -1,20 +1,20 @@
-// Entries that come near: places, what is fetched and what not, and attention from there. Everything is exact: places
+// Entries that come buffer: cells, what is fetched and what not, and attention from there. Everything is exact: cells
 // are compared with a plain model, entries by their bytes, outputs bit for bit.
 #include <memory>
 #include <set>
 
 #include "backend/backends.h"
-#include "backend/near_layer.h"
+#include "backend/fetch_layer.h"
 
 namespace infinigen {
 namespace {
 
 template <class Factory>
-class NearTest : public OpTest<Factory> {
+class FetchTest : public OpTest<Factory> {
  protected:
-  using Layer = NearLayer<typename Factory::B>;
+  using Layer = FetchLayer<typename Factory::B>;
 };
-TYPED_TEST_SUITE(NearTest, FetchingBackends, BackendName);
+TYPED_TEST_SUITE(FetchTest, FetchingBackends, BackendName);
 
 // `count` rows of [0, last], with `own`; many of them from the list before.
 std::vector<int32_t> RandomList(Random& random, int32_t last, int32_t own, int64_t count,
@@ -27,34 +27,35 @@ std::vector<int32_t> RandomList(Random& random, int32_t last, int32_t own, int64
   return {rows.begin(), rows.end()};
 }
 
-// Every listed row's place holds that row, and no two share one.
+// Every listed row's cell holds that row, and no two share one.
 template <class Layer>
-void ExpectNear(const Layer& layer, const std::vector<NearToken>& tokens, const std::vector<NearOutcome>& outcomes) {
+void ExpectFetched(const Layer& layer, const std::vector<FetchToken>& tokens,
+                   const std::vector<FetchOutcome>& outcomes) {
   const Bytes data = layer.Data();
   size_t at = 0;
-  for (const NearToken& token : tokens)
+  for (const FetchToken& token : tokens)
     for (int64_t head = 0; head < layer.shape().kv_heads; ++head, ++at) {
       const auto& list = token.lists[static_cast<size_t>(head)];
-      const auto& places = outcomes[at].places;
-      ASSERT_EQ(std::set<int32_t>(places.begin(), places.end()).size(), list.size());
+      const auto& cells = outcomes[at].cells;
+      ASSERT_EQ(std::set<int32_t>(cells.begin(), cells.end()).size(), list.size());
       for (size_t i = 0; i < list.size(); ++i)
-        ASSERT_TRUE(layer.At(data, token.slot, head, places[i]) == layer.Home(token.slot, head, list[i]))
-            << "row " << list[i] << " at place " << places[i] << " of slot " << token.slot << ", head " << head;
+        ASSERT_TRUE(layer.At(data, token.slot, head, cells[i]) == layer.Home(token.slot, head, list[i]))
+            << "row " << list[i] << " at cell " << cells[i] << " of slot " << token.slot << ", head " << head;
     }
 }
 
-TYPED_TEST(NearTest, WithoutAHotSetPlacesAreTheLists) {
+TYPED_TEST(FetchTest, WithoutAHotSetCellsFollowTheList) {
   for (const StoreType type : kStoreTypes) {
     for (const int64_t dim : {8, 64, 80, 128}) {
       SCOPED_TRACE(::testing::Message() << Name(type) << " dim " << dim);
-      const NearShape shape{
-          .type = type, .kv_heads = 3, .dim = dim, .slots = 3, .rows = 300, .places = 120, .hot = false};
+      const FetchShape shape{
+          .type = type, .kv_heads = 3, .dim = dim, .slots = 3, .rows = 300, .cells = 120, .hot = false};
       typename TestFixture::Layer layer(this->backend(), shape, 1);
       Random& random = layer.random();
-      std::vector<NearToken> tokens;
+      std::vector<FetchToken> tokens;
       uint64_t wanted = 0;
       for (const int32_t slot : {2, 0}) {
-        NearToken token{slot, 280, {}, {}};
+        FetchToken token{slot, 280, {}, {}};
         for (const int64_t count : {int64_t{1}, random.Int(2, 60), int64_t{120}}) {
           token.own.push_back(slot == 0 ? 280 : static_cast<int32_t>(random.Int(0, 280)));
           token.lists.push_back(RandomList(random, 280, token.own.back(), count, {}));
@@ -62,19 +63,19 @@ TYPED_TEST(NearTest, WithoutAHotSetPlacesAreTheLists) {
         }
         tokens.push_back(token);
       }
-      const std::vector<NearOutcome> outcomes = layer.Step(tokens);
-      ExpectNear(layer, tokens, outcomes);
+      const std::vector<FetchOutcome> outcomes = layer.Step(tokens);
+      ExpectFetched(layer, tokens, outcomes);
       for (size_t i = 0; i < outcomes.size(); ++i) {
         const auto& list = tokens[i / 3].lists[i % 3];
-        std::vector<int32_t> places(list.size()), misses;
-        std::iota(places.begin(), places.end(), 0);
-        for (const int32_t item : places)
+        std::vector<int32_t> cells(list.size()), misses;
+        std::iota(cells.begin(), cells.end(), 0);
+        for (const int32_t item : cells)
           if (list[static_cast<size_t>(item)] != tokens[i / 3].own[i % 3]) misses.push_back(item);
-        EXPECT_EQ(outcomes[i].places, places);
+        EXPECT_EQ(outcomes[i].cells, cells);
         EXPECT_EQ(outcomes[i].misses, misses);
         EXPECT_EQ(list[static_cast<size_t>(outcomes[i].own)], tokens[i / 3].own[i % 3]);
       }
-      const std::vector<NearTotals> totals = layer.Totals();
+      const std::vector<FetchTotals> totals = layer.Totals();
       EXPECT_EQ(totals[0].wanted + totals[2].wanted, wanted);
       EXPECT_EQ(totals[0].fetched + totals[2].fetched, wanted);
       EXPECT_EQ(totals[1].wanted, 0u);
@@ -82,78 +83,78 @@ TYPED_TEST(NearTest, WithoutAHotSetPlacesAreTheLists) {
   }
 }
 
-TYPED_TEST(NearTest, ForcedHitsAreAShareSpreadEvenly) {
-  const NearShape shape{.kv_heads = 2, .dim = 8, .slots = 1, .rows = 2000, .places = 1500, .hot = false};
+TYPED_TEST(FetchTest, ForcedHitsAreAShareSpreadEvenly) {
+  const FetchShape shape{.kv_heads = 2, .dim = 8, .slots = 1, .rows = 2000, .cells = 1500, .hot = false};
   typename TestFixture::Layer layer(this->backend(), shape, 2);
   for (const double hits : {0.0, 0.25, 0.6, 0.8, 0.97}) {
-    NearToken token{0, 1999, {1999, 1000}, {}};
+    FetchToken token{0, 1999, {1999, 1000}, {}};
     for (const int64_t count : {409, 1500})
       token.lists.push_back(RandomList(layer.random(), 1999, token.own[token.lists.size()], count, {}));
-    const std::vector<NearOutcome> outcomes = layer.Step({token}, hits);
+    const std::vector<FetchOutcome> outcomes = layer.Step({token}, hits);
     for (size_t head = 0; head < 2; ++head) {
-      const auto& [places, misses, own] = outcomes[head];
-      EXPECT_NEAR(static_cast<double>(misses.size()), (1 - hits) * static_cast<double>(places.size()), 2.0) << hits;
+      const auto& [cells, misses, own] = outcomes[head];
+      EXPECT_NEAR(static_cast<double>(misses.size()), (1 - hits) * static_cast<double>(cells.size()), 2.0) << hits;
       EXPECT_TRUE(std::is_sorted(misses.begin(), misses.end()));
       EXPECT_EQ(std::count(misses.begin(), misses.end(), own), 0);
       for (size_t i = 1; i < misses.size(); ++i)  // twice the mean distance where the own row is between
         EXPECT_LE(misses[i] - misses[i - 1], 2 * (1 / (1 - hits) + 1)) << hits;
-      for (size_t i = 0; i < places.size(); ++i) EXPECT_EQ(places[i], static_cast<int32_t>(i));
+      for (size_t i = 0; i < cells.size(); ++i) EXPECT_EQ(cells[i], static_cast<int32_t>(i));
     }
   }
 }
 
-// A head of one place too few: what was used longest ago leaves, of equals the lower place.
-TYPED_TEST(NearTest, TheOldestLeave) {
-  const NearShape shape{.kv_heads = 1, .slots = 1, .rows = 60, .places = 4};
+// A head of one cell too few: what was used longest ago leaves, of equals the lower cell.
+TYPED_TEST(FetchTest, TheOldestLeave) {
+  const FetchShape shape{.kv_heads = 1, .slots = 1, .rows = 60, .cells = 4};
   typename TestFixture::Layer layer(this->backend(), shape, 3);
   const auto step = [&](int32_t position, std::vector<int32_t> list) {
-    const std::vector<NearToken> tokens = {{0, position, {position}, {std::move(list)}}};
-    std::vector<NearOutcome> outcomes = layer.Step(tokens);
-    ExpectNear(layer, tokens, outcomes);
+    const std::vector<FetchToken> tokens = {{0, position, {position}, {std::move(list)}}};
+    std::vector<FetchOutcome> outcomes = layer.Step(tokens);
+    ExpectFetched(layer, tokens, outcomes);
     return outcomes[0];
   };
   using Ints = std::vector<int32_t>;
-  NearOutcome outcome = step(10, {3, 5, 10});
-  EXPECT_EQ(outcome.places, (Ints{0, 1, 2}));
+  FetchOutcome outcome = step(10, {3, 5, 10});
+  EXPECT_EQ(outcome.cells, (Ints{0, 1, 2}));
   EXPECT_EQ(outcome.misses, (Ints{0, 1}));
-  outcome = step(11, {3, 11});  // 11 goes to the place that was never used
-  EXPECT_EQ(outcome.places, (Ints{0, 3}));
+  outcome = step(11, {3, 11});  // 11 goes to the cell that was never used
+  EXPECT_EQ(outcome.cells, (Ints{0, 3}));
   EXPECT_EQ(outcome.misses, Ints{});
   outcome = step(12, {3, 7, 12});  // 5 and 10 leave; the own row comes last
-  EXPECT_EQ(outcome.places, (Ints{0, 1, 2}));
+  EXPECT_EQ(outcome.cells, (Ints{0, 1, 2}));
   EXPECT_EQ(outcome.misses, Ints{1});
   outcome = step(13, {5, 10, 11, 13});  // all but 11
-  EXPECT_EQ(outcome.places, (Ints{0, 1, 3, 2}));
+  EXPECT_EQ(outcome.cells, (Ints{0, 1, 3, 2}));
   EXPECT_EQ(outcome.misses, (Ints{0, 1}));
   EXPECT_EQ(outcome.own, 2);
 }
 
-TYPED_TEST(NearTest, HitsAreNotFetchedAgainUntilForgotten) {
+TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilForgotten) {
   for (const StoreType type : {StoreType::kBF16, StoreType::kInt8}) {
-    const NearShape shape{.type = type, .kv_heads = 1, .slots = 2, .rows = 60, .places = 8};
+    const FetchShape shape{.type = type, .kv_heads = 1, .slots = 2, .rows = 60, .cells = 8};
     typename TestFixture::Layer layer(this->backend(), shape, 4);
-    std::vector<NearToken> tokens = {{1, 10, {10}, {{2, 4, 10}}}, {0, 20, {20}, {{2, 20}}}};
-    const std::vector<NearOutcome> first = layer.Step(tokens);
+    std::vector<FetchToken> tokens = {{1, 10, {10}, {{2, 4, 10}}}, {0, 20, {20}, {{2, 20}}}};
+    const std::vector<FetchOutcome> first = layer.Step(tokens);
     const Bytes two = layer.Home(1, 0, 2), other_two = layer.Home(0, 0, 2);
     layer.Write({{1, 0, {2}, {}}, {1, 0, {6}, {}}, {0, 0, {2}, {}}});
     ASSERT_FALSE(layer.Home(1, 0, 2) == two);
     tokens = {{0, 21, {21}, {{2, 21}}}, {1, 11, {11}, {{2, 4, 6, 11}}}};
-    const std::vector<NearOutcome> second = layer.Step(tokens);
+    const std::vector<FetchOutcome> second = layer.Step(tokens);
     EXPECT_EQ(second[1].misses, std::vector<int32_t>{2});
-    EXPECT_EQ(second[1].places[0], first[0].places[0]);
+    EXPECT_EQ(second[1].cells[0], first[0].cells[0]);
     Bytes data = layer.Data();
-    EXPECT_TRUE(layer.At(data, 1, 0, second[1].places[0]) == two);
-    EXPECT_TRUE(layer.At(data, 1, 0, second[1].places[2]) == layer.Home(1, 0, 6));
+    EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[0]) == two);
+    EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[2]) == layer.Home(1, 0, 6));
 
     layer.Forget(1);
     tokens = {{0, 22, {22}, {{2, 22}}}, {1, 12, {12}, {{2, 4, 6, 12}}}};
-    const std::vector<NearOutcome> third = layer.Step(tokens);
+    const std::vector<FetchOutcome> third = layer.Step(tokens);
     EXPECT_EQ(third[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(third[1].misses, (std::vector<int32_t>{0, 1, 2}));
     data = layer.Data();
-    EXPECT_TRUE(layer.At(data, 0, 0, third[0].places[0]) == other_two);
-    EXPECT_TRUE(layer.At(data, 1, 0, third[1].places[0]) == layer.Home(1, 0, 2));
-    const std::vector<NearTotals> totals = layer.Totals();
+    EXPECT_TRUE(layer.At(data, 0, 0, third[0].cells[0]) == other_two);
+    EXPECT_TRUE(layer.At(data, 1, 0, third[1].cells[0]) == layer.Home(1, 0, 2));
+    const std::vector<FetchTotals> totals = layer.Totals();
     EXPECT_EQ(totals[0].wanted, 3u);
     EXPECT_EQ(totals[0].fetched, 1u);
     EXPECT_EQ(totals[1].wanted, 8u);
@@ -165,9 +166,9 @@ TYPED_TEST(NearTest, HitsAreNotFetchedAgainUntilForgotten) {
 // from the first step on.
 template <class Layer>
 void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
-  const NearShape& shape = layer.shape();
+  const FetchShape& shape = layer.shape();
   Random& random = layer.random();
-  std::vector<HotModel> models(static_cast<size_t>(shape.slots * shape.kv_heads), HotModel(shape.places));
+  std::vector<HotModel> models(static_cast<size_t>(shape.slots * shape.kv_heads), HotModel(shape.cells));
   std::vector<std::vector<int32_t>> before(models.size());
   std::vector<int32_t> position(static_cast<size_t>(shape.slots));
   for (int32_t& x : position) x = static_cast<int32_t>(shape.rows - 1 - steps - (evicts ? 0 : random.Int(0, 3)));
@@ -176,11 +177,11 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
     std::iota(slots.begin(), slots.end(), 0);
     std::shuffle(slots.begin(), slots.end(), random.engine());
     slots.resize(static_cast<size_t>(random.Int(1, shape.slots)));
-    std::vector<NearToken> tokens, changed;
+    std::vector<FetchToken> tokens, changed;
     for (const int32_t slot : slots) {
       const int32_t now = position[static_cast<size_t>(slot)]++;
       const int32_t last = evicts ? static_cast<int32_t>(shape.rows) - 1 : now;
-      NearToken token{slot, now, {}, {}};
+      FetchToken token{slot, now, {}, {}};
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         auto& list = before[static_cast<size_t>(slot * shape.kv_heads + head)];
         token.own.push_back(evicts ? static_cast<int32_t>(random.Int(0, last)) : now);
@@ -197,31 +198,31 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
     }
     layer.Write(changed);
     // As they are when they are fetched: the own entries are written later.
-    std::vector<NearOutcome> want;
+    std::vector<FetchOutcome> want;
     const auto for_lists = [&](auto&& f) {
-      for (const NearToken& token : tokens)
+      for (const FetchToken& token : tokens)
         for (int64_t head = 0; head < shape.kv_heads; ++head)
           f(token, head, models[static_cast<size_t>(token.slot * shape.kv_heads + head)]);
     };
-    for_lists([&](const NearToken& token, int64_t head, HotModel& model) {
+    for_lists([&](const FetchToken& token, int64_t head, HotModel& model) {
       const auto& list = token.lists[static_cast<size_t>(head)];
       want.push_back(model.Find(list, token.own[static_cast<size_t>(head)], token.position));
       for (const int32_t item : want.back().misses)
-        model.At(want.back().places[static_cast<size_t>(item)]) =
+        model.At(want.back().cells[static_cast<size_t>(item)]) =
             layer.Home(token.slot, head, list[static_cast<size_t>(item)]);
     });
-    const std::vector<NearOutcome> got = layer.Step(tokens);
+    const std::vector<FetchOutcome> got = layer.Step(tokens);
     const Bytes data = layer.Data();
     size_t at = 0;
-    for_lists([&](const NearToken& token, int64_t head, HotModel& model) {
+    for_lists([&](const FetchToken& token, int64_t head, HotModel& model) {
       if (want[at].own >= 0)
         model.At(want[at].own) = layer.Home(token.slot, head, token.own[static_cast<size_t>(head)]);
-      ASSERT_EQ(got[at].places, want[at].places) << "step " << s;
+      ASSERT_EQ(got[at].cells, want[at].cells) << "step " << s;
       ASSERT_EQ(got[at].misses, want[at].misses) << "step " << s;
       ASSERT_EQ(got[at].own, want[at].own) << "step " << s;
-      for (const int32_t place : want[at].places) {
-        if (place < 0) continue;
-        ASSERT_TRUE(layer.At(data, token.slot, head, place) == model.At(place)) << "step " << s << " place " << place;
+      for (const int32_t cell : want[at].cells) {
+        if (cell < 0) continue;
+        ASSERT_TRUE(layer.At(data, token.slot, head, cell) == model.At(cell)) << "step " << s << " cell " << cell;
       }
       ++at;
     });
@@ -229,26 +230,26 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
   }
 }
 
-TYPED_TEST(NearTest, TheHotSetIsThePlainModels) {
-  for (const int64_t places : {9, 24, 70}) {
-    SCOPED_TRACE(places);
-    typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .places = places}, 5);
-    Replay(layer, 300, places == 70 ? 40 : places, false);
+TYPED_TEST(FetchTest, TheHotSetIsThePlainModels) {
+  for (const int64_t cells : {9, 24, 70}) {
+    SCOPED_TRACE(cells);
+    typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .cells = cells}, 5);
+    Replay(layer, 300, cells == 70 ? 40 : cells, false);
   }
 }
 
-// A list that is longer than there are places is nobody's business near by, and the sets of others go on.
-TYPED_TEST(NearTest, LongListsStayAtHome) {
-  typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .places = 24}, 10);
+// A list that is longer than there are cells is nobody's business buffer by, and the sets of others go on.
+TYPED_TEST(FetchTest, ListsLongerThanTheBufferAreReadInThePool) {
+  typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .cells = 24}, 10);
   Replay(layer, 200, 40, false);
-  typename TestFixture::Layer evicting(this->backend(), {.slots = 2, .rows = 310, .places = 24}, 11);
+  typename TestFixture::Layer evicting(this->backend(), {.slots = 2, .rows = 310, .cells = 24}, 11);
   Replay(evicting, 200, 40, true);
 
   for (const bool hot : {false, true}) {
-    typename TestFixture::Layer one(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 60, .places = 4, .hot = hot},
+    typename TestFixture::Layer one(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 60, .cells = 4, .hot = hot},
                                     12);
-    const std::vector<NearOutcome> outcomes = one.Step({{0, 9, {9}, {{1, 2, 5, 7, 9}}}});
-    EXPECT_EQ(outcomes[0].places, (std::vector<int32_t>{~1, ~2, ~5, ~7, ~9}));
+    const std::vector<FetchOutcome> outcomes = one.Step({{0, 9, {9}, {{1, 2, 5, 7, 9}}}});
+    EXPECT_EQ(outcomes[0].cells, (std::vector<int32_t>{~1, ~2, ~5, ~7, ~9}));
     EXPECT_EQ(outcomes[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(one.Totals()[0].wanted, 4u);
     EXPECT_EQ(one.Totals()[0].fetched, 4u) << "they cross the link all the same";
@@ -256,8 +257,8 @@ TYPED_TEST(NearTest, LongListsStayAtHome) {
 }
 
 // Steps between two notes take longer than the clock's tick.
-TYPED_TEST(NearTest, WaitsAreFromReadyToArrived) {
-  typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 400, .places = 60}, 13);
+TYPED_TEST(FetchTest, WaitsAreFromReadyToArrived) {
+  typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 400, .cells = 60}, 13);
   int32_t position = 200;
   const auto step = [&] {
     layer.Step({{0, position, {position}, {RandomList(layer.random(), position, position, 50, {})}}});
@@ -283,48 +284,42 @@ TYPED_TEST(NearTest, WaitsAreFromReadyToArrived) {
 
   const uint64_t before = layer.Clock().arrived_ns;
   step();
-  EXPECT_GT(layer.Clock().arrived_ns, before) << "FetchNear notes it";
+  EXPECT_GT(layer.Clock().arrived_ns, before) << "FetchMisses notes it";
 }
 
 // In layers that evict, a new entry may take over a row that the hot set knows.
-TYPED_TEST(NearTest, RowsThatAreTakenOver) {
-  typename TestFixture::Layer layer(this->backend(), {.type = StoreType::kInt4, .slots = 2, .rows = 310, .places = 40},
+TYPED_TEST(FetchTest, RowsThatAreTakenOver) {
+  typename TestFixture::Layer layer(this->backend(), {.type = StoreType::kInt4, .slots = 2, .rows = 310, .cells = 40},
                                     6);
   Replay(layer, 300, 25, true);
 }
 
-// More places than threads, and lists of more than a warp's share; all of it full from the first step on.
-TYPED_TEST(NearTest, LargeHotSets) {
-  typename TestFixture::Layer layer(this->backend(),
-                                    {.kv_heads = 1, .dim = 8, .slots = 1, .rows = 7000, .places = 5000}, 7);
+// More cells than threads, and lists of more than a warp's share; all of it full from the first step on.
+TYPED_TEST(FetchTest, LargeHotSets) {
+  typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .dim = 8, .slots = 1, .rows = 7000, .cells = 5000},
+                                    7);
   Replay(layer, 12, 4900, false);
   typename TestFixture::Layer middle(this->backend(),
-                                     {.kv_heads = 2, .dim = 8, .slots = 2, .rows = 2500, .places = 1636}, 8);
+                                     {.kv_heads = 2, .dim = 8, .slots = 2, .rows = 2500, .cells = 1636}, 8);
   Replay(middle, 20, 800, false);
 }
 
-// From places as from the pool, in any order of places, alone and together.
-TYPED_TEST(NearTest, AttentionIsThatOfThePool) {
+// From cells as from the pool, in any order of cells, alone and together.
+TYPED_TEST(FetchTest, AttentionIsThatOfThePool) {
   for (const StoreType type : kStoreTypes) {
     for (const auto& [group, dim] :
          std::vector<std::pair<int64_t, int64_t>>{{1, 128}, {4, 64}, {8, 80}, {12, 16}, {3, 256}}) {
       for (const bool hot : {false, true}) {
         SCOPED_TRACE(::testing::Message() << Name(type) << " group " << group << " dim " << dim << " hot " << hot);
-        const NearShape shape{.type = type,
-                              .kv_heads = 2,
-                              .group = group,
-                              .dim = dim,
-                              .slots = 3,
-                              .rows = 700,
-                              .places = 600,
-                              .hot = hot};
+        const FetchShape shape{
+            .type = type, .kv_heads = 2, .group = group, .dim = dim, .slots = 3, .rows = 700, .cells = 600, .hot = hot};
         typename TestFixture::Layer layer(this->backend(), shape, 9);
         Random& random = layer.random();
         const int64_t counts[] = {1, 600, 257, 650, 17, 300};
         for (int32_t step = 0; step < (hot ? 3 : 1); ++step) {
-          std::vector<NearToken> tokens;
+          std::vector<FetchToken> tokens;
           for (const int32_t slot : {1, 2, 0}) {
-            NearToken token{slot, 650 + step, {650 + step, 650 + step}, {}};
+            FetchToken token{slot, 650 + step, {650 + step, 650 + step}, {}};
             for (int64_t head = 0; head < 2; ++head)
               token.lists.push_back(
                   RandomList(random, 650 + step, 650 + step, counts[(slot * 2 + head + step) % 6], {}));
