@@ -62,6 +62,11 @@ function(infinigen_headers name)
   target_precompile_headers(${name} PRIVATE ${INFINIGEN_COMMON_HEADERS})
 endfunction()
 
+# Parsers of foreign bytes and what they stand on. For the fuzz targets they are instrumented for coverage, in place: the other tests of
+# that build use the same libraries.
+set(INFINIGEN_FUZZED_LIBRARIES infinigen_base infinigen_json infinigen_jinja infinigen_text infinigen_loader infinigen_model_input
+    infinigen_kv infinigen_eval_input infinigen_cli_input infinigen_server_input)
+
 # How a library is optimised. Release: -O3, and -O1 where it computes little (LIGHT), which saves a third of the compile time. With
 # sanitizers: not at all, which saves more than half, and -O1 where the tests spend their time (HOT).
 set(INFINIGEN_LIGHT_OPTIONS)
@@ -73,14 +78,22 @@ if(CMAKE_UNITY_BUILD)
   if(INFINIGEN_LIGHT_OPTIONS)
     infinigen_headers(infinigen_headers_light ${INFINIGEN_LIGHT_OPTIONS})
   endif()
+  if(INFINIGEN_FUZZ)
+    infinigen_headers(infinigen_headers_fuzzed -fsanitize=fuzzer-no-link)
+  endif()
 endif()
 function(infinigen_optimise name kind)
-  if(INFINIGEN_SANITIZE AND kind STREQUAL "hot")
+  if(INFINIGEN_FUZZ AND name IN_LIST INFINIGEN_FUZZED_LIBRARIES)
+    target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
+  if(kind STREQUAL "hot")
     target_compile_options(${name} PRIVATE -O1)
     return()  # no precompiled headers of its level
   endif()
   if(kind STREQUAL "light" AND INFINIGEN_LIGHT_OPTIONS)
     target_compile_options(${name} PRIVATE ${INFINIGEN_LIGHT_OPTIONS})
+  elseif(INFINIGEN_FUZZ AND name IN_LIST INFINIGEN_FUZZED_LIBRARIES)
+    set(kind fuzzed)
   else()
     set(kind plain)
   endif()
@@ -93,15 +106,15 @@ function(infinigen_optimise name kind)
   endif()
 endfunction()
 
-# infinigen_library(NAME [LIGHT | HOT] SOURCES... ): one static library per module directory.
+# infinigen_library(NAME [LIGHT] [HOT] SOURCES... ): one static library per module directory.
 function(infinigen_library name)
   cmake_parse_arguments(ARG "LIGHT;HOT" "" "" ${ARGN})
   add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PUBLIC infinigen_options)
-  if(ARG_LIGHT)
-    infinigen_optimise(${name} light)
-  elseif(ARG_HOT)
+  if(ARG_HOT AND INFINIGEN_SANITIZE)
     infinigen_optimise(${name} hot)
+  elseif(ARG_LIGHT)
+    infinigen_optimise(${name} light)
   else()
     infinigen_optimise(${name} plain)
   endif()
