@@ -7,7 +7,7 @@
 namespace infinigen {
 namespace {
 
-// The files of /proc and /sys that are read here are shorter than this.
+// Reads of /proc and /sys files stop here; the values used are in the first lines.
 constexpr size_t kMaxFileBytes = 1 << 16;
 
 // Limits from here on mean "no limit": cgroup version 1 writes 2^63 − 4096, the largest multiple of a page.

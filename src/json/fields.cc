@@ -9,7 +9,7 @@
 namespace infinigen {
 namespace {
 
-constexpr size_t kNameBytes = 64;  // at most, of a foreign name in a message
+constexpr size_t kNameBytes = 64;  // longest field name in a message
 
 // "a, b and c"
 std::string Listed(std::initializer_list<std::string_view> names) {

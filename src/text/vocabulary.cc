@@ -136,7 +136,7 @@ Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::
   for (const RankedToken& token : tokens) {
     const std::string_view text = vocabulary.Text(token.id);
     if (text.size() > kMaxSplitBytes)
-      return Unsupported("token {} is {} bytes long, at most {} are supported", token.id, text.size(), kMaxSplitBytes);
+      return Unsupported("token {} has {} bytes; at most {} are supported", token.id, text.size(), kMaxSplitBytes);
     const size_t first = splits.size();
     for (size_t cut = ScanUtf8(text, 0).length; cut < text.size(); cut += ScanUtf8(text, cut).length) {
       const auto left = part_of(text.substr(0, cut));

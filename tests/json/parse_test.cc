@@ -165,9 +165,9 @@ TEST(JsonTree, TheLastOfEqualKeysCounts) {
 TEST(JsonTree, BoundsValuesAndText) {
   EXPECT_EQ(TreeRefusal(R"({"a": [1, 2]})", {.max_values = 5}), "");
   EXPECT_EQ(TreeRefusal(R"({"a": [1, 2]})", {.max_values = 4}),
-            "f.json: more values than are accepted in this kind of file");
+            "f.json: more JSON values or text than this kind of file may have");
   EXPECT_EQ(TreeRefusal(R"({"abc": "def"})", {.max_text_bytes = 6}), "");
-  EXPECT_THAT(TreeRefusal(R"({"abc": "def"})", {.max_text_bytes = 5}), HasSubstr("more values than are accepted"));
+  EXPECT_THAT(TreeRefusal(R"({"abc": "def"})", {.max_text_bytes = 5}), HasSubstr("more JSON values or text"));
 }
 
 TEST(JsonTree, FaultsAreToldApart) {
