@@ -12,7 +12,7 @@
 #include "base/utf8.h"
 #include "cli/console.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/size.h"
 #include "base/mmap_file.h"
 
 namespace infinigen {

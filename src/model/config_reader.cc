@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "base/mmap_file.h"
-#include "json/tree.h"
+#include "json/parse.h"
 #include "model/family.h"
 
 namespace infinigen {

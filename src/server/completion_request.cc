@@ -11,7 +11,7 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {

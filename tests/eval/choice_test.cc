@@ -105,7 +105,7 @@ TEST(ChoiceLines, ErrorsNameFileLineAndReason) {
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\n\xff\t(A) a (B) b\tA"), "q:2: no valid UTF-8 at byte 0");
   EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("1048576 at most"));
   EXPECT_EQ(Refusal("{\"choices\": " + std::string(100, '[') + std::string(100, ']') + "}"),
-            "q:1: JSON nested deeper than 64 at byte 75");
+            "q:1: JSON nested deeper than 64 levels at byte 75");
   EXPECT_EQ(Refusal("{\"choices\": 1e999}"), "q:1: a number that JSON cannot hold");
 }
 

@@ -1,4 +1,5 @@
-// Any bytes as config.json and as generation_config.json: a result, and sizes whose products fit.
+// Parses the input as config.json and as generation_config.json. An accepted configuration has sizes whose products do
+// not overflow.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>

@@ -1,27 +1,30 @@
-#include "json/events.h"
+#include "json/parse.h"
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
+#include <utility>
 
+#include "base/mmap_file.h"
 #include "base/utf8.h"
 
 namespace infinigen {
 namespace {
 
 constexpr size_t kReasonBytes = 200;
-constexpr int kNumberOverflow = 406;  // the parser's id of a number beyond any double
+constexpr int kNumberOverflow = 406;  // nlohmann's error id for a number outside the range of double
 
 bool IsBlank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-// Looks at the whole text before the parser does, so that a limit that is passed anywhere comes before anything is
-// built. Malformed text passes here and is refused by the parser.
+// Checks the limits over the whole text before the parser starts, so that no memory is spent on a text that exceeds
+// them. Syntax is left to the parser.
 std::optional<JsonFault> CheckLimits(std::string_view text, const JsonLimits& limits) {
   using Kind = JsonFault::Kind;
   const auto fault = [](Kind kind, size_t byte, size_t limit) {
     return JsonFault{.kind = kind, .byte = byte, .limit = limit, .reason = {}};
   };
   bool in_string = false;
-  bool escaped = false;  // by a backslash before this byte of a string
+  bool escaped = false;  // this byte of a string follows a backslash
   size_t token_begin = 0;
   size_t depth = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -51,14 +54,14 @@ std::optional<JsonFault> CheckLimits(std::string_view text, const JsonLimits& li
   return std::nullopt;
 }
 
-// The text without all but the first byte of each run of white space: the parser keeps a run in memory.
+// Iterates over the text with each run of white space reduced to its first byte, because the parser stores whole runs.
 class WithoutBlankRuns {
  public:
   explicit WithoutBlankRuns(std::string_view text) : next_(text.data()), end_(text.data() + text.size()) {}
 
   bool at_end() const { return next_ == end_; }
   char current() const { return *next_; }
-  // Bytes that the parser has not seen.
+  // Number of bytes left out so far.
   size_t skipped() const { return skipped_; }
 
   void Advance() {
@@ -81,7 +84,7 @@ class WithoutBlankRuns {
   bool escaped_ = false;
 };
 
-// The input iterator that the parser wants; null is the end.
+// Input iterator for the parser; null marks the end.
 class ByteIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -101,7 +104,7 @@ class ByteIterator {
     ++*this;
     return old;
   }
-  // The parser compares with the end only.
+  // The parser compares only with the end.
   friend bool operator==(const ByteIterator& a, const ByteIterator& b) { return a.ended() == b.ended(); }
   friend bool operator!=(const ByteIterator& a, const ByteIterator& b) { return !(a == b); }
 
@@ -110,7 +113,8 @@ class ByteIterator {
   WithoutBlankRuns* bytes_;
 };
 
-// The parser's reason without its tag and place: "[json.exception.parse_error.101] parse error at line 1, column 5: …".
+// The parser's message without its tag and position: "[json.exception.parse_error.101] parse error at line 1, column 5:
+// …".
 std::string ReasonOf(const std::exception& exception) {
   std::string_view what = exception.what();
   if (const size_t tag = what.find("] "); tag != std::string_view::npos) what.remove_prefix(tag + 2);
@@ -119,7 +123,7 @@ std::string ReasonOf(const std::exception& exception) {
   return Escaped(what, kReasonBytes);
 }
 
-// nlohmann's SAX interface, passed on to a handler.
+// Forwards nlohmann's SAX events to a handler.
 class EventAdapter {
  public:
   EventAdapter(JsonHandler& handler, const WithoutBlankRuns& bytes) : handler_(handler), bytes_(bytes) {}
@@ -130,7 +134,7 @@ class EventAdapter {
   bool number_unsigned(uint64_t value) { return handler_.Scalar(value); }
   bool number_float(double value, const std::string&) { return handler_.Scalar(value); }
   bool string(std::string& value) { return handler_.String(value); }
-  bool binary(nlohmann::json::binary_t&) { return false; }  // text has none
+  bool binary(nlohmann::json::binary_t&) { return false; }  // JSON text has no binary values
   bool key(std::string& key) { return handler_.Key(key); }
   bool start_object(size_t) { return handler_.Open(true); }
   bool start_array(size_t) { return handler_.Open(false); }
@@ -155,10 +159,31 @@ class EventAdapter {
 
 std::string_view NameOf(const nlohmann::json& scalar) {
   if (scalar.is_null()) return "null";
-  if (scalar.is_boolean()) return "a boolean";
-  if (scalar.is_number_float()) return "a fraction";
-  return scalar.is_number_unsigned() ? "a number" : "a negative number";
+  if (scalar.is_boolean()) return "boolean";
+  if (scalar.is_number_float()) return "fraction";
+  return scalar.is_number_unsigned() ? "number" : "negative number";
 }
+
+class TreeHandler final : public JsonHandler {
+ public:
+  explicit TreeHandler(const JsonLimits& limits) : JsonHandler(""), tree(limits) {}
+  bool Scalar(nlohmann::json value) override { return tree.Add(std::move(value)) || TooLarge(); }
+  bool String(std::string& value) override { return tree.Add(std::move(value)) || TooLarge(); }
+  bool Key(std::string& key) override { return tree.Key(std::move(key)) || TooLarge(); }
+  bool Open(bool object) override { return tree.Open(object) || TooLarge(); }
+  bool Close(bool) override {
+    tree.Close();
+    return true;
+  }
+
+  JsonTreeBuilder tree;
+
+ protected:
+  std::string Place() const override { return {}; }
+
+ private:
+  bool TooLarge() { return Fail({}); }
+};
 
 }  // namespace
 
@@ -170,20 +195,20 @@ std::string JsonFault::Message(size_t offset) const {
     case Kind::kZeroByte:
       return fmt::format("invalid JSON: zero byte at byte {}", offset + byte);
     case Kind::kTooDeep:
-      return fmt::format("JSON nested deeper than {} at byte {}", limit, offset + byte);
+      return fmt::format("JSON nested deeper than {} levels at byte {}", limit, offset + byte);
     case Kind::kTokenTooLong:
       return fmt::format("JSON token at byte {} is longer than {} bytes", offset + byte, limit);
     case Kind::kTooLarge:
       break;
   }
-  return "more values than are accepted in this kind of file";
+  return "more JSON values or text than this kind of file may have";
 }
 
 bool JsonHandler::Scalar(nlohmann::json value) { return Unexpected(NameOf(value)); }
-bool JsonHandler::String(std::string&) { return Unexpected("a string"); }
-bool JsonHandler::Key(std::string&) { return Unexpected("a key"); }
-bool JsonHandler::Open(bool object) { return Unexpected(object ? "an object" : "an array"); }
-bool JsonHandler::Close(bool object) { return Unexpected(object ? "the end of an object" : "the end of an array"); }
+bool JsonHandler::String(std::string&) { return Unexpected("string"); }
+bool JsonHandler::Key(std::string&) { return Unexpected("key"); }
+bool JsonHandler::Open(bool object) { return Unexpected(object ? "object" : "array"); }
+bool JsonHandler::Close(bool object) { return Unexpected(object ? "end of object" : "end of array"); }
 
 bool JsonHandler::Fail(Error error) {
   if (!error_) error_ = std::move(error);
@@ -211,6 +236,79 @@ Status ParseJsonEvents(std::string_view text, const JsonLimits& limits, JsonHand
   if (handler.error()) return *handler.error();
   if (fault) return Invalid("{}: {}", handler.path(), fault->Message(offset));
   return Ok{};
+}
+
+bool JsonTreeBuilder::Count(size_t text_bytes) {
+  text_bytes_ += text_bytes;
+  return ++values_ <= limits_.max_values && text_bytes_ <= limits_.max_text_bytes;
+}
+
+nlohmann::json* JsonTreeBuilder::Place(nlohmann::json value) {
+  if (open_.empty()) {
+    root_ = std::move(value);
+    started_ = true;
+    return &root_;
+  }
+  nlohmann::json& parent = *open_.back();
+  if (parent.is_object()) return &(parent[key_] = std::move(value));
+  parent.push_back(std::move(value));
+  return &parent.back();
+}
+
+bool JsonTreeBuilder::Add(nlohmann::json value) {
+  const auto* text = value.get_ptr<const std::string*>();
+  if (!Count(text == nullptr ? 0 : text->size())) return false;
+  Place(std::move(value));
+  return true;
+}
+
+bool JsonTreeBuilder::Key(std::string key) {
+  key_ = std::move(key);
+  return Count(key_.size());
+}
+
+bool JsonTreeBuilder::Open(bool object) {
+  if (!Count(0)) return false;
+  open_.push_back(Place(object ? nlohmann::json::object() : nlohmann::json::array()));
+  return true;
+}
+
+nlohmann::json JsonTreeBuilder::Take() {
+  started_ = false;
+  values_ = text_bytes_ = 0;
+  return std::exchange(root_, nullptr);
+}
+
+std::optional<JsonFault> BuildJson(std::string_view text, const JsonLimits& limits, nlohmann::json* tree) {
+  TreeHandler handler(limits);
+  std::optional<JsonFault> fault = ScanJson(text, limits, handler);
+  if (handler.error()) return JsonFault{.kind = JsonFault::Kind::kTooLarge};
+  if (!fault) *tree = handler.tree.Take();
+  return fault;
+}
+
+Result<nlohmann::json> ParseJson(std::string_view text, const std::string& path, const JsonLimits& limits) {
+  nlohmann::json tree;
+  if (const std::optional<JsonFault> fault = BuildJson(text, limits, &tree))
+    return Invalid("{}: {}", path, fault->Message());
+  return tree;
+}
+
+Result<nlohmann::json> ReadJsonFile(const std::string& path, size_t max_bytes, const JsonLimits& limits) {
+  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, max_bytes));
+  return ParseJson(text, path, limits);
+}
+
+std::optional<JsonLines::Line> JsonLines::Next() {
+  while (!rest_.empty()) {
+    const size_t end = std::min(rest_.find('\n'), rest_.size());
+    std::string_view line = rest_.substr(0, end);
+    rest_.remove_prefix(std::min(end + 1, rest_.size()));
+    ++number_;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) return Line{line, number_};
+  }
+  return std::nullopt;
 }
 
 }  // namespace infinigen
