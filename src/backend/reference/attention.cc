@@ -1,4 +1,4 @@
-// Attention of the oracle: every form of it is a list of rows.
+// Attention of the oracle: every form of it is attention to a list of rows.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -1,5 +1,5 @@
-// The oracle: every operation of backend.h as the plainest loop that states what it means, in f32, on one thread. Never
-// optimised; the tests compare every other backend with it.
+// The oracle: each operation of backend.h as the simplest possible loop, in f32, on one thread. It is never optimised;
+// the tests compare every other backend with it.
 #pragma once
 
 #include "backend/backend.h"
@@ -12,7 +12,7 @@ class ReferenceBackend : public HostBackend {
   static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
 
   Status Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) { return Ok(); }
-  // Every stored type: DecodeRow defines them all.
+  // Accepts every stored type: DecodeRow decodes them all.
   static Status CheckWeight(WeightType) { return Ok(); }
   using HostBackend::Load;
   Result<WeightView> Load(const WeightView& weight) { return weight; }
