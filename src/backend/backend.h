@@ -1,8 +1,8 @@
 // The backend concept: every operation of the forward pass on one page.
 //
 // A backend provides memory, queues and the operations below for one kind of device. The decoder (model/decoder.h) is
-// written once over this concept. Three backends implement it: `reference` (plain loops, the oracle of the tests), `cpu`
-// (SIMD and threads) and `cuda` (GPUs). docs/glossary.md defines the terms. The rules:
+// written once over this concept. Three backends implement it: `reference` (plain loops, the oracle of the tests),
+// `cpu` (SIMD and threads) and `cuda` (GPUs). docs/glossary.md defines the terms. The rules:
 //
 //  * Operations are asynchronous. Each takes the queue it runs on and returns nothing. Its results may be read by later
 //    operations on the same queue, by another queue after Wait(), and by the host after Synchronize(). Host backends

@@ -219,8 +219,8 @@ __global__ void FindInHotSet(const __grid_constant__ FindCall call) {
   };
   if (without_cell > 0) {
     const int bits = 32 - __clz(task.now + 2);  // bits of the largest key, that of a cell never used
-    const RadixBound cut =
-        without_cell == candidates ? RadixBound{0, 0, 0} : SelectLargest(key_of, task.capacity, without_cell, bits, radix);
+    const RadixBound cut = without_cell == candidates ? RadixBound{0, 0, 0}
+                                                      : SelectLargest(key_of, task.capacity, without_cell, bits, radix);
     __syncthreads();  // own_cell is set; from here on threads touch their own cells only
     HandOut(task, key_of, cut, &own_cell, radix);
   }

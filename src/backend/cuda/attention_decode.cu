@@ -28,14 +28,14 @@ struct DecodeCall {
   Selection selection;  // no rows: all rows
   LayerEntries entries;
   FetchBuffer buffer;  // if it has data, rows are cells of it, or rows of the pool
-  int group = 0;  // query heads per KV head
-  int parts = 0;  // parts of a group, 8 heads each
+  int group = 0;       // query heads per KV head
+  int parts = 0;       // parts of a group, 8 heads each
   int heads = 0;
   float scale = 0;  // scale of scores, to base 2
   uint32_t piece_inverse = 0;
   int stage_bytes = 0;
-  int64_t chunks = 0;  // chunks that scratch has room for
-  float* sums = nullptr;  // [tokens][heads][chunks][dim] weighted sums of values
+  int64_t chunks = 0;      // chunks that scratch has room for
+  float* sums = nullptr;   // [tokens][heads][chunks][dim] weighted sums of values
   float2* tops = nullptr;  // [tokens][heads][chunks] largest score (base 2), sum of weights
 
   __device__ int Items(int64_t token, int64_t kv_head) const {

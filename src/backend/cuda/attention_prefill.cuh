@@ -23,7 +23,7 @@ struct PrefillShape {
   using Number = T;
   static constexpr bool kConverts = kConvert;
   static constexpr int kPadded = kDim;
-  static constexpr int kParts = kDim == 256 ? 1 : 2;  // 16 queries each, per warp
+  static constexpr int kParts = kDim == 256 ? 1 : 2;   // 16 queries each, per warp
   static constexpr int kKeys = kDim == 256 ? 32 : 64;  // keys per tile
   static constexpr int kQueries = kPrefillWarps * 16 * kParts;
   static constexpr int kRowBytes = 2 * kDim;

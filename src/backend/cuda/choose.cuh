@@ -77,7 +77,7 @@ struct Task {
   }
 
   int64_t token, head, slot;
-  int64_t n;  // rows, including the current one
+  int64_t n;               // rows, including the current one
   int64_t visible, items;  // rows and items that have a score
   uint32_t page;
   SelectRule rule;

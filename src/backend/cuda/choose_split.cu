@@ -2,8 +2,8 @@
 //
 //   1. MakeKeysKernel: turns scores into keys, builds a histogram of the keys and counts those that pass the threshold.
 //   2. CutKernel: the number of chosen items, and the bin that the last of them falls into, are now known. Items above
-//      the bin are chosen; items in the bin go on a list, the edge (a few items in a thousand). The last block to finish
-//      cuts the edge (radix_select.cuh) and computes where each block's rows begin in the output.
+//      the bin are chosen; items in the bin go on a list, the edge (a few items in a thousand). The last block to
+//      finish cuts the edge (radix_select.cuh) and computes where each block's rows begin in the output.
 //   3. WriteRowsKernel: every block writes its rows, in ascending order.
 //
 // Keys are read twice after they are made, and no block waits for another. Counters and bins are integers and the edge
@@ -23,12 +23,12 @@ constexpr uint32_t kShortEdge = 2048;
 
 // ---- Bins, finer than the first digit of a key. They cover the range of −r in which the last chosen item probably
 // falls, 2⁻⁶ to 2¹⁰, with 128 bins per doubling; keys outside fall into the first or last bin.
-constexpr int kBinShift = 16;  // leaves 7 bits of the mantissa
-constexpr int kFirstLevel = (127 - 6) << 7;  // level of 2⁻⁶
-constexpr int kLastLevel = kRadixBins - 1;              // counted from kFirstLevel
-constexpr int kEdgeBits = kBinShift + 1;  // bits of a key's distance from the least key of its bin, plus 1
+constexpr int kBinShift = 16;                    // leaves 7 bits of the mantissa
+constexpr int kFirstLevel = (127 - 6) << 7;      // level of 2⁻⁶
+constexpr int kLastLevel = kRadixBins - 1;       // counted from kFirstLevel
+constexpr int kEdgeBits = kBinShift + 1;         // bits of a key's distance from the least key of its bin, plus 1
 constexpr uint32_t kTopKey = kInfinityBits + 1;  // key of r = 0
-constexpr uint32_t kNoKey = 0xffffffffu;  // above all keys
+constexpr uint32_t kNoKey = 0xffffffffu;         // above all keys
 static_assert((kFirstLevel + kRadixBins) >> 7 == 137);  // 2¹⁰
 
 // Requires key > 0. A larger key never has a smaller bin.

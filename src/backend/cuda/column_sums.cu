@@ -5,7 +5,8 @@
 //
 //   1. norms: a block owns 64 queries of one query head and walks over the keys. Every thread keeps the maximum and the
 //      sum of its scores; the threads of a query combine theirs at the end.
-//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads. The norms are known,
+//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads. The norms are
+//   known,
 //      so every weight is final, and a column is summed in a fixed order.
 //
 // Both passes compute the same scores, in f32, because eviction compares priorities that may be close.
@@ -19,8 +20,8 @@
 namespace infinigen {
 namespace {
 
-constexpr int kTile = 64;  // queries or keys per tile
-constexpr int kDepth = 32;  // dimensions per step
+constexpr int kTile = 64;            // queries or keys per tile
+constexpr int kDepth = 32;           // dimensions per step
 constexpr int kColumnThreads = 256;  // 16 x 16, four queries and four keys each
 constexpr int kEach = 4;
 constexpr int kPitch = kTile + 4;  // row length in shared memory, aligned for vectors of four
@@ -29,7 +30,7 @@ struct ColumnCall {
   Numbers queries;
   LayerEntries entries;
   int64_t slot, first_row, count;  // the run of tokens
-  int64_t heads, group;  // query heads; query heads per KV head
+  int64_t heads, group;            // query heads; query heads per KV head
   float scale;
   float2* norms;      // [heads][count]: maximum, 1 / sum
   float* priorities;  // [kv_heads][capacity] of the slot

@@ -138,7 +138,8 @@ class CudaBackend {
   void MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
-  void AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* own_rows);
+  void AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                  int32_t* own_rows);
   void UpdatePriorities(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
                         const Selection& selection);
   void SumAttention(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,

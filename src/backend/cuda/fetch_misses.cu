@@ -18,9 +18,9 @@ namespace infinigen {
 namespace {
 
 constexpr int kBlocks = 8, kFetchThreads = 512;
-constexpr int kAhead = 8;  // loads in flight per lane
+constexpr int kAhead = 8;                // loads in flight per lane
 constexpr int kRunPieces = 32 * kAhead;  // pieces that a warp moves at a time
-constexpr int kMostLists = 16384;  // lists per launch: their sums are in shared memory
+constexpr int kMostLists = 16384;        // lists per launch: their sums are in shared memory
 
 struct FetchCall {
   TokenBatch batch;
@@ -31,8 +31,8 @@ struct FetchCall {
   FetchClock* clock = nullptr;
   int first_list = 0;  // index of (token, KV head)
   int lists = 0;
-  int pieces = 0;  // pieces per entry
-  int run = 0;  // entries that a warp moves at a time, at most one per lane
+  int pieces = 0;        // pieces per entry
+  int run = 0;           // entries that a warp moves at a time, at most one per lane
   uint32_t inverse = 0;  // 2^16 / pieces, rounded up: divides numbers below kRunPieces
 };
 

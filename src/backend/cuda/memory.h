@@ -56,14 +56,14 @@ class PinnedAllocator final : public Allocator {
  private:
   struct Block {
     size_t bytes = 0;
-    size_t pinned = 0;  // pinned bytes, from the start
+    size_t pinned = 0;     // pinned bytes, from the start
     bool at_work = false;  // a piece is being pinned
     bool given_back = false;
   };
   void PinInBackground();
 
   std::mutex mutex_;
-  std::condition_variable wake_;  // wakes the pinning thread: work, or shutdown
+  std::condition_variable wake_;    // wakes the pinning thread: work, or shutdown
   std::condition_variable pinned_;  // signals that a piece has been pinned
   std::map<std::byte*, Block> blocks_;
   std::deque<std::byte*> unpinned_;  // blocks still to be pinned, in order

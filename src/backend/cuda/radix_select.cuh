@@ -165,7 +165,7 @@ __device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, 
   uint32_t at = BlockExclusive(Lane() == 0 ? mine : 0, radix);
   at = __shfl_sync(kAllLanes, at, 0);
   if (total > capacity) __trap();  // the list was allocated too small: a bug
-  constexpr int kBatch = 4;  // see ForItems
+  constexpr int kBatch = 4;        // see ForItems
   for (int64_t first = begin; first < end; first += 32 * kBatch) {
     bool writes[kBatch];
 #pragma unroll

@@ -48,8 +48,8 @@ struct Numbers {
 struct alignas(16) ChoiceTally {
   uint32_t bins[kRadixBins];  // candidates by key
   uint32_t passing;           // items that pass the threshold
-  uint32_t extras;  // rows attended regardless of score, if they have to be counted
-  uint32_t listed, arrived;  // items on the edge's list; blocks that have added theirs
+  uint32_t extras;            // rows attended regardless of score, if they have to be counted
+  uint32_t listed, arrived;   // items on the edge's list; blocks that have added theirs
   RadixCut cut;
 };
 
@@ -57,7 +57,7 @@ struct alignas(16) ChoiceTally {
 struct ScoreShape {
   int64_t heads = 0, group = 0, items = 0;
   int64_t chunk = kScoreChunk;  // items that one block scores; maxima are kept per chunk
-  bool splits = false;  // several blocks share the choice of a task
+  bool splits = false;          // several blocks share the choice of a task
 
   int64_t chunks() const { return (items + chunk - 1) / chunk; }
   int64_t stride() const { return chunks() * chunk; }

@@ -21,7 +21,7 @@ namespace {
 constexpr int kSketchThreads = 256;
 constexpr int kItemsPerWarp = 4;
 constexpr int kMostItems = kSketchThreads / 32 * kItemsPerWarp;
-constexpr int kColumns = 64;  // columns of the matrix per pass: two per lane
+constexpr int kColumns = 64;    // columns of the matrix per pass: two per lane
 constexpr int kSlabRows = 128;  // rows of the matrix per slab; 32 KiB at most
 
 struct ProjectCall {
@@ -49,8 +49,8 @@ struct ProjectShared {
   }
   float* x;        // [items][head_dim]
   float* numbers;  // [items][dims]
-  float* scales;  // [items] inverse scales of integer sketches
-  float* slab;  // up to [kSlabRows][kColumns]
+  float* scales;   // [items] inverse scales of integer sketches
+  float* slab;     // up to [kSlabRows][kColumns]
 };
 
 // Adds x · slab to the sums of a warp's items. Reads kStep numbers of x at a time: 4 if rows of x are aligned.

@@ -5,7 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/store.h"
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/store.h"
 
@@ -25,7 +24,7 @@ class HotHead {
   // Assigns a cell to every row of a selection, which contains the token's own row. Indices of missing rows go to
   // `misses`.
   void Assign(std::span<const int32_t> rows, int32_t own, int32_t position, std::span<int32_t> cells,
-            std::vector<int32_t>& misses) {
+              std::vector<int32_t>& misses) {
     size_t own_item = rows.size();
     for (size_t i = 0; i < rows.size(); ++i) {
       cells[i] = CellOf(rows[i]);

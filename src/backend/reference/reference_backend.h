@@ -2,6 +2,10 @@
 // the tests compare every other backend with it.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "backend/backend.h"
 #include "backend/host_backend.h"
 
@@ -72,5 +76,12 @@ class ReferenceBackend : public HostBackend {
 };
 
 static_assert(FetchingBackend<ReferenceBackend>);
+
+// softmax(query · keys · scale) over the listed rows of one KV head.
+std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                                    float scale, const LayerEntries& entries);
+// The output of one query head: the values of the listed rows, weighted by AttentionWeights.
+void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
+                const LayerEntries& entries, float* out);
 
 }  // namespace infinigen

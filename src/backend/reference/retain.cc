@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 
 namespace infinigen {
