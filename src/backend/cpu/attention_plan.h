@@ -1,8 +1,8 @@
 // Shapes and tasks shared by the attention kernels and their callers.
 //
 // The arithmetic of one query head, on every path:
-//   * Entries are divided into blocks of kAttentionBlock, blocks into chunks of kAttentionChunk entries, from entry 0
-//   on.
+//   * From entry 0 on, entries are divided into blocks of kAttentionBlock, and blocks into chunks of kAttentionChunk
+//     entries.
 //   * score = Σ over head_dim, ascending, of (query · scale · log2 e) · key.
 //   * A block gives its maximum, Σ 2^(score - maximum) and, in ascending entry order, Σ 2^(score - maximum) · value.
 //   * The blocks of a chunk are merged in ascending order, then the chunks.

@@ -1,11 +1,9 @@
 // Chooses rows from their scores, compiled once per SIMD target. kv/selection.h defines the choice; this does not sort:
 //
 //   1. Maxima of each query head over all rows, computed together with the scores (Maxima).
-//   2. A floor that no chosen row falls below, estimated from a sample of relative scores (or −alpha, if that is
-//   higher).
-//   3. One pass over the scores keeps the rows at or above the floor as candidates, a few more than needed. If there
-//   are
-//      fewer than needed: again, with a lower floor.
+//   2. A floor that no chosen row falls below, estimated from a sample of relative scores (or −alpha, if higher).
+//   3. One pass over the scores keeps the rows at or above the floor as candidates, a few more than needed. If they are
+//      too few: again, with a lower floor.
 //   4. The last chosen candidate (the pivot), by a histogram of the candidates and an exact choice within one bin.
 //   5. The candidates from the pivot up, in ascending order, between the sinks and the window.
 //

@@ -5,9 +5,8 @@
 //
 //   1. norms: a block owns 64 queries of one query head and walks over the keys. Every thread keeps the maximum and the
 //      sum of its scores; the threads of a query combine theirs at the end.
-//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads. The norms are
-//   known,
-//      so every weight is final, and a column is summed in a fixed order.
+//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads. Norms are
+//      known, so every weight is final, and a column is summed in a fixed order.
 //
 // Both passes compute the same scores, in f32, because eviction compares priorities that may be close.
 #include <cuda_runtime.h>
