@@ -124,8 +124,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
                            SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
-                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* host_in,
-                           void* host_out, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
+                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* from,
+                           void* to, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
                            FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
@@ -150,10 +150,10 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // Reserve(max_tokens, max_batch, heads, kv_heads, head_dim) allocates the scratch for steps of up to `max_batch`
   // tokens over sequences of up to `max_tokens` rows. Such steps then allocate nothing.
   { b.Reserve(n, n, n, n, n) } -> std::same_as<Status>;
-  // Upload(queue, host, bytes, device). The host bytes may be changed as soon as the call returns.
-  { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
-  // Download(queue, device, bytes, host). The host bytes are valid after Synchronize(ticket).
-  { b.Download(queue, host_in, bytes, host_out) } -> std::same_as<Ticket>;
+  // From host to backend memory. The host bytes may be changed as soon as the call returns.
+  { b.Upload(queue, from, bytes, to) } -> std::same_as<void>;
+  // From backend to host memory. The host bytes are valid after Synchronize(ticket).
+  { b.Download(queue, from, bytes, to) } -> std::same_as<Ticket>;
   // Copies between memories of the backend. Pool memory need not be ready (AwaitPool). Sources and targets must not
   // change until the copies are done.
   { b.Move(queue, moves) } -> std::same_as<void>;
