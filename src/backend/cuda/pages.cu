@@ -1,7 +1,7 @@
-// AppendBounds and SelectPages: bounds of pages (kv/page_bounds.h), and the scores of pages by them.
+// AppendBounds and SelectPages: page bounds (kv/page_bounds.h) and the scores of pages.
 //
-// Several rows of a page may come in one call, in ascending order. The block of the first of them walks over all of
-// them and keeps the bounds in registers; the blocks of the others leave. So no two blocks touch a page.
+// A call may contain several rows of a page, in ascending order. The block of the first of them processes them all and
+// keeps the bounds in registers; the blocks of the others exit. So only one block touches a page.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
@@ -13,7 +13,7 @@ namespace infinigen {
 namespace {
 
 constexpr int kPageThreads = 256;
-constexpr int kHeads = 4;  // that meet a page at a time
+constexpr int kHeads = 4;  // query heads scored per pass over a page
 
 // [2][head_dim]; kv/page_bounds_view.h.
 __device__ BF16* PageOf(const LayerPageBounds& bounds, int64_t slot, int64_t head, int64_t page) {
@@ -22,7 +22,7 @@ __device__ BF16* PageOf(const LayerPageBounds& bounds, int64_t slot, int64_t hea
          page * bounds.layout.page_numbers();
 }
 
-// The nearest bf16 that is not below a finite number, no further out than the largest finite one.
+// The least bf16 that is not below a finite number; at most the largest finite bf16.
 __device__ BF16 RoundUp(float number) {
   const uint32_t bits = __float_as_uint(number);
   const uint32_t up = (bits & 0x80000000u) != 0 ? bits >> 16 : (bits + 0xffffu) >> 16;
@@ -30,13 +30,13 @@ __device__ BF16 RoundUp(float number) {
 }
 __device__ BF16 RoundDown(float number) { return {static_cast<uint16_t>(RoundUp(-number).bits ^ 0x8000u)}; }
 
-// The tokens of a page in the order in which they come.
+// The tokens of a page, in order.
 struct PageTokens {
   int32_t tokens[kPageRows];
   int count;
 };
 
-// By one warp: the tokens of the page that `first` belongs to, or none if an earlier one does, too.
+// Called by one warp: finds the tokens of the page of token `first`; none if an earlier token belongs to the same page.
 __device__ void FindTokens(const TokenBatch& batch, int64_t first, PageTokens& found) {
   const int32_t slot = batch.slots[first];
   const int64_t page = batch.rows[first] / kPageRows;
@@ -85,7 +85,7 @@ __global__ __launch_bounds__(kPageThreads) void AppendBoundsKernel(TokenBatch ba
   }
 }
 
-// Grid (tasks, chunks of pages): a warp per page, a lane per dimension, all query heads of the group. Shared memory
+// Grid (tasks, chunks of pages): one warp per page, one lane per dimension, all query heads of the group. Shared memory
 // [group][head_dim]: the scaled queries.
 __global__ __launch_bounds__(kPageThreads) void ScorePagesKernel(Numbers queries, TokenBatch batch, SelectCall call,
                                                                  float scale, LayerPageBounds bounds,

@@ -1,4 +1,5 @@
-// Sketches and selection of the oracle: the host form of kv/sketch.h and kv/selection.h, for every token and head.
+// Sketches, page bounds and selection of the oracle: applies the host definitions in kv/sketch.h, kv/page_bounds.h and
+// kv/selection.h to every token and head.
 #include "kv/selection.h"
 
 #include <algorithm>
@@ -25,7 +26,8 @@ std::vector<float> Project(const float* x, const float* matrix, const float* off
   return out;
 }
 
-// Selects for every token and head by scores: scores_of(token, head, query head of the group, rows).
+// Selects rows for every token and KV head. scores_of(token, head, g, rows) returns the scores of query head g of the
+// group for rows [0, rows).
 template <class ScoresOf>
 void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group, const Selection& selection,
               const ScoresOf& scores_of) {
