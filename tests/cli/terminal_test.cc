@@ -1,6 +1,4 @@
 // What people read on stderr.
-#include "cli/terminal.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

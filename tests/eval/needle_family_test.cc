@@ -8,11 +8,11 @@
 #include <set>
 #include <sstream>
 
+#include "eval/filler.h"
 #include "eval/needle_case.h"
 #include "eval/needle_run.h"
 #include "eval/needle_score.h"
 #include "eval/needle_show.h"
-#include "eval/story.h"
 #include "golden/golden_run.h"
 
 namespace infinigen {

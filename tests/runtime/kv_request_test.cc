@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/kv_options.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 namespace {
@@ -242,7 +242,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv-projection", "svd"}, "rotation|pair|none"},
       {{"--kv-columns", "all"}, "fixed|prompt"},
       {{"--kv-home", "moon"}, "host|device|disk:PATH"},
-      {{"--kv-alpha", "-1"}, "'-1' is neither a number of at least 0 nor inf"},
+      {{"--kv-alpha", "-1"}, "'-1' is not a number of at least 0, nor inf"},
       {{"--kv-alpha", "nan"}, "'nan'"},
       {{"--kv-alpha", "5x"}, "'5x'"},
       {{"--kv-cap", "1.5"}, "'1.5' is not a share"},
@@ -258,8 +258,8 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv-limit", "many"}, "many"},
       {{"--kv-limit", "0%"}, "'0%' is not a share"},
       {{"--kv-hot", "warm"}, "warm"},
-      {{"--kv-hot", "0.5x"}, "'0.5x' is not 1x or more"},
-      {{"--kv-hot", "x"}, "'x' is not 1x or more"},
+      {{"--kv-hot", "0.5x"}, "'0.5x' is not a factor of at least 1x"},
+      {{"--kv-hot", "x"}, "'x' is not a factor of at least 1x"},
       {{"--kv-force-count", "0"}, "too small"},
       {{"--kv-force-hits", "1.5"}, "too large"},
   };

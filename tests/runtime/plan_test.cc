@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
-#include "runtime/describe.h"
 #include "runtime/report.h"
 
 namespace infinigen {
@@ -54,8 +53,8 @@ TEST(MemoryPlanning, APromptBesideAnotherIsCountedWhereItIsWanted) {
   EXPECT_EQ(with.parts.prefill_bytes, (512u + 100) * 64 * sizeof(float));
   EXPECT_EQ(with.parts.total_bytes(), without.parts.total_bytes() + 100 * 64 * sizeof(float));
   EXPECT_EQ(with.options.pool_limit_bytes, without.options.pool_limit_bytes - 100 * 64 * sizeof(float));
-  EXPECT_THAT(DescribePlan(config, with), HasSubstr("a prompt, and one of up to 100 tokens beside it"));
-  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("beside it")));
+  EXPECT_THAT(DescribePlan(config, with), HasSubstr("one prompt, and a second of up to 100 tokens"));
+  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("a second of")));
   options.side_tokens = 512;  // nobody is longer
   EXPECT_EQ(PlanOptions(config, 0, options, std::nullopt, kGiB).parts.total_bytes(), without.parts.total_bytes());
   options.side_tokens = 100;
@@ -94,7 +93,7 @@ TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
   EXPECT_EQ(enough.parts.pool_bytes, one);
   EXPECT_EQ(enough.options.pool_limit_bytes, one);
   const RunPlan less = PlanOptions(config, 0, options, one - 1, kGiB);
-  EXPECT_THAT(less.refusal, HasSubstr("does not hold a sequence of 512 tokens"));
+  EXPECT_THAT(less.refusal, HasSubstr("one sequence of 512 tokens takes"));
   EXPECT_EQ(less.largest_context, 511) << "to the row";
 }
 

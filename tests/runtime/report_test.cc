@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
-#include "runtime/describe.h"
 
 namespace infinigen {
 namespace {
@@ -128,7 +127,7 @@ TEST(Report, StatisticsOnRequest) {
   EXPECT_EQ(AttendedWords(stats, options), "") << "full has nothing to say";
   options.method.select = &kSelectSketch;
   EXPECT_THAT(AttendedWords(stats, options), HasSubstr("attended to 57.5 % of the cache (selected 10.0 %"));
-  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % lay inside"));
+  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % of the true attention was inside the selection"));
 }
 
 TEST(Report, TimingOfNothingIsNull) {

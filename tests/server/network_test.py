@@ -614,7 +614,7 @@ class Ending(unittest.TestCase):
             server.await_metric("num_requests_running", 1)
             second.sendall(request(TEXT, {**LONG, "stream": True}))  # waits for the first, which does not end
             answer = b""
-            while answer.count(b": still at it\n\n") < 2:
+            while answer.count(b": still running\n\n") < 2:
                 chunk = second.recv(65536)
                 self.assertTrue(chunk)
                 answer += chunk

@@ -226,7 +226,7 @@ def picture(case):
     assert page.js("document.getElementById('say-picture').textContent"), "no summary for a screen reader"
     assert not page.js("document.getElementById('mark').hidden")
     pool = page.js("document.getElementById('n-pool').textContent")
-    assert " of " in pool and (" kept of earlier texts" in pool or not case.fake), pool
+    assert " of " in pool and (" cached from earlier texts" in pool or not case.fake), pool
     if case.screenshot:
         send(page, "Tell me a story about a fox.")
         page.wait("document.querySelectorAll('.answer').length === 2 && " + TEXT + ".length > 60", 60)
@@ -357,7 +357,7 @@ def troubles(case):
     page = case.open()
     trouble = "document.querySelector('.trouble')?.innerText ?? ''"
     send(page, "!busy")
-    page.wait(f"({trouble}).includes('as many requests') && ({trouble}).includes('in 2 s')")
+    page.wait(f"({trouble}).includes('is busy') && ({trouble}).includes('in 2 s')")
     assert page.js("document.querySelector('.trouble button').disabled")
     page.wait("!document.querySelector('.trouble button').disabled", 4)
     before = len(case.server.state.requests)
