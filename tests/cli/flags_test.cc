@@ -12,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// One command line with every kind of flag; what it says on stderr is kept.
+// One command line with every kind of flag; its stderr is captured.
 struct FlagLine {
   std::string text = "unset", choice = "a";
   std::vector<std::string> list;
@@ -39,7 +39,7 @@ struct FlagLine {
   }
 };
 
-// A variable for the length of a test.
+// Sets an environment variable for the duration of a test.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }

@@ -1,4 +1,4 @@
-// The memory plan: what is counted, what is refused, and the largest context, exact to the row.
+// The memory plan: its parts, its refusals, and the largest context, exact to the row.
 #include "runtime/plan.h"
 
 #include <gmock/gmock.h>
@@ -55,10 +55,10 @@ TEST(MemoryPlanning, APromptBesideAnotherIsCountedWhereItIsWanted) {
   EXPECT_EQ(with.options.pool_limit_bytes, without.options.pool_limit_bytes - 100 * 64 * sizeof(float));
   EXPECT_THAT(DescribePlan(config, with), HasSubstr("one prompt, and a second of up to 100 tokens"));
   EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("a second of")));
-  options.side_tokens = 512;  // nobody is longer
+  options.side_tokens = 512;  // no prompt is longer
   EXPECT_EQ(PlanOptions(config, 0, options, std::nullopt, kGiB).parts.total_bytes(), without.parts.total_bytes());
   options.side_tokens = 100;
-  options.max_batch = 1;  // nobody is beside
+  options.max_batch = 1;  // no second prompt
   EXPECT_EQ(PlanOptions(config, 0, options, std::nullopt, kGiB).parts.prefill_bytes, 512u * 64 * sizeof(float));
 }
 
@@ -104,7 +104,8 @@ TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
   RunPlan plan = PlanOptions(config, 0, options, std::nullopt, kGiB);
   plan = WithPrefixes(plan);
   EXPECT_EQ(plan.prefix_bytes, 4 * one) << "half of the pool";
-  EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one) << "and beside it: all that the pool will ever take is planned";
+  EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one)
+      << "the pool and the prefix cache: the plan covers all that the pool can hold";
   EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   of at most 256.0 KiB for"));
   EXPECT_THAT(DescribePlan(config, plan),
               HasSubstr(fmt::format("total     {:>12}", FormatSize(plan.parts.total_bytes() + 4 * one))));

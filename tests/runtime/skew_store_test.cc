@@ -22,13 +22,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// A copy of a golden model, and a cache directory of the test's own.
+// A copy of a golden model, and a separate cache directory.
 class SkewStore : public testing::Test {
  protected:
   void SetUp() override {
     std::filesystem::copy(std::string(INFINIGEN_TEST_DATA) + "/golden/models/llama_gqa_tied", home_.File("model"));
     directory_ = home_.File("model");
-    std::filesystem::remove(directory_ + "/infinigen.skew");  // of someone who ran the model in the tree
+    std::filesystem::remove(directory_ + "/infinigen.skew");  // left by an earlier run of the model in the source tree
     ASSERT_EQ(::setenv("XDG_CACHE_HOME", home_.File("cache").c_str(), 1), 0);
     Result<std::unique_ptr<Model>> model = OpenModel(directory_);
     ASSERT_TRUE(model.ok()) << MessageOf(model);
@@ -56,7 +56,7 @@ class SkewStore : public testing::Test {
   ModelIdentity identity_;
 };
 
-// No one may create a file here, root neither.
+// A directory in which not even root can create a file.
 constexpr const char* kReadOnly = "/proc";
 
 TEST_F(SkewStore, IsMadeOnceAndKeptBesideTheModel) {

@@ -290,7 +290,7 @@ def bounded(case):
 
 @fake_only
 def odd_stream(case):
-    """A stream may be cut anywhere, end its lines otherwise, and hold what nobody reads."""
+    """A stream may be cut anywhere, end its lines otherwise, and contain fields that are ignored."""
     assert ask(case.open(), "!odd") == fake_server.ODD
 
 
@@ -503,7 +503,7 @@ def phone(case):
     page.click("#panel summary")
     page.wait("!document.getElementById('picture').checkVisibility()")
     assert page.js("document.getElementById('log').clientHeight") > room + 100
-    if case.fake:  # nobody looks: the stream is closed
+    if case.fake:  # the page is hidden, so the stream is closed
         end = time.monotonic() + 5
         while case.server.state.lookers and time.monotonic() < end:
             time.sleep(0.05)
