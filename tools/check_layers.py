@@ -53,6 +53,8 @@ def violations(path):
         if re.match(r"(cuda|cublas|cub/|thrust/|nccl)", target) and not name.startswith("backend/cuda/"):
             yield f"src/{name}: includes {target}; CUDA headers may be included only in src/backend/cuda"
         if bracket == "<":
+            if (SRC / target).exists():
+                yield f"src/{name}: includes <{target}>: write headers of src/ in quotes"
             continue
         other = target.split("/")[0]
         if module in SEES_VIEWS and (target in VIEW or target in TENSOR_VIEW):

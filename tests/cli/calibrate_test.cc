@@ -10,7 +10,7 @@
 #include "kv/skew_file.h"
 #include "loader/model_files.h"
 #include "model/identity.h"
-#include "runtime/skew_store.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {

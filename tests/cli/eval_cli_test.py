@@ -101,7 +101,7 @@ class Ppl(Case):
         self.assertIn("share of a step's selection that was selected before too:", text)
         self.assertNotIn("chunks", self.ppl("--json", "--limit-tokens", 64).json())
         self.assert_error(self.ppl("--kv", "full", "--step-overlap"), 1, "select")
-        self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "keep every entry")
+        self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "evicts nothing")
 
     def test_limit_and_environment(self):
         self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)
@@ -138,7 +138,7 @@ class Ppl(Case):
 
     def test_interrupt_says_so(self):
         out, err = self.interrupted()
-        self.assertRegex(err, r"^infinigen: interrupted: [1-9]\d* of \d+ windows are done, the numbers are theirs\n$")
+        self.assertRegex(err, r"^infinigen: interrupted: the results are for [1-9]\d* of \d+ windows\n$")
         self.assertRegex(out, r"^ppl \d")
 
 
@@ -174,7 +174,7 @@ class Needle(Case):
         run = Run(*arguments)
         self.assertEqual((run.code, run.err), (0, ""), run)
         self.assertNotIn("\x1b", run.out)
-        text, picture = run.out.split("\nWhere each layer looked")
+        text, picture = run.out.split("\nWhat each layer attended to")
         self.assertLessEqual(text.count("\n"), 25)
         self.assertEqual(len(re.findall(r"^ +\d+ [ ·░▒▓█]+$", picture, re.M)), 12, picture)
         self.assertIn("^ the code", picture)
@@ -257,7 +257,7 @@ class Needle(Case):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
-        self.assertRegex(err.decode(), r"interrupted: \d+ of 100000 cases are done")
+        self.assertRegex(err.decode(), r"interrupted: the results are for \d+ of 100000 cases")
         self.assertIn(b"| context |", out)
 
     def test_errors(self):

@@ -1,4 +1,4 @@
-// Where the built-in model is looked for.
+// The search for the built-in model.
 #include "runtime/model.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 using Places = std::vector<std::string>;
 
-// Without the tree that this test was built from: where that is differs, and it is always there.
+// Without the source tree, whose path differs between machines and always exists.
 Places Elsewhere(const std::string& binary, const std::string& data_home, const std::string& home) {
   Places places = BuiltInPlaces(binary, data_home, home);
   const std::string source = std::filesystem::path(INFINIGEN_TEST_DATA).parent_path() / "models/infinigen-mini";
