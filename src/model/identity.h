@@ -1,5 +1,5 @@
-// The identity of a model: a hash that changes when its queries or keys change, cheap for a model of any size. It ties
-// a skew to what it was calibrated on (docs/skew.md).
+// The identity of a model: a hash that changes when its queries or keys change, and is cheap for a model of any size.
+// It ties a skew to the model that it was calibrated on (docs/skew.md).
 #pragma once
 
 #include "kv/skew.h"
@@ -8,9 +8,9 @@
 
 namespace infinigen {
 
-// Over the configuration's fields that change the computation, and over shape, type and at most 64 KiB of evenly spaced
-// rows of the embedding and every query and key projection, with their norms and biases. Neither name nor directory
-// takes part, nor into which files the weights are cut.
+// Hashes the fields of the configuration that change the computation; and of the embedding, every query and key
+// projection, and their norms and biases: shape, type, and at most 64 KiB of evenly spaced rows. Name, directory and
+// the division of weights into files do not matter.
 ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights);
 
 }  // namespace infinigen

@@ -1,9 +1,9 @@
-// The walk over every parameter of a model. It is the only list of the members of Weights and LayerWeights: loading,
-// counting, placing, streaming, hashing and making random weights all go through it.
+// VisitParameters: calls a visitor for every parameter of a model. This is the only list of the members of Weights and
+// LayerWeights; loading, counting, placing, streaming, hashing and random weights all use it.
 //
-// A visitor is called as visit(parameter, view) for every place of a parameter, in the order of WeightRole, weight
-// before bias; the view of a parameter that the model does not have is null. A visitor returns nothing, or a Status
-// whose first error ends the walk and is returned. Views are const where the weights are.
+// The visitor is called as visit(parameter, view) in the order of WeightRole, weight before bias; the view of a
+// parameter that the model does not have is null. It returns nothing, or a Status whose first error ends the walk and
+// is returned. Views are const if the weights are.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +22,7 @@ class ParameterWalk {
 
   explicit ParameterWalk(Visit& visit) : visit_(visit) {}
 
-  // What comes before the layers.
+  // Parameters before the layers.
   template <class W>
   Status Begin(W& w) {
     RETURN_IF_ERROR(One(WeightRole::kEmbedding, WeightPart::kWeight, 0, w.embedding));
@@ -44,7 +44,7 @@ class ParameterWalk {
     RETURN_IF_ERROR(Both(WeightRole::kUp, layer, w.up));
     return Both(WeightRole::kDown, layer, w.down);
   }
-  // What comes after them.
+  // Parameters after the layers.
   template <class W>
   Status End(W& w) {
     RETURN_IF_ERROR(Both(WeightRole::kFinalNorm, 0, w.final_norm));
@@ -86,15 +86,15 @@ std::conditional_t<ParameterWalk<Visit>::kFails, Status, void> VisitParameters(W
   if constexpr (ParameterWalk<Visit>::kFails) return status;
 }
 
-// The parameters of one layer.
+// Visits the parameters of one layer.
 template <class L, class Visit>
 std::conditional_t<ParameterWalk<Visit>::kFails, Status, void> VisitLayer(int64_t layer, L& weights, Visit&& visit) {
   Status status = ParameterWalk<Visit>(visit).Layer(layer, weights);
   if constexpr (ParameterWalk<Visit>::kFails) return status;
 }
 
-// visit(parameter, shape) for every parameter that a model of this configuration has: first those of the model, then
-// layer by layer.
+// Calls visit(parameter, shape) for every parameter that a model of this configuration has: first those of the model,
+// then layer by layer.
 template <class Visit>
 void VisitShapes(const ModelConfig& config, Visit&& visit) {
   const auto show = [&](const Parameter& parameter, const auto&) {

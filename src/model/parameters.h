@@ -1,5 +1,5 @@
-// The parameters of a model: what each one is called (role, layer, weight or bias) and which shape the configuration
-// implies. Pure functions; any thread may call them. VisitParameters (model/weights.h) walks over all of them.
+// The parameters of a model: their roles, and the shapes that the configuration implies. Pure functions, any thread.
+// VisitParameters (model/parameter_walk.h) visits all of them.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,26 @@
 
 namespace infinigen {
 
-// In the order of the walk. Random weights draw their numbers in this order, so a new role must not come between two
-// roles that existed before it unless models without it skip it.
+// In the order of VisitParameters. Random weights are drawn in this order, so a new role must not change the numbers of
+// models without it.
 enum class WeightRole : uint8_t {
   kEmbedding,
   kPositions,   // learned positions
-  kProjectIn,   // narrow embeddings only
-  kProjectOut,  // likewise
-  // One per layer.
+  kProjectIn,   // only if embed_dim ≠ hidden
+  kProjectOut,  // only if embed_dim ≠ hidden
+  // One for each layer.
   kAttentionNorm,
   kMlpNorm,
   kQuery,
   kKey,
   kValue,
   kOutput,
-  kQueryNorm,  // layers that norm queries and keys only
-  kKeyNorm,    // likewise
-  kGate,       // gated MLPs only
+  kQueryNorm,  // only with LayerSpec::qk_norm
+  kKeyNorm,    // only with LayerSpec::qk_norm
+  kGate,       // only in gated MLPs
   kUp,
   kDown,
-  // One per model again.
+  // One for the model.
   kFinalNorm,
   kLmHead,
 };
@@ -43,19 +43,19 @@ constexpr bool IsNorm(WeightRole role) {
 struct Parameter {
   WeightRole role = WeightRole::kEmbedding;
   WeightPart part = WeightPart::kWeight;
-  int64_t layer = 0;  // of roles that exist once per layer
+  int64_t layer = 0;  // 0 unless IsPerLayer(role)
 
-  // A matrix keeps its stored type; a vector (norm or bias) is f32.
+  // Matrices keep their stored type; vectors (norms and biases) are f32.
   constexpr bool is_matrix() const { return part == WeightPart::kWeight && !IsNorm(role); }
 };
 
 struct ParameterShape {
   int64_t rows = 0;  // 0: the model has no such parameter; vectors have one row
   int64_t cols = 0;
-  // The model's files must hold it. False for norms without parameters, whose ones and zeros are made here, and for a
-  // tied output matrix, which is the embedding.
+  // The model's files must contain it. False for norms without parameters, which get ones and zeros, and for a tied
+  // output matrix, which is the embedding.
   bool stored = true;
-  std::string_view meaning = {};  // what the extents follow from, for messages: "ffn × hidden"
+  std::string_view meaning = {};  // formula of the shape, for messages: "ffn × hidden"
 
   explicit operator bool() const { return rows > 0; }
   int64_t count() const { return rows * cols; }

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "model/identity.h"
 #include "text/calibration_text.h"
 

@@ -8,7 +8,6 @@
 
 #include "base/result.h"
 #include "kv/skew.h"
-#include "kv/skew_file.h"
 #include "model/calibrate.h"
 #include "runtime/callbacks.h"
 #include "runtime/model.h"

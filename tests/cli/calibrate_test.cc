@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
 #include "model/identity.h"
 #include "runtime/skew_store.h"

@@ -1,5 +1,5 @@
-// The engine with a real model: whatever a server does to a request (neighbours with other settings, a pool too small
-// for all, entries taken over from others), its greedy text is the one it has alone, token for token.
+// The engine with a real model: a request has the same greedy text as when it runs alone, token for token, whatever
+// other requests run: with other settings, in a pool too small for all, or with shared prefixes.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -45,7 +45,7 @@ std::unique_ptr<Executor> MakeModel(const Setup& setup) {
 
 struct Client {
   std::map<int64_t, RequestResult> results;
-  std::set<int64_t> begun;  // whose prompt was seen to be read
+  std::set<int64_t> begun;  // requests with at least one prefill unit
 
   Request Make(std::vector<int32_t> prompt, int64_t n, RequestKv kv = {}) {
     Request request{.prompt = std::move(prompt), .max_new_tokens = n, .sampling = {.temperature = 0}, .kv = kv};
@@ -86,7 +86,7 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
     Client client;
     const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
     std::vector<std::vector<int32_t>> prompts;
-    // Twice, in other slots: what a slot was told before is forgotten.
+    // Twice, in other slots: a slot must not keep the rule of its previous request.
     for (size_t i = 0; i < 6; ++i) {
       prompts.push_back(Model().Ids(300 + 20 * i, static_cast<uint32_t>(40 + i)));
       ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 30 + static_cast<int64_t>(i), settings[(i + i / 3) % 3])).ok());
@@ -106,7 +106,7 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
   }
 }
 
-// Neighbours in the same steps, those who had the slot before, and being preempted and read again: none of it shows.
+// A request's text does not depend on others in the same steps, on earlier users of its slot, or on preemption.
 TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   const KvMethod method = Infinigen();
   const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
@@ -147,10 +147,11 @@ TEST(RequestKvTest, WhatCannotBeHadIsRefusedByName) {
     return id.ok() ? "" : id.error().message;
   };
   EXPECT_EQ(submit({}, 0, {.full = true}), "");
-  EXPECT_EQ(submit({}, 0, {.cap = 0.5}), "kv full attends to everything, a request's alpha and cap have no meaning");
+  EXPECT_EQ(submit({}, 0, {.cap = 0.5}), "kv full attends to everything, so a request cannot set alpha or cap");
   EXPECT_EQ(submit(Infinigen(), 1, {.full = true}), "");
-  EXPECT_EQ(submit(Infinigen(), 0, {.full = true}), "a request asks for all entries, there is room for 20% of them");
-  EXPECT_EQ(submit(Infinigen(), 0, {.cap = 0.5}), "a request asks for a cap of 0.5, there is room for 0.2");
+  EXPECT_EQ(submit(Infinigen(), 0, {.full = true}),
+            "a request asks for all entries, but there is room for only 20% of them");
+  EXPECT_EQ(submit(Infinigen(), 0, {.cap = 0.5}), "a request asks for a cap of 0.5, but there is room for only 0.2");
   EXPECT_EQ(submit(Infinigen(), 0, {.alpha = 3, .cap = 0.1}), "");
   EXPECT_NE(submit(Infinigen(), 1, {.cap = 1.5}), "");
   EXPECT_NE(submit(Infinigen(), 1, {.cap = 0}), "");
@@ -166,7 +167,7 @@ struct Text {
   RequestKv kv;
   std::vector<int32_t> alone;
 };
-// The same texts are wanted of many engines.
+// Expected texts, computed once for many engines.
 Text MakeText(const KvMethod& method, size_t prompt, int64_t n, uint32_t seed, RequestKv kv = {}) {
   Text text{.prompt = Model().Ids(prompt, seed), .n = n, .kv = kv};
   text.alone = Alone(method, text.prompt, n, kv);
@@ -184,7 +185,7 @@ std::vector<KvMethod> Methods() {
           Sparse(GuessSource::kSelf, &kSelectQuest)};
 }
 
-// Four texts of which two and a half fit.
+// Four texts in a pool with room for two and a half.
 void PreemptAndCompare(const KvMethod& method, const std::vector<Text>& texts, bool reuse) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 4, .pool_rows = 9 * 256});
   Client client;
@@ -213,7 +214,7 @@ TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
   }
 }
 
-// More than half of the context is replayed: in parts.
+// More than half of the context is replayed, which takes several prefills.
 TEST(Preemption, ALongReplayHasNoSeam) {
   for (const KvMethod& method : {Infinigen(), Infinigen(GuessSource::kPrevStep)}) {
     const std::unique_ptr<Executor> executor =
@@ -256,13 +257,13 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   EXPECT_GT(engine.stats().preemptions, 0);
 }
 
-// The first grows while the second's long prompt is read: the third has its place, but nothing of it was read yet.
+// The first request grows while the second's long prompt is prefilled; the third is admitted but not yet prefilled.
 TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 3, .pool_rows = 7 * 256});  // 2 + 4 + 1
   Client client;
   Engine engine(*executor, {.grows = true});
   int64_t said = 0;
-  Request first = client.Make(Model().Ids(250, 75), 400);  // two extents until it has said 262
+  Request first = client.Make(Model().Ids(250, 75), 400);  // two extents until 262 tokens are generated
   first.on_token = [&](RequestId, int32_t) { return ++said > 0; };
   ASSERT_TRUE(engine.Submit(std::move(first)).ok());
   while (said < 260) ASSERT_TRUE(engine.RunOnce());
@@ -297,12 +298,12 @@ TEST(Preemption, WhoIsAloneAndCannotGrowIsToldTheNumbers) {
 TEST(Preemption, TheContextIsFilledToItsLastRow) {
   const std::vector<int32_t> prompt = Model().Ids(290, 83);
   for (const bool reuse : {false, true}) {
-    // 300 is no whole number of extents, and the pool has not a row more.
+    // 300 rows are not whole extents, and the pool has no more.
     const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 300, .context = 300});
     Client client;
     Engine engine(*executor, {.grows = true, .reuses_prefixes = reuse});
     const std::vector<int32_t> other = Model().Ids(280, 87);
-    for (int32_t i = 0; i < 3; ++i) {  // what the one before left in the cache is in the way
+    for (int32_t i = 0; i < 3; ++i) {  // the cached prefix of the request before must be dropped
       const std::vector<int32_t>& text = i == 1 ? other : prompt;
       ASSERT_TRUE(engine.Submit(client.Make(text, 1000)).ok());
       while (engine.RunOnce()) {
@@ -358,7 +359,7 @@ TEST(Growth, MethodsThatEvictAreAdmittedWholeAndShareNothing) {
 
 class Prefixes : public testing::Test {
  protected:
-  // Runs one request to its end.
+  // Runs one request until it is done.
   RequestResult Run(Engine& engine, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
     const RequestId id = engine.Submit(client.Make(prompt, n, kv)).value();
     while (engine.RunOnce()) {
@@ -384,7 +385,7 @@ TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
     {
       Engine engine(*executor, kReuse);
       EXPECT_EQ(Run(engine, base, 3).reused_tokens, 0);
-      // Prompts that part inside an extent, at its edge, and one before; the whole prompt again.
+      // Prompts that differ inside an extent, at its end, and one token before; the whole prompt again.
       for (const auto& [same, kept] : std::vector<std::pair<int64_t, int64_t>>{
                {100, 0}, {255, 0}, {256, 256}, {257, 256}, {511, 256}, {512, 512}, {800, 768}, {900, 768}}) {
         std::vector<int32_t> prompt = base;
@@ -396,7 +397,7 @@ TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
         EXPECT_EQ(result.reused_tokens, kept) << same;
         EXPECT_EQ(result.tokens, Alone(method, prompt, 20)) << same;
       }
-      // Exactly whole extents: the last one is computed, for the logits of its last token.
+      // Exactly whole extents: the last one is computed again, for the logits of its last token.
       EXPECT_EQ(Run(engine, First(base, 768), 4).reused_tokens, 512);
       EXPECT_EQ(Run(engine, First(base, 769), 4).tokens, Alone(method, First(base, 769), 4));
       EXPECT_EQ(engine.stats().pool_bytes, 0u);
@@ -416,7 +417,8 @@ TEST_F(Prefixes, PrefilledRowsServeEverySettingAndThoseOfStepsTheirOwn) {
   Engine engine(*executor, kReuse);
   const std::vector<int32_t> prompt = Model().Ids(300, 91);
   const RequestKv full{.full = true}, other{.cap = 0.5};
-  const std::vector<int32_t> answer = Run(engine, prompt, 300).tokens;  // 599 rows: 256 prefilled, 256 with steps
+  const std::vector<int32_t> answer =
+      Run(engine, prompt, 300).tokens;  // 599 rows: one extent prefilled, one with rows of steps
   const std::vector<int32_t> next = Join(Join(prompt, answer), {1, 2, 3});
   EXPECT_EQ(Run(engine, prompt, 5, full).reused_tokens, 256);
   EXPECT_EQ(Run(engine, prompt, 5, full).tokens, Alone(method, prompt, 5, full));
@@ -427,7 +429,7 @@ TEST_F(Prefixes, PrefilledRowsServeEverySettingAndThoseOfStepsTheirOwn) {
   engine.DropHeld();
   Run(engine, prompt, 300);
   EXPECT_EQ(Run(engine, First(next, 520), 1, {.alpha = method.rule.alpha, .cap = method.rule.cap}).reused_tokens, 512);
-  // Steps that attend to everything make what a prefill makes.
+  // Steps that attend to everything give the same entries as a prefill.
   const std::vector<int32_t> full_next = Join(prompt, Run(engine, prompt, 300, full).tokens);
   const RequestResult again = Run(engine, First(full_next, 520), 8);
   EXPECT_EQ(again.reused_tokens, 512);
@@ -451,7 +453,7 @@ TEST_F(Prefixes, AConversationIsReadOnce) {
 }
 
 TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
-  // Room for six extents; each of these leaves two behind.
+  // Room for six extents; each request leaves two in the cache.
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 6 * 256});
   Engine engine(*executor, kReuse);
   std::vector<std::vector<int32_t>> prompts;
@@ -459,7 +461,7 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
   Run(engine, prompts[0], 2);
   Run(engine, prompts[1], 2);
   EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 512);  // used again: now 1 is older
-  Run(engine, prompts[2], 2);                                // needs three: one of 1 has to go
+  Run(engine, prompts[2], 2);                                // needs three: one of prompt 1 is dropped
   EXPECT_EQ(Run(engine, prompts[1], 2).reused_tokens, 256) << "its end went first";
   Run(engine, prompts[3], 2);
   EXPECT_EQ(Run(engine, prompts[3], 2).reused_tokens, 512);
@@ -485,14 +487,14 @@ TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
   EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 0) << "the oldest";
 }
 
-// Neighbours among floats, of which an equal hash would be easily made.
+// Settings that differ by one bit, for which a weak hash might be equal.
 TEST_F(Prefixes, SettingsAreComparedToTheLastBit) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen()});
   Engine engine(*executor, kReuse);
   const RequestKv kv{.alpha = 4.0f, .cap = 0.1};
   const std::vector<int32_t> prompt = Model().Ids(100, 140);
   const auto kept = [&](const RequestKv& next) {
-    engine.DropHeld();  // who finds nothing reads all, and that serves everybody
+    engine.DropHeld();  // a request that finds nothing prefills everything, which would serve all settings
     const std::vector<int32_t> text = Join(Join(prompt, Run(engine, prompt, 200, kv).tokens), {1, 2, 3});
     return Run(engine, text, 1, next).reused_tokens;
   };
@@ -550,7 +552,7 @@ TEST(Queue, IsBoundedAndSaysSo) {
   Result<RequestId> refused = engine.Submit(client.Make({1, 2}, 4));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
-  EXPECT_EQ(refused.error().message, "5 requests are waiting, the queue holds 3");
+  EXPECT_EQ(refused.error().message, "the queue is full: 5 requests are waiting, the limit is 3");
   engine.RunOnce();
   EXPECT_EQ(engine.stats().running, 2);
   EXPECT_EQ(engine.stats().waiting, 3);
@@ -618,7 +620,7 @@ TEST(TwoLanes, ShortPromptsAreReadBesideALongOneAndNobodysTextChanges) {
   }
 }
 
-// What is cached of a prompt is not read: few tokens after a long text are a short prompt.
+// Cached tokens are not prefilled, so a long prompt with few uncached tokens counts as short.
 TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .side_tokens = 200});
   Client client;
@@ -643,8 +645,8 @@ TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
 
 // ---- everything at once ----
 
-// Requests come and go at random: shared beginnings, settings, cancellations, a pool for a third of them. Whoever is
-// not cancelled ends with the text it has alone.
+// Random requests with shared prefixes, settings and cancellations, in a pool for a third of them. Every request that
+// is not cancelled ends with the text that it has alone.
 TEST(Serving, RandomTrafficChangesNobodysText) {
   const KvMethod method = Infinigen();
   std::vector<Text> texts;

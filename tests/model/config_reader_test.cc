@@ -27,7 +27,7 @@ json Opt() {
 
 Result<ModelConfig> Parse(const json& config) { return ParseModelConfig(config.dump(), "config.json"); }
 
-// `base` with one field set (or added).
+// `base` with one field set or added.
 std::string RefusalOf(json base, const std::string& field, const json& value) {
   base[field] = value;
   const std::string message = MessageOf(Parse(base));
@@ -100,7 +100,7 @@ TEST(ConfigReader, PassesOverWhatDoesNotChangeTheResult) {
     EXPECT_EQ(RefusalOf(Opt(), name, 1), "") << name;
 }
 
-// As published beside facebook/opt-13b and meta-llama/Llama-3.2-1B, with small sizes.
+// config.json of facebook/opt-13b and meta-llama/Llama-3.2-1B, with smaller sizes.
 TEST(ConfigReader, ReadsPublishedFiles) {
   const Result<ModelConfig> opt = ParseModelConfig(R"({
     "_name_or_path": "facebook/opt-13b", "_remove_final_layer_norm": false, "activation_dropout": 0.0,
@@ -234,7 +234,7 @@ TEST(ModelConfigRope, RefusesContradictions) {
   config["rope_theta"] = 500.0;
   EXPECT_EQ(MessageOf(Parse(config)), "");
   config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
-  EXPECT_THAT(MessageOf(Parse(config)), HasSubstr("say different things"));
+  EXPECT_THAT(MessageOf(Parse(config)), HasSubstr("disagree"));
 }
 
 TEST(ConfigReader, GenerationConfigOverrulesTheEndIds) {

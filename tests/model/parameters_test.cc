@@ -23,7 +23,7 @@ Weights Small() {
   return RandomWeights(config, DType::kF32, 1, 1).value();
 }
 
-// A member that the walk forgets would be neither loaded nor placed nor counted.
+// A member that VisitParameters omits would be neither loaded nor placed nor counted.
 TEST(ParameterWalk, LeavesOutNoMember) {
   size_t layer_bytes = 0, end_bytes = 0;
   LayerWeights layer;

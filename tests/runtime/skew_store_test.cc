@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <string>
 
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
 #include "model/identity.h"
 #include "text/calibration_text.h"

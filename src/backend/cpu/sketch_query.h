@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 

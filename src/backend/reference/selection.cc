@@ -1,14 +1,12 @@
 // Sketches and selection of the oracle: the host form of kv/sketch.h and kv/selection.h, for every token and head.
-#include "kv/selection.h"
-
 #include <algorithm>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "backend/reference/reference_backend.h"
-#include "kv/page_bounds.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {
