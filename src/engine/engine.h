@@ -31,7 +31,7 @@
 
 namespace infinigen {
 
-// Number of latest step times that are kept for percentiles.
+// Number of latest step times that are stored for percentiles.
 inline constexpr size_t kStepSamples = 65536;
 
 struct EngineOptions {
@@ -57,9 +57,9 @@ struct EngineStats {
   int64_t decode_steps = 0;
   std::vector<float> step_ms;  // duration of the latest kStepSamples steps, in no particular order
 
-  // Sums over all requests whose prefill has begun, each counted once.
-  int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;    // prompt tokens whose entries existed already
+  // Sums so far.
+  int64_t prompt_tokens = 0;    // counted when a request's first prefill begins
+  int64_t reused_tokens = 0;    // prompt tokens with entries that existed already
   int64_t replayed_tokens = 0;  // tokens prefilled again after a preemption
   int64_t preemptions = 0;
   // State after the latest turn.

@@ -91,7 +91,7 @@ struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, if reason is kError
   std::vector<int32_t> tokens;  // generated tokens, without a final EOS
-  int64_t reused_tokens = 0;    // prompt tokens whose entries existed already: held rows or cached prefixes
+  int64_t reused_tokens = 0;    // prompt tokens with entries that existed already: held rows or cached prefixes
   KvStats kv;                   // of this request's decode steps
   double queue_s = 0;
   double prefill_s = 0;  // from admission to the first token's logits

@@ -102,7 +102,7 @@ struct FetchBuffer {
   EntryLayout layout;
   std::byte* data = nullptr;  // [slots][kv_heads][capacity] entries
   int64_t capacity = 0;
-  // Tables of a hot set; null when the buffer is none.
+  // Tables of a hot set; null if the buffer is not a hot set.
   int32_t* holds = nullptr;    // [slots][kv_heads][capacity] the row that a cell holds; -1: empty
   int32_t* used = nullptr;     // [slots][kv_heads][capacity] position of the latest token that used the cell; -1: none
   int32_t* cell_of = nullptr;  // [slots][kv_heads][rows] the cell of a row; -1: not on the device

@@ -60,7 +60,7 @@ struct StepTokens {
 template <Backend B>
 class CacheAttention {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   CacheAttention(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : backend_(backend),
         shape_(shape),
@@ -146,7 +146,7 @@ class CacheAttention {
     tables_version_ = pool_.table_version();
   }
 
-  // Empties the hot set of a sequence that is new or whose rows were written by another pass than a step.
+  // Empties the hot set of a sequence: it is new, or another pass than a step has written its rows.
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
       if (shape_.hot_rows > 0 && shape_.fetches && method_.selects(layer))

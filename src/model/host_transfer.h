@@ -19,7 +19,7 @@ namespace infinigen {
 template <Backend B>
 class BatchUpload {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   BatchUpload(B& backend, const Workspace& work, const Pool& pool) : backend_(backend), work_(work), pool_(pool) {}
 
   // Allocates memory for batches of up to `tokens` tokens.

@@ -15,7 +15,7 @@ namespace infinigen {
 template <Backend B>
 class IndexOps {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   IndexOps(B& backend, const SelectMethod& method, const Workspace& work, const LayerViews& views)
       : backend_(backend), work_(work), views_(views), ops_(Find(method)) {}
 

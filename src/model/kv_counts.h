@@ -80,7 +80,7 @@ class StepCounter {
 template <Backend B>
 class KvCounts {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   KvCounts(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : backend_(backend), shape_(shape), config_(shape.config), method_(shape.method), work_(work), pool_(pool) {}
 

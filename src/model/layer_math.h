@@ -15,7 +15,7 @@ namespace infinigen {
 template <Backend B>
 class LayerMath {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   LayerMath(B& backend, const WorkspaceShape& shape, const Workspace& work)
       : backend_(backend), shape_(shape), head_dim_(shape.config.head_dim), work_(work) {}
 

@@ -34,7 +34,7 @@ class LayerStage {
  public:
   static constexpr int64_t kStages = 2;
 
-  // Both outlive it.
+  // Both arguments outlive the object.
   LayerStage(B& backend, const Pool& pool) : backend_(backend), pool_(pool), slots_(Sequences()) {
     tables_.resize(static_cast<size_t>(kStages) * TableSize(), nullptr);
   }

@@ -16,7 +16,7 @@ namespace infinigen {
 
 class LayerViews {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   LayerViews(const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : shape_(shape), config_(shape.config), method_(shape.method), index_(shape.index()), work_(work), pool_(pool) {}
 

@@ -42,10 +42,10 @@ struct PrefillJob {
   PrefillKind kind = PrefillKind::kDense;
   std::vector<int32_t> tokens;
 
-  Buffer memory;             // of residual and guess
+  Buffer memory;             // holds residual and guess
   Tensor residual;           // [tokens][hidden]
   Tensor guess;              // [tokens][hidden], for steps whose layers guess from the layer before
-  Buffer prompt_memory;      // of prompt_cache
+  Buffer prompt_memory;      // holds prompt_cache
   PromptCache prompt_cache;  // only if layers evict
 
   // Only where the prompt chooses sketch columns; of next_layer.

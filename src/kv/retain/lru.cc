@@ -1,4 +1,4 @@
-// Evict the entry whose latest selection is longest ago; a new entry counts as just selected.
+// Evict the least recently selected entry; a new entry counts as just selected.
 #include "kv/retain.h"
 
 namespace infinigen {

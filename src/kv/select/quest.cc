@@ -13,7 +13,7 @@ IndexLayout PageIndex(const IndexShape& shape) {
 // Quest: the least and greatest key component of a page in every dimension bound the scores of its rows (kv/index.h).
 // Bounds cannot shrink when a key is removed, so the method excludes eviction.
 const SelectMethod kSelectQuest{.name = "quest",
-                                .summary = "the pages whose bounds score best",
+                                .summary = "the pages with the best-scoring bounds",
                                 .index = PageIndex,
                                 .can_guess = true,
                                 .rewrites_rows = false,

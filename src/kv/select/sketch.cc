@@ -13,7 +13,7 @@ IndexLayout SketchIndex(const IndexShape& shape) {
 
 // InfiniGen: every key has a sketch, a projection to a few numbers (kv/index.h).
 const SelectMethod kSelectSketch{.name = "sketch",
-                                 .summary = "the entries whose sketches score best",
+                                 .summary = "the entries with the best-scoring sketches",
                                  .index = SketchIndex,
                                  .can_guess = true,
                                  .uses_basis = true};
