@@ -26,7 +26,7 @@ namespace infinigen {
 // of 8. If head_dim < 8 the result is 8, and the missing columns are zero. Precondition: 0 < ratio ≤ 1.
 int64_t SketchDims(int64_t head_dim, double ratio);
 
-// Hash of the model that a skew belongs to; see IdentifyModel (model/identity.h).
+// Hash of the model that a skew belongs to; see IdentifyModel (model/calibrate.h).
 struct ModelIdentity {
   uint64_t high = 0;
   uint64_t low = 0;

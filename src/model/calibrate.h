@@ -16,7 +16,9 @@
 
 #include "base/result.h"
 #include "kv/skew.h"
+#include "model/config.h"
 #include "model/executor.h"
+#include "model/weights.h"
 
 namespace infinigen {
 
@@ -49,5 +51,11 @@ CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens);
 // Rotates queries or keys to other positions: row r of `rows` [count][heads · head_dim] by offsets[r] positions.
 // `frequencies`: from RopeInverseFrequencies.
 void TurnRows(std::span<const float> frequencies, std::span<const double> offsets, std::span<float> rows);
+
+// The identity of a model ties a skew to the model that it was calibrated on: a hash that changes when queries or keys
+// change, cheap for a model of any size (docs/skew.md). It covers the fields of the configuration that change the
+// computation; and of the embedding, every query and key projection, and their norms and biases: shape, type, and at
+// most 64 KiB of evenly spaced rows. Name, directory and the division of weights into files do not matter.
+ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights);
 
 }  // namespace infinigen

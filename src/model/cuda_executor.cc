@@ -6,7 +6,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "model/decoder_executor.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 

@@ -41,7 +41,7 @@ struct ModelFamily {
   // Reads the family's own fields of config.json. The sizes common to all families are in `config` already
   // (model/config_reader.h). Errors go to fields.Fail.
   void (*read)(FieldReader& fields, ModelConfig& config);
-  // Part of the hash of a model (model/identity.h), so it must never change; a new family takes the next number.
+  // Part of the hash of a model (model/calibrate.h), so it must never change; a new family takes the next number.
   int64_t identity_number;
 };
 

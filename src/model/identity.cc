@@ -1,5 +1,3 @@
-#include "model/identity.h"
-
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -8,8 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "model/calibrate.h"
 #include "model/family.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 namespace {

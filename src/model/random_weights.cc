@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/thread_pool.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 
 namespace infinigen {

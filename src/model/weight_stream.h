@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 
 namespace infinigen {

@@ -8,7 +8,7 @@
 
 #include "base/utf8.h"
 #include "model/family.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "kv/skew.h"
-#include "model/identity.h"
+#include "model/calibrate.h"
 #include "text/calibration_text.h"
 
 namespace infinigen {

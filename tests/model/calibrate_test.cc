@@ -14,7 +14,6 @@
 #include "golden/golden_file.h"
 #include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
 
 namespace infinigen {
 namespace {

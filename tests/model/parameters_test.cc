@@ -6,8 +6,6 @@
 #include <set>
 #include <tuple>
 
-#include "model/parameter_walk.h"
-
 namespace infinigen {
 namespace {
 

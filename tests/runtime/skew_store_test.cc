@@ -10,7 +10,7 @@
 
 #include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
+#include "model/calibrate.h"
 #include "text/calibration_text.h"
 
 namespace infinigen {
