@@ -66,7 +66,7 @@ KvMethod Limited(const RetainPolicy& policy, GuessSource from) {
 
 class Allocation : public testing::TestWithParam<Case> {};
 
-TEST_P(Allocation, AStepTakesNothing) {
+TEST_P(Allocation, AStepAllocatesNothing) {
   ModelConfig config{.name = "test",
                      .hidden = 64,
                      .heads = 8,

@@ -37,7 +37,7 @@ TEST(Engine, PrefillUnitsAlternateWithDecodeSteps) {
       << "a decoding request waits for one unit at a time, never for a whole prompt";
 }
 
-TEST(Engine, StopsAtLengthContextEosAndWhenTheClientSays) {
+TEST(Engine, StopsAtLengthContextEosAndOnRequestOfTheClient) {
   FakeExecutor executor(6, 4, 1000);
   FakeClient client;
   Engine engine(executor);
@@ -67,7 +67,7 @@ TEST(Engine, StopsAtLengthContextEosAndWhenTheClientSays) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
+TEST(Engine, RejectsRequestsThatCanNeverRun) {
   FakeExecutor executor(4, 1, 1000);
   FakeClient client;
   Engine engine(executor);
@@ -80,7 +80,7 @@ TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
   EXPECT_FALSE(engine.RunOnce());
 }
 
-TEST(Engine, WaitsForQuotaInOrderAndGivesUpOnlyWhenWaitingCannotHelp) {
+TEST(Engine, WaitsForMemoryInOrderAndFailsOnlyWhenWaitingCannotHelp) {
   FakeExecutor executor(100, 4, 20);
   FakeClient client;
   std::vector<int32_t> finished;
@@ -144,7 +144,7 @@ TEST(Engine, AFailingPrefillEndsItsRequestWithTheReason) {
 }
 
 // A conversation of `turns`: each prompt is the previous one, its answer, and new tokens.
-TEST(Engine, KeptRowsAreNotComputedAgain) {
+TEST(Engine, HeldRowsAreNotComputedAgain) {
   FakeExecutor executor(100, 1, 100);
   FakeClient client;
   {
@@ -184,7 +184,7 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
+TEST(Engine, ACancelledConversationHoldsOnlyCompleteRows) {
   for (int turns = 0; turns < 9; ++turns) {
     FakeExecutor executor(100, 1, 100);
     FakeClient client;
@@ -212,7 +212,7 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
   }
 }
 
-TEST(Engine, DestructionReturnsWhatIsStillRunning) {
+TEST(Engine, DestructionReleasesRunningRequests) {
   FakeExecutor executor(100, 2, 1000);
   FakeClient client;
   {

@@ -87,7 +87,7 @@ TEST_F(LanesTest, AShortPromptDoesNotWaitForALongOne) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST_F(LanesTest, OneTokenMoreThanIsPlannedWaits) {
+TEST_F(LanesTest, APromptLongerThanPlannedWaits) {
   Engine engine(executor);
   Submit(engine, kLong, 1);
   Submit(engine, kSide + 1, 1, 2);
@@ -96,7 +96,7 @@ TEST_F(LanesTest, OneTokenMoreThanIsPlannedWaits) {
   EXPECT_EQ(executor.most_prefill_bytes, executor.PrefillBytes(0, kLong));
 }
 
-TEST_F(LanesTest, ShortPromptsAreReadOneByOneByArrival) {
+TEST_F(LanesTest, ShortPromptsRunInOrderOfArrival) {
   Engine engine(executor);
   for (const int64_t tokens : {kLong, kSide, kLong, kSide - 5, kUnitTokens}) Submit(engine, tokens, 3, 3);
   RunOut(engine);
@@ -129,7 +129,7 @@ TEST_F(LanesTest, AStreamOfShortOnesDelaysTheLongOneAtMostTwofold) {
   }
 }
 
-TEST_F(LanesTest, BehindAShortPromptTheOrderIsByArrival) {
+TEST_F(LanesTest, AfterAShortPromptTheOrderIsByArrival) {
   Engine engine(executor);
   for (const int64_t tokens : {kSide, kUnitTokens, kSide, kUnitTokens}) Submit(engine, tokens, 3, 5);
   RunOut(engine);
@@ -138,7 +138,7 @@ TEST_F(LanesTest, BehindAShortPromptTheOrderIsByArrival) {
   EXPECT_EQ(executor.most_prefill_bytes, executor.PrefillBytes(0, kSide)) << "never two at once";
 }
 
-TEST_F(LanesTest, WhereNoneIsPlannedThereIsNone) {
+TEST_F(LanesTest, WithoutAPlanThereIsNoSideLane) {
   for (const auto& [context, batch, side] :
        {std::tuple{kContext, 8, int64_t{0}}, {kContext, 1, kSide}, {kLong, 8, kLong}}) {
     FakeExecutor fake(context, batch, 10000, side);
@@ -154,7 +154,7 @@ TEST_F(LanesTest, WhereNoneIsPlannedThereIsNone) {
   }
 }
 
-TEST_F(LanesTest, StreamsWaitNoLongerThanBefore) {
+TEST_F(LanesTest, DecodingRequestsWaitNoLonger) {
   // A unit counts as at least 32 tokens.
   const int64_t budget = 64;
   for (const int64_t side : {int64_t{0}, kSide}) {
@@ -177,7 +177,7 @@ TEST_F(LanesTest, StreamsWaitNoLongerThanBefore) {
   }
 }
 
-TEST_F(LanesTest, EitherMayBeCancelledAnywhere) {
+TEST_F(LanesTest, EitherLaneCanBeCancelledAtAnyTime) {
   for (const bool cancel_long : {false, true}) {
     for (int64_t turns = 0; turns < 2 * kSideUnits + 3; ++turns) {
       client.results.clear();
@@ -204,7 +204,7 @@ TEST_F(LanesTest, EitherMayBeCancelledAnywhere) {
   EXPECT_LE(executor.most_prefill_bytes, executor.PrefillBytes(0, kLong) + executor.PrefillBytes(0, kSide));
 }
 
-TEST_F(LanesTest, AFailureInTheSideLaneIsItsOwn) {
+TEST_F(LanesTest, AFailureInTheSideLaneAffectsOnlyItsRequest) {
   Engine engine(executor);
   const RequestId a = Submit(engine, kLong, 4);
   RunUntil(engine, [&] { return UnitsOf(a) == 2; });

@@ -50,7 +50,7 @@ class PrefixCacheTest : public testing::Test {
   PrefixCache cache{*executor->sharing()};
 };
 
-TEST_F(PrefixCacheTest, APathIsATextFromItsBeginning) {
+TEST_F(PrefixCacheTest, APathIsATextFromTheStart) {
   Add({{1, {}}, {2, {}}, {3, {}}});
   Add({{1, {}}, {4, {}}});
   EXPECT_EQ(cache.nodes(), 4) << "the beginning is there once";
@@ -82,7 +82,7 @@ TEST_F(PrefixCacheTest, EntriesOfStepsAreFoundByTheirOwnSettingOnly) {
   EXPECT_EQ(cache.nodes(), 4);
 }
 
-TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
+TEST_F(PrefixCacheTest, NodesAfterASettingCarryIt) {
   PrefixCache::Path none;
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 300), Kind{});
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 256), Kind{});
@@ -95,7 +95,7 @@ TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
   cache.Release(path);
 }
 
-TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
+TEST_F(PrefixCacheTest, DropsLeavesFirstAndNeverPinnedNodes) {
   Add({{1, {}}, {2, {}}});
   Add({{1, {}}, {3, {}}});
   PrefixCache::Path path = cache.Find(Text({1, 3}), {});
@@ -111,7 +111,7 @@ TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
   EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
 }
 
-TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
+TEST_F(PrefixCacheTest, KeepsAtMostTheLimitAndDropsTheLeastRecentlyUsed) {
   PrefixCache small(*executor->sharing(), 3);
   const auto add = [&](std::initializer_list<int32_t> stretches) {
     const SeqSlot slot = Sequence();

@@ -33,7 +33,7 @@ class Prefixes : public testing::Test {
   static constexpr EngineOptions kReuse{.grows = true, .reuses_prefixes = true};
 };
 
-TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
+TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsDiffer) {
   for (const KvMethod& method : Methods()) {
     client.results.clear();
     const std::unique_ptr<Executor> executor = MakeModel({.method = method});
@@ -92,7 +92,7 @@ TEST_F(Prefixes, PrefilledRowsServeEverySettingAndThoseOfStepsTheirOwn) {
   EXPECT_EQ(again.tokens, Alone(method, First(full_next, 520), 8));
 }
 
-TEST_F(Prefixes, AConversationIsReadOnce) {
+TEST_F(Prefixes, AConversationIsPrefilledOnce) {
   const std::unique_ptr<Executor> executor = MakeModel({});
   Engine engine(*executor, kReuse);
   std::vector<int32_t> conversation = Model().Ids(200, 92);
@@ -108,7 +108,7 @@ TEST_F(Prefixes, AConversationIsReadOnce) {
   EXPECT_EQ(engine.stats().prefill_tokens, computed);
 }
 
-TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
+TEST_F(Prefixes, TheLeastRecentlyUsedIsDroppedFirst) {
   // Room for six extents; each request leaves two in the cache.
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 6 * 256});
   Engine engine(*executor, kReuse);
@@ -124,7 +124,7 @@ TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
   EXPECT_EQ(Run(engine, prompts[0], 2).tokens, Alone({}, prompts[0], 2));
 }
 
-TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
+TEST_F(Prefixes, TheCacheIsBoundedAndCounted) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .batch = 1});
   const uint64_t extent = 256 * (RowBytes() + executor->instruments().Stats().sketch_row_bytes);
   ASSERT_GT(extent, 256 * RowBytes()) << "sketches are part of it";
@@ -159,7 +159,7 @@ TEST_F(Prefixes, SettingsAreComparedToTheLastBit) {
   EXPECT_EQ(kept({.alpha = 4.0f, .cap = std::nextafter(0.1, 1.0)}), 0);
 }
 
-TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
+TEST_F(Prefixes, ConcurrentRequestsPrefillTheirSharedPrefixOnce) {
   for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
     client.results.clear();
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 4});
@@ -182,7 +182,7 @@ TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
   }
 }
 
-TEST_F(Prefixes, TheSameAnswersAreKeptOnce) {
+TEST_F(Prefixes, IdenticalAnswersAreCachedOnce) {
   for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
     client.results.clear();
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2});

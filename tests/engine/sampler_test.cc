@@ -110,7 +110,7 @@ TEST(Sampler, BiasIsAddedToTheLogit) {
   EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
 }
 
-TEST(Sampler, PenaltiesCountWhatWasGeneratedAlone) {
+TEST(Sampler, PenaltiesCountOnlyGeneratedTokens) {
   SamplingOptions options = Plain(0);
   options.presence_penalty = 1.0f;
   options.frequency_penalty = 0.5f;

@@ -16,7 +16,7 @@ namespace {
 
 // ---- kv per request ----
 
-TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
+TEST(RequestKvTest, AFullRequestAndSelectingOnesDoNotAffectEachOther) {
   for (const SelectMethod* select : {&kSelectSketch, &kSelectQuest}) {
     const KvMethod method = Sparse(GuessSource::kPrevMid, select);
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3});
@@ -72,7 +72,7 @@ TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   }
 }
 
-TEST(RequestKvTest, WhatCannotBeHadIsRefusedByName) {
+TEST(RequestKvTest, UnsupportedSettingsAreRejectedByName) {
   Client client;
   const auto submit = [&](const KvMethod& method, double largest, RequestKv kv) -> std::string {
     ExecutorOptions options{
@@ -120,7 +120,7 @@ void PreemptAndCompare(const KvMethod& method, const std::vector<Text>& texts, b
   }
 }
 
-TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
+TEST(Preemption, GreedyTextIsTheSameAsAlone) {
   for (const KvMethod& method : Methods()) {
     std::vector<Text> texts;
     for (uint32_t i = 0; i < 4; ++i) texts.push_back(MakeText(method, 150 + 170 * i, 400 + 10 * i, 60 + i));
@@ -129,7 +129,7 @@ TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
 }
 
 // More than half of the context is replayed, which takes several prefills.
-TEST(Preemption, ALongReplayHasNoSeam) {
+TEST(Preemption, ALongReplayInPartsChangesNothing) {
   for (const KvMethod& method : {Infinigen(), Infinigen(GuessSource::kPrevStep)}) {
     const std::unique_ptr<Executor> executor =
         MakeModel({.method = method, .batch = 2, .pool_rows = 6 * 256, .context = 1024});
@@ -148,7 +148,7 @@ TEST(Preemption, ALongReplayHasNoSeam) {
   }
 }
 
-TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
+TEST(Preemption, TheNewestIsPreemptedAndTheOldestNeverWaits) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4, .pool_rows = 6 * 256});
   Client client;
   Engine engine(*executor, {.grows = true});
@@ -172,7 +172,7 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
 }
 
 // The first request grows while the second's long prompt is prefilled; the third is admitted but not yet prefilled.
-TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
+TEST(Preemption, ARequestPreemptedBeforeItsFirstUnitReportsProgressLater) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 3, .pool_rows = 7 * 256});  // 2 + 4 + 1
   Client client;
   Engine engine(*executor, {.grows = true});
@@ -190,7 +190,7 @@ TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
   EXPECT_EQ(std::ssize(client.results[2].tokens), 5);
 }
 
-TEST(Preemption, WhoIsAloneAndCannotGrowIsToldTheNumbers) {
+TEST(Preemption, ARequestThatCannotGrowAloneFailsWithTheNumbers) {
   for (const bool reuse : {false, true}) {
     const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .pool_rows = 2 * 256 + 100});
     Client client;
@@ -271,7 +271,7 @@ TEST(Growth, MethodsThatEvictAreAdmittedWholeAndShareNothing) {
 
 // ---- the queue ----
 
-TEST(Queue, IsBoundedAndSaysSo) {
+TEST(Queue, IsBounded) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 2});
   Client client;
   Engine engine(*executor, {.grows = true, .max_waiting = 3});
@@ -291,7 +291,7 @@ TEST(Queue, IsBoundedAndSaysSo) {
   EXPECT_EQ(client.results.size(), 6u);
 }
 
-TEST(Queue, ShortPromptsAreReadInFewTurnsWhereATurnMayReadMore) {
+TEST(Queue, ShortPromptsNeedFewTurnsIfATurnMayPrefillMore) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4});
   const int64_t layers = Llama().layers;
   for (const int64_t tokens : {int64_t{0}, 2 * 32 * layers}) {
@@ -318,7 +318,7 @@ std::vector<KvMethod> MethodsThatEvictToo() {
   return methods;
 }
 
-TEST(TwoLanes, ShortPromptsAreReadBesideALongOneAndNobodysTextChanges) {
+TEST(TwoLanes, ShortPromptsBesideALongOneChangeNoText) {
   constexpr int64_t kSide = 200;
   for (const KvMethod& method : MethodsThatEvictToo()) {
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3, .side_tokens = kSide});
@@ -374,7 +374,7 @@ TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
 
 // Random requests with shared prefixes, settings and cancellations, in a pool for a third of them. Every request that
 // is not cancelled ends with the text that it has alone.
-TEST(Serving, RandomTrafficChangesNobodysText) {
+TEST(Serving, RandomTrafficChangesNoText) {
   const KvMethod method = Infinigen();
   std::vector<Text> texts;
   const std::vector<int32_t> base = Model().Ids(700, 120);

@@ -33,7 +33,7 @@ TEST_P(Invariance, DecodeEqualsPrefill) {
 }
 
 // A sequence that is rewound and continued gives the same logits as one prefill of all its tokens.
-TEST_P(Invariance, PrefillAfterKeptRowsEqualsAFreshOne) {
+TEST_P(Invariance, PrefillAfterARewindEqualsAFreshOne) {
   const std::unique_ptr<LoadedModel> model = Load(2, 1);
   ASSERT_NE(model, nullptr);
   Executor& executor = *model->executor;
@@ -73,7 +73,7 @@ TEST_P(Invariance, ThreadsDoNotMatter) {
   }
 }
 
-TEST_P(Invariance, NeighboursDoNotMatter) {
+TEST_P(Invariance, OtherSequencesDoNotMatter) {
   const std::unique_ptr<LoadedModel> together = Load(2, 5);
   const std::unique_ptr<LoadedModel> alone = Load(2, 1);
   ASSERT_TRUE(together != nullptr && alone != nullptr);

@@ -46,7 +46,7 @@ class CountingAllocator final : public Allocator {
   HostAllocator inner_;
 };
 
-TEST(Pool, AdmissionIsTheOnlyPlaceThatRefuses) {
+TEST(Pool, OnlyAdmissionCanFail) {
   HostAllocator memory;
   Pool pool(Options(700), memory);
   const SeqSlot a = pool.Admit(512).value();
@@ -71,7 +71,7 @@ TEST(Pool, QuotasAreExactToTheRow) {
   EXPECT_FALSE(pool.Admit(1).ok());
 }
 
-TEST(Pool, ASequenceThatGrowsTakesNothing) {
+TEST(Pool, FillingAQuotaAllocatesNothing) {
   CountingAllocator memory;
   Pool pool(Options(5000), memory);
   const SeqSlot slot = pool.Admit(2000).value();
@@ -83,7 +83,7 @@ TEST(Pool, ASequenceThatGrowsTakesNothing) {
   EXPECT_EQ(pool.used_bytes(), 2000 * kRowBytes);
 }
 
-TEST(Pool, WhatIsReleasedIsUsedAgain) {
+TEST(Pool, ReleasedExtentsAreReused) {
   CountingAllocator memory;
   Pool pool(Options(4096), memory);
   pool.Release(pool.Admit(1024).value());
@@ -102,7 +102,7 @@ TEST(Pool, FreeSlabsMakeRoomForLastExtents) {
 }
 
 // The first layer retains everything, the others 40 rows.
-TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
+TEST(Pool, EvictingLayersHaveTheirOwnQuota) {
   CountingAllocator memory;
   PoolOptions options = Options(1000);
   options.evicting_from = 1;
@@ -141,7 +141,7 @@ TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
   EXPECT_EQ(pool.peak_bytes(), (700 + 2 * 40) * row_bytes);
 }
 
-TEST(Pool, SlotsRunOutByName) {
+TEST(Pool, TheErrorNamesTheNumberOfSlots) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);
   for (int i = 0; i < kSlots; ++i) ASSERT_TRUE(pool.Admit(1).ok());
@@ -181,7 +181,7 @@ TEST(Pool, AQuotaGrowsByWholeExtentsAndToTheLastRow) {
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
-TEST(Pool, ASharedExtentOutlivesWhoMadeIt) {
+TEST(Pool, ASharedExtentOutlivesItsSequence) {
   CountingAllocator memory;
   PoolOptions options = Options(1024);
   options.index_bytes = 100;
@@ -209,7 +209,7 @@ TEST(Pool, ASharedExtentOutlivesWhoMadeIt) {
   EXPECT_EQ(*at(b, 255), std::byte{77});
   EXPECT_EQ(pool.used_bytes(), 300 * kRowBytes);
   pool.Release(b);
-  EXPECT_EQ(pool.used_bytes(), 256 * kRowBytes) << "nobody has it, but it is there";
+  EXPECT_EQ(pool.used_bytes(), 256 * kRowBytes) << "no sequence uses it, but it still exists";
   EXPECT_FALSE(pool.Admit(1024).ok());
   pool.Drop(id);
   EXPECT_EQ(pool.used_bytes(), 0u);
@@ -235,7 +235,7 @@ TEST(Pool, TheSameExtentTwiceBecomesOne) {
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
-TEST(PoolDeathTest, WhatSomebodyHasIsNotDropped) {
+TEST(PoolDeathTest, ASharedExtentInUseIsNotDropped) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);
   const SeqSlot slot = pool.Admit(256).value();

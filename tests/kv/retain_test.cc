@@ -32,7 +32,7 @@ TEST(AssignRow, TheSmallestUnprotectedPriorityAndTheOldestOfEquals) {
       << "of sinks, only as many are protected as leave a victim: 2 of them";
 }
 
-TEST(AssignRow, EvenOneRowHasAVictim) {
+TEST(AssignRow, ACacheOfOneRowCanEvict) {
   for (const int32_t sinks : {0, 1, 100})
     EXPECT_EQ(AssignRow(std::vector<int32_t>{7}, std::vector<float>{3}, {.sinks = sinks}, 8, 1), 0);
   EXPECT_EQ(AssignRow(std::vector<int32_t>{6, 7}, std::vector<float>{kNan, kNan}, {.sinks = 4}, 8, 2), 0)
@@ -54,7 +54,7 @@ TEST(UpdatePriorities, CountsAndStampsButSkipsSinksAndWindow) {
   EXPECT_THAT(priorities, ElementsAre(3, 3, 31, 3, 31, 3));
 }
 
-TEST(UpdatePriorities, AnOverflowHalvesAllOfTheHead) {
+TEST(UpdatePriorities, AnOverflowHalvesAllPrioritiesOfTheHead) {
   const std::vector<int32_t> positions = {0, 1, 2}, rows = {1};
   std::vector<float> priorities = {7, 254, 0};
   UpdatePriorities({.on_select = PriorityUpdate::kCount}, {}, 9, rows, positions, priorities);

@@ -278,7 +278,7 @@ TEST(SkewMoments, ALargeMeanCostsNoPrecision) {
   EXPECT_THAT(after, testing::Pointwise(testing::DoubleNear(2e-3), before));
 }
 
-TEST(SkewMoments, SinksAreLeftOutOfKeysAndThreadsChangeNothing) {
+TEST(SkewMoments, SinksAreExcludedAndThreadsChangeNothing) {
   Text text = MakeText(128);
   const SkewMoments before = MomentsOf(text, 1, 3);
   for (int64_t i = 0; i < kCalibrationSinks * kKvHeads * kDim; ++i) text.keys[static_cast<size_t>(i)] = 1e6f;
@@ -494,7 +494,7 @@ TEST_F(SkewFile, RoundTrip) {
   EXPECT_EQ(SerialiseSkew(*read), SerialiseSkew(skew_));
 }
 
-TEST_F(SkewFile, ReplacesAnOlderFileAndLeavesNothingBeside) {
+TEST_F(SkewFile, ReplacesAnOlderFileAndLeavesNoTemporary) {
   const std::string path = Put("infinigen.skew", "something else");
   ASSERT_TRUE(WriteSkew(skew_, path).ok());
   EXPECT_TRUE(ReadSkew(path, skew_.origin().model, skew_.shape()).ok());

@@ -115,7 +115,7 @@ TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
   }
 }
 
-TEST(Calibrate, TheExecutorIsAsBefore) {
+TEST(Calibrate, TheExecutorIsUnchanged) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const uint64_t bytes = model->executor->instruments().pool_bytes();
   const Skew first = CalibrateRandom(*model);
@@ -169,7 +169,7 @@ LayerRows RowsOf(Loaded& model, const std::vector<int32_t>& tokens) {
 }
 
 // Queries and keys of layer 0 depend only on token and position, so those of a repeated token differ only by rotation.
-TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
+TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
   constexpr size_t kRows = 300, kTarget = 250;
   for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
     const std::unique_ptr<Loaded> model = Open(kModels + name);
@@ -247,7 +247,7 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
 }
 
 // Keys of a layer without RoPE are the same at every position, so its skew does not depend on the number of positions.
-TEST(Calibrate, LayersThatDoNotRotateAreSeenAsTheyAre) {
+TEST(Calibrate, LayersWithoutRopeAreNotRotated) {
   ModelConfig config = *ShapeByName("llama-3.2-1b");
   config.SetLayers(2, config.specs.front());
   config.hidden = config.embed_dim = 64;
@@ -289,7 +289,7 @@ TEST(Identity, EveryGoldenModelHasItsOwn) {
 }
 
 // Skew files contain the identity of their model, so a change of the hash would invalidate all of them.
-TEST(Identity, StaysWhatSkewFilesCarry) {
+TEST(Identity, IsTheSameAsInExistingSkewFiles) {
   const std::pair<const char*, const char*> known[] = {
       {"llama_bf16", "56f5e56bdc4fa401de3dc0cdb445bf2e"},
       {"llama_bias", "456b86bbb6e2a0b059a5f289ede61846"},

@@ -92,7 +92,7 @@ TEST(ConfigReader, RefusesUnknownFieldsByName) {
   EXPECT_THAT(RefusalOf(Opt(), "line\nbreak", 1), HasSubstr("'line\\x0abreak'"));
 }
 
-TEST(ConfigReader, PassesOverWhatDoesNotChangeTheResult) {
+TEST(ConfigReader, IgnoresFieldsThatDoNotChangeTheResult) {
   for (const char* name : {"use_cache", "transformers_version", "_name_or_path", "attention_dropout", "pretraining_tp",
                            "pad_token_id", "initializer_range", "top_k", "max_length", "output_attentions", "id2label"})
     EXPECT_EQ(RefusalOf(Llama(), name, 1), "") << name;
@@ -237,7 +237,7 @@ TEST(ModelConfigRope, RefusesContradictions) {
   EXPECT_THAT(MessageOf(Parse(config)), HasSubstr("disagree"));
 }
 
-TEST(ConfigReader, GenerationConfigOverrulesTheEndIds) {
+TEST(ConfigReader, GenerationConfigReplacesTheEndIds) {
   const TempDir dir;
   dir.Write("config.json", test::kTinyConfig);
   dir.Write("generation_config.json", R"({"eos_token_id": [5, 3], "temperature": 0.6, "anything": {}})");
@@ -253,7 +253,7 @@ TEST(ConfigReader, GenerationConfigOverrulesTheEndIds) {
   }
 }
 
-TEST(ConfigReader, RefusesHeadsWiderThanAttentionTakes) {
+TEST(ConfigReader, RefusesHeadsWiderThanAttentionSupports) {
   EXPECT_THAT(RefusalOf(Llama(), "head_dim", 514), HasSubstr("512"));
   EXPECT_EQ(RefusalOf(Llama(), "head_dim", 512), "");
 }

@@ -125,7 +125,7 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
 
 // Stalls, for whole layers and for selected entries. So little data may always arrive in time, so only an upper bound
 // is tested: the stall is not longer than the elapsed time. (FetchTest tests that stalls are counted at all.)
-TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
+TEST_F(CudaModel, StallsAreNoLongerThanTheElapsedTime) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
     const std::unique_ptr<Executor> executor = Make(method);
@@ -167,7 +167,7 @@ TEST_F(CudaModel, SequencesOfDifferentLengths) {
 }
 
 // Two prefills in progress at once, alternating layer by layer.
-TEST_F(CudaModel, TwoPromptsAtOnceSayWhatTheySayAlone) {
+TEST_F(CudaModel, TwoPromptsAtOnceGiveTheSameLogitsAsAlone) {
   const size_t vocab = static_cast<size_t>(model.config.vocab);
   const std::array<std::vector<int32_t>, 2> ids = {model.Ids(710, 9), model.Ids(130, 10)};
   KvMethod counter = Sparse(GuessSource::kSelf);
@@ -201,7 +201,7 @@ TEST_F(CudaModel, TwoPromptsAtOnceSayWhatTheySayAlone) {
 }
 
 // Memory plans, which need no GPU.
-TEST(CudaPlan, APromptBesideAnotherIsCountedOnTheStagesToo) {
+TEST(CudaPlan, TheStagesIncludeAnInterleavedPrompt) {
   const ModelConfig config = Llama();
   const auto added = [&](const KvMethod& method, bool on_device) {
     ExecutorOptions options{
@@ -229,7 +229,7 @@ int64_t ResidentKilobytes() {
 }
 
 // A second sequence continues from a shared prefix, with the pool on the host or on the device.
-TEST_F(CudaModel, SharedPrefixesSayWhatTheyWouldAlone) {
+TEST_F(CudaModel, SharedPrefixesGiveTheSameLogitsAsAlone) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 300;
   const std::vector<int32_t> ids = model.Ids(prompt + 10, 8);
   for (const KvMethod& method :
@@ -283,7 +283,7 @@ TEST_F(CudaModel, TwoThousandStepsLeakNothing) {
   }
 }
 
-TEST_F(CudaModel, MemoryThatIsNotThereIsRefused) {
+TEST_F(CudaModel, TooLittleMemoryIsAnError) {
   const Result<std::unique_ptr<Executor>> small = MakeExecutor(
       model.config, model.weights,
       {.device = Device::kCuda, .max_tokens = 1024, .max_batch = 1, .device_memory_bytes = uint64_t{1} << 20});

@@ -71,7 +71,7 @@ std::string Refusal(const std::function<void(ModelConfig&)>& set) {
   return status.error().message;
 }
 
-TEST(CheckSupported, AcceptsWhatIsComputed) {
+TEST(CheckSupported, AcceptsSupportedFields) {
   EXPECT_TRUE(CheckSupported(Llama()).ok());
   EXPECT_TRUE(CheckSupported(Opt()).ok());
   EXPECT_TRUE(CheckSupported(Mixed()).ok());
@@ -112,7 +112,7 @@ TEST(CheckSupported, NamesLayerAndField) {
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.logit_soft_cap = 30; }), HasSubstr("logit_soft_cap 30"));
 }
 
-TEST(CheckSupported, AnExecutorIsNotMadeForTheRest) {
+TEST(CheckSupported, MakeExecutorRejectsUnsupportedFields) {
   const RandomModelWithBases model(Llama(), 8, 11);
   ModelConfig config = model.config;
   config.specs[2].window = 7;
@@ -156,7 +156,7 @@ class OwnedWeights {
 };
 
 // A process that owns some heads computes the same as a model that has only these heads.
-TEST(OwnedHeads, AreAModelOfTheirOwn) {
+TEST(OwnedHeads, ComputeTheSameAsAModelWithOnlyTheseHeads) {
   ModelConfig config = Llama();
   config.heads = 12;
   config.kv_heads = 4;

@@ -38,7 +38,7 @@ TEST(ParameterWalk, LeavesOutNoMember) {
   EXPECT_EQ(end_bytes + sizeof(std::vector<LayerWeights>), sizeof(WeightViews));
 }
 
-TEST(ParameterWalk, VisitsEachPlaceOnceInTheOrderOfRoles) {
+TEST(ParameterWalk, VisitsEachMemberOnceInTheOrderOfRoles) {
   const ModelConfig config = ShapeByName("opt-125m").value();
   const Weights weights = Small();
   std::set<const void*> places;

@@ -315,7 +315,7 @@ TEST_P(RetainingRemotePool, GrowingAndSharing) {
 }
 
 // In this backend every fetch runs only when it is waited for, so each counts as a stall; entries read in place do not.
-TEST_P(RemotePool, WaitingIsCounted) {
+TEST_P(RemotePool, StallsAreCounted) {
   const std::vector<int32_t> ids = model.Ids(90, 7);
   const std::unique_ptr<Executor> remote = Remote(), local = Local();
   Decode(*remote, ids, 80);
@@ -406,7 +406,7 @@ TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
     EXPECT_EQ(Decode(*one, ids, 300, &everything), full);
     EXPECT_EQ(one->instruments().Stats().fetch.fetched, one->instruments().Stats().fetch.wanted);
     const std::vector<float> own = Decode(*Local(), ids, 300);
-    EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
+    EXPECT_EQ(Decode(*one, ids, 300), own) << "its slot has another sequence now";
 
     const std::unique_ptr<Executor> both = remote(2);
     const size_t vocab = static_cast<size_t>(model.config.vocab);
@@ -444,7 +444,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([
                          })),
                          kCaseName);
 
-TEST(Streamed, AsManyAsAskedForAndSpread) {
+TEST(Streamed, TheRequestedNumberSpreadEvenly) {
   for (const int64_t layers : {1, 2, 7, 40}) {
     for (const double share : {0.0, 0.3, 0.5, 0.7, 1.0}) {
       int64_t streamed = 0, gap = 0, widest = 0;
@@ -522,7 +522,7 @@ TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
 }
 
 // A prompt chooses its sketch columns by its own sums only, even if another prompt runs between its units.
-TEST(PromptColumns, OfTwoPromptsAtOnceAreTheirOwn) {
+TEST(PromptColumns, AreSeparateForConcurrentPrompts) {
   const RandomModelWithBases model(Llama(), 8, 5);
   const size_t width = static_cast<size_t>(model.config.head_dim), heads = static_cast<size_t>(model.config.kv_heads);
   KvMethod method = Sparse(GuessSource::kPrevMid);

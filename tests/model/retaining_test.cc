@@ -69,7 +69,7 @@ TEST_P(Retaining, EqualsAnIndependentForwardPass) {
 }
 
 // The published code also selects evicted rows, so that eviction has no effect on its results.
-TEST_P(Retaining, TheEvictedAreGone) {
+TEST_P(Retaining, EvictedEntriesAreNotSelected) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
   if (GetParam().selects()) {
@@ -80,7 +80,7 @@ TEST_P(Retaining, TheEvictedAreGone) {
   EXPECT_GT(Difference(ours, Decode(*model.Make(unlimited), ids, 150)), 100 * kRounding);
 }
 
-TEST_P(Retaining, AllOfItIsNoLimitBitForBit) {
+TEST_P(Retaining, ALimitThatHoldsEverythingChangesNoBit) {
   const std::vector<int32_t> ids = model.Ids(620, 2);
   KvMethod unlimited = method;
   unlimited.retain = nullptr;
@@ -91,13 +91,13 @@ TEST_P(Retaining, AllOfItIsNoLimitBitForBit) {
   EXPECT_EQ(limited->instruments().Stats().evicted, 0u);
 }
 
-TEST_P(Retaining, StepsThroughTheGridEqualStepsOneByOne) {
+TEST_P(Retaining, StepsInAPrefillEqualSingleSteps) {
   const std::vector<int32_t> ids = model.Ids(600, 3);  // more than one chunk
   const std::unique_ptr<Executor> executor = model.Make(method);
   EXPECT_EQ(AsSteps(*executor, ids), Decode(*executor, ids, 0));
 }
 
-TEST_P(Retaining, NeitherThreadsNorNeighboursMatter) {
+TEST_P(Retaining, NeitherThreadsNorOtherSequencesMatter) {
   const std::vector<int32_t> ids = model.Ids(560, 4);
   const std::vector<float> one = Decode(*model.Make(method, Device::kCpu, 1), ids, 530);
   EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, 3), ids, 530), one);
@@ -148,7 +148,7 @@ TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
 }
 
 // A limit in bytes is divided by the stated number of sequences, however many there are.
-TEST_P(Retaining, ASizeIsSharedByTheBatchNotByWhoIsThere) {
+TEST_P(Retaining, BytesAreDividedByTheBatchNotByRunningSequences) {
   const uint64_t row_bytes = static_cast<uint64_t>(2 * model.config.kv_heads * model.config.head_dim) * sizeof(float);
   method.limit.bytes = 3 * row_bytes * static_cast<uint64_t>(model.config.layers) * 100;
   method.limit.sequences = 3;
@@ -157,7 +157,7 @@ TEST_P(Retaining, ASizeIsSharedByTheBatchNotByWhoIsThere) {
             Decode(*model.Make(method, Device::kCpu, 2, 3), ids, 150));
 }
 
-TEST_P(Retaining, LimitsSoSmallThatLittleIsLeftDoNoHarm) {
+TEST_P(Retaining, TinyLimitsWork) {
   const std::vector<int32_t> ids = model.Ids(90, 6);
   for (const double share : {1.0 / 90, 2.0 / 90, 3.0 / 90, 5.0 / 90}) {
     method.limit.share = share;

@@ -64,7 +64,7 @@ TEST_P(Selecting, EqualsAnIndependentForwardPass) {
 }
 
 // The published code for Llama has the first three of these errors.
-TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
+TEST_P(Selecting, EveryKnownErrorOfTheGuessIsDetected) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
   const bool guesses = method.from != GuessSource::kSelf, llama = GetParam().config.name == "test-llama";
@@ -88,7 +88,7 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   }
 }
 
-TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
+TEST_P(Selecting, SelectingEverythingEqualsFullAttentionBitForBit) {
   const std::vector<int32_t> ids = model.Ids(700, 2);
   const std::vector<float> full = Decode(*model.Make({}), ids, 330);
   method.rule = {.alpha = kInfinity, .cap = 1.0, .min_rows = 0};
@@ -97,7 +97,7 @@ TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
 }
 
-TEST_P(Selecting, StepsThroughTheGridEqualStepsOneByOne) {
+TEST_P(Selecting, StepsInAPrefillEqualSingleSteps) {
   const std::vector<int32_t> ids = model.Ids(600, 3);  // more than one chunk
   const std::unique_ptr<Executor> executor = model.Make(method);
   const std::vector<float> steps = Decode(*executor, ids, 0);
@@ -113,7 +113,7 @@ TEST_P(Selecting, ThreadsDoNotMatter) {
   for (const int threads : {2, 3}) EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, threads), ids, 200), one);
 }
 
-TEST_P(Selecting, NeighboursDoNotMatter) {
+TEST_P(Selecting, OtherSequencesDoNotMatter) {
   const std::unique_ptr<Executor> together = model.Make(method, Device::kCpu, 2, 3);
   const size_t vocab = static_cast<size_t>(model.config.vocab), steps = 20;
   std::vector<std::vector<int32_t>> ids;
@@ -144,7 +144,7 @@ TEST_P(Selecting, NeighboursDoNotMatter) {
   }
 }
 
-TEST_P(Selecting, CountsAreWhatWasAttended) {
+TEST_P(Selecting, CountsMatchTheAttendedRows) {
   method.rule = {.alpha = kInfinity, .cap = 0.25, .min_rows = 1, .sinks = 0, .window = 0};
   const std::unique_ptr<Executor> executor = model.Make(method);
   Decode(*executor, model.Ids(200, 8), 100);
@@ -224,7 +224,7 @@ TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
 
 // A chat that rewinds to an earlier row and continues with other tokens. With quest, the bounds of a page that is
 // rewound to its middle may stay too wide; at the start of a page they are reset.
-TEST_P(Selecting, RowsThatWereTakenBackAreForgotten) {
+TEST_P(Selecting, RewoundRowsAreForgotten) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), kept = 96;
   const std::vector<int32_t> old_ids = model.Ids(250, 13);
   std::vector<int32_t> ids = model.Ids(160, 14);
@@ -248,7 +248,7 @@ TEST_P(Selecting, RowsThatWereTakenBackAreForgotten) {
 }
 
 // More threads than heads: the scores of a head are computed in several parts.
-TEST_P(SelectingAtAnyLength, ATeamLargerThanTheHeadsSelectsAlike) {
+TEST_P(SelectingAtAnyLength, MoreThreadsThanHeadsSelectTheSameRows) {
   for (const bool mean : {false, true}) {
     method.mean_counts = mean;
     method.rule.alpha = 0.5f;

@@ -68,7 +68,7 @@ Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights&
   return MakeExecutor(config, weights, {.device = device, .max_tokens = 64, .weights_on_device = on_device});
 }
 
-TEST(StoredTypes, TheReferenceRunsAModelOfBlocks) {
+TEST(StoredTypes, TheReferenceRunsABlockQuantisedModel) {
   const RandomModelWithBases model(WholeBlocks(), 8, 3);
   const BlockWeights made(model.weights);
   Weights blocks, decoded;
@@ -83,7 +83,7 @@ TEST(StoredTypes, TheReferenceRunsAModelOfBlocks) {
   EXPECT_NE(got, Decode(**Make(model.config, model.weights, Device::kReference), ids, 7)) << "nothing was rounded";
 }
 
-TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
+TEST(StoredTypes, TheCpuRejectsABlockQuantisedModel) {
   const RandomModelWithBases model(WholeBlocks(), 8, 3);
   const BlockWeights made(model.weights);
   Weights blocks;
@@ -96,7 +96,7 @@ TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
   }
 }
 
-TEST(DeviceWeights, ATiedHeadIsThePlacedEmbedding) {
+TEST(DeviceWeights, ATiedHeadIsTheLoadedEmbedding) {
   ModelConfig config = Llama();
   config.tied_embeddings = true;
   const RandomModelWithBases model(config, 8, 3);

@@ -143,7 +143,7 @@ TEST(LoadWeights, NamesMissingTensors) {
   }
 }
 
-TEST(LoadWeights, RefusesTensorsWithoutAPlace) {
+TEST(LoadWeights, RefusesUnknownTensors) {
   for (const char* name : {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.bias",
                            "model.layers.1.input_layernorm.weight", "score.weight"}) {
     std::vector<TestTensor> tensors = test::TinyTensors();
@@ -155,7 +155,7 @@ TEST(LoadWeights, RefusesTensorsWithoutAPlace) {
   EXPECT_TRUE(LoadTiny(tensors).ok());
 }
 
-TEST(LoadWeights, RefusesTypesItDoesNotComputeWith) {
+TEST(LoadWeights, RefusesUnsupportedTypes) {
   std::vector<TestTensor> tensors = test::TinyTensors("F16");
   tensors[0].dtype = "I16";
   EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr("has dtype I16"), HasSubstr("expected F32, F16 or BF16")));
@@ -197,7 +197,7 @@ std::unique_ptr<MemorySource> BlockSource() {
   return source;
 }
 
-TEST(LoadWeights, TakesEveryStoredTypeThatASourceOffers) {
+TEST(LoadWeights, AcceptsEveryStoredTypeOfASource) {
   const TempDir dir;
   dir.Write("config.json", test::kTinyConfig);
   ModelConfig config = LoadModelConfig(dir.path()).value();
@@ -244,13 +244,13 @@ TEST(LoadWeights, ATiedHeadMustBeTheEmbedding) {
   EXPECT_EQ(weights->lm_head.weight.data, weights->embedding.data);
 }
 
-TEST(LoadWeights, AnUntiedHeadMustBeThere) {
+TEST(LoadWeights, AnUntiedHeadIsRequired) {
   std::string config(test::kTinyConfig);
   config.replace(config.find("\"tie_word_embeddings\": true"), 27, "\"tie_word_embeddings\": false");
   EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("'lm_head.weight' is missing"));
 }
 
-TEST(LoadWeights, HugeConfigNumbersCostNothing) {
+TEST(LoadWeights, HugeConfigNumbersAllocateNothing) {
   std::string config(test::kTinyConfig);
   config.replace(config.find("\"vocab_size\": 8"), 15, "\"vocab_size\": 16777216");
   config.replace(config.find("\"num_hidden_layers\": 1"), 22, "\"num_hidden_layers\": 4096");
@@ -272,7 +272,7 @@ ModelConfig SmallShape() {
   return config;
 }
 
-TEST(RandomWeights, DependOnTheSeedAlone) {
+TEST(RandomWeights, DependOnlyOnTheSeed) {
   const ModelConfig config = SmallShape();
   const Result<Weights> one = RandomWeights(config, DType::kBF16, 7, 1);
   const Result<Weights> three = RandomWeights(config, DType::kBF16, 7, 3);
@@ -324,7 +324,7 @@ uint64_t HashOf(const Weights& weights) {
 }
 
 // Benchmarks of different versions are comparable only if a seed always gives the same bytes.
-TEST(RandomWeights, StayWhatTheyWere) {
+TEST(RandomWeights, NeverChange) {
   EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
 
   ModelConfig opt = ShapeByName("opt-125m").value();
