@@ -64,7 +64,7 @@ TEST_P(Selecting, EqualsAnIndependentForwardPass) {
 }
 
 // The published code for Llama has the first three of these errors.
-TEST_P(Selecting, EveryKnownErrorOfTheGuessIsDetected) {
+TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
   const bool guesses = method.from != GuessSource::kSelf, llama = GetParam().config.name == "test-llama";
