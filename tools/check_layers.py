@@ -16,9 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 HARD_LINES = 800
 
-VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/retain_view.h",
-        "kv/cache_view.h", "kv/store_view.h", "kv/page_bounds_view.h",
-        "kv/fetch_view.h", "kv/index_view.h"}  # plain structs that both kv and backend may include
+# Plain structs below both kv and backend.
+VIEW = {"kv/view.h", "kv/index_view.h", "kv/retain_view.h", "kv/selection_view.h"}
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},

@@ -28,9 +28,8 @@
 #include <span>
 
 #include "base/result.h"
-#include "kv/cache_view.h"
-#include "kv/fetch_view.h"
-#include "kv/page_bounds_view.h"
+#include "kv/index_view.h"
+#include "kv/retain_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"

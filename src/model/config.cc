@@ -8,7 +8,7 @@
 namespace infinigen {
 namespace {
 
-// What no backend computes in one layer: the field and the reason, or empty.
+// The first field of a layer that no backend supports, with the reason; empty if there is none.
 std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
   if (spec.window != 0) return fmt::format("window {}: no backend computes sliding-window attention", spec.window);
   if (spec.attention_soft_cap != 0)
@@ -78,7 +78,7 @@ std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_d
     result[i] = frequency;
     if (rope.scaling == RopeScaling::kLinear) result[i] = frequency / factor;
     if (rope.scaling != RopeScaling::kLlama3) continue;
-    // Long wavelengths are stretched by `factor`, short ones stay, those between are mixed.
+    // Long wavelengths are stretched by `factor`, short ones are unchanged, those between are interpolated.
     const auto context = static_cast<double>(rope.original_max_positions);
     const auto low_wavelength = static_cast<float>(context / rope.low_freq_factor);
     const auto high_wavelength = static_cast<float>(context / rope.high_freq_factor);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kv/skew.h"
-#include "model/identity.h"
+#include "model/calibrate.h"
 #include "text/calibration_text.h"
 
 namespace infinigen {

@@ -13,7 +13,6 @@
 
 #include "base/result.h"
 #include "kv/skew.h"
-#include "kv/skew_file.h"
 #include "model/calibrate.h"
 #include "model/executor.h"
 #include "model/sequence.h"

@@ -6,7 +6,7 @@
 #include "backend/backends.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/page_bounds.h"
+#include "kv/index.h"
 
 namespace infinigen {
 namespace {

@@ -7,7 +7,7 @@
 #include "backend/fetch_layer.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
 
 namespace infinigen {
 namespace {

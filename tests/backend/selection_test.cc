@@ -7,7 +7,7 @@
 #include "backend/backends.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
 #include "sanitized.h"
 
 namespace infinigen {

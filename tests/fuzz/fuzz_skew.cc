@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 
 namespace {
 

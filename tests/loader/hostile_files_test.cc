@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "loader/model_files.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 #include "sanitized.h"
 

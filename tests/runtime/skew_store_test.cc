@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <string>
 
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
+#include "model/calibrate.h"
 #include "runtime/launch.h"
 #include "text/calibration_text.h"
 

@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "backend/cpu/attention-inl.h"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {

@@ -12,7 +12,7 @@
 #include <hwy/highway.h>
 
 #include "backend/cpu/vector-inl.h"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {

@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "backend/cpu/cpu_backend.h"
+#include "kv/index_view.h"
 #include "kv/selection_view.h"
-#include "kv/sketch_view.h"
 
 namespace infinigen {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 

@@ -6,7 +6,7 @@
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 namespace {

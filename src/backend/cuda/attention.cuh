@@ -17,7 +17,6 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
 #include "kv/view.h"
 #include "tensor/view.h"
 

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 

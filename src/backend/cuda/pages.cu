@@ -7,7 +7,7 @@
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
-#include "kv/page_bounds_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 namespace {

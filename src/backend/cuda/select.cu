@@ -8,7 +8,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 namespace {

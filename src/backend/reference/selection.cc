@@ -1,15 +1,13 @@
-// Sketches, page bounds and selection of the oracle: applies the host definitions in kv/sketch.h, kv/page_bounds.h and
-// kv/selection.h to every token and head.
-#include "kv/selection.h"
-
+// Sketches, page bounds and selection of the oracle: applies the host definitions in kv/index.h and kv/select.h to
+// every token and head.
 #include <algorithm>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "backend/reference/reference_backend.h"
-#include "kv/page_bounds.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {

@@ -1,6 +1,7 @@
-#include "kv/sketch.h"
+#include "kv/index.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -17,7 +18,7 @@ float LargestMagnitude(std::span<const float> numbers) {
   return largest;
 }
 
-// The smallest bf16 that is at least `value`, which is positive or zero.
+// The smallest bf16 ≥ `value`. Precondition: value ≥ 0.
 BF16 RoundUp(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -83,7 +84,7 @@ void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std:
   const float most = static_cast<float>(layout.largest());
   const BF16 scale = RoundUp(LargestMagnitude(numbers) / most);
   std::memcpy(block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), &scale, sizeof(BF16));
-  // Numbers next to nothing have no inverse: they are stored as zero.
+  // The inverse of a tiny scale overflows; such numbers are stored as zero.
   const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
   for (int64_t i = 0; i < layout.dims; ++i) {
     const float value = std::nearbyint(finite(numbers[static_cast<size_t>(i)]) * inverse);
@@ -105,7 +106,7 @@ QuantisedQuery QuantiseQuery(std::span<const float> numbers) {
                        .scale = LargestMagnitude(numbers) / static_cast<float>(kLargestQueryValue)};
   if (!(query.scale > 0)) return query;
   const float most = static_cast<float>(kLargestQueryValue), inverse = 1.0f / query.scale;
-  if (!std::isfinite(inverse)) return query;  // the largest number is next to nothing: so is every score
+  if (!std::isfinite(inverse)) return query;  // so small that every score is zero
   for (size_t i = 0; i < numbers.size(); ++i)
     if (std::isfinite(numbers[i]))
       query.values[i] = static_cast<int32_t>(std::clamp(std::nearbyint(numbers[i] * inverse), -most, most));
@@ -132,6 +133,41 @@ std::vector<float> ScoreSketches(const SketchLayout& layout, const std::byte* he
     score = static_cast<float>(sum) * quantised.scale * ToFloat(LoadScale(layout, block, within));
   }
   return scores;
+}
+
+// ---- page bounds ----
+
+BF16 RoundUpToBF16(float number) {
+  // Rounding up raises the magnitude of a positive number and truncates that of a negative one.
+  const uint32_t bits = std::bit_cast<uint32_t>(number);
+  const uint32_t up = std::signbit(number) ? bits >> 16 : (bits + 0xffffu) >> 16;
+  constexpr uint32_t kInfinity = 0x7f80;
+  return {static_cast<uint16_t>(up == kInfinity ? kInfinity - 1 : up)};
+}
+
+BF16 RoundDownToBF16(float number) {
+  const BF16 up = RoundUpToBF16(-number);
+  return {static_cast<uint16_t>(up.bits ^ 0x8000u)};
+}
+
+void AddToBounds(std::span<BF16> bounds, int64_t row, std::span<const float> key) {
+  const size_t d = key.size();
+  CHECK(bounds.size() == 2 * d);
+  for (size_t i = 0; i < d; ++i) {
+    const float number = std::isfinite(key[i]) ? key[i] : 0.0f;
+    const BF16 down = RoundDownToBF16(number), up = RoundUpToBF16(number);
+    const bool starts = row % kPageRows == 0;
+    if (starts || ToFloat(down) < ToFloat(bounds[i])) bounds[i] = down;
+    if (starts || ToFloat(up) > ToFloat(bounds[d + i])) bounds[d + i] = up;
+  }
+}
+
+float PageScore(std::span<const BF16> bounds, std::span<const float> query) {
+  const size_t d = query.size();
+  CHECK(bounds.size() == 2 * d);
+  float score = 0;
+  for (size_t i = 0; i < d; ++i) score += query[i] * ToFloat(query[i] > 0 ? bounds[d + i] : bounds[i]);
+  return score;
 }
 
 }  // namespace infinigen

@@ -1,4 +1,4 @@
-// Who gets room in the pool, and who has to give it back.
+// The engine's memory decisions: admission, growth, preemption, and reuse of held rows and cached prefixes.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -8,8 +8,8 @@
 namespace infinigen {
 namespace {
 
-// Rows that a request gets beyond those it needs at once: a growth costs little, but a request that has just been read
-// should not be preempted for its first words.
+// Rows that a request gets beyond those it needs at once. Growing is cheap, but a request should not be preempted for
+// its first tokens right after its prefill.
 constexpr int64_t kGrowthTokens = kExtentTokens;
 
 SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
@@ -24,8 +24,7 @@ SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
   return rule;
 }
 
-// Entries of steps that attend to everything are those of a prefill. Alpha and cap are all that a request can change of
-// the rule.
+// Steps that attend to everything give the same entries as a prefill. Only alpha and cap can differ between requests.
 PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
   const bool everything =
       rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 && rule.force_count == 0;
@@ -49,17 +48,17 @@ void Engine::Admit() {
     if (live->state != RequestState::kQueued) continue;
     if (running == executor_.options().max_batch) return;
     Result<SeqSlot> slot = AdmitOne(*live, running == 0);
-    if (!slot.ok() && running == 0) {  // the pool is empty and still too small: waiting cannot help
+    if (!slot.ok() && running == 0) {  // no request holds memory, so waiting cannot help
       Finish(*live, FinishReason::kError, slot.error().message);
       continue;
     }
-    if (!slot.ok()) return;  // first come, first served: nobody overtakes
+    if (!slot.ok()) return;  // first come, first served: later requests must not overtake
     live->slot = *slot;
     const SelectRule rule = RuleOf(live->request.kv, method.rule);
     if (method.selects()) executor_.SetRule(live->slot, rule);
     live->Become(RequestState::kAdmitted);
     ++running;
-    // Only now, since it may be the whole context: who waits holds a prompt and no more.
+    // Not earlier, because it may be the whole context: a queued request holds only its prompt.
     live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
     live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - live->prompt_tokens()));
     if (live->preempted) continue;
@@ -68,10 +67,11 @@ void Engine::Admit() {
   }
 }
 
-// Held rows make room for whoever comes; a conversation gets the whole context, to be able to go on in its place.
+// Held rows are released if the request does not fit beside them. A request with hold_rows gets room for the whole
+// context, so that the conversation can continue in its slot.
 Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
   if (sharing_ != nullptr) return AdmitGrowing(live, alone);
-  if (live.request.hold_rows && TakeOverHeld(live)) return live.slot;
+  if (live.request.hold_rows && AdoptHeldRows(live)) return live.slot;
   const int64_t quota = live.request.hold_rows ? executor_.options().max_tokens : live.final_tokens;
   Result<SeqSlot> slot = executor_.Admit(quota);
   if (slot.ok() || !held_) return slot;
@@ -79,35 +79,37 @@ Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
   return executor_.Admit(quota);
 }
 
-bool Engine::TakeOverHeld(Live& live) {
+bool Engine::AdoptHeldRows(Live& live) {
   if (!held_) return false;
-  const std::vector<int32_t>& prompt = live.history;  // nothing was generated yet
+  const std::vector<int32_t>& prompt = live.history;  // no token was generated yet
   const std::vector<int32_t>& tokens = held_->tokens;
   const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
-  // At least one token runs, for its logits.
+  // At least one token must be computed, for its logits.
   live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
-  // What was evicted on the way cannot be brought back.
+  // Evicted entries cannot be restored.
   if (executor_.options().method.evicts()) live.rows = 0;
   live.slot = held_->slot;
   held_.reset();
   return true;
 }
 
-// What is cached of the request's tokens. At least one of them runs: for its logits, or to be a guess for the next.
+// The cached path of the request's tokens. At least one token is left to compute: for its logits, or as the guess of
+// the next.
 PrefixCache::Path Engine::FindPrefix(Live& live) {
   if (!prefixes_ || !live.shares) return {};
   const KvMethod& method = executor_.options().method;
   live.setting = SettingOf(RuleOf(live.request.kv, method.rule), method);
   const std::span<const int32_t> tokens = live.history;
   if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting);
-  // Only what is bit for bit what it had. A guess from the step before needs that step.
+  // After a preemption only entries that are bit-identical to the lost ones may be used. Rows of steps are excluded for
+  // kPrevStep, whose guess needs the step before.
   const bool steps_too = !method.selects() || method.from != GuessSource::kPrevStep;
   const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
   return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
 }
 
-// A prompt waits for those before it, and they may have made what it begins with meanwhile.
-void Engine::TakeOverPrefix(Live& live) {
+// While the request waited for its lane, other prefills may have cached more of its prefix.
+void Engine::AdoptPrefix(Live& live) {
   PrefixCache::Path found = FindPrefix(live);
   if (std::ranges::mismatch(live.path, found).in1 == live.path.end()) {
     for (size_t extent = live.path.size(); extent < found.size(); ++extent)
@@ -118,7 +120,8 @@ void Engine::TakeOverPrefix(Live& live) {
   prefixes_->Release(found);
 }
 
-// Alone, the request may have all of the pool; if what comes with cached rows stands in its way, it does without.
+// `alone`: no other request runs. If the request then does not fit together with a cached prefix, whose saved index
+// also takes memory, it is admitted without it.
 Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
   const int64_t rows = std::min(live.final_tokens, live.rows_before_step() + kGrowthTokens);
   live.path = FindPrefix(live);
@@ -130,7 +133,7 @@ Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
       return slot;
     }
     if (slot.error().kind == ErrorKind::kExhausted) {
-      if (MakeRoom(rows / kExtentTokens - std::ssize(prefix))) continue;  // the last may be a short one
+      if (MakeRoom(rows / kExtentTokens - std::ssize(prefix))) continue;  // rounded down: the last may be shorter
       if (alone && !prefix.empty()) {
         prefixes_->Release(live.path);
         continue;
@@ -141,13 +144,13 @@ Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
   }
 }
 
-// Somebody asks for so many extents in vain: one prefix that nobody uses goes, unless all of them would not help.
+// Drops one unused prefix, unless dropping all of them would still leave fewer than `extents` extents.
 bool Engine::MakeRoom(int64_t extents) {
   if (!prefixes_ || sharing_->free_extents() + prefixes_->unpinned() < extents) return false;
   return prefixes_->DropOldest();
 }
 
-// Before a step, so that the rows it brings have their place. In order of arrival: whoever is older takes first.
+// Called before a step, so that its new rows have memory. In order of arrival: older requests grow first.
 void Engine::GrowAll() {
   if (sharing_ == nullptr) return;
   for (const std::unique_ptr<Live>& live : requests_)
@@ -160,13 +163,13 @@ void Engine::Grow(Live& live) {
     if (grown.ok()) return;
     if (grown.error().kind != ErrorKind::kExhausted) return Finish(live, FinishReason::kError, grown.error().message);
     if (MakeRoom(1)) continue;
-    Live* last = Youngest();
-    if (last != &live) {
-      Preempt(*last);
+    Live* newest = Newest();
+    if (newest != &live) {
+      Preempt(*newest);
     } else if (Running() > 1) {
       return Preempt(live);
     } else if (!live.path.empty() && executor_.options().method.selects()) {
-      live.shares = false;  // without sketches for others it may fit
+      live.shares = false;  // it may fit without the saved indexes of its shared extents
       return Preempt(live);
     } else {
       return Finish(live, FinishReason::kError, grown.error().message);
@@ -174,7 +177,7 @@ void Engine::Grow(Live& live) {
   }
 }
 
-Engine::Live* Engine::Youngest() const {
+Engine::Live* Engine::Newest() const {
   const auto last =
       std::find_if(requests_.rbegin(), requests_.rend(), [](const auto& live) { return live->holds_slot(); });
   CHECK(last != requests_.rend());
@@ -184,7 +187,7 @@ Engine::Live* Engine::Youngest() const {
 void Engine::Preempt(Live& live) {
   live.kinds = PrefixCache::Kinds(live.path);
   CountSteps(live);
-  GiveUp(live);
+  ReleaseSlot(live);
   live.rows = live.prefill_units = live.prefill_units_done = 0;
   live.preempted = true;
   live.Become(RequestState::kPreempted);
@@ -192,7 +195,7 @@ void Engine::Preempt(Live& live) {
   ++stats_.preemptions;
 }
 
-// Extents that are complete now can begin other sequences.
+// Adds the request's complete extents to the prefix cache.
 void Engine::Publish(Live& live) {
   if (!prefixes_ || !live.shares) return;
   for (;;) {
@@ -204,8 +207,8 @@ void Engine::Publish(Live& live) {
   }
 }
 
-// The slot goes back; what was published stays in the cache.
-void Engine::GiveUp(Live& live) {
+// Releases the slot; published extents stay in the prefix cache.
+void Engine::ReleaseSlot(Live& live) {
   executor_.Release(live.slot);
   if (prefixes_) prefixes_->Release(live.path);
 }
