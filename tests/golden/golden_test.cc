@@ -1,4 +1,5 @@
-// Every golden model gives transformers' logits and transformers' greedy text, on every backend.
+// Every golden model gives transformers' logits and transformers' greedy text, on every backend. For Qwen2 a forward
+// pass in numpy (tools/make_numpy_golden.py) stands in for transformers.
 //
 // Bounds, relative to the largest logit of the row: f32 models 1e-4 (both sides compute in f32). f16 and bf16 models
 // are computed by us in f32 from the stored weights, so with an f32 cache the same 1e-4 holds; with the cache in the
