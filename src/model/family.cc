@@ -34,6 +34,7 @@ std::span<const ModelFamily* const> Families() {
   static constexpr std::array kFamilies = {
       &kLlamaFamily,
       &kOptFamily,
+      &kQwen2Family,
   };
   return kFamilies;
 }

@@ -1,4 +1,5 @@
-// Every golden model gives the logits and the greedy text of transformers, on every backend.
+// Every golden model gives the logits and the greedy text of transformers, on every backend. For Qwen2 a forward pass
+// in numpy (tools/make_numpy_golden.py) stands in for transformers.
 //
 // Error bounds, relative to the largest logit of the row: 1e-4 for f32 models (both sides compute in f32). This engine
 // computes f16 and bf16 models in f32 from the stored weights, so with an f32 cache the bound is also 1e-4. With the

@@ -76,7 +76,7 @@ TEST(ConfigReader, DefaultsAreThoseOfTransformers) {
 
 TEST(ConfigReader, RefusesOtherArchitecturesByName) {
   EXPECT_THAT(RefusalOf(Llama(), "model_type", "qwen3"),
-              AllOf(HasSubstr("\"qwen3\""), HasSubstr("supported are llama and opt")));
+              AllOf(HasSubstr("\"qwen3\""), HasSubstr("supported are llama, opt and qwen2")));
   EXPECT_THAT(RefusalOf(Llama(), "model_type", nullptr), HasSubstr("'model_type' is missing"));
   EXPECT_THAT(RefusalOf(Llama(), "model_type", 3), HasSubstr("'model_type' is 3"));
   EXPECT_THAT(RefusalOf(Llama(), "architectures", {"LlamaForSequenceClassification"}),

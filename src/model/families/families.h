@@ -11,6 +11,7 @@ namespace infinigen {
 
 extern const ModelFamily kLlamaFamily;
 extern const ModelFamily kOptFamily;
+extern const ModelFamily kQwen2Family;
 
 // Reads kv_heads and head_dim as in Llama, from num_key_value_heads and head_dim; both may be absent.
 void ReadGroupedHeads(FieldReader& fields, ModelConfig& config);
