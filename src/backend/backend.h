@@ -203,7 +203,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // Token i attends to entries [0, rows[i]] of its sequence. `n` is the largest row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
 
-  // ---- Selection (kv/sketch.h, kv/page_bounds.h and kv/selection.h define the arithmetic)
+  // ---- Selection (kv/index.h, kv/index.h and kv/select.h define the arithmetic)
 
   // InfiniGen: stores the sketches of keys [count][kv_heads·d] in the tokens' own rows.
   { b.AppendSketches(queue, batch, c, basis, sketches) } -> std::same_as<void>;
@@ -244,7 +244,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 };
 
 // A backend that can fetch selected entries to the compute device instead of reading them over the link
-// (kv/fetch_view.h). The steps of a layer: Select, AssignCells, FetchMisses while other work runs, AppendFetched,
+// (kv/selection_view.h). The steps of a layer: Select, AssignCells, FetchMisses while other work runs, AppendFetched,
 // AttendFetched. A call has at most one token per sequence.
 template <class B>
 concept FetchingBackend = Backend<B> &&

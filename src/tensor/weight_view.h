@@ -19,7 +19,7 @@
 
 namespace infinigen {
 
-// The numeric values are part of a model's identity (model/identity.h): append, never renumber.
+// The numeric values are part of a model's identity (model/calibrate.h): append, never renumber.
 enum class WeightType : uint8_t {
   kF32,
   kF16,

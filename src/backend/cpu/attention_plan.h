@@ -93,7 +93,7 @@ struct ColumnTask {
   float* sums = nullptr;  // [last]
 };
 
-// Element types of quantised entries (kv/store_view.h): one byte of codes.
+// Element types of quantised entries (kv/view.h): one byte of codes.
 struct Int8 {
   uint8_t code;
 };

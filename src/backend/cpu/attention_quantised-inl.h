@@ -1,4 +1,4 @@
-// Blocks of quantised entries (kv/store_view.h) for the kernels of attention-inl.h, compiled once per SIMD target.
+// Blocks of quantised entries (kv/view.h) for the kernels of attention-inl.h, compiled once per SIMD target.
 // Codes are read from the pool and converted to f32 in registers, by the same multiply-add on every path: directly into
 // scores and weighted values where decode reads in place, into scratch where many rows share a block.
 #if defined(INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_) == defined(HWY_TARGET_TOGGLE)

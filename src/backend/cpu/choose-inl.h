@@ -1,4 +1,4 @@
-// Chooses rows from their scores, compiled once per SIMD target. kv/selection.h defines the choice; this does not sort:
+// Chooses rows from their scores, compiled once per SIMD target. kv/select.h defines the choice; this does not sort:
 //
 //   1. Maxima of each query head over all rows, computed together with the scores (Maxima).
 //   2. A floor that no chosen row falls below, estimated from a sample of relative scores (or −alpha, if higher).

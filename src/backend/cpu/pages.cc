@@ -1,4 +1,4 @@
-// AppendBounds and SelectPages: page bounds (kv/page_bounds.h) and the scores of pages.
+// AppendBounds and SelectPages: page bounds (kv/index.h) and the scores of pages.
 //
 // The bounds of a page are one vector of 2 · head_dim numbers (least, greatest); its score is the dot product with
 // (negative parts, positive parts) of the query. Four pages are scored for up to four query heads at a time, so that

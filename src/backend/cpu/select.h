@@ -1,5 +1,5 @@
 // Selection in two steps: scores of all visible rows of a KV head go to scratch, then rows are chosen from them.
-// kv/selection.h defines the choice. Private to the CPU backend.
+// kv/select.h defines the choice. Private to the CPU backend.
 //
 // Scores are [blocks][group][64]: a block's scores of all query heads are adjacent, so that choosing reads forward
 // once. They pass through L2 (16 bytes per row at group 4) rather than being computed twice: a relative score needs the

@@ -73,7 +73,7 @@ HWY_INLINE void Project(int64_t rows, const float* x, int64_t x_stride, const fl
   }
 }
 
-// ---- Quantising a sketch into its block, as kv/sketch.h defines
+// ---- Quantising a sketch into its block, as kv/index.h defines
 
 // The smallest bf16 ≥ `value` ≥ 0, as f32; the largest finite one if there is none.
 inline float RoundUpToBf16(float value) {

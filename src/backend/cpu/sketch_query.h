@@ -1,4 +1,4 @@
-// The query sketches of one KV head, prepared for scoring. For integer sketches kv/sketch.h defines the rounding of a
+// The query sketches of one KV head, prepared for scoring. For integer sketches kv/index.h defines the rounding of a
 // query: to 15 bits, value = number / scale.
 #pragma once
 

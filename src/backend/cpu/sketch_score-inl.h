@@ -1,5 +1,5 @@
 // Scores of sketches, compiled once per SIMD target: rows are in lanes, no sum crosses lanes. Integer types use exact
-// integer sums, bf16 a chain of fused multiply-adds, ascending (kv/sketch.h).
+// integer sums, bf16 a chain of fused multiply-adds, ascending (kv/index.h).
 #if defined(INFINIGEN_CPU_SKETCH_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_SKETCH_SCORE_INL_H_
 #undef INFINIGEN_CPU_SKETCH_SCORE_INL_H_

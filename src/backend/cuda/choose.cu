@@ -1,4 +1,4 @@
-// Chooses rows from scores of any kind (select.cuh), as kv/selection.h defines.
+// Chooses rows from scores of any kind (select.cuh), as kv/select.h defines.
 //
 // For few rows, one block per (token, KV head) keeps the keys of all items in shared memory, counts, finds the cut
 // (radix_select.cuh) and writes the attended rows in ascending order. For many rows, one block would read memory

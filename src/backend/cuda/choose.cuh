@@ -66,7 +66,7 @@ struct Task {
   // A forced count is reached with rows other than the extras.
   __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1; }
 
-  // Number of items chosen by threshold and cap (ChosenCount of kv/selection.h).
+  // Number of items chosen by threshold and cap (ChosenCount of kv/select.h).
   __device__ int64_t CountChosen(int64_t passing) const {
     const int64_t least = rule.min_rows, most = max(rule.Capped(n), least);
     return WholePages(min(visible, min(max(passing, least), most)), page) / page;

@@ -1,4 +1,4 @@
-// Chooses among many rows; several blocks share the work of one (token, KV head). kv/selection.h defines the choice.
+// Chooses among many rows; several blocks share the work of one (token, KV head). kv/select.h defines the choice.
 //
 //   1. MakeKeysKernel: turns scores into keys, builds a histogram of the keys and counts those that pass the threshold.
 //   2. CutKernel: the number of chosen items, and the bin that the last of them falls into, are now known. Items above

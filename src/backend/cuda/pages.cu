@@ -1,4 +1,4 @@
-// AppendBounds and SelectPages: page bounds (kv/page_bounds.h) and the scores of pages.
+// AppendBounds and SelectPages: page bounds (kv/index.h) and the scores of pages.
 //
 // A call may contain several rows of a page, in ascending order. The block of the first of them processes them all and
 // keeps the bounds in registers; the blocks of the others exit. So only one block touches a page.
@@ -15,7 +15,7 @@ namespace {
 constexpr int kPageThreads = 256;
 constexpr int kHeads = 4;  // query heads scored per pass over a page
 
-// [2][head_dim]; kv/page_bounds_view.h.
+// [2][head_dim]; kv/index_view.h.
 __device__ BF16* PageOf(const LayerPageBounds& bounds, int64_t slot, int64_t head, int64_t page) {
   return reinterpret_cast<BF16*>(bounds.data + static_cast<size_t>(slot) * bounds.slot_stride +
                                  static_cast<size_t>(head) * bounds.head_stride) +

@@ -54,7 +54,7 @@ __device__ int64_t FindVictim(const int32_t* positions, const float* priorities,
   return best.row;
 }
 
-// Makes the score of a row's sketch NaN (VoidSketch of kv/sketch_view.h). `step` lanes or threads share the work; this
+// Makes the score of a row's sketch NaN (VoidSketch of kv/index_view.h). `step` lanes or threads share the work; this
 // is number `at`.
 __device__ void VoidSketchOf(const LayerSketches& sketches, int64_t slot, int64_t head, int64_t row, int at, int step) {
   std::byte* block = sketches.Block(slot, head, row / kSketchBlock);

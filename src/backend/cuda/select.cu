@@ -2,7 +2,7 @@
 //
 // A block scores 1,024 rows of one (token, KV head). A thread owns four adjacent rows, which are adjacent in every unit
 // of a sketch block too, so that a warp reads whole cache lines and no sum crosses lanes. The queries are in shared
-// memory, quantised once per block as kv/sketch.h defines. Integer sums are exact, so the scores equal the host's bit
+// memory, quantised once per block as kv/index.h defines. Integer sums are exact, so the scores equal the host's bit
 // for bit.
 #include <type_traits>
 
@@ -33,7 +33,7 @@ size_t QueryBytes(const SketchLayout& layout, int64_t heads) {
 
 __device__ bool IsFinite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
-// Quantises the queries of one KV head (QuantiseQuery in kv/sketch.h), one warp per query head.
+// Quantises the queries of one KV head (QuantiseQuery in kv/index.h), one warp per query head.
 __device__ IntQueries QuantiseQueries(const float* queries, int dims, int group, int heads, std::byte* shared) {
   auto* values = reinterpret_cast<int16_t*>(shared);
   auto* scales = reinterpret_cast<float*>(values + dims * heads);

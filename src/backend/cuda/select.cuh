@@ -1,5 +1,5 @@
 // Selection in two steps: scores of all visible items of every (token, KV head) go to scratch, then rows are chosen
-// from them. kv/selection.h defines the choice. Private to backend/cuda.
+// from them. kv/select.h defines the choice. Private to backend/cuda.
 //
 // An item is a row, or a page if rows are selected by pages. A relative score needs the maxima of all query heads over
 // all items, so scores pass through memory once: 4 bytes per item and query head, written and read, mostly in L2.

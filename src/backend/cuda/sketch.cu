@@ -141,7 +141,7 @@ __device__ uint16_t RoundUpToBF16(float value) {
   return up < 0x7f800000u ? static_cast<uint16_t>(up >> 16) : ToBF16(value).bits;
 }
 
-// Quantises sketches as kv/sketch.h defines: first the scale of every item, then unit by unit. Adjacent items are
+// Quantises sketches as kv/index.h defines: first the scale of every item, then unit by unit. Adjacent items are
 // usually adjacent rows, so consecutive threads take consecutive items.
 __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, int64_t head, int64_t first_token,
                               int items) {
