@@ -15,8 +15,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/size.h"
 #include "base/mmap_file.h"
+#include "base/size.h"
 
 namespace infinigen {
 namespace {
