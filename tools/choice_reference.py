@@ -53,7 +53,7 @@ def plain(item):
 
 
 def read(path, labels=None):
-    """`labels`: a file with the answers, for formats whose lines do not contain them."""
+    """`labels`: a file with the answers, for formats with the answers in a separate file."""
     with open(path, encoding="utf-8", newline="") as file:
         lines = [line for line in file.read().split("\n") if line.strip()]
     if path.endswith(".tsv"):

@@ -1,6 +1,6 @@
 // Reads files of multiple-choice questions and turns each question into the texts to score: a context and the endings
-// that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation-choice.md lists them). Needs no model.
-// Any thread.
+// that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation-choice.md lists them). Needs no
+// model. Any thread.
 //
 // The first line of a file determines its format: the tab-separated form of OpenBookQA, or JSON lines with the fields
 // of COPA, PIQA, WinoGrande, or the plain format {"context": "...", "choices": ["...", ...], "answer": 0}.

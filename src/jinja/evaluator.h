@@ -42,7 +42,7 @@ struct Builtin {
   static constexpr size_t kMaxParameters = 4;
 
   std::string_view name;
-  // `self` is the value that is filtered or tested, or whose method is called; its type is that of `receiver`.
+  // `self` is the value that is filtered or tested, or the object of the method; its type is that of `receiver`.
   Result<Value> (*call)(Context& context, const Value& self, const Arguments& arguments);
   size_t required = 0;  // number of leading parameters that must be given
   std::array<std::string_view, kMaxParameters> parameters = {};

@@ -180,7 +180,7 @@ Result<SequencePtr> IterateIfTrue(Context& context, const Value& value) {
   return Iterate(context.budget, IsTrue(value) ? value : Value(Undefined{}));
 }
 
-// select and reject; with kByAttribute selectattr and rejectattr, whose first argument is the attribute.
+// select and reject; with kByAttribute selectattr and rejectattr, which take the attribute as first argument.
 template <bool kKeep, bool kByAttribute>
 Result<Value> Select(Context& context, const Value& self, const Arguments& arguments) {
   constexpr size_t kTest = kByAttribute ? 1 : 0;

@@ -55,7 +55,7 @@ Result<Value> ApplyToIntegers(Operator op, int64_t a, int64_t b) {
       return Value(static_cast<double>(a) / static_cast<double>(b));
     default:
       if (b == 0) return Invalid("division by zero");
-      if (b == -1) {  // the only divisor whose quotient can overflow
+      if (b == -1) {  // the only divisor for which the quotient can overflow
         overflow = op == Operator::kFloorDiv && __builtin_sub_overflow(int64_t{0}, a, &out);
         break;
       }

@@ -62,7 +62,7 @@ class FieldReader {
   std::optional<double> Number(const char* name, double least, double most);
   // One id or a list of ids, each in [0, 2^31).
   std::vector<int64_t> TokenIds(const char* name);
-  // Fails unless the field is absent or equals `only`: for fields whose other values are not supported.
+  // Fails unless the field is absent or equals `only`: for fields with a single supported value.
   void Only(const char* name, const nlohmann::json& only);
 
   // Both record the error only if it is the first. Refuse's message is "<where>: field '<name>' <reason>", or

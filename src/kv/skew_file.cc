@@ -13,8 +13,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/size.h"
 #include "base/mmap_file.h"
+#include "base/size.h"
 #include "kv/skew.h"
 
 namespace infinigen {

@@ -1,6 +1,6 @@
-// KvWatch: the live picture of the KV cache (GET /kv, docs/serving-design.md). It follows one sequence: of those that decode,
-// the one that arrived last. It observes the executor only while a client watches; on a GPU, where observing takes
-// time, only one step in 0.1 s. Everything runs on the engine's thread.
+// KvWatch: the live picture of the KV cache (GET /kv, docs/serving-design.md). It follows one sequence: of those that
+// decode, the one that arrived last. It observes the executor only while a client watches; on a GPU, where observing
+// takes time, only one step in 0.1 s. Everything runs on the engine's thread.
 #pragma once
 
 #include <chrono>

@@ -13,7 +13,7 @@
 
 namespace infinigen {
 
-// A row-major matrix [rows][cols] whose rows may have a gap between them. A vector is a matrix of one row.
+// A row-major matrix [rows][cols]; there may be gaps between rows. A vector is a matrix of one row.
 struct Tensor {
   std::byte* data = nullptr;
   DType type = DType::kF32;

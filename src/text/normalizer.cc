@@ -81,7 +81,7 @@ std::string Lowercased(std::string_view text) {
   result.reserve(text.size());
   for (size_t position = 0; position < text.size(); position += ScanUtf8(text, position).length) {
     const char32_t c = DecodeUtf8(text, position);
-    // The only character whose lower case is two characters.
+    // The only character with a lower case of two characters.
     if (c == 0x130)
       result += "i\xCC\x87";
     else

@@ -138,7 +138,7 @@ enum class SplitOrder {
   kLowerIds,     // each split has its own rank; within a token, lower ids first (transformers, tiktoken)
 };
 
-// Derives the merges of a vocabulary whose file lists none: every way to split a token of `tokens`, between two
+// Derives the merges for a file that lists none: every way to split a token of `tokens`, between two
 // characters, into two tokens that are set in `part` [id]. `tokens` must be sorted by rank. Error messages do not
 // contain the file's name.
 Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::vector<RankedToken>& tokens,

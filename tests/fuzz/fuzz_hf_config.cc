@@ -1,5 +1,5 @@
-// Parses the input as config.json and as generation_config.json. An accepted configuration has sizes whose products do
-// not overflow.
+// Parses the input as config.json and as generation_config.json. Products of an accepted configuration's sizes do not
+// overflow.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>

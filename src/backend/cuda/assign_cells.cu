@@ -1,10 +1,10 @@
 // AssignCells: finds the cells of selected rows and lists the misses; one block per (token, KV head), all on the
 // device.
 //
-// A hot set consists of three tables (kv/selection_view.h). One pass looks up the n selected rows: hits set a bit for their
-// cell in shared memory, misses are counted. The misses take the least recently used cells without a bit, which a radix
-// selection by age finds without sorting (radix_select.cuh). The k-th miss takes the k-th of these cells. Ranks depend
-// on rows and cells only, so the result does not depend on the order in which threads run.
+// A hot set consists of three tables (kv/selection_view.h). One pass looks up the n selected rows: hits set a bit for
+// their cell in shared memory, misses are counted. The misses take the least recently used cells without a bit, which a
+// radix selection by age finds without sorting (radix_select.cuh). The k-th miss takes the k-th of these cells. Ranks
+// depend on rows and cells only, so the result does not depend on the order in which threads run.
 //
 // A selection with more rows than cells is read from the pool.
 #include <algorithm>
