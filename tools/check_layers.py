@@ -17,7 +17,7 @@ SRC = ROOT / "src"
 HARD_LINES = 800
 
 VIEW = {"kv/view.h", "kv/ids.h", "kv/sketch_view.h", "kv/selection_view.h", "kv/retain_view.h",
-        "kv/cache_view.h", "kv/store_view.h", "kv/page_bounds_view.h",
+        "kv/cache_view.h", "kv/store_view.h", "kv/page_bounds_view.h", "kv/page_sums_view.h",
         "kv/fetch_view.h", "kv/index_view.h"}  # plain structs below both kv and backend
 MAY_INCLUDE = {
     "base": {"base"},

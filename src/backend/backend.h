@@ -29,6 +29,7 @@
 #include "kv/cache_view.h"
 #include "kv/fetch_view.h"
 #include "kv/page_bounds_view.h"
+#include "kv/page_sums_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -127,10 +128,10 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
-                           SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
-                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* host_in,
-                           void* host_out, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
-                           FetchClock* clock) {
+                           SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
+                           MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
+                           const void* host_in, void* host_out, size_t bytes, float eps, int64_t n,
+                           std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
 
@@ -214,6 +215,11 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // The rows each token attends to, by the scores of pages for queries [count][heads·d]. call.page is kPageRows. The
   // pages that are complete before rows[i] have bounds.
   { b.SelectPages(queue, c, batch, call, shape, bounds, selection) } -> std::same_as<void>;
+  // page-mean: adds key rows [count][kv_heads·d] to the sums of their pages (kv/page_sums.h). The rows of one sequence
+  // come in ascending order, in one call and over all; a page's rows come once, or again from its first.
+  { b.AppendPageSums(queue, batch, c, sums) } -> std::same_as<void>;
+  // SelectPages by the mean keys of pages, which have a sum where they are complete before rows[i].
+  { b.SelectPageMeans(queue, c, batch, call, shape, sums, selection) } -> std::same_as<void>;
   // The same by true scores of queries [count][heads·d], for measurement: the best that any sketch can do.
   { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
   // Token i attends to its selection. The list of all rows gives AttendDecode's result, bit for bit.

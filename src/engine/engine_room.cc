@@ -87,7 +87,10 @@ bool Engine::TakeOverHeld(Live& live) {
   // At least one token runs, for its logits.
   live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
   // What was evicted on the way cannot be brought back.
-  if (executor_.options().method.evicts()) live.rows = 0;
+  const KvMethod& method = executor_.options().method;
+  if (method.evicts()) live.rows = 0;
+  // An index that cannot lose a row is made again from the start of its page.
+  if (!method.select->rewrites_rows) live.rows -= live.rows % method.select->page_rows;
   live.slot = held_->slot;
   held_.reset();
   return true;

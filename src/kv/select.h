@@ -38,7 +38,7 @@ struct SelectMethod {
 };
 
 // kSelectAll attends to every retained row: it chooses nothing and keeps nothing.
-extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectOracle;
+extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectPageMean, kSelectOracle;
 
 std::span<const SelectMethod* const> SelectMethods();
 // Null where no method has the name.

@@ -106,6 +106,30 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
   }
 }
 
+// A conversation that is taken back to the middle of a page: that page knows nothing of the rows that are gone.
+TEST(ConversationTest, ATakenBackPageIsReadAgain) {
+  for (const SelectMethod* select : {&kSelectQuest, &kSelectPageMean}) {
+    const KvMethod method = Sparse(GuessSource::kSelf, select);
+    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 1});
+    Engine engine(*executor);
+    Client client;
+    std::vector<int32_t> prompt = Model().Ids(200, 60);
+    const auto run = [&](int64_t n) {
+      Request request = client.Make(prompt, n);
+      request.hold_rows = true;
+      const int64_t id = engine.Submit(std::move(request)).value().value();
+      while (engine.RunOnce()) {
+      }
+      return client.results[id];
+    };
+    run(1);
+    for (size_t row = 151; row < 200; ++row) prompt[row] = (prompt[row] + 1) % 61;
+    const RequestResult result = run(40);
+    EXPECT_EQ(result.reused_tokens, 144) << select->name << ": row 151 is in the page of rows 144 to 159";
+    EXPECT_EQ(result.tokens, Alone(method, prompt, 40)) << select->name;
+  }
+}
+
 // Neighbours in the same steps, those who had the slot before, and being preempted and read again: none of it shows.
 TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   const KvMethod method = Infinigen();
@@ -181,7 +205,8 @@ std::vector<KvMethod> Methods() {
           Infinigen(GuessSource::kPrevLayer),
           Infinigen(GuessSource::kPrevMid),
           Infinigen(GuessSource::kPrevStep),
-          Sparse(GuessSource::kSelf, &kSelectQuest)};
+          Sparse(GuessSource::kSelf, &kSelectQuest),
+          Sparse(GuessSource::kSelf, &kSelectPageMean)};
 }
 
 // Four texts of which two and a half fit.
