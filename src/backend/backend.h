@@ -29,6 +29,7 @@
 
 #include "base/result.h"
 #include "kv/index_view.h"
+#include "kv/page_sums_view.h"
 #include "kv/retain_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
@@ -122,10 +123,10 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
-                           SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
-                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* from,
-                           void* to, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
-                           FetchClock* clock) {
+                           SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
+                           MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
+                           const void* from, void* to, size_t bytes, float eps, int64_t n,
+                           std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
 
@@ -218,6 +219,11 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // Selects whole pages by the scores of queries [count][heads·d] against page bounds. call.page must be kPageRows;
   // every page that is complete before rows[i] must have bounds.
   { b.SelectPages(queue, c, batch, call, shape, bounds, selection) } -> std::same_as<void>;
+  // page-mean: adds keys [count][kv_heads·d] to the sums of their pages (kv/page_sums.h). The rows of a sequence must
+  // arrive in ascending order; a page may be repeated from its first row.
+  { b.AppendPageSums(queue, batch, c, sums) } -> std::same_as<void>;
+  // SelectPages by the mean keys of pages. Every page that is complete before rows[i] must have a sum.
+  { b.SelectPageMeans(queue, c, batch, call, shape, sums, selection) } -> std::same_as<void>;
   // Selects rows by true scores of queries [count][heads·d]. For measurement: no index can select better.
   { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
   // Token i attends to its selection. A selection of all rows gives AttendDecode's result bit for bit.

@@ -86,8 +86,11 @@ bool Engine::AdoptHeldRows(Live& live) {
   const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
   // At least one token must be computed, for its logits.
   live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
+  const KvMethod& method = executor_.options().method;
   // Evicted entries cannot be restored.
-  if (executor_.options().method.evicts()) live.rows = 0;
+  if (method.evicts()) live.rows = 0;
+  // An index that cannot lose a row is rebuilt from the start of its page.
+  if (!method.select->rewrites_rows) live.rows -= live.rows % method.select->page_rows;
   live.slot = held_->slot;
   held_.reset();
   return true;

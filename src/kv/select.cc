@@ -11,7 +11,8 @@
 namespace infinigen {
 namespace {
 
-constexpr std::array<const SelectMethod*, 4> kMethods = {&kSelectAll, &kSelectSketch, &kSelectQuest, &kSelectOracle};
+constexpr std::array<const SelectMethod*, 5> kMethods = {&kSelectAll, &kSelectSketch, &kSelectQuest, &kSelectPageMean,
+                                                         &kSelectOracle};
 
 }  // namespace
 

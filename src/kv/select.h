@@ -58,7 +58,7 @@ struct SelectMethod {
 };
 
 // kSelectAll attends to every retained row; it has no index.
-extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectOracle;
+extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectPageMean, kSelectOracle;
 
 std::span<const SelectMethod* const> SelectMethods();
 // Null when no method has the name.

@@ -45,6 +45,7 @@ class IndexOps {
         {&kSelectAll, nullptr, nullptr},
         {&kSelectSketch, &IndexOps::AppendSketches, &IndexOps::SelectBySketch},
         {&kSelectQuest, &IndexOps::AppendBounds, &IndexOps::SelectByBounds},
+        {&kSelectPageMean, &IndexOps::AppendPageSums, &IndexOps::SelectByPageMeans},
         {&kSelectOracle, nullptr, &IndexOps::SelectByKeys},
     };
     const auto* found = std::find_if(std::begin(kMethods), std::end(kMethods),
@@ -70,6 +71,15 @@ class IndexOps {
                       const AttentionShape& attention, const LayerCache&, const Selection& selection) {
     backend_.SelectPages(Queue::kCompute, queries, batch, call, attention, views_.Bounds(views_.Index(layer)),
                          selection);
+  }
+
+  void AppendPageSums(LayerId, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+    backend_.AppendPageSums(Queue::kCompute, batch, keys, views_.PageSums(index));
+  }
+  void SelectByPageMeans(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                         const AttentionShape& attention, const LayerCache&, const Selection& selection) {
+    backend_.SelectPageMeans(Queue::kCompute, queries, batch, call, attention, views_.PageSums(views_.Index(layer)),
+                             selection);
   }
 
   void SelectByKeys(LayerId, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,

@@ -83,6 +83,10 @@ class LayerViews {
             .slot_stride = index.slot_stride};
   }
 
+  LayerPageSums PageSums(const LayerIndex& index) const {
+    return {.layout = {.kv_heads = shape_.owned.kv_heads, .head_dim = config_.head_dim}, .index = index};
+  }
+
   SketchBasis Basis(LayerId layer) const {
     const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
     const int64_t matrix = slots * shape_.owned.kv_heads * config_.head_dim * method_.sketch_dims;

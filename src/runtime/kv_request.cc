@@ -78,8 +78,7 @@ Status CheckSketches(const KvRequest& request) {
   const SelectMethod& select = request.selection();
   if (!request.prompt_columns || &select == &kSelectAll) return Ok();
   if (select.index != nullptr && !select.uses_basis)
-    return Unsupported("--kv-columns prompt: --kv-select {} uses page bounds, which have no columns to choose",
-                       select.name);
+    return Unsupported("--kv-columns prompt: {} has no sketches, so there are no columns to choose", select.name);
   if (select.uses_basis && request.projection_kind() == ProjectionKind::kPair)
     return Unsupported(
         "--kv-columns prompt: needs one projection for queries and keys, and --kv-projection pair has two; pass "

@@ -100,7 +100,8 @@ inline std::vector<KvMethod> Methods() {
           Infinigen(GuessSource::kPrevLayer),
           Infinigen(GuessSource::kPrevMid),
           Infinigen(GuessSource::kPrevStep),
-          Sparse(GuessSource::kSelf, &kSelectQuest)};
+          Sparse(GuessSource::kSelf, &kSelectQuest),
+          Sparse(GuessSource::kSelf, &kSelectPageMean)};
 }
 
 }  // namespace infinigen

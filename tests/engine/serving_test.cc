@@ -44,6 +44,30 @@ TEST(RequestKvTest, AFullRequestAndSelectingOnesDoNotAffectEachOther) {
   }
 }
 
+// A conversation rewound to the middle of a page: nothing of the removed rows is left in the page.
+TEST(ConversationTest, ARewoundPageIsReadAgain) {
+  for (const SelectMethod* select : {&kSelectQuest, &kSelectPageMean}) {
+    const KvMethod method = Sparse(GuessSource::kSelf, select);
+    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 1});
+    Engine engine(*executor);
+    Client client;
+    std::vector<int32_t> prompt = Model().Ids(200, 60);
+    const auto run = [&](int64_t n) {
+      Request request = client.Make(prompt, n);
+      request.hold_rows = true;
+      const int64_t id = engine.Submit(std::move(request)).value().value();
+      while (engine.RunOnce()) {
+      }
+      return client.results[id];
+    };
+    run(1);
+    for (size_t row = 151; row < 200; ++row) prompt[row] = (prompt[row] + 1) % 61;
+    const RequestResult result = run(40);
+    EXPECT_EQ(result.reused_tokens, 144) << select->name << ": row 151 is in the page of rows 144 to 159";
+    EXPECT_EQ(result.tokens, Alone(method, prompt, 40)) << select->name;
+  }
+}
+
 // A request's statistics do not include others in the same steps, earlier users of its slot, or a replay.
 TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   const KvMethod method = Infinigen();

@@ -125,7 +125,7 @@ class RandomModelWithBases {
 inline KvMethod Sparse(GuessSource from, const SelectMethod* select = &kSelectSketch) {
   KvMethod method{.preset = "infinigen", .select = select, .from = from};
   method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
-  if (select == &kSelectQuest) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
+  if (select->page_rows > 1) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
   method.sketch_dims = 8;
   return method;

@@ -100,6 +100,7 @@ std::vector<Case> Cases() {
           {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
           {"quest", Sparse(GuessSource::kSelf, &kSelectQuest)},
           {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
+          {"page_mean_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectPageMean)},
           {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
           {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
 }

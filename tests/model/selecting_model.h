@@ -160,8 +160,8 @@ class SelectingModel {
       for (const auto& [position, priority] : alive) rows.push_back(position);
       const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
       if (select && selects)
-        rows = method_.select == &kSelectQuest ? SelectPages(i, kv, guess)
-                                               : Select(i, kv, guess, method_.from == GuessSource::kSelf);
+        rows = method_.select->page_rows > 1 ? SelectPages(i, kv, guess)
+                                             : Select(i, kv, guess, method_.from == GuessSource::kSelf);
       // Once for the heads of a group, because they share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
         Touch(alive, select ? rows : Select(i, kv, q, true));
@@ -229,6 +229,23 @@ class SelectingModel {
     return chosen;
   }
 
+  // Scores of the page of rows [first, first + 16), with a scaled query.
+  float BoundsScore(size_t i, size_t kv, int64_t first, const Vector& query) const {
+    std::vector<BF16> bounds(2 * query.size());
+    for (int64_t row = first; row < first + 16; ++row)
+      AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
+    return PageScore(bounds, query);
+  }
+  // The mean of the scores of its keys: what page-mean must come to, without a sum of keys.
+  float MeanScore(size_t i, size_t kv, int64_t first, const Vector& query) const {
+    double score = 0;
+    for (int64_t row = first; row < first + 16; ++row)
+      for (size_t c = 0; c < query.size(); ++c)
+        score +=
+            static_cast<double>(query[c]) * static_cast<double>(layers_[i].keys[kv][static_cast<size_t>(row)][c]) / 16;
+    return static_cast<float>(score);
+  }
+
   std::vector<int64_t> SelectPages(size_t i, size_t kv, const Vector& guess) const {
     const int64_t d = config_.head_dim, group = config_.heads / config_.kv_heads;
     const int64_t complete = row_ / 16 * 16;
@@ -238,12 +255,10 @@ class SelectingModel {
       const float* numbers = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
       Vector query(numbers, numbers + d);
       for (float& number : query) number *= config_.specs[i].attention_scale;
-      for (int64_t first = 0; first < complete; first += 16) {
-        std::vector<BF16> bounds(static_cast<size_t>(2 * d));
-        for (int64_t row = first; row < first + 16; ++row)
-          AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
-        scores.insert(scores.end(), 16, PageScore(bounds, query));
-      }
+      for (int64_t first = 0; first < complete; first += 16)
+        scores.insert(
+            scores.end(), 16,
+            method_.select == &kSelectQuest ? BoundsScore(i, kv, first, query) : MeanScore(i, kv, first, query));
     }
     const Vector relative = RelativeScores(scores, asked);
     SelectRule rule = method_.rule;

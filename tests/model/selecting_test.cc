@@ -27,6 +27,10 @@ std::vector<Case> Cases() {
   cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectQuest});
   cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, &kSelectQuest});
   cases.push_back({"mixed_quest_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectQuest});
+  cases.push_back({"llama_page_mean", Llama(), GuessSource::kSelf, &kSelectPageMean});
+  cases.push_back({"llama_page_mean_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectPageMean});
+  cases.push_back({"opt_page_mean_prev_step", Opt(), GuessSource::kPrevStep, &kSelectPageMean});
+  cases.push_back({"mixed_page_mean_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectPageMean});
   return cases;
 }
 template <class Keep>
@@ -39,7 +43,7 @@ std::vector<Case> Cases(Keep keep) {
 class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
-  const bool quest = GetParam().select == &kSelectQuest;
+  const bool pages = GetParam().select->page_rows > 1;
   KvMethod method = Sparse(GetParam().from, GetParam().select);
 };
 class SelectingBySketch : public Selecting {};
@@ -48,7 +52,7 @@ class SelectingAtAnyLength : public Selecting {};
 // Rounding may occasionally swap two rows of almost equal score; a wrong guess changes many rows.
 TEST_P(Selecting, EqualsAnIndependentForwardPass) {
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
-    if (quest && type != SketchType::kBF16) continue;  // has no sketches
+    if (pages && type != SketchType::kBF16) continue;  // has no sketches
     method.sketch_type = type;
     constexpr uint32_t kSeeds = 4;
     uint32_t reference = 0, cpu = 0;
@@ -71,7 +75,7 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   const auto seen = [&](GuessMistakes mistakes) {
     return Difference(ours, Independent(model, method, ids, 150, mistakes)) > 100 * kRounding;
   };
-  if (!quest) {
+  if (!pages) {
     EXPECT_TRUE(seen({.unskewed = true}));
   }
   if (llama) {
@@ -151,7 +155,7 @@ TEST_P(Selecting, CountsMatchTheAttendedRows) {
   const KvStats stats = executor->instruments().Stats();
   EXPECT_EQ(stats.steps, 100);
   uint64_t rows = 0, chosen = 0;
-  for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += quest ? n / 4 / 16 * 16 : n / 4;
+  for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += pages ? n / 4 / 16 * 16 : n / 4;
   const uint64_t heads = static_cast<uint64_t>(model.config.kv_heads);
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const LayerKvStats& of = stats.layers[layer];
@@ -164,10 +168,10 @@ TEST_P(Selecting, CountsMatchTheAttendedRows) {
     EXPECT_EQ(of.totals.chosen, chosen * heads) << layer;
     // In addition the current token unless it was chosen; with pages, the rows after the last complete page.
     uint64_t extra = 0;
-    for (uint64_t n = 101; n <= 200; ++n) extra += quest ? (n - 1) % 16 + 1 : 1;
+    for (uint64_t n = 101; n <= 200; ++n) extra += pages ? (n - 1) % 16 + 1 : 1;
     const uint64_t on_top = of.totals.attended - of.totals.chosen;
     EXPECT_LE(on_top, extra * heads) << layer;
-    if (quest) {
+    if (pages) {
       EXPECT_EQ(on_top, extra * heads) << layer;
     }
   }
@@ -222,8 +226,8 @@ TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
   }
 }
 
-// A chat that rewinds to an earlier row and continues with other tokens. With quest, the bounds of a page that is
-// rewound to its middle may stay too wide; at the start of a page they are reset.
+// A chat that rewinds to an earlier row and continues with other tokens. A method that selects pages rewinds to the
+// start of a page, where its index is reset.
 TEST_P(Selecting, RewoundRowsAreForgotten) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), kept = 96;
   const std::vector<int32_t> old_ids = model.Ids(250, 13);

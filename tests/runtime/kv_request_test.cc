@@ -233,7 +233,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv", "nosuch"}, "full|infinigen|oracle"},
       {{"--kv", ""}, "'' is unknown"},
       {{"--kv", "full,infinigen"}, "'full,infinigen' is unknown"},
-      {{"--kv-select", "some"}, "all|sketch|quest|oracle"},
+      {{"--kv-select", "some"}, "all|sketch|quest|page-mean|oracle"},
       {{"--kv-evict", "whoever"}, "none|counter|lru|fifo|h2o|streaming|random"},
       {{"--kv-from", "next"}, "self|prev-layer|prev-mid|prev-step"},
       {{"--kv-counts", "median"}, "ragged|mean"},

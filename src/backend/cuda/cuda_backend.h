@@ -131,6 +131,9 @@ class CudaBackend {
   void AppendBounds(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void AppendPageSums(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageSums& sums);
+  void SelectPageMeans(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                       const AttentionShape& shape, const LayerPageSums& sums, const Selection& selection);
   void SelectExact(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,

@@ -1,11 +1,12 @@
 // AppendBounds and SelectPages: page bounds (kv/index.h) and the scores of pages.
 //
-// A call may contain several rows of a page, in ascending order. The block of the first of them processes them all and
-// keeps the bounds in registers; the blocks of the others exit. So only one block touches a page.
+// The block of a page's first token in a call (backend/cuda/page_tokens.cuh) processes all tokens of the page and keeps
+// the bounds in registers.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/page_tokens.cuh"
 #include "backend/cuda/select.cuh"
 #include "kv/index_view.h"
 
@@ -29,34 +30,6 @@ __device__ BF16 RoundUp(float number) {
   return {static_cast<uint16_t>(up == 0x7f80u ? 0x7f7fu : up)};
 }
 __device__ BF16 RoundDown(float number) { return {static_cast<uint16_t>(RoundUp(-number).bits ^ 0x8000u)}; }
-
-// The tokens of a page, in order.
-struct PageTokens {
-  int32_t tokens[kPageRows];
-  int count;
-};
-
-// Called by one warp: finds the tokens of the page of token `first`; none if an earlier token belongs to the same page.
-__device__ void FindTokens(const TokenBatch& batch, int64_t first, PageTokens& found) {
-  const int32_t slot = batch.slots[first];
-  const int64_t page = batch.rows[first] / kPageRows;
-  const auto of_page = [&](int64_t t) { return batch.slots[t] == slot && batch.rows[t] / kPageRows == page; };
-  int count = 0;
-  bool earlier = false;
-  for (int64_t start = 0; start < first && !earlier; start += 32) {
-    const int64_t t = start + Lane();
-    earlier = __any_sync(kAllLanes, t < first && of_page(t)) != 0;
-  }
-  for (int64_t start = first; start < batch.count && !earlier && count < kPageRows; start += 32) {
-    const int64_t t = start + Lane();
-    const bool here = t < batch.count && of_page(t);
-    const uint32_t all = __ballot_sync(kAllLanes, here);
-    const int at = count + __popc(all & ((1u << Lane()) - 1));
-    if (here && at < kPageRows) found.tokens[at] = static_cast<int32_t>(t);
-    count += __popc(all);
-  }
-  if (Lane() == 0) found.count = count < kPageRows ? count : static_cast<int>(kPageRows);
-}
 
 // Grid (tokens).
 __global__ __launch_bounds__(kPageThreads) void AppendBoundsKernel(TokenBatch batch, Numbers keys,

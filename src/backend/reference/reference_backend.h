@@ -46,6 +46,9 @@ class ReferenceBackend : public HostBackend {
   void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void AppendPageSums(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageSums& sums);
+  void SelectPageMeans(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                       const AttentionShape& shape, const LayerPageSums& sums, const Selection& selection);
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
