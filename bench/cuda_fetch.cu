@@ -103,16 +103,17 @@ class Layer {
 };
 
 // Memory on the device; `more` times a list, hot where it is not once.
-class Buffer {
+class FetchMemory {
  public:
-  Buffer(CudaBackend& backend, const Setting& s, int64_t more)
+  FetchMemory(CudaBackend& backend, const Setting& s, int64_t more)
       : setting_(s),
         capacity_(s.listed * more),
         data_(backend, static_cast<size_t>(s.lists() * capacity_) * s.layout().entry_bytes()),
         tables_(backend,
                 std::vector<int32_t>(more == 1 ? 1 : static_cast<size_t>(s.lists() * (2 * capacity_ + s.rows)), -1)),
         list_(backend, static_cast<size_t>(s.lists() * (2 * s.listed + 2))),
-        totals_(backend, std::vector<FetchTotals>(static_cast<size_t>(s.batch))) {}
+        totals_(backend, std::vector<FetchTotals>(static_cast<size_t>(s.batch))),
+        clock_(backend, std::vector<FetchClock>(1)) {}
 
   FetchBuffer entries() const {
     FetchBuffer buffer{.layout = setting_.layout(), .data = data_.get(), .capacity = capacity_};
@@ -129,6 +130,7 @@ class Buffer {
     return {at, at + all, at + 2 * all, at + 2 * all + setting_.lists(), setting_.listed, setting_.kv_heads};
   }
   FetchTotals* totals() const { return totals_.get(); }
+  FetchClock* clock() const { return clock_.get(); }
   // Since the last call, of all sequences.
   double FetchedShare() {
     std::vector<FetchTotals> now(static_cast<size_t>(setting_.batch));
@@ -148,20 +150,21 @@ class Buffer {
   Device<std::byte> data_;
   Device<int32_t> tables_, list_;
   Device<FetchTotals> totals_;
+  Device<FetchClock> clock_;
 };
 
-void Find(CudaBackend& backend, const Layer& layer, Buffer& buffer, int64_t step, double forced_hits = 0) {
+void Find(CudaBackend& backend, const Layer& layer, FetchMemory& buffer, int64_t step, double forced_hits = 0) {
   backend.AssignCells(Queue::kCompute, layer.batch(step), layer.selection(step), buffer.entries(), forced_hits,
                       buffer.list(), buffer.totals());
 }
-void Fetch(CudaBackend& backend, const Layer& layer, Buffer& buffer, int64_t step) {
+void Fetch(CudaBackend& backend, const Layer& layer, FetchMemory& buffer, int64_t step) {
   backend.FetchMisses(Queue::kFetch, layer.batch(step), layer.selection(step), layer.entries(), buffer.entries(),
-                      buffer.list());
+                      buffer.list(), buffer.clock());
 }
 
 // Microseconds of AssignCells in a hot set of `more` lists, each call the next step; and the share that was missing.
 std::string HotRow(CudaBackend& backend, const Layer& layer, const Setting& s, int64_t more) {
-  Buffer buffer(backend, s, more);
+  FetchMemory buffer(backend, s, more);
   int64_t step = 0;
   for (; step < 20; ++step) Find(backend, layer, buffer, step);  // fills it
   backend.Synchronize(backend.Record(Queue::kCompute));
@@ -177,7 +180,7 @@ std::string HotRow(CudaBackend& backend, const Layer& layer, const Setting& s, i
 
 void Alone(CudaBackend& backend, const Setting& s) {
   const Layer layer(backend, s);
-  Buffer buffer(backend, s, 1);
+  FetchMemory buffer(backend, s, 1);
   const Device<__nv_bfloat16> queries(
       backend, std::vector<__nv_bfloat16>(static_cast<size_t>(s.batch * s.heads * kDim), __float2bfloat16_rn(0.1f)));
   const Device<__nv_bfloat16> outputs(backend, static_cast<size_t>(s.batch * s.heads * kDim));
@@ -191,7 +194,7 @@ void Alone(CudaBackend& backend, const Setting& s) {
       backend,
       [&] {
         backend.AttendFetched(Queue::kCompute, q, layer.batch(step), layer.selection(step), {s.heads, 0.1f},
-                              buffer.entries(), buffer.list(), out);
+                              layer.entries(), buffer.entries(), buffer.list(), out);
       },
       s.bytes() / 3e12);
   const auto fetch = [&](double forced_hits) {
@@ -211,7 +214,7 @@ void Alone(CudaBackend& backend, const Setting& s) {
 // Products [tokens][k] · [n][k]ᵀ on one queue while entries are fetched on the other.
 void Beside(CudaBackend& backend, const Setting& s, int64_t n, int64_t k) {
   const Layer layer(backend, s);
-  Buffer buffer(backend, s, 1);
+  FetchMemory buffer(backend, s, 1);
   const Device<__nv_bfloat16> weights(backend, static_cast<size_t>(n * k)),
       x(backend, static_cast<size_t>(s.batch * k)), y(backend, static_cast<size_t>(s.batch * n));
   CUDA_CHECK(cudaMemset(weights.get(), 0, static_cast<size_t>(n * k) * 2));

@@ -156,7 +156,7 @@ double LayerTime(CudaBackend& backend, const std::function<void(int64_t)>& call)
   CHECK(!backend.BeginGraph(key));
   CHECK(backend.BeginGraph(key));
   all();
-  backend.EndGraph();
+  CHECK(backend.EndGraph());
   return Time(
              backend, [&] { CHECK(backend.LaunchGraph(key)); }, 1e-3) /
          kLayers * 1e6;
@@ -182,7 +182,7 @@ void Run(CudaBackend& backend, const Setting& s) {
 }
 
 int Main() {
-  if (const Result<CudaDevice> device = FindCudaDevice(); !device.ok()) {
+  if (const Result<GpuInfo> device = FindCudaDevice(); !device.ok()) {
     std::fprintf(stderr, "%s\n", device.error().message.c_str());
     return 1;
   }

@@ -44,8 +44,65 @@ function(infinigen_checks_by_call name)
   endif()
 endfunction()
 
-# infinigen_library(NAME SOURCES... ): one static library per module directory.
+# The linker of LLVM links an instrumented binary in a fraction of the time.
+find_program(INFINIGEN_LLD ld.lld)
+if(INFINIGEN_SANITIZE AND INFINIGEN_LLD AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  add_link_options(-fuse-ld=lld)
+endif()
+
+# What most files read, precompiled: it is half the work of compiling a small file. Compilers want one precompiled file for each level of
+# optimisation. Where each file is compiled alone (preset dev) there is none, so that a missing include is seen there.
+set(INFINIGEN_COMMON_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <cmath> <cstdint> <cstring> <deque> <filesystem> <fstream>
+    <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <random> <set> <span> <string> <string_view> <thread> <utility>
+    <variant> <vector> <fmt/format.h> <nlohmann/json.hpp>)
+function(infinigen_headers name)
+  add_library(${name} OBJECT ${PROJECT_SOURCE_DIR}/cmake/headers.cc)
+  target_link_libraries(${name} PRIVATE infinigen_options)
+  target_compile_options(${name} PRIVATE ${ARGN})
+  target_precompile_headers(${name} PRIVATE ${INFINIGEN_COMMON_HEADERS})
+endfunction()
+
+# How a library is optimised. Release: -O3, and -O1 where it computes little (LIGHT), which saves a third of the compile time. With
+# sanitizers: not at all, which saves more than half, and -O1 where the tests spend their time (HOT).
+set(INFINIGEN_LIGHT_OPTIONS)
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  set(INFINIGEN_LIGHT_OPTIONS -O1)
+endif()
+if(CMAKE_UNITY_BUILD)
+  infinigen_headers(infinigen_headers_plain)
+  if(INFINIGEN_LIGHT_OPTIONS)
+    infinigen_headers(infinigen_headers_light ${INFINIGEN_LIGHT_OPTIONS})
+  endif()
+endif()
+function(infinigen_optimise name kind)
+  if(INFINIGEN_SANITIZE AND kind STREQUAL "hot")
+    target_compile_options(${name} PRIVATE -O1)
+    return()  # no precompiled headers of its level
+  endif()
+  if(kind STREQUAL "light" AND INFINIGEN_LIGHT_OPTIONS)
+    target_compile_options(${name} PRIVATE ${INFINIGEN_LIGHT_OPTIONS})
+  else()
+    set(kind plain)
+  endif()
+  if(CMAKE_UNITY_BUILD)
+    target_precompile_headers(${name} REUSE_FROM infinigen_headers_${kind})
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # g++ 12 has false positives in the standard library too, which it holds back only where the header is not precompiled.
+      target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds> $<$<COMPILE_LANGUAGE:CXX>:-Wno-stringop-overflow>)
+    endif()
+  endif()
+endfunction()
+
+# infinigen_library(NAME [LIGHT | HOT] SOURCES... ): one static library per module directory.
 function(infinigen_library name)
-  add_library(${name} STATIC ${ARGN})
+  cmake_parse_arguments(ARG "LIGHT;HOT" "" "" ${ARGN})
+  add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PUBLIC infinigen_options)
+  if(ARG_LIGHT)
+    infinigen_optimise(${name} light)
+  elseif(ARG_HOT)
+    infinigen_optimise(${name} hot)
+  else()
+    infinigen_optimise(${name} plain)
+  endif()
 endfunction()

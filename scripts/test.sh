@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test that needs no GPU. Last line: "N passed, N failed, N skipped".
-# usage: scripts/test.sh [--quick | --lint]
+# usage: scripts/test.sh [--quick | --lint | --long]
 #   --quick  the release build's tests only
 #   --lint   clang-tidy too, which adds four minutes on two cores
+#   --long   every test under every sanitizer, each parser fuzzed for a minute, the benchmarks built: about an hour on two cores
+# Which test runs in which build: docs/testing.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-quick=false lint=false
+quick=false lint=false long=false
 case "${1:-}" in
   --quick) quick=true ;;
   --lint) lint=true ;;
+  --long) long=true ;;
   "") ;;
-  *) echo "usage: scripts/test.sh [--quick | --lint]" >&2 && exit 2 ;;
+  *) echo "usage: scripts/test.sh [--quick | --lint | --long]" >&2 && exit 2 ;;
 esac
 
 scripts/install_packages.sh test || exit 1
@@ -37,30 +40,35 @@ check() {
   return $status
 }
 
-# run_ctest PRESET ARGS…: every test of a build counts by itself.
+# run_ctest PRESET ARGS…: every case of every test counts by itself.
 run_ctest() {
-  local preset=$1 log
+  local preset=$1 log junit=$PWD/build/$1/test_results.xml results=$PWD/build/$1/test_results good=0 bad=0 skip=0
   shift
   log=$(mktemp)
-  ctest --test-dir "build/$preset" --output-on-failure -j 3 "$@" >"$log" 2>&1
-  local status=$? total bad skip
-  grep -E '\*\*\*(Failed|Skipped|Timeout|Exception|Not Run)' "$log" | sed "s/^/$preset: /"
-  # "100% tests passed, 0 tests failed out of 123"
-  read -r bad total < <(sed -n 's/.*, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\).*/\1 \2/p' "$log" | tail -n 1)
-  skip=$(grep -cE '\*\*\*Skipped' "$log")
-  if [ -z "${total:-}" ] || [ "$total" -eq 0 ]; then
-    echo "FAILED   ctest $preset ran no test" && tail -n 40 "$log"
+  rm -rf "$junit" "$results"
+  ctest --test-dir "build/$preset" --output-on-failure --output-junit "$junit" -j 3 "$@" >"$log" 2>&1
+  if scripts/count_tests.py "$junit" "$results" >"$log.counts" 2>&1; then
+    read -r good bad skip < <(tail -n 1 "$log.counts")
+    head -n -1 "$log.counts" | sed "s/^/$preset: /"
+  fi
+  if [ $((good + bad)) -eq 0 ]; then
+    echo "FAILED   ctest $preset ran no test" && tail -n 40 "$log" "$log.counts"
     failed=$((failed + 1)) && failures+=("ctest $preset")
   else
-    passed=$((passed + total - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && sed -n '/The following tests FAILED/,$p' "$log" && grep -E -B2 -A40 '\*\*\*(Failed|Timeout|Exception|Not Run)' "$log" | head -n 200
-    echo "$([ "$bad" -eq 0 ] && echo 'ok      ' || echo 'FAILED  ') ctest $preset: $((total - bad - skip)) passed, $bad failed, $skip skipped"
+    passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + skip))
+    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && grep -E -A60 '\*\*\*(Failed|Timeout|Exception|Not Run)|\[  FAILED  \]|ERROR: .*Sanitizer|WARNING: ThreadSanitizer' "$log" | head -n 400
+    echo "$([ "$bad" -eq 0 ] && echo 'ok      ' || echo 'FAILED  ') ctest $preset: $good passed, $bad failed, $skip skipped"
   fi
-  rm -f "$log"
-  return $status
+  rm -f "$log" "$log.counts"
 }
 
-build() { cmake --preset "$1" && cmake --build --preset "$1"; }
+# build PRESET "CMAKE OPTIONS" TARGETS…
+build() {
+  local preset=$1 options=$2
+  shift 2
+  # shellcheck disable=SC2086
+  cmake --preset "$preset" -DINFINIGEN_TEST_PROCESSES=BINARY $options && cmake --build --preset "$preset" --target "$@"
+}
 
 # What some tests are skipped without, visibly: the reference tokenizers and the official client of the API that `serve` speaks, from
 # Python's registry, and a browser for the web page. They come while the build runs.
@@ -72,27 +80,60 @@ export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
   done
   scripts/install_packages.sh browser >/dev/null 2>&1 || echo "note: Chromium could not be installed"
 ) &
+downloads=$!
+
+# Tests that need a GPU count where there is one. Where there is none, GPU code is compiled and linked to see that it can be.
+release_options="" release_targets=(all) gpu=(-LE gpu)
+if nvidia-smi -L >/dev/null 2>&1; then
+  release_options="-DINFINIGEN_CUDA_CHECK=OFF" gpu=()
+fi
+# Under sanitizers: the modules that read foreign bytes or compute addresses, and what runs on several threads. Without what runs the
+# shipped model (minutes, and the same code as on tiny models), what spends its time in a test's own oracle, and bounds of work.
+sanitized=(base json jinja tensor text loader kv backend golden model engine fuzz)
+asan_options="-DINFINIGEN_FUZZ_SECONDS=1" asan_targets=("${sanitized[@]/#/tests_}")
+asan_tests=(-L "^($(IFS='|' && echo "${sanitized[*]}"))\$" -LE 'gpu|slow')
+asan_filter='-*embedded_cpu:*Golden*_reference:*Shipped*:*AgreesWithTransformers*:*EqualsAnIndependentForwardPass*:*EveryMistakeOfTheGuessIsSeen*:ChatPromptWork.*'
+tsan_targets=(tests_threads) tsan_tests=(-L '^threads$') tsan_filter='-*Shipped*'
+if $long; then
+  release_options+=" -DINFINIGEN_BENCH=ON" release_targets=(all bench)
+  asan_options="-DINFINIGEN_FUZZ_SECONDS=60" asan_targets=(all) asan_tests=(-LE gpu) asan_filter='*'
+  tsan_targets=(all) tsan_tests=(-LE 'gpu|slow') tsan_filter='*'
+fi
 
 check "include directions" python3 tools/check_layers.py
 check "no marks of a merge" bash -c "! git grep -nE '^(<<<<<<<|>>>>>>>) '"
 check "formatting" bash -c "git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror"
-# Tests that need a GPU count where there is one.
-gpu=(-LE gpu)
-if nvidia-smi -L >/dev/null 2>&1; then gpu=(); fi
-if check "build release" build release; then
-  wait
-  run_ctest release "${gpu[@]}"
+check "build release" build ci "$release_options" "${release_targets[@]}"
+released=$?
+# The other builds run beside the tests of this one, which do not keep two cores busy, and give way to them.
+if ! $quick; then
+  rm -f build/{asan,tsan}.status
+  (
+    renice -n 10 $BASHPID >/dev/null
+    build asan "$asan_options" "${asan_targets[@]}" >build/asan.log 2>&1
+    echo $? >build/asan.status
+    build tsan "" "${tsan_targets[@]}" >build/tsan.log 2>&1
+    echo $? >build/tsan.status
+  ) &
+fi
+built() {
+  while [ ! -s "build/$1.status" ]; do sleep 0.5; done
+  cat "build/$1.log"
+  return "$(cat "build/$1.status")"
+}
+
+if [ $released -eq 0 ]; then
+  wait $downloads
+  run_ctest ci "${gpu[@]}"
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $lint; then
   check "lint" scripts/lint.sh
 fi
 if ! $quick; then
-  if check "build asan" build asan; then
-    # The unit tests, and every parser briefly under libFuzzer. Without what runs the shipped model: minutes under a
-    # sanitizer, and the same code on the tiny models. And without what spends its time in a test's own oracle.
-    run_ctest asan -LE slow -E 'embedded_cpu|Golden.*_reference|Shipped|AgreesWithTransformers|EqualsAnIndependentForwardPass|EveryMistakeOfTheGuessIsSeen'
-  fi
+  check "build asan" built asan && GTEST_FILTER=$asan_filter run_ctest asan "${asan_tests[@]}"
+  check "build tsan" built tsan &&
+    TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" GTEST_FILTER=$tsan_filter run_ctest tsan "${tsan_tests[@]}"
 fi
 
 [ ${#failures[@]} -gt 0 ] && printf 'failed: %s\n' "${failures[@]}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`infinigen chat` as a person and as a script meet it, and the built-in model from wherever the binary is run.
 
-usage: chat_test.py INFINIGEN GOLDEN_MODELS BUILD_DIRECTORY [unittest arguments]. Standard library only.
+usage: chat_test.py INFINIGEN GOLDEN_MODELS BUILD_DIRECTORY [--terminal | --no-terminal] [unittest arguments]. Standard
+library only.
 """
 
 import os
@@ -15,6 +16,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import terminal
 
 BINARY, MODELS, BUILD = "", "", ""
 SLOW = 1  # how much longer a sanitizer may take
@@ -93,6 +96,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@terminal.needs_terminal
 class AtATerminal(unittest.TestCase):
     def test_a_first_conversation(self):
         chat = Terminal("--temp", 0)
@@ -272,4 +276,4 @@ if __name__ == "__main__":
     with open(BINARY, "rb") as file:
         content = file.read()
     SLOW = 10 if b"__asan_init" in content or b"__tsan_init" in content else 1
-    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
+    terminal.main(sys.argv[4:])

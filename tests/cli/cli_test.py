@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The binary as a user meets it: exit codes, one-line errors, tokens of the golden models, damaged files, Ctrl-C.
 
-usage: cli_test.py INFINIGEN GOLDEN_MODELS [unittest arguments]. Standard library only. The models are copied first: a run
-that selects leaves a skew file beside the model.
+usage: cli_test.py INFINIGEN GOLDEN_MODELS [--terminal | --no-terminal] [unittest arguments]. Standard library only. The models are
+copied first: a run that selects leaves a skew file beside the model.
 """
 
 import atexit
@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import terminal
 
 BINARY, MODELS = "", ""
 SANITIZED = False  # a sanitizer's own memory is not ours to bound
@@ -483,6 +485,7 @@ def state(pid):
     return read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()[0].decode()
 
 
+@terminal.needs_terminal
 class Terminal(Case):
     def test_progress_of_a_long_prefill(self):
         tokens = 6000 if SANITIZED else 24000  # a few seconds
@@ -602,4 +605,4 @@ if __name__ == "__main__":
     BINARY, MODELS = os.path.abspath(sys.argv[1]), private(os.path.abspath(sys.argv[2]))
     content = read(BINARY)
     SANITIZED = b"__asan_init" in content or b"__tsan_init" in content
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    terminal.main(sys.argv[3:])

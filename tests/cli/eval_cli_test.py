@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`infinigen eval` as a user meets it: JSON, tables, the screen of --show, errors in one line, Ctrl-C.
 
-usage: eval_cli_test.py INFINIGEN MODEL [unittest arguments]. Standard library only; MODEL is the shipped one.
+usage: eval_cli_test.py INFINIGEN MODEL [--terminal | --no-terminal] [unittest arguments]. Standard library only; MODEL is the
+shipped one.
 """
 
 import os
@@ -15,6 +16,7 @@ import unittest
 import xml.etree.ElementTree
 
 import cli_test
+import terminal
 from cli_test import Case, Run
 
 MODEL = ""
@@ -169,6 +171,7 @@ class Needle(Case):
         self.assertEqual(self.needle("-f", file, "--json").json()["n"], 3)
         self.assert_error(self.needle("-f", self.write("short.txt", "One. Two. Three.")), 1, "longer file")
 
+    @terminal.needs_terminal
     def test_show_is_plain_in_a_pipe_and_coloured_on_a_terminal(self):
         arguments = ["eval", "needle", "-m", MODEL, "--lengths", "900", "--facts", "2", "--n", "1", "--show"]
         run = Run(*arguments)
@@ -277,4 +280,4 @@ class Needle(Case):
 
 if __name__ == "__main__":
     cli_test.BINARY, MODEL = sys.argv[1], sys.argv[2]
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    terminal.main(sys.argv[3:])

@@ -5,7 +5,7 @@ usage: web_test.py [--server BINARY] [--screenshot FILE.png] [--only NAME]
 
 Without --server the page talks with fake_server.py, which can be told to fail in every way. With it, `BINARY serve` and
 the model that comes with it answer; what only a fake can do is left out and counted as skipped. Exit status 77: there is
-no Chromium here.
+no Chromium here, or no /dev/shm, without which Chromium loses pages on a busy machine.
 """
 
 import argparse
@@ -521,6 +521,9 @@ def main():
     options = parser.parse_args()
     if not find_chromium():
         print("there is no Chromium here (Debian: apt-get install chromium)")
+        return 77
+    if not os.access("/dev/shm", os.W_OK):
+        print("there is no writable /dev/shm here, which Chromium needs")
         return 77
     fake = options.server is None
     start = (lambda key="": fake_server.FakeServer(key=key, pace=0.004)) if fake else (lambda key="": RealServer(options.server, key))

@@ -1,0 +1,1 @@
+// Nothing: made for the headers that are precompiled with it (compiler.cmake).
