@@ -46,7 +46,9 @@ Status CheckHotSet(const KvRequest& request) {
   const double hits = request.force_hits.value_or(0);
   if (hits >= 1) return Invalid("--kv-force-hits {}: must be below 1, because some entries are always fetched", hits);
   if (hits > 0 && request.wants_hot_set())
-    return Invalid("--kv-force-hits replaces the hot set, so it cannot be combined with --kv-hot; leave --kv-hot out");
+    return Invalid(
+        "--kv-force-hits replaces the hot set, so it cannot be combined with --kv-hot; pass --kv-hot 0 or leave it "
+        "out");
   return Ok();
 }
 

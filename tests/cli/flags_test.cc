@@ -102,7 +102,7 @@ TEST(Flags, UsageErrorsAreOneLineAndTwo) {
       {{"--real", "1.01"}, "too large"},
       {{"--choice", "c"}, "'c' is unknown, it can be a|b"},
       {{"-n"}, "--number"},
-      {{"--file", "f", "-x", "t"}, "--text-flag and --file exclude each other"},
+      {{"--file", "f", "-x", "t"}, "--text-flag and --file cannot be combined"},
   };
   for (const auto& [arguments, expected] : cases) {
     FlagLine line;

@@ -103,7 +103,7 @@ TEST(ChoiceLines, ErrorsNameFileLineAndReason) {
             "q:2: the choices must look like \"(A) one (B) another\"");
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\nx"), "q:2: the line has 1 columns, fewer than the first line");
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\n\xff\t(A) a (B) b\tA"), "q:2: invalid UTF-8 at byte 0");
-  EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("1048576 at most"));
+  EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("the limit is 1048576"));
   EXPECT_EQ(Refusal("{\"choices\": " + std::string(100, '[') + std::string(100, ']') + "}"),
             "q:1: JSON nested deeper than 64 levels at byte 75");
   EXPECT_EQ(Refusal("{\"choices\": 1e999}"), "q:1: a number is out of range");
@@ -116,7 +116,7 @@ TEST(ChoiceLines, LabelsOfTheirOwn) {
   const auto with = [&](std::string_view labels) { return Refusal(questions, ParseLabels(labels, "l").value()); };
   EXPECT_EQ(with("0\n1\n"), "");
   EXPECT_EQ(ParseChoices(questions, "q", ParseLabels("1\n1", "l").value()).value().items[0].answer, 1u);
-  EXPECT_EQ(with("0\n0\n"), "q:2: the answer is 1, in l it is 0");
+  EXPECT_EQ(with("0\n0\n"), "q:2: the answer is 1, but in l it is 0");
   EXPECT_EQ(with("0\n"), "l: has only 1 labels, none for the question at q:2");
   EXPECT_EQ(with("0\n1\n1\n"), "l: has 3 labels for the 2 questions of q");
   EXPECT_EQ(ParseLabels("0\nA\n", "l").error().message, "l:2: 'A' is not a label; each line must be one number");

@@ -212,7 +212,7 @@ TEST(NeedleFamily, SoughtWordsAreTheMostFrequent) {
   const Result<NeedleCase> crowded =
       Maker(NeedleForm::kPlain).Case({.length = 100, .facts = 3, .family = NeedleFamily::kWords});
   ASSERT_FALSE(crowded.ok());
-  EXPECT_NE(crowded.error().message.find("no room"), std::string::npos) << crowded.error().message;
+  EXPECT_NE(crowded.error().message.find("too few for 3 facts"), std::string::npos) << crowded.error().message;
   const Result<NeedleCase> poor = Maker(NeedleForm::kPlain, "One word here. And one word there.")
                                       .Case({.length = 500, .family = NeedleFamily::kWords});
   ASSERT_FALSE(poor.ok());

@@ -106,7 +106,7 @@ TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
   EXPECT_EQ(plan.prefix_bytes, 4 * one) << "half of the pool";
   EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one)
       << "the pool and the prefix cache: the plan covers all that the pool can hold";
-  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   of at most 256.0 KiB for"));
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   prefix cache, at most 256.0 KiB"));
   EXPECT_THAT(DescribePlan(config, plan),
               HasSubstr(fmt::format("total     {:>12}", FormatSize(plan.parts.total_bytes() + 4 * one))));
   // Within a limit that was given, and never less than a context.
@@ -114,7 +114,7 @@ TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
   plan = WithPrefixes(plan);
   EXPECT_EQ(plan.prefix_bytes, one);
   EXPECT_EQ(plan.options.pool_limit_bytes, 2 * one);
-  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("0 B   of at most 64.0 KiB"));
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("0 B   prefix cache, at most 64.0 KiB"));
   options.max_batch = 1;
   plan = PlanOptions(config, 0, options, std::nullopt, kGiB);
   plan = WithPrefixes(plan);
