@@ -220,7 +220,7 @@ TEST(LoadWeights, AcceptsEveryStoredTypeOfASource) {
   config.embed_dim = 100;
   std::unique_ptr<MemorySource> torn = BlockSource();
   torn->Add("model.embed_tokens.weight", WeightType::kQ8_0, {256, 100}, {});
-  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not whole q8_0 blocks"));
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not a whole number of q8_0 blocks"));
 }
 
 TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
