@@ -1,6 +1,6 @@
 // Sums of pages and selection by their means, against the oracle. Bounds: sums have the oracle's bits. With keys and
 // queries of small whole numbers all scores are exact, and then selections are compared for equality. With others two
-// pages may change places where their scores differ by no more than rounding (ScoreBound).
+// pages may change places where their scores differ by no more than rounding (ExactScores::bound).
 #include "kv/page_sums.h"
 
 #include <numeric>
