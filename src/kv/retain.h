@@ -9,7 +9,7 @@
 //   prefill   Of a prompt that is longer than the quota, the survivors are the protected rows and the others with the
 //             largest priorities; among equal priorities, the newest. They become rows 0, 1, … in order of position.
 //
-// A policy defines the priorities. Each has its own file in kv/retain/; docs/methods.md shows how to add one.
+// A policy defines the priorities. Each has its own file in kv/retain/; docs/adding-a-method.md shows how to add one.
 #pragma once
 
 #include <algorithm>

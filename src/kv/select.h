@@ -3,8 +3,8 @@
 // every method. Those functions are the plain host code that defines a selection; every backend's own implementation is
 // tested against it. Pure functions, any thread.
 //
-// Each method has its own file in kv/select/; docs/adding-a-method.md shows how to add one. model/index_ops.h maps a method to
-// the backend operations that append to its index and score rows by it.
+// Each method has its own file in kv/select/; docs/adding-a-method.md shows how to add one. model/index_ops.h maps a
+// method to the backend operations that append to its index and score rows by it.
 //
 // For one sequence and one KV head, with scores s_g(j) of its G query heads for the rows j that have a score:
 //
