@@ -266,7 +266,7 @@ class Needle(Case):
     def test_errors(self):
         self.assert_error(self.needle("--n", 0), 2)
         self.assert_error(self.needle("--lengths", "10"), 2, 64)
-        self.assert_error(self.needle("--show", "--json"), 2, "exclude")
+        self.assert_error(self.needle("--show", "--json"), 2, "cannot be combined")
         self.assert_error(self.needle("--lengths", 128, "--facts", 24), 1, "24 facts")
         self.assert_error(self.needle("--depth", "middle"), 2, "uniform")
         self.assert_error(self.needle("--family", "single,frob"), 2, "frob", "multi-value")
