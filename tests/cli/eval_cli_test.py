@@ -275,7 +275,7 @@ class Needle(Case):
         self.assert_error(self.needle("--heatmap", self.path("none/map.svg")), 1, "none/map.svg")
         for name in ("map.png", "map", "map.svg.png"):
             self.assert_error(self.needle("--heatmap", self.path(name)), 2, name, "does not end in .svg")
-        self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "no room")
+        self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "too few for 3 facts")
 
 
 if __name__ == "__main__":
