@@ -101,6 +101,7 @@ if $long; then
 fi
 
 check "include directions" python3 tools/check_layers.py
+check "documentation" python3 tools/check_docs.py
 check "no marks of a merge" bash -c "! git grep -nE '^(<<<<<<<|>>>>>>>) '"
 check "formatting" bash -c "git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror"
 check "build release" build ci "$release_options" "${release_targets[@]}"
@@ -133,7 +134,7 @@ fi
 if ! $quick; then
   check "build asan" built asan && GTEST_FILTER=$asan_filter run_ctest asan "${asan_tests[@]}"
   check "build tsan" built tsan &&
-    TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" GTEST_FILTER=$tsan_filter run_ctest tsan "${tsan_tests[@]}"
+    GTEST_FILTER=$tsan_filter run_ctest tsan "${tsan_tests[@]}"
 fi
 
 [ ${#failures[@]} -gt 0 ] && printf 'failed: %s\n' "${failures[@]}"

@@ -51,7 +51,7 @@ struct Callbacks {
   std::function<void(std::string_view message)> on_warning;  // one sentence
   std::function<void(std::string_view message)> on_notice;   // before long work: "calibrating … (once per model)"
   std::function<void(int64_t done, int64_t total)> on_progress;
-  std::function<bool()> cancelled;  // returning true makes the start fail with an Error
+  std::function<bool()> cancelled;  // asked during long work; returning true makes the start fail with an Error
 };
 
 struct ChatMessage {
@@ -112,7 +112,8 @@ class INFINIGEN_API Options {
   Options(Options&&) noexcept;
   Options& operator=(Options&&) noexcept;
 
-  // Error if the option does not exist or the value is invalid.
+  // Error if the option does not exist or the value is malformed. What depends on the model or the machine (a device
+  // that is absent, a size in bytes or percent) is checked by MakePlan and Engine.
   Options& Set(std::string_view name, std::string_view value);
 
   struct Description {

@@ -6,9 +6,9 @@
  * function, which accepts NULL. A model may be freed while engines use it, and an engine while streams are open (they
  * end as cancelled).
  *
- * Structs that the library fills begin with their size, which the caller sets (`.size = sizeof(s)`). A later version of
- * the library adds members at the end and fills only those that the caller's version has. Functions are never removed
- * or changed without a new INFINIGEN_ABI_VERSION.
+ * Structs begin with their size, which the caller sets (`.size = sizeof(s)`). A later version of the library adds
+ * members at the end, and reads and fills only those that the caller's version has. Functions are never removed or
+ * changed without a new INFINIGEN_ABI_VERSION.
  *
  * Output buffers: `room` is the size of the buffer. The function writes at most that much and sets *length to the full
  * length; too little room is not an error. Call with NULL and 0 to ask for the length.

@@ -204,7 +204,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // Token i attends to entries [0, rows[i]] of its sequence. `n` is the largest row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
 
-  // ---- Selection (kv/index.h, kv/index.h and kv/select.h define the arithmetic)
+  // ---- Selection (kv/index.h, kv/page_sums.h and kv/select.h define the arithmetic)
 
   // InfiniGen: stores the sketches of keys [count][kv_heads·d] in the tokens' own rows.
   { b.AppendSketches(queue, batch, c, basis, sketches) } -> std::same_as<void>;

@@ -157,9 +157,7 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
 // The methods of --kv, plus full if --against needs it and --kv does not have it.
 Result<std::vector<KvRequest>> Requests(const NeedleFlags& flags) {
   ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
-  const auto full = [](const KvRequest& kv) {
-    return kv.preset->name == "full" && &kv.selection() == &kSelectAll && !kv.evicts();
-  };
+  const auto full = [](const KvRequest& kv) { return kv.preset->name == "full" && !kv.selects() && !kv.evicts(); };
   if (flags.against != "full" || std::any_of(requests.begin(), requests.end(), full)) return requests;
   KvRequest plain = flags.common.kv.request;
   plain.preset = FindPreset("full");

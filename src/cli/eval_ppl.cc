@@ -25,7 +25,7 @@ struct PplFlags {
 Status CheckOverlaps(const PplFlags& flags, const KvRequest& kv) {
   if (flags.overlap && (flags.against != "cpu" || kv.evicts()))
     return Invalid("--selection-overlap needs --against cpu and a method that evicts nothing");
-  if (flags.step_overlap && (flags.overlap || kv.evicts() || &kv.selection() == &kSelectAll))
+  if (flags.step_overlap && (flags.overlap || kv.evicts() || !kv.selects()))
     return Invalid(
         "--step-overlap needs a method that selects and evicts nothing, and cannot be combined with "
         "--selection-overlap");

@@ -77,7 +77,8 @@ Result<RequestId> Engine::Submit(Request request) {
   const RequestId id(next_id_++);
   auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
   // The last generated token gets no row, because no token attends to it.
-  live->final_tokens = std::min(context, prompt + std::max<int64_t>(live->request.max_new_tokens - 1, 0));
+  const int64_t new_rows = std::max<int64_t>(live->request.max_new_tokens - 1, 0);
+  live->final_tokens = prompt + std::min(new_rows, context - prompt);  // their plain sum may overflow
   requests_.push_back(std::move(live));
   return id;
 }

@@ -243,7 +243,7 @@ bool JsonTreeBuilder::Count(size_t text_bytes) {
   return ++values_ <= limits_.max_values && text_bytes_ <= limits_.max_text_bytes;
 }
 
-nlohmann::json* JsonTreeBuilder::Place(nlohmann::json value) {
+nlohmann::json* JsonTreeBuilder::Insert(nlohmann::json value) {
   if (open_.empty()) {
     root_ = std::move(value);
     started_ = true;
@@ -258,7 +258,7 @@ nlohmann::json* JsonTreeBuilder::Place(nlohmann::json value) {
 bool JsonTreeBuilder::Add(nlohmann::json value) {
   const auto* text = value.get_ptr<const std::string*>();
   if (!Count(text == nullptr ? 0 : text->size())) return false;
-  Place(std::move(value));
+  Insert(std::move(value));
   return true;
 }
 
@@ -269,7 +269,7 @@ bool JsonTreeBuilder::Key(std::string key) {
 
 bool JsonTreeBuilder::Open(bool object) {
   if (!Count(0)) return false;
-  open_.push_back(Place(object ? nlohmann::json::object() : nlohmann::json::array()));
+  open_.push_back(Insert(object ? nlohmann::json::object() : nlohmann::json::array()));
   return true;
 }
 

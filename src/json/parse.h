@@ -109,7 +109,7 @@ class JsonTreeBuilder {
   nlohmann::json Take();
 
  private:
-  nlohmann::json* Place(nlohmann::json value);
+  nlohmann::json* Insert(nlohmann::json value);
   bool Count(size_t text_bytes);
 
   JsonLimits limits_;

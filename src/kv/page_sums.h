@@ -3,13 +3,13 @@
 //
 //     score of a page = q · (Σ of its keys) / 16  =  the mean of q · k over its keys k
 //
-// Only complete pages are scored (kv/select.h), so a page always has 16 rows, and the division is exact: it can be
-// done to the query instead. A sum is a chain of f32 additions in the order of rows, nothing else. So its bits depend
-// on the keys alone: not on the calls that bring them, and they are the same on every backend.
+// Only complete pages are scored (kv/select.h), so a page always has 16 rows, and the division is exact: backends scale
+// the query instead. Sums add keys in row order in f32, so all backends agree bit for bit, however the rows are divided
+// into calls.
 //
-// A row that is a multiple of 16 starts its page anew; every other is added to it. So the rows of a page come in
-// ascending order and each of them once: a sequence that is taken back to the middle of a page reads that page again
-// from its first row (SelectMethod::rewrites_rows).
+// Row 16·n resets the sum of its page; every other row is added to it. The rows of a page must therefore arrive in
+// ascending order, each once. A sequence that is rewound to the middle of a page computes that page again from its
+// first row (SelectMethod::rewrites_rows).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace infinigen {
 // count as zero.
 void AddToPageSum(std::span<float> sum, int64_t row, std::span<const float> key);
 
-// Of a complete page, for a query [head_dim] that already carries the factor 1/√head_dim.
+// Score of a complete page for a query [head_dim] that is already scaled by 1/√head_dim.
 float PageMeanScore(std::span<const float> sum, std::span<const float> query);
 
 }  // namespace infinigen

@@ -47,14 +47,20 @@ struct SelectMethod {
   std::string_view summary;  // for help texts
   // The layout of the method's index; null: it has none.
   IndexLayout (*index)(const IndexShape& shape) = nullptr;
-  // Scores need only the index and a query, not the keys, so a guessed query can select a layer's rows in advance.
+  // Presets guess by default: scores need only the index and a query, not the keys, so a guessed query can select a
+  // layer's rows in advance.
   bool can_guess = false;
-  // The index of a single row can be rewritten, as eviction and rewinding a sequence require.
+  // The index of a single row can be rewritten, as eviction requires. Without it a sequence is rewound to the start of
+  // a page.
   bool rewrites_rows = true;
   // Rows are chosen in runs of this many, which begin at its multiples.
   int64_t page_rows = 1;
   // The index needs a SketchBasis, which is calibrated once per model.
   bool uses_basis = false;
+
+  // Eviction can drop rows: there is no index, or it consists of sketches, which the backends' AssignRows and
+  // CopySurvivors void and copy with the entries. An index of another kind needs the same there.
+  constexpr bool EvictsIndex() const { return rewrites_rows && (index == nullptr || uses_basis); }
 };
 
 // kSelectAll attends to every retained row; it has no index.

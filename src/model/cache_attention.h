@@ -338,15 +338,15 @@ class CacheAttention {
   void AttendTo(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if (plan.entries == EntrySource::kFetched) return AttendFetched(plan, tokens, heads);
     if (plan.selects)
-      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
-                                     Entries(plan), heads.out);
+      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
+                                     Attention(plan), Entries(plan), heads.out);
     AttendToAll(plan, tokens, heads);
   }
   void AttendFetched(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
+      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer), Attention(plan),
                              views_.Entries(plan.layer), views_.Fetched(plan.layer), views_.List(plan.layer),
                              heads.out);
     }
@@ -372,7 +372,7 @@ class CacheAttention {
   // Selects rows, and starts to fetch the misses.
   void Select(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     const Queue queue = Queue::kCompute;
-    const Selection& chosen = views_.Chosen(plan.layer);
+    const Selection& selected = views_.Selected(plan.layer);
     const SelectCall call{.rules = work_.rules,
                           .totals = work_.totals + plan.layer.value() * shape_.pool.max_sequences,
                           .current_known = plan.knows_current(),
@@ -382,8 +382,8 @@ class CacheAttention {
                           .page = method_.select->page_rows};
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
-    index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, chosen);
-    if (plan.evicts) backend_.UpdatePriorities(queue, tokens.batch, method_.retain_rule(), call, chosen);
+    index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, selected);
+    if (plan.evicts) backend_.UpdatePriorities(queue, tokens.batch, method_.retain_rule(), call, selected);
     if (plan.entries == EntrySource::kFetched) Fetch(plan, tokens.batch);
   }
   void Fetch(const LayerPlan& plan, const TokenBatch& batch) {
@@ -391,10 +391,10 @@ class CacheAttention {
       const LayerId layer = plan.layer;
       const Queue queue = Queue::kCompute;
       FetchTotals* totals = work_.fetch_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.AssignCells(queue, batch, views_.Chosen(layer), views_.Fetched(layer), shape_.forced_hits,
+      backend_.AssignCells(queue, batch, views_.Selected(layer), views_.Fetched(layer), shape_.forced_hits,
                            views_.List(layer), totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
-      backend_.FetchMisses(Queue::kFetch, batch, views_.Chosen(layer), views_.Entries(layer), views_.Fetched(layer),
+      backend_.FetchMisses(Queue::kFetch, batch, views_.Selected(layer), views_.Entries(layer), views_.Fetched(layer),
                            views_.List(layer), Clock(layer));
       fetched_[views_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
@@ -413,11 +413,11 @@ class CacheAttention {
     for (int64_t row = std::max(run.first_row, prompt_tokens - kSeeds); row < end; row += shape_.select_tokens()) {
       const int64_t first = row - run.first_row, count = std::min(shape_.select_tokens(), end - row);
       const TokenBatch part = batch.Range(first, count);
-      const Selection& chosen = views_.Chosen(plan.layer);
+      const Selection& selected = views_.Selected(plan.layer);
       call.retained = {};  // in the prompt's cache, row = position
-      index_.Select(plan.layer, part, call, heads.q.Rows(first, count), Attention(plan), prompt.cache, chosen);
+      index_.Select(plan.layer, part, call, heads.q.Rows(first, count), Attention(plan), prompt.cache, selected);
       call.retained = prompt.cache.retained;
-      backend_.UpdatePriorities(Queue::kCompute, part, method_.retain_rule(), call, chosen);
+      backend_.UpdatePriorities(Queue::kCompute, part, method_.retain_rule(), call, selected);
     }
   }
 
@@ -439,7 +439,7 @@ class CacheAttention {
 
   void Observe(const LayerPlan& plan, const TokenBatch& batch, const LayerHeads& heads) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Chosen(plan.layer), Attention(plan), Entries(plan),
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Selected(plan.layer), Attention(plan), Entries(plan),
                            work_.mass + plan.layer.value());
     if (observer_) ReportSelection(plan.layer, batch);
   }
@@ -451,14 +451,14 @@ class CacheAttention {
       return host;
     };
     const int64_t heads = shape_.owned.kv_heads;
-    const Selection& chosen = views_.Chosen(layer);
+    const Selection& selected = views_.Selected(layer);
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
-    const std::vector<int32_t> counts = fetch(chosen.counts, batch.count * heads);
+    const std::vector<int32_t> counts = fetch(selected.counts, batch.count * heads);
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t token = static_cast<int64_t>(i) / heads, head = static_cast<int64_t>(i) % heads;
       const SeqSlot slot(slots[static_cast<size_t>(token)]);
       if (observed_ && slot != *observed_) continue;
-      observer_(layer, slot, KvHead(shape_.owned.first_kv_head + head), fetch(chosen.Rows(token, head), counts[i]));
+      observer_(layer, slot, KvHead(shape_.owned.first_kv_head + head), fetch(selected.Rows(token, head), counts[i]));
     }
   }
 

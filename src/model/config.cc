@@ -14,6 +14,7 @@ std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
   if (spec.attention_soft_cap != 0)
     return fmt::format("attention_soft_cap {}: no backend computes soft-capped attention scores",
                        spec.attention_soft_cap);
+  if (spec.qk_norm == QkNorm::kWhole) return "qk_norm whole: no backend computes norms of q and k over all heads";
   if (spec.norm_placement == NormPlacement::kBothSides)
     return "norm_placement both sides: no backend computes norms on the output of attention and MLP";
   if (spec.norm_placement != config.specs.front().norm_placement)

@@ -66,6 +66,12 @@ struct MlpSpec {
 };
 
 // The fields of one layer. Defaults are Llama's, except the scale, which depends on head_dim (PlainLayer).
+enum class QkNorm : uint8_t {
+  kNone,
+  kHead,   // over head_dim, on each head
+  kWhole,  // over all heads together; no backend computes it yet
+};
+
 struct LayerSpec {
   static constexpr int32_t kNoRope = -1;
 
@@ -75,8 +81,8 @@ struct LayerSpec {
   float attention_soft_cap = 0;  // scores become cap · tanh(score / cap); 0: unchanged
   bool qkv_bias = false;         // on q, k and v
   bool o_bias = false;
-  bool qk_norm = false;  // RMS norms over head_dim on each head of q and k, before rotation; eps is norm.eps
-  NormSpec norm;         // of both norms of the layer
+  QkNorm qk_norm = QkNorm::kNone;  // RMS norms of q and k before rotation; eps is norm.eps
+  NormSpec norm;                   // of both norms of the layer
   NormPlacement norm_placement = NormPlacement::kBefore;
   MlpSpec mlp;
 

@@ -2,10 +2,9 @@
 //
 // Tokens go through the layers in one of two ways, with the same arithmetic:
 //
-//   Prefill: a prompt is a grid of units (layer, chunk of B::kChunkTokens tokens), processed layer by layer. The
-//   residual
-//            stream of the whole prompt stays in compute memory between units, so the engine can run one unit, do other
-//            work, and run the next. After the last unit the logits of any token are available.
+//   Prefill: a prompt is a grid of units (layer, chunk of B::kChunkTokens tokens), processed layer by layer. Between
+//            units the residual stream of the whole prompt stays in compute memory, so the engine can run one unit,
+//            do other work, and run the next. After the last unit the logits of any token are available.
 //   Step:    one token for each of up to max_batch sequences of any lengths.
 //
 // A prefill can also run as steps (PrefillKind::kSteps): every token attends as in a decode step, by selection, but a

@@ -67,9 +67,10 @@ void AddNorm(const NormSpec& norm, Hasher& hash) {
 }
 
 void AddLayer(const LayerSpec& spec, Hasher& hash) {
-  for (const int64_t value : {int64_t{spec.rope}, spec.window, int64_t{spec.qkv_bias}, int64_t{spec.o_bias},
-                              int64_t{spec.qk_norm}, static_cast<int64_t>(spec.norm_placement), int64_t{spec.mlp.gated},
-                              static_cast<int64_t>(spec.mlp.activation), int64_t{spec.mlp.bias}})
+  for (const int64_t value :
+       {int64_t{spec.rope}, spec.window, int64_t{spec.qkv_bias}, int64_t{spec.o_bias},
+        static_cast<int64_t>(spec.qk_norm), static_cast<int64_t>(spec.norm_placement), int64_t{spec.mlp.gated},
+        static_cast<int64_t>(spec.mlp.activation), int64_t{spec.mlp.bias}})
     hash.Number(value);
   hash.Real(static_cast<double>(spec.attention_scale));
   hash.Real(static_cast<double>(spec.attention_soft_cap));

@@ -75,7 +75,7 @@ class LayerMath {
  private:
   // Normalises each head of x [count][heads·head_dim] in place, if the layer has head norms.
   void NormHeads(const LayerSpec& spec, const NormWeights& w, const Tensor& x) {
-    if (!spec.qk_norm) return;
+    if (spec.qk_norm == QkNorm::kNone) return;
     CHECK(x.stride == x.cols && x.cols % head_dim_ == 0);
     const Tensor heads{x.data, x.type, x.rows * (x.cols / head_dim_), head_dim_, head_dim_};
     backend_.RmsNorm(Queue::kCompute, heads, w.weight, spec.norm.eps, heads);

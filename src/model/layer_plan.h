@@ -1,5 +1,5 @@
-// LayerPlan: what one layer does with the cache in one kind of pass. Computed once per executor, so that a step has
-// nothing left to decide: the decoder and CacheAttention follow these fields.
+// LayerPlan: what one layer does with the cache in one kind of pass. Computed once per executor: where
+// entries are read, which query selects, and when. The decoder and CacheAttention follow these fields.
 #pragma once
 
 #include <cstdint>

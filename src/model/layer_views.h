@@ -103,7 +103,7 @@ class LayerViews {
 
   // Consecutive layers alternate between the selections and fetch lists of the workspace, if it has two.
   size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
-  const Selection& Chosen(LayerId layer) const { return work_.selection[Turn(layer)]; }
+  const Selection& Selected(LayerId layer) const { return work_.selection[Turn(layer)]; }
   const FetchList& List(LayerId layer) const { return work_.fetch_lists[Turn(layer)]; }
 
   // A layer's fetch buffer: its part of the hot set, or memory that all layers share in turn.

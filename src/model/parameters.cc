@@ -15,7 +15,7 @@ const LayerSpec& SpecOf(const ModelConfig& config, const Parameter& parameter) {
 ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) {
   const bool bias = parameter.part == WeightPart::kBias;
   if (parameter.role == WeightRole::kQueryNorm || parameter.role == WeightRole::kKeyNorm) {
-    if (bias || !SpecOf(config, parameter).qk_norm) return {};
+    if (bias || SpecOf(config, parameter).qk_norm == QkNorm::kNone) return {};
     return {.rows = 1, .cols = config.head_dim, .meaning = "head_dim"};
   }
   const bool final = parameter.role == WeightRole::kFinalNorm;

@@ -366,6 +366,7 @@ Stream Engine::Submit(const Request& request) {
   const Tokenizer* const tokenizer = impl_->model->model->tokenizer.get();
   if (tokenizer == nullptr && !request.stop.empty())
     Throw(Invalid("stop strings need a tokenizer, and this model has none"));
+  if (request.prompt.empty() && request.tokens.empty()) Throw(Invalid("the request has neither prompt nor tokens"));
   auto stream = std::make_shared<Stream::Impl>(impl_->core, tokenizer, request.stop);
   infinigen::Request inner{.prompt = request.tokens,
                            .max_new_tokens = request.max_tokens,

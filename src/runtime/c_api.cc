@@ -140,6 +140,8 @@ constexpr Field kFields[] = {
 
 v1::Callbacks CallbacksOf(const infinigen_callbacks* given) {
   if (given == nullptr) return {};
+  if (given->size < offsetof(infinigen_callbacks, cancelled) + sizeof(given->cancelled))
+    throw v1::Error(v1::ErrorKind::kInvalid, "callbacks.size is not set to sizeof(infinigen_callbacks)");
   infinigen_callbacks all{};
   std::memcpy(&all, given, std::min(given->size, sizeof(all)));
   v1::Callbacks callbacks;

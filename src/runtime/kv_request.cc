@@ -69,8 +69,11 @@ Status CheckEviction(const KvRequest& request) {
     return Invalid("--kv-evict {} needs the attention to every retained entry; pass --kv-select all", policy->name);
   if (!select.rewrites_rows)
     return Unsupported(
-        "--kv-evict {}: cannot be combined with --kv-select {}, whose page bounds cannot drop an evicted key",
-        policy->name, select.name);
+        "--kv-evict {} cannot be combined with --kv-select {}: a page's index cannot drop an evicted key", policy->name,
+        select.name);
+  if (!select.EvictsIndex())
+    return Unsupported("--kv-evict {} cannot be combined with --kv-select {}: the backends cannot evict from its index",
+                       policy->name, select.name);
   if (request.prompt_columns && select.uses_basis)
     return Unsupported("--kv-columns prompt cannot be combined with --kv-evict {}", policy->name);
   return Ok();
@@ -129,7 +132,7 @@ const KvPreset* FindPreset(std::string_view name) {
 const RetainPolicy* KvRequest::eviction() const {
   if (evict) return *evict;
   // With a share as limit, methods that select single rows evict the least selected row by default.
-  const bool by_rows = &selection() != &kSelectAll && selection().page_rows == 1;
+  const bool by_rows = selects() && selection().page_rows == 1;
   return limit_share && by_rows ? &kRetainCounter : preset->evict;
 }
 
@@ -144,8 +147,7 @@ Status CheckKvRequest(const KvRequest& request) {
   RETURN_IF_ERROR(CheckHotSet(request));
   RETURN_IF_ERROR(CheckEviction(request));
   RETURN_IF_ERROR(CheckSketches(request));
-  const bool guesses =
-      &request.selection() != &kSelectAll && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
+  const bool guesses = request.selects() && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
   if (guesses && request.dense_layers == 0)
     return Invalid(
         "--kv-from {} guesses a query before its layer runs, so the first layer must be dense; pass "

@@ -81,6 +81,7 @@ struct KvRequest {
   bool measure_mass = false;
 
   const SelectMethod& selection() const { return select != nullptr ? *select : *preset->select; }
+  bool selects() const { return &selection() != &kSelectAll; }
   // The policy that decides which entry is evicted; null: none is.
   const RetainPolicy* eviction() const;
   bool evicts() const { return eviction() != nullptr; }

@@ -49,16 +49,17 @@ bool EndsWith(std::string_view text, std::string_view end) {
 
 }  // namespace
 
-std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
-                                       const std::string& home) {
+std::vector<std::string> BuiltInDirectories(const std::string& binary, const std::string& data_home,
+                                            const std::string& home) {
   using Path = std::filesystem::path;
   constexpr const char* kModel = "models/infinigen-mini";
   constexpr const char* kShared = "infinigen/models/infinigen-mini";  // below a directory of shared data
   constexpr int kLevels = 3;
-  std::vector<std::string> places;
+  std::vector<std::string> directories;
   const auto add = [&](const Path& path) {
-    std::string place = path.string();
-    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
+    std::string directory = path.string();
+    if (std::find(directories.begin(), directories.end(), directory) == directories.end())
+      directories.push_back(std::move(directory));
   };
   if (!binary.empty()) {
     Path directory = Path(binary).parent_path();
@@ -73,14 +74,14 @@ std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::str
     add(Path(home) / ".local/share" / kShared);
   add(Path("/usr/local/share") / kShared);
   add(Path("/usr/share") / kShared);
-  return places;
+  return directories;
 }
 
-Result<std::string> FindBuiltIn(const std::vector<std::string>& places) {
-  for (const std::string& place : places)
-    if (IsDirectory(place)) return place;
+Result<std::string> FindBuiltIn(const std::vector<std::string>& directories) {
+  for (const std::string& directory : directories)
+    if (IsDirectory(directory)) return directory;
   return IoError("the built-in model was not found; pass a model with -m, or put it in one of: {}",
-                 fmt::format("{}", fmt::join(places, ", ")));
+                 fmt::format("{}", fmt::join(directories, ", ")));
 }
 
 Result<std::string> FindModel(const std::string& name) {
@@ -88,11 +89,11 @@ Result<std::string> FindModel(const std::string& name) {
     const std::string data_home = Environment("XDG_DATA_HOME"), home = Environment("HOME");
     std::error_code error;  // leaves the path empty
     const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
-    std::vector<std::string> places = BuiltInPlaces(binary.string(), data_home, home);
+    std::vector<std::string> directories = BuiltInDirectories(binary.string(), data_home, home);
     // In a shared library the model is installed relative to the library, not to the program.
-    const std::vector<std::string> beside = BuiltInPlaces(PathOfThisCode(), data_home, home);
-    places.insert(places.begin(), beside.begin(), beside.end());
-    return FindBuiltIn(places);
+    const std::vector<std::string> beside = BuiltInDirectories(PathOfThisCode(), data_home, home);
+    directories.insert(directories.begin(), beside.begin(), beside.end());
+    return FindBuiltIn(directories);
   }
   struct stat info {};
   if (::stat(name.c_str(), &info) != 0)

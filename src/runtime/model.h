@@ -38,10 +38,10 @@ Result<std::string> FindModel(const std::string& name);
 // (PREFIX/bin, PREFIX/lib), in the build tree (up to two levels above build/NAME), in the source tree, then in the
 // shared data directories of the user and the system, for a binary that was copied elsewhere. `data_home` is
 // XDG_DATA_HOME; if it is empty, .local/share below `home` replaces it. Any of the three may be empty.
-std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
-                                       const std::string& home);
-// Returns the first of `places` that is a directory; the error lists all of them.
-Result<std::string> FindBuiltIn(const std::vector<std::string>& places);
+std::vector<std::string> BuiltInDirectories(const std::string& binary, const std::string& data_home,
+                                            const std::string& home);
+// Returns the first of `directories` that is a directory; the error lists all of them.
+Result<std::string> FindBuiltIn(const std::vector<std::string>& directories);
 
 // Name of the directory's tokenizer file ("tokenizer.json"); empty if there is none.
 std::string TokenizerFile(const std::string& directory);
@@ -80,7 +80,7 @@ struct Inspection {
   std::unique_ptr<Tokenizer> tokenizer;  // null if the directory has none
 };
 
-// Refuses the same files that OpenModel would refuse.
+// Refuses damaged files. Whether the tensors fit the config is checked by OpenModel.
 Result<Inspection> InspectModel(const std::string& directory);
 
 }  // namespace infinigen

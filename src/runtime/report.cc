@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // A rate or mean without measurements is null, not 0.
-Json OrNull(bool known, double value) { return known ? Json(value) : Json(nullptr); }
+Json OrNull(bool known, Json value) { return known ? std::move(value) : Json(nullptr); }
 
 // The number as the user wrote it, not the nearest float: 0.2, not 0.200000003.
 double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
@@ -70,13 +70,12 @@ Json KvJson(const ExecutorOptions& options) {
   const bool stores = method.preset == "full" || method.preset == "int8" || method.preset == "int4";
   const bool selects = !attends_all || !stores;
   const bool sketches = method.select->uses_basis || (attends_all && method.preset == "infinigen");
-  const auto told = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
   const bool threshold = std::isfinite(method.rule.alpha);
   Json json = {{"preset", method.preset},
-               {"alpha", told(selects, threshold ? Json(Tidy(method.rule.alpha)) : Json("inf"))},
-               {"cap", told(selects, method.rule.cap)},
-               {"ratio", told(sketches, method.ratio)},
-               {"from", told(selects, Name(method.from))},
+               {"alpha", OrNull(selects, threshold ? Json(Tidy(method.rule.alpha)) : Json("inf"))},
+               {"cap", OrNull(selects, method.rule.cap)},
+               {"ratio", OrNull(sketches, method.ratio)},
+               {"from", OrNull(selects, Name(method.from))},
                {"evict", options.method.evicts() ? options.method.retain->name : "none"},
                {"limit_bytes", options.pool_limit_bytes},
                {"type", Name(options.kv_type)},

@@ -41,14 +41,14 @@ class Metrics {
  public:
   Metrics();
 
-  // Reserves `count` of `limit` places. False: the queue is full, and nothing is reserved.
+  // Reserves `count` of `limit` queue positions. False: the queue is full, and nothing is reserved.
   bool TryEnter(int64_t count, int64_t limit);
-  // Releases the places of a request that was not submitted.
+  // Releases the positions of a request that was not submitted.
   void Leave(int64_t count);
   void Started(int64_t prompt_tokens, int64_t cached_tokens);
   void FirstToken(double seconds);  // since the request arrived
   void NextToken(double gap_seconds);
-  // Releases one place. `started`: Started was called for this sequence.
+  // Releases one position. `started`: Started was called for this sequence.
   void Finished(FinishReason reason, bool started, double seconds);
 
   void Replied(int status);
@@ -60,7 +60,7 @@ class Metrics {
 
  private:
   mutable std::mutex mutex_;
-  int64_t inside_ = 0;  // reserved places: running and waiting
+  int64_t inside_ = 0;  // reserved positions: running and waiting
   int64_t running_ = 0;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0;
   Histogram first_token_, gap_, whole_;

@@ -359,7 +359,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
       [](ModelConfig& c) { c.specs[1].attention_soft_cap = 8; },
       [](ModelConfig& c) { c.specs[1].qkv_bias = true; },
       [](ModelConfig& c) { c.specs[1].o_bias = true; },
-      [](ModelConfig& c) { c.specs[1].qk_norm = true; },
+      [](ModelConfig& c) { c.specs[1].qk_norm = QkNorm::kHead; },
       [](ModelConfig& c) { c.specs[1].norm.eps *= 2; },
       [](ModelConfig& c) { c.specs[1].norm.kind = NormKind::kLayer; },
       [](ModelConfig& c) { c.specs[1].norm_placement = NormPlacement::kBothSides; },
@@ -377,7 +377,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   std::sort(seen.begin(), seen.end());
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 
-  plain.specs[1].qk_norm = true;
+  plain.specs[1].qk_norm = QkNorm::kHead;
   Result<Weights> weights = RandomWeights(plain, DType::kF32, 1, 1);
   const ModelIdentity before = IdentifyModel(plain, *weights);
   const std::vector<float> other(static_cast<size_t>(plain.head_dim), 2.0f);

@@ -24,7 +24,7 @@ struct Field {
 
 // Changed in some layers only, to detect a decoder that uses one layer's fields for all.
 const Field kFields[] = {
-    {"qk_norm", [](ModelConfig& config) { config.specs[1].qk_norm = config.specs[3].qk_norm = true; }},
+    {"qk_norm", [](ModelConfig& config) { config.specs[1].qk_norm = config.specs[3].qk_norm = QkNorm::kHead; }},
     {"no_rope", [](ModelConfig& config) { config.specs[0].rope = config.specs[2].rope = LayerSpec::kNoRope; }},
     {"second_rope",
      [](ModelConfig& config) {
@@ -89,6 +89,8 @@ TEST(CheckSupported, NamesLayerAndField) {
               AllOf(HasSubstr("layer 2: window 4096"), HasSubstr("sliding-window")));
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.specs[1].attention_soft_cap = 50; }),
               HasSubstr("layer 1: attention_soft_cap 50"));
+  EXPECT_THAT(Refusal([](ModelConfig& config) { config.specs[1].qk_norm = QkNorm::kWhole; }),
+              HasSubstr("layer 1: qk_norm whole"));
   EXPECT_THAT(Refusal([](ModelConfig& config) {
                 for (LayerSpec& spec : config.specs) spec.norm_placement = NormPlacement::kBothSides;
               }),

@@ -54,15 +54,15 @@ inline ModelConfig Mixed() {
   config.name = "test-mixed";
   config.ropes.push_back({.base = 500.0});
   config.specs[0].attention_scale *= 1.5f;
-  config.specs[0].qk_norm = true;
+  config.specs[0].qk_norm = QkNorm::kHead;
   config.specs[1].rope = LayerSpec::kNoRope;
   config.specs[1].o_bias = false;
-  config.specs[1].qk_norm = true;
+  config.specs[1].qk_norm = QkNorm::kHead;
   config.specs[2].rope = 1;
   config.specs[2].attention_scale *= 0.5f;
   config.specs[2].mlp = {.gated = false, .activation = Activation::kRelu, .bias = true};
   config.specs[3].qkv_bias = false;
-  config.specs[3].qk_norm = true;
+  config.specs[3].qk_norm = QkNorm::kHead;
   return config;
 }
 

@@ -293,7 +293,7 @@ class SelectingModel {
   // Normalises each head of x separately.
   Vector HeadNorm(size_t layer, const NormWeights& w, const Vector& x) const {
     const LayerSpec& spec = config_.specs[layer];
-    if (!spec.qk_norm) return x;
+    if (spec.qk_norm == QkNorm::kNone) return x;
     Vector out;
     for (auto head = x.begin(); head != x.end(); head += config_.head_dim) {
       const Vector normed =

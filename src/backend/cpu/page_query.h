@@ -1,4 +1,4 @@
-// What meets the index of a page when it is scored. Private to the CPU backend.
+// The scaled queries that a page's index is multiplied with. Private to the CPU backend.
 #pragma once
 
 #include <cstdint>

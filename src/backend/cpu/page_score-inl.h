@@ -1,9 +1,9 @@
 // Scores of pages, once per SIMD target: the index of a page is one vector of numbers of type T, and its score the dot
 // product with the parts of a query (backend/cpu/page_query.h).
 //
-// Four pages meet up to four query heads at a time, so that every number is read and widened once. One order of
-// additions: number i goes to lane i mod kLanes, ascending, and lanes are summed by the tree of SumLanesOfFour; neither
-// depends on which pages or heads are scored together.
+// Four pages are scored against up to four query heads at a time, so that every number is read and widened once. One
+// order of additions: number i goes to lane i mod kLanes, ascending, and lanes are summed by the tree of
+// SumLanesOfFour; neither depends on which pages or heads are scored together.
 #if defined(INFINIGEN_CPU_PAGE_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_PAGE_SCORE_INL_H_
 #undef INFINIGEN_CPU_PAGE_SCORE_INL_H_

@@ -1,7 +1,7 @@
-// AppendPageSums and SelectPageMeans: sums of pages (kv/page_sums.h), and the scores of pages by them.
+// AppendPageSums and SelectPageMeans: page sums (kv/page_sums.h) and the scores of pages.
 //
-// A sum is a chain of additions in the order of rows, one thread to a dimension: the bits of the host form. Scores are
-// sums over lanes, so they are near the host form's and the same for every cut into calls.
+// One thread adds the keys of a dimension in row order, so sums have the bits of the host form. Scores are summed over
+// lanes: they differ from the host's by rounding, and do not depend on how tokens are divided into calls.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMeanThreads = 256;
 constexpr int kMeanWarps = kMeanThreads / 32;
-constexpr int kMeanHeads = 4;  // query heads that meet a page at a time, so that its numbers are read once for four
+constexpr int kMeanHeads = 4;  // query heads that are scored together, so that a page is read once for four heads
 
 // [head_dim]; the next page follows. kv/page_sums_view.h.
 __device__ float* PageSumOf(const LayerPageSums& sums, int64_t slot, int64_t head, int64_t page) {
@@ -32,15 +32,15 @@ __global__ __launch_bounds__(kMeanThreads) void AppendPageSumsKernel(TokenBatch 
   const int64_t slot = batch.slots[blockIdx.x], index = batch.rows[blockIdx.x] / kPageRows;
   const int64_t d = sums.layout.head_dim;
   for (int64_t c = threadIdx.x; c < sums.layout.kv_heads * d; c += kMeanThreads) {
-    float* place = PageSumOf(sums, slot, c / d, index) + c % d;
-    float sum = *place;
+    float* total = PageSumOf(sums, slot, c / d, index) + c % d;
+    float sum = *total;
     for (int i = 0; i < page.count; ++i) {
       const int64_t token = page.tokens[i];
       const float key = keys(token, c);
       const float number = isfinite(key) ? key : 0.0f;
       sum = batch.rows[token] % kPageRows == 0 ? number : __fadd_rn(sum, number);
     }
-    *place = sum;
+    *total = sum;
   }
 }
 
