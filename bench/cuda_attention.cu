@@ -1,6 +1,6 @@
-// Attention on the GPU against its floors: decode in GB/s of entries, beside what a copy on the device reaches, and
-// prefill in TFLOP/s, at the shapes of OPT-13B and Llama-3.1-8B. A few outputs of every run are compared with a plain
-// f32 kernel. Prints one table; takes about a minute and 8 GiB of device memory.
+// GPU attention against its limits, at the shapes of OPT-13B and Llama-3.1-8B: decode in GB/s of entries, compared with
+// a copy on the device, and prefill in TFLOP/s. Some outputs of every run are compared with a simple f32 kernel. Prints
+// one table; takes about a minute and 8 GiB of device memory.
 //   build: part of the `cuda_attention` target; run: build/release/cuda_attention
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -18,7 +18,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
 #include "cuda_bench.cuh"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 namespace {
@@ -31,14 +31,14 @@ struct Model {
 };
 constexpr Model kOpt{"OPT-13B", 40, 40}, kLlama{"Llama-3.1-8B", 32, 8};
 
-// ---- Random operands, and what they stand for
+// ---- Random operands
 
 __device__ uint32_t Hash(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return static_cast<uint32_t>((x ^ (x >> 31)) >> 16);
 }
-// Of about unit variance, within ±3.
+// About unit variance, within ±3.
 __device__ float RandomNumber(uint64_t seed) {
   float sum = 0;
   for (uint64_t i = 0; i < 3; ++i) sum += static_cast<float>(Hash(seed * 3 + i)) * 0x1p-31f - 1.0f;
@@ -48,7 +48,7 @@ __global__ void FillNumbers(__nv_bfloat16* to, size_t count, uint64_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count; i += size_t{gridDim.x} * blockDim.x)
     to[i] = __float2bfloat16_rn(RandomNumber(seed + i));
 }
-// Quantised keys and values: any codes, and headers that spread them over about ±2.
+// Quantised keys and values: random codes, with headers that spread them over about ±2.
 __global__ void FillCodes(std::byte* to, size_t rows, EntryLayout layout) {
   const size_t row = blockIdx.x * size_t{blockDim.x} + threadIdx.x, bytes = layout.key_bytes();
   if (row >= rows) return;
@@ -70,8 +70,8 @@ __device__ float StoredNumber(const EntryLayout& layout, const std::byte* row, i
   return fmaf(static_cast<float>(code), __low2float(header), __high2float(header));
 }
 
-// One query head plainly; `list` null: rows [0, count). One block; weights [count] is its memory. error: the largest
-// difference from `got`.
+// Computes one query head in f32; `list` null: rows [0, count). One block; weights [count] is its scratch. error: the
+// largest difference from `got`.
 __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, int64_t slot, int64_t kv_head,
                             const int32_t* list, int64_t count, float scale, float* weights, const __nv_bfloat16* got,
                             float* error) {
@@ -107,7 +107,7 @@ __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, in
                StoredNumber(entries.layout, entries.Entry(slot, kv_head, row_of(j)) + entries.layout.key_bytes(), i);
     value = reduce(value, [](float a, float b) { return a + b; }) / sum;
     const float difference = fabsf(value - AsFloat(got[i]));
-    if (threadIdx.x == 0 && !(difference <= *error)) *error = difference;  // a NaN stays
+    if (threadIdx.x == 0 && !(difference <= *error)) *error = difference;  // NaN stays
   }
 }
 
@@ -178,7 +178,7 @@ class Operands {
   Tensor queries() const { return View(queries_); }
   Tensor out() const { return View(out_); }
 
-  // Adds head `head` of token `token` to what error() knows.
+  // Compares head `head` of token `token` and updates error().
   void Compare(const LayerEntries& entries, int64_t token, int64_t head, int64_t group, int64_t slot,
                const int32_t* list, int64_t count, float* weights) {
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -215,7 +215,7 @@ std::string Text(const char* format, double a) {
   return text;
 }
 
-// percent < 100: a random list of that many rows, ascending, of its own for every (token, KV head).
+// percent < 100: every (token, KV head) has its own random list of that share of the rows, ascending.
 void Decode(CudaBackend& backend, const Model& model, StoreType type, int64_t batch, int64_t rows, int percent,
             double copy) {
   const Cache cache(backend, type, model.kv_heads, batch, rows);
@@ -229,7 +229,7 @@ void Decode(CudaBackend& backend, const Model& model, StoreType type, int64_t ba
                                     std::vector<int32_t>(static_cast<size_t>(batch), static_cast<int32_t>(rows - 1)));
   TokenBatch tokens{.count = batch, .slots = device_slots.get(), .rows = device_rows.get()};
 
-  // Several lists in turn, so that no call finds its entries in the L2 cache.
+  // Rotates between several lists, so that no call finds its entries in the L2 cache.
   constexpr int64_t kVariants = 4;
   const int64_t per_variant = percent < 100 ? batch * model.kv_heads * rows : 0;
   std::vector<int32_t> lists(static_cast<size_t>(kVariants * per_variant) + 1);

@@ -1,4 +1,4 @@
-// What benchmarks of GPU operations share: memory of a backend with numbers in it, and seconds.
+// Helpers of the GPU benchmarks: backend memory filled with numbers, and timing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ class Device {
     Result<Buffer> buffer = Buffer::Make(backend.compute_memory(), count * sizeof(T));
     CHECK(buffer.ok());
     buffer_ = std::move(*buffer);
-    CUDA_CHECK(cudaDeviceSynchronize());  // it is the backend's queue that it exists on
+    CUDA_CHECK(cudaDeviceSynchronize());  // the backend's queue orders the allocation
   }
   Device(CudaBackend& backend, const std::vector<T>& values) : Device(backend, values.size()) {
     CUDA_CHECK(cudaMemcpy(buffer_.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
@@ -31,7 +31,7 @@ class Device {
   Buffer buffer_;
 };
 
-// Seconds of one call, of many in a row: the best of several rounds.
+// Seconds per call over many calls in a row; the best of several rounds.
 inline double Time(CudaBackend& backend, const std::function<void()>& call, double about_s,
                    Queue queue = Queue::kCompute) {
   const int calls = std::max(3, static_cast<int>(0.02 / about_s));
@@ -42,7 +42,7 @@ inline double Time(CudaBackend& backend, const std::function<void()>& call, doub
     for (int i = 0; i < calls; ++i) call();
     backend.Synchronize(backend.Record(queue));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    if (round > 0) best = std::min(best, took.count() / calls);  // the first one warms up
+    if (round > 0) best = std::min(best, took.count() / calls);  // the first round warms up
   }
   return best;
 }

@@ -1,4 +1,4 @@
-// What the memories around a GPU can do: the ceilings that steps are compared with, and the facts behind the layout of
+// Peak speeds of the memories around a GPU, which steps are compared with, and the measurements behind the layout of
 // the pool (docs/decisions). Prints tables; takes about a minute and 18 GiB of host memory.
 //   build: part of the `cuda_memory` target; run: build/release/cuda_memory
 #include <cublasLt.h>
@@ -30,7 +30,7 @@ constexpr size_t kGiB = size_t{1} << 30;
 
 double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Seconds of the best of several runs on one stream.
+// Seconds of the fastest of several runs on one stream.
 double Time(cudaStream_t stream, const std::function<void()>& work, int runs = 5) {
   cudaEvent_t begin, end;
   CHECKED(cudaEventCreate(&begin));
@@ -57,7 +57,7 @@ __global__ void SumAll(const uint4* data, size_t count, uint32_t* out) {
   if (sum == 0x12345678) *out = sum;
 }
 
-// Rows of `units` 16-byte units, one after the other into `out`; a group of lanes per row.
+// Copies rows of `units` 16-byte units, one after the other, to `out`; a group of lanes per row.
 __global__ void Gather(const uint4* const* rows, int64_t count, int units, uint4* out) {
   const int lanes = units < 32 ? units : 32, per_warp = 32 / lanes;
   const int lane = threadIdx.x % 32, sub = lane / lanes, within = lane % lanes;
@@ -237,7 +237,7 @@ void Gathers(const Pool& pool, cudaStream_t stream) {
   CHECKED(cudaFree(out));
 }
 
-// A product of the shape of a decode step beside a gather: what each costs the other.
+// A product of a decode step's shape in parallel with a gather: how much each slows the other.
 void Interference(const Pool& pool, cudaStream_t compute, cudaStream_t fetch) {
   constexpr int64_t kN = 20480, kK = 5120, kM = 20;
   void *w = nullptr, *x = nullptr, *y = nullptr, *workspace = nullptr;
@@ -284,7 +284,7 @@ void Interference(const Pool& pool, cudaStream_t compute, cudaStream_t fetch) {
     const auto gather = [&] { Gather<<<blocks, 512, 0, fetch>>>(list, static_cast<int64_t>(rows.size()), 32, out); };
     const double alone = Time(compute, products, 3) / 200;
     const double gather_alone = Time(fetch, gather, 3);
-    for (int i = 0; i < 6; ++i) gather();  // longer than the products
+    for (int i = 0; i < 6; ++i) gather();  // lasts longer than the products
     const double beside = Time(compute, products, 1) / 200;
     CHECKED(cudaDeviceSynchronize());
     for (int i = 0; i < 12; ++i) products();

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "cuda_bench.cuh"
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 namespace {

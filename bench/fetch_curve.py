@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Where a cache on the host overtakes one on the GPU: Llama-3.1-8B, 5 % of the entries selected, lengths times batches.
+"""Finds where a KV cache on the host becomes faster than one on the GPU: Llama-3.1-8B, 5 % of the entries selected, over
+lengths and batch sizes.
 
 usage: bench/fetch_curve.py INFINIGEN [--batches 1,2,4,8,16] [--depths 8000,...] [--hits 0.6,0.8] [--json FILE]
 
-Each point: a step of `full` with its entries on the GPU, and of `infinigen` with its entries on the host where the
-given share of what is selected is taken to be near. Pools above --pool (90 GiB) are left out. Prints a table: the
-ratio of the two, above 1 where the host's cache is the faster one.
+Each point compares a step of `full`, with its entries on the GPU, with a step of `infinigen`, with its entries on the host
+and the given share of the selected entries counted as hits. Pools above --pool (90 GiB) are left out. Prints a table with
+the ratio of the two times, above 1 where the cache on the host is faster.
 """
 import argparse
 import json
@@ -31,12 +32,12 @@ def main():
     parser.add_argument("--batches", type=numbers(int), default=[1, 2, 4, 8, 16])
     parser.add_argument("--depths", type=numbers(int), default=[8000, 16000, 32000, 64000, 128000])
     parser.add_argument("--hits", type=numbers(float), default=[0.6, 0.8])
-    parser.add_argument("--pool", type=float, default=90, help="GiB")
+    parser.add_argument("--pool", type=float, default=90, help="largest pool to run, in GiB")
     parser.add_argument("--json")
     arguments = parser.parse_args()
 
     points = []
-    print("| batch | tokens each | full on the GPU | " + " | ".join(f"{hits:.0%} near | of it" for hits in arguments.hits) + " |")
+    print("| batch | tokens each | full on the GPU | " + " | ".join(f"{hits:.0%} hits | ratio" for hits in arguments.hits) + " |")
     print("|--:|--:|--:|" + "--:|--:|" * len(arguments.hits), flush=True)
     for batch in arguments.batches:
         depths = [depth for depth in arguments.depths if batch * (depth + 16) * TOKEN_BYTES <= arguments.pool * 2**30]

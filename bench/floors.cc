@@ -1,7 +1,6 @@
-// bench_floors: how near the CPU backend comes to what the machine can do, on the llama-3.2-1b shape with random
-// weights. Decode reads every weight byte once, so its floor is the read bandwidth; prefill is compared with OpenBLAS
-// sgemm of the same shapes. Floor and measurement alternate inside one process, because machines are noisy; medians are
-// printed.
+// bench_floors: compares the CPU backend with the limits of the machine, on the llama-3.2-1b shape with random weights.
+// Decode reads every weight byte once, so its floor is the read bandwidth; prefill is compared with OpenBLAS sgemm of
+// the same shapes. Floor and measurement alternate in one process, because machines are noisy; medians are printed.
 //
 //   bench_floors [--threads N] [--rounds N] [--depth A,B,..] [--quick] [--only matmul|attention] [--json]
 #include "floors.h"

@@ -1,4 +1,4 @@
-// What the benchmarks of the CPU backend share: the model shape, timing, and one line of the report.
+// Shared by the benchmarks of the CPU backend: the model shape, timing, and one line of the report.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Line {
   std::string name;
   double value = 0;  // in `unit`
   std::string unit;
-  double floor = 0;  // what it is compared with, same unit; 0: nothing
+  double floor = 0;  // limit that it is compared with, same unit; 0: none
   double ratio() const { return floor > 0 ? value / floor : 0; }
 };
 
@@ -37,17 +37,17 @@ inline double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Memory of random bf16 numbers in [-1, 1], every page written.
+// Memory filled with random bf16 numbers in [-1, 1].
 Buffer RandomBf16(Allocator& memory, size_t bytes);
-// One streaming read of the buffer by `pool`.
+// Reads the whole buffer once with all threads of `pool`.
 void ReadAll(ThreadPool& pool, const Buffer& buffer);
-// "1,2,3".
+// Parses a list such as "1,2,3".
 std::vector<int64_t> ParseList(std::string_view text);
 
 struct Options {
   int threads = 1;
   int rounds = 5;
-  bool quick = false;  // fewer layers, for a look while working
+  bool quick = false;  // fewer layers, for quick checks during development
   std::vector<int64_t> depths = {2048, 8192, 32768};
 };
 

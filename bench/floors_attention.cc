@@ -1,5 +1,5 @@
 // Attention over a full cache: decode (one token per layer over `depth` entries, all layers, so that nothing stays in
-// the caches) against read bandwidth, and prefill (a chunk of 512 tokens that ends at `depth`) in GFLOP/s.
+// the CPU caches) against read bandwidth, and prefill (a chunk of 512 tokens that ends at `depth`) in GFLOP/s.
 #include <fmt/format.h>
 
 #include "floors.h"
@@ -31,7 +31,7 @@ class Cache {
 };
 
 void Depth(const Options& options, CpuBackend& backend, ThreadPool& reader, int64_t depth, std::vector<Line>& lines) {
-  // Past 32K fewer layers: the cache stays far larger than any cache of the machine.
+  // Beyond 32K, fewer layers: the KV cache still far exceeds any CPU cache.
   const int64_t layers = std::max<int64_t>(2, std::min<int64_t>(kLayers, kLayers * 32768 / depth));
   const Cache cache(backend.compute_memory(), layers, depth);
   constexpr int64_t kWidth = kHeads * kHeadDim;
@@ -63,7 +63,7 @@ void Depth(const Options& options, CpuBackend& backend, ThreadPool& reader, int6
                                Median(decode) * 1e3 / static_cast<double>(layers)),
                    gigabytes / Median(decode), "GB/s", gigabytes / Median(read)});
   if (prefill.empty()) return;
-  // Two products, two operations each, over the entries that each token sees.
+  // Two products, two operations each, over the entries that each token attends to.
   const double seen = static_cast<double>(chunk * (depth - chunk) + chunk * (chunk + 1) / 2);
   lines.push_back({fmt::format("prefill attention, {} tokens ending at {}", chunk, depth),
                    4e-9 * static_cast<double>(kWidth) * seen / Median(prefill), "GFLOP/s", 0});

@@ -1,4 +1,4 @@
-// What bench_floors and bench_selection share: random memory, the read that is the floor, lists in flags.
+// Shared by bench_floors and bench_selection: random memory, the streaming read that gives the floor, lists in flags.
 #include <cstdlib>
 
 #include "floors.h"

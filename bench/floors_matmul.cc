@@ -16,7 +16,7 @@ struct Matrix {
   const char* name;
   int64_t n, k;
 };
-// The groups are the MatMul calls of one layer: projections of the same input go together.
+// Each group is one MatMul call of a layer: projections of the same input.
 const std::vector<std::vector<Matrix>> kLayerCalls = {
     {{"q", kHidden, kHidden}, {"k", kKvHeads* kHeadDim, kHidden}, {"v", kKvHeads* kHeadDim, kHidden}},
     {{"o", kHidden, kHidden}},
@@ -31,7 +31,7 @@ int64_t LayerElements() {
   return sum;
 }
 
-// The weights of the whole model in one block, layer after layer, then the output head.
+// The weights of the whole model in one block, layer by layer, then the output head.
 class Model {
  public:
   Model(Allocator& memory, int64_t layers)
@@ -105,10 +105,10 @@ void Decode(const Options& options, CpuBackend& backend, ThreadPool& reader, Mod
 }
 
 #if INFINIGEN_HAVE_OPENBLAS
-// OpenBLAS's threads spin for 2^26 cycles after their work, on the cores that we would measure next.
+// OpenBLAS's threads spin for 2^26 cycles after their work, on the cores that the next measurement uses.
 constexpr auto kSpinTime = std::chrono::milliseconds(60);
 
-// The same products by sgemm, with one f32 copy per shape.
+// The same products with sgemm, one f32 copy of the weights per shape.
 class Sgemm {
  public:
   Sgemm(Allocator& memory, int threads) {

@@ -1,10 +1,12 @@
-// bench_selection: attention over a long cache, in full and over what a sketch, or the bounds of pages (quest), select,
+// bench_selection: attention over a long cache, in full and over the rows selected by sketches or page bounds (quest),
 // on the llama-3.2-1b shape (8 KV heads, group 4, d 64, bf16 entries) with random keys. Random keys give flat scores,
-// so the count is forced. Read bandwidth, full attention and the selecting kinds alternate inside one process; medians
-// are printed. Several layers are walked, so that neither entries nor sketches stay in the caches.
+// so the number of selected rows is forced. Read bandwidth, full attention and the selection methods alternate in one
+// process; medians are printed. Several layers are processed, so that neither entries nor sketches stay in the CPU
+// caches.
 //
-// Bytes of a selecting step: all sketches or bounds, plus the selected entries. Their time at read bandwidth is the
-// floor. Full attention over int8 and int4 entries is compared with the same floor, and with full attention in bf16.
+// The floor of a step with selection is the time to read all sketches or bounds plus the selected entries at read
+// bandwidth. Full attention over int8 and int4 entries is compared with the same kind of floor, and with full attention
+// in bf16.
 //
 //   bench_selection [--threads N] [--rounds N] [--depth A,B,..] [--percent P] [--dims D] [--json]
 #include <fmt/format.h>
@@ -40,14 +42,14 @@ constexpr Kind kKinds[] = {{"int8", SketchType::kInt8},
                            {"bf16", SketchType::kBF16},
                            {"int4", SketchType::kInt4},
                            {"quest", SketchType::kBF16}};
-constexpr size_t kQuest = 3;  // no sketch: bounds of pages
+constexpr size_t kQuest = 3;  // no sketch: page bounds
 constexpr PageBoundsLayout kPages{kKvHeads, kHeadDim};
 
 std::vector<float> RandomFloats(size_t count, float scale, uint32_t seed) {
   std::vector<float> values(count);
   uint32_t state = seed;
   for (float& value : values) {
-    // A sum of four uniform numbers is near enough to normal.
+    // A sum of four uniform numbers is close enough to normal.
     float sum = 0;
     for (int i = 0; i < 4; ++i) {
       state = state * 1664525u + 1013904223u;
@@ -104,7 +106,7 @@ class Cache {
   SketchBasis basis;
 
  private:
-  // Chunk by chunk, as prefill does.
+  // Appends chunk by chunk, like prefill.
   void Fill(CpuBackend& backend, size_t kind, int64_t layer) {
     constexpr int64_t kChunk = 512;
     std::vector<float> keys = RandomFloats(kChunk * kKvHeads * kHeadDim, 0.9f, static_cast<uint32_t>(layer) + 99);
@@ -130,7 +132,7 @@ class Cache {
   Buffer sketches_[std::size(kKinds)];
 };
 
-// Quantised entries of `layers` layers of one sequence of `depth` rows, appended as prefill does.
+// Quantised entries of `layers` layers of one sequence of `depth` rows, appended like in prefill.
 class QuantisedCache {
  public:
   QuantisedCache(CpuBackend& backend, StoreType type, int64_t layers, int64_t depth)
@@ -168,9 +170,9 @@ class QuantisedCache {
   std::vector<std::byte*> table_;  // [layers][extents]
 };
 
-struct Result3 {
+struct Timings {
   std::vector<double> select, attend, both;
-  int64_t attended = 0;  // rows of all heads, layers and rounds: whole pages may leave some of the forced count
+  int64_t attended = 0;  // sum over heads, layers and rounds: whole pages may stay below the forced count
 };
 
 void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int64_t depth, nlohmann::json& results) {
@@ -190,7 +192,7 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
   CHECK(backend.Reserve(depth, 1, kHeads, kKvHeads, kHeadDim).ok());
 
   std::vector<double> read, full, stored[std::size(kQuantised)];
-  Result3 kinds[std::size(kKinds)];
+  Timings kinds[std::size(kKinds)];
   for (int round = 0; round < command.rounds; ++round) {
     read.push_back(Seconds([&] { ReadAll(reader, cache.entries()); }));
     full.push_back(Seconds([&] {

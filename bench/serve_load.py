@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Load on a running `infinigen serve`: N clients that stream completions one after another. Prints throughput, the time to
-the first token, and the gaps between tokens as a client sees them: between one receive that brought text and the next.
-Tokens that come in one receive have no gap of their own, and are counted apart. Standard library only; one thread, so that
-the clients cost little.
+"""Puts load on a running `infinigen serve`: N clients, each streaming one completion after another. Prints throughput, time to
+the first token, and the gaps between tokens as a client sees them: from one receive with text to the next. Tokens that
+arrive in the same receive have no gap and are counted separately. Uses the standard library and one thread, so that the
+clients cost little.
 
     bench/serve_load.py --port 8080 --clients 32 --requests 64 --prompt 200 --gen 64
-    bench/serve_load.py --port 8080 --clients 8 --ids --long 7800   # and one prompt of 7,800 tokens in between
-    bench/serve_load.py --start build/release/infinigen --compare   # starts a server, and `bench --batch N` beside it
+    bench/serve_load.py --port 8080 --clients 8 --ids --long 7800   # plus one prompt of 7,800 tokens
+    bench/serve_load.py --start build/release/infinigen --compare   # starts a server, and compares with `bench --batch N`
 """
 
 import argparse
@@ -30,7 +30,7 @@ def percentile(values, percent):
 
 
 class Stream:
-    """One request on a connection of its own. `times` are those of receives that brought text, `chunks` counts the text."""
+    """One request on its own connection. `times` are the times of receives with text, `chunks` counts the pieces of text."""
 
     def __init__(self, address, body, key):
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -112,12 +112,12 @@ def run_load(address, arguments):
             if to_send > 0:
                 begin(body(arguments.prompt, arguments.gen))
                 to_send -= 1
-        # Once the others stream, or it would say nothing about their gaps.
+        # Starts when all others are streaming, so that it can affect their gaps.
         streaming = finished or all(key.data.times for key in selector.get_map().values())
         if arguments.long and long_one is None and live > 0 and streaming:
             long_one = begin(body(arguments.long, 1))
     if arguments.long and long_one is None:
-        sys.exit("--long: the others were done before it could begin; raise --gen or --requests")
+        sys.exit("--long: the other clients finished before the long prompt could start; raise --gen or --requests")
     return finished, long_one, time.perf_counter() - start
 
 
@@ -145,7 +145,7 @@ def report(finished, long_one, seconds, arguments):
 
 
 def run_bench(arguments, rest):
-    """Tokens a second of one batch of the same shape: with its prompts, as they are counted here, and of its decode alone."""
+    """Tokens per second of `bench` with one batch of the same shape: including its prefill, as measured here, and decode alone."""
     run = subprocess.run([arguments.start, "bench", "--batch", str(arguments.clients), "--prompt", str(arguments.prompt),
                           "--gen", str(arguments.gen), "--format", "json", *rest], capture_output=True, text=True, check=True)
     timing = json.loads(run.stdout)["results"][0]["timing"]
@@ -159,17 +159,17 @@ def show(result):
     ttft, gap = result["ttft_s"], result["gap_ms"]
     print(f"first token  mean {ttft['mean']:.3f} s, median {ttft['p50']:.3f}, p99 {ttft['p99']:.3f}")
     print(f"token gap    mean {gap['mean']:.2f} ms, median {gap['p50']:.2f}, p99 {gap['p99']:.2f}, longest {gap['max']:.2f}; "
-          f"between {gap['receives']} receives, {gap['came_together']} tokens came with another's")
+          f"between {gap['receives']} receives, {gap['came_together']} tokens arrived with another")
     if "long" in result:
         long = result["long"]
         if long["ttft_s"] is None:
-            print("long prompt  failed: is it longer than the context?")
+            print("long prompt  failed: it may be longer than the context")
             return
-        print(f"long prompt  {long['prompt_tokens']} tokens, first token after {long['ttft_s']:.2f} s; others' gaps meanwhile: "
+        print(f"long prompt  {long['prompt_tokens']} tokens, first token after {long['ttft_s']:.2f} s; gaps of the others meanwhile: "
               f"p99 {long['gap_ms_p99_meanwhile']:.2f} ms of {long['gaps_meanwhile']}")
     if "bench" in result:
         bench = result["bench"]
-        print(f"bench        one batch of {result['clients']}: {bench['tok_s']:.1f} tok/s with its prompts, of which "
+        print(f"bench        one batch of {result['clients']}: {bench['tok_s']:.1f} tok/s including prefill, of which "
               f"{100 * bench['ratio']:.0f} % were served; {bench['decode_tok_s']:.1f} in decode alone, of which "
               f"{100 * bench['decode_ratio']:.0f} %")
 
@@ -180,18 +180,18 @@ def main():
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--api-key", default="")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=0, help="in all (default: eight per client)")
-    parser.add_argument("--prompt", type=int, default=128, help="words of a prompt (tokens with --ids)")
+    parser.add_argument("--requests", type=int, default=0, help="total number of requests (default: eight per client)")
+    parser.add_argument("--prompt", type=int, default=128, help="words per prompt (tokens with --ids)")
     parser.add_argument("--gen", type=int, default=64)
-    parser.add_argument("--ids", action="store_true", help="prompts of random token ids")
-    parser.add_argument("--long", type=int, default=0, help="beside the others, one prompt of so many words (tokens with --ids)")
+    parser.add_argument("--ids", action="store_true", help="send prompts as random token ids")
+    parser.add_argument("--long", type=int, default=0, help="in addition, one prompt with this many words (tokens with --ids)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--start", metavar="INFINIGEN", help="start a server of this binary first")
-    parser.add_argument("--compare", action="store_true", help="with --start: `bench --batch CLIENTS` of the same shape, before and after")
+    parser.add_argument("--start", metavar="INFINIGEN", help="start a server with this binary first")
+    parser.add_argument("--compare", action="store_true", help="with --start: also run `bench --batch CLIENTS` with the same shape, before and after")
     arguments, rest = parser.parse_known_args()
     if rest and not arguments.start:
-        parser.error(f"unknown: {' '.join(rest)} (flags of the server need --start)")
+        parser.error(f"unknown arguments: {' '.join(rest)} (flags for the server require --start)")
     arguments.requests = arguments.requests or 8 * arguments.clients
     compares = arguments.start and arguments.compare
     benches = [run_bench(arguments, rest)] if compares else []  # before and after: machines change their pace
@@ -226,7 +226,7 @@ def main():
         show(result)
     without_gaps = "long" in result and not result["long"]["gaps_meanwhile"]
     if without_gaps:
-        print("--long: no token of the others came while it was read; raise --gen or --requests", file=sys.stderr)
+        print("--long: no other client received a token while the long prompt was processed; raise --gen or --requests", file=sys.stderr)
     return 1 if result["failed"] or not result["requests"] or without_gaps else 0
 
 

@@ -1,17 +1,17 @@
-"""What every experiment shares: running the program, keeping what it said, and comparing it with what was kept before.
+"""Shared code of the experiments: runs the program, stores results, and compares them with stored results.
 
-An experiment is a folder with a `run.py` that names commands, what to read from their JSON, how to draw it and how to
-tell it. From there:
+An experiment is a folder with a `run.py`, which defines the commands, the values to read from their JSON output, the plot
+and the table:
 
-    experiments/NAME/run.py                  measures, writes result.json and plot.svg
-    experiments/NAME/run.py --check          measures, and compares with result.json
+    experiments/NAME/run.py                  measures; writes result.json and plot.svg
+    experiments/NAME/run.py --check          measures; compares with the stored result.json
     experiments/NAME/run.py --plot-only      draws plot.svg from result.json
     experiments/NAME/run.py --table          prints the table of docs/results-*.md from result.json
-    experiments/NAME/run.py --dry-run        asks the program whether it would take each command
-    experiments/NAME/run.py --model DIR --out DIR      the same on another model (accuracy)
+    experiments/NAME/run.py --dry-run        checks that the program accepts each command
+    experiments/NAME/run.py --model DIR --out DIR      measures another model (accuracy only)
 
-Accuracy has to come out as it was: to the last bit on the same processor and SIMD target, within 0.1 % elsewhere.
-Speed is printed beside what was kept, with the ratio.
+Accuracy must be reproduced: to the last bit on the same processor and SIMD target, within 0.1 % on others. For speed, the
+stored value, the new value and their ratio are printed.
 """
 import argparse
 import atexit
@@ -30,9 +30,9 @@ import time
 from typing import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TOLERANCE = 1e-3  # of a number of accuracy, on another processor
-LEAST = 1e-4  # and of one that is nearly nothing: a hundredth of a percent of a perplexity, of a share
-NOISE = 0.1  # of a time, on the same GPU: two runs of an hour apart differed by 8 % at most
+TOLERANCE = 1e-3  # relative, for accuracy on another processor
+LEAST = 1e-4  # absolute, for numbers near 0
+NOISE = 0.1  # relative, for times on the same GPU: two runs an hour apart differed by at most 8 %
 
 
 class NoText(Exception):
@@ -41,8 +41,8 @@ class NoText(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text of the corpus, as an argument of a command: its file, or its first bytes."""
-    name: str  # below eval/
+    """A text of the corpus as a command argument: the whole file or its first `size` bytes."""
+    name: str  # path below eval/
     size: int | None = None
 
     def __str__(self):
@@ -54,7 +54,7 @@ class Text:
         files = [place / below / f"{self.name}.xz" for place in places for below in ("eval", ".")]
         packed = next((file for file in files if file.exists()), None)
         if packed is None:
-            raise NoText(f"no corpus: {self.name}.xz is neither below $INFINIGEN_DATA nor in ../shared/corpus/eval")
+            raise NoText(f"no corpus: {self.name}.xz is neither in $INFINIGEN_DATA nor in ../shared/corpus/eval")
         plain = pathlib.Path(folder) / f"{self.size or 'all'}-{pathlib.Path(self.name).name}"
         if not plain.exists():
             plain.write_bytes(lzma.open(packed).read(self.size or -1))
@@ -62,13 +62,13 @@ class Text:
 
 
 WALDEN = Text("books/walden.txt")
-# A window and a minimum so small that the share which is attended to is the selection's own.
+# A small window and minimum, so that the attended share is determined by the selection.
 BARE = "--kv-window 64 --kv-min 64 --kv-sinks 4"
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line of the program, and what distinguishes its results from those of its siblings."""
+    """A command line of the program; `keys` are added to the rows of its result."""
     words: tuple
     keys: dict = dataclasses.field(default_factory=dict)
     timeout_s: float | None = None
@@ -82,13 +82,13 @@ class Command:
 
 
 def command(line, *texts, timeout_s=None, **keys):
-    """`line` is split at blanks; each TEXT in it stands for the next of `texts`."""
+    """Splits `line` at blanks; each word TEXT is replaced by the next of `texts`."""
     given = iter(texts)
     return Command(tuple(next(given) if word == "TEXT" else word for word in line.split()), keys, timeout_s)
 
 
 class Runner:
-    """Runs commands, each once: experiments that ask the same thing share the answer."""
+    """Runs commands. Each is run only once, so experiments with the same command share its result."""
 
     def __init__(self, binary, deadline=math.inf, model=None):
         self.binary, self.deadline, self.model, self.answers = binary, deadline, model, {}
@@ -100,7 +100,7 @@ class Runner:
         return [str(self.binary), *words, *(["-m", str(self.model)] if self.model else [])]
 
     def json(self, command):
-        """(parsed output, None), or (None, why there is none)."""
+        """(parsed output, None), or (None, reason of the failure)."""
         key = str(command)
         if key not in self.answers:
             print(f"  {key}", file=sys.stderr, flush=True)
@@ -130,7 +130,7 @@ class Runner:
             return None, f"no JSON: {error}"
 
     def refused(self, command):
-        """Why the program would not take the command; None where it would. A machine without a GPU is no reason."""
+        """Why the program rejects the command; None when it accepts it. A missing GPU does not count as a rejection."""
         try:
             run = subprocess.run([*self.line(command), "--dry-run"], capture_output=True, text=True,
                                  env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
@@ -141,7 +141,7 @@ class Runner:
 
 
 def processor(what):
-    """A line of /proc/cpuinfo; empty where there is none."""
+    """The value of a line of /proc/cpuinfo; empty when there is none."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -150,7 +150,7 @@ def processor(what):
 
 
 def simd_target():
-    """What the CPU backend chooses at run time, by what Linux says of the processor (docs/cpu-backend.md)."""
+    """The SIMD target that the CPU backend selects on this processor (docs/cpu-backend.md)."""
     flags = set(processor("flags").split())
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"} <= flags:
         return "avx512"
@@ -166,14 +166,14 @@ def same_place(a, b):
 
 
 def differences(kept, now, exact, where=""):
-    """Where two trees of numbers and words are not the same, one line each."""
+    """The differences of two trees of numbers and strings, one line each."""
     if isinstance(kept, dict) and isinstance(now, dict):
         keys = sorted(set(kept) | set(now))
         return [d for key in keys for d in differences(kept.get(key), now.get(key), exact, f"{where}.{key}")]
     if isinstance(kept, list) and isinstance(now, list) and len(kept) == len(now):
         return [d for i, pair in enumerate(zip(kept, now)) for d in differences(*pair, exact, f"{where}[{i}]")]
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (kept, now))
-    whole = numbers and all(isinstance(x, int) for x in (kept, now))  # counts: nothing is near
+    whole = numbers and all(isinstance(x, int) for x in (kept, now))  # counts must be equal
     if numbers and not exact and not whole and abs(kept - now) <= max(LEAST, TOLERANCE * abs(kept)):
         return []
     return [] if kept == now else [f"{where.lstrip('.')}: was {kept}, is {now}"]
@@ -181,10 +181,10 @@ def differences(kept, now, exact, where=""):
 
 @dataclasses.dataclass
 class Experiment:
-    file: str                           # the run.py
-    question: str                       # its docstring
+    file: str                           # path of run.py
+    question: str                       # docstring of run.py
     commands: list[Command]
-    read: Callable[[dict, dict], list]  # (JSON of a command, its keys) -> rows: dicts of words and numbers
+    read: Callable[[dict, dict], list]  # (JSON of a command, its keys) -> rows: dicts of strings and numbers
     plot: Callable[[list], str]         # rows -> SVG
     table: Callable[[list], str]        # rows -> Markdown
     kind: str = "accuracy"              # or "speed"
@@ -224,7 +224,7 @@ class Experiment:
         return result
 
     def write(self, result, folder=None):
-        """One line a row, so that a change of one number is one line of a diff. Numbers are left as they came."""
+        """Writes one line per row, so that a changed number is one line of a diff. Numbers are not rounded."""
         folder = folder or self.folder
         folder.mkdir(parents=True, exist_ok=True)
         head = {key: value for key, value in result.items() if key != "runs"}
@@ -239,23 +239,23 @@ class Experiment:
             ((folder or self.folder) / "plot.svg").write_text(self.plot(self.rows(result)))
 
     def check(self, result):
-        """Exit code 0 where the kept result came out again."""
+        """Exit code: 0 when the stored result was reproduced."""
         kept = self.kept()
         if kept is None:
-            print(f"{self.name}: there is no result.json to compare with")
+            print(f"{self.name}: no stored result.json to compare with")
             return 1
         if self.kind == "speed":
             return self.compare_speed(kept, result)
         exact = same_place(kept["machine"], result["machine"])
         found = differences(kept["runs"], result["runs"], exact)
         how = "to the last bit" if exact else "within 0.1 % (another processor)"
-        print(f"{self.name}: " + (f"the same, {how}" if not found else f"{len(found)} numbers are not the same, {how}:"))
+        print(f"{self.name}: " + (f"reproduced, {how}" if not found else f"{len(found)} numbers differ (compared {how}):"))
         for line in found:
             print(f"  {line}")
         return 1 if found else 0
 
     def compare_speed(self, kept, result):
-        print(f"{self.name}: kept ({kept['machine'].get('gpu', kept['machine']['cpu'])}), "
+        print(f"{self.name}: stored ({kept['machine'].get('gpu', kept['machine']['cpu'])}), "
               f"now ({result['machine'].get('gpu', result['machine']['cpu'])}), ratio")
         names = lambda row: ", ".join(f"{k} {v}" for k, v in row.items() if isinstance(v, (str, int)))
         measured = {names(row): row for row in self.rows(result)}
@@ -278,26 +278,28 @@ class Experiment:
 
     def main(self):
         parser = argparse.ArgumentParser(description=self.question)
-        parser.add_argument("--binary", default=str(ROOT / "build/release/infinigen"))
-        parser.add_argument("--out", type=pathlib.Path, default=self.folder, help="where result.json and plot.svg go")
+        parser.add_argument("--binary", default=str(ROOT / "build/release/infinigen"), help="the program (default: build/release/infinigen)")
+        parser.add_argument("--out", type=pathlib.Path, default=self.folder, help="folder for result.json and plot.svg (default: the experiment's)")
         if self.kind == "accuracy":
-            parser.add_argument("--model", help="a directory as Hugging Face lays it out (default: the shipped model)")
+            parser.add_argument("--model", help="Hugging Face model directory (default: the shipped model); needs --out")
         parser.set_defaults(model=None)
         what = parser.add_mutually_exclusive_group()
-        for flag in ("--check", "--plot-only", "--table", "--dry-run"):
-            what.add_argument(flag, action="store_true")
+        what.add_argument("--check", action="store_true", help="compare with the stored result.json instead of replacing it")
+        what.add_argument("--plot-only", action="store_true", help="draw plot.svg from result.json without measuring")
+        what.add_argument("--table", action="store_true", help="print the table from result.json without measuring")
+        what.add_argument("--dry-run", action="store_true", help="check that the program accepts each command")
         arguments = parser.parse_args()
         if arguments.plot_only or arguments.table:
             kept = self.kept(arguments.out)
             if kept is None:
-                sys.exit(f"{arguments.out}/result.json is not there: run the experiment first")
+                sys.exit(f"{arguments.out}/result.json does not exist: run the experiment first")
             if arguments.table:
                 print(self.table(self.rows(kept)))
             else:
                 self.draw(kept, arguments.out)
             return 0
         if arguments.model and not arguments.dry_run and (arguments.check or arguments.out == self.folder):
-            parser.error("what is kept is the shipped model's: pass --out with --model, and no --check")
+            parser.error("the stored results belong to the shipped model: pass --out with --model, without --check")
         runner = Runner(arguments.binary, model=arguments.model)
         if arguments.dry_run:
             refusals = [(command, runner.refused(command)) for command in self.commands]
@@ -314,7 +316,7 @@ class Experiment:
 
 
 def table(heads, rows):
-    """Markdown; the first column is words, the others are numbers."""
+    """A Markdown table; the first column is text, the others are numbers."""
     line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
     return "\n".join([line(heads), "|---|" + "--:|" * (len(heads) - 1), *(line(row) for row in rows)])
 
@@ -324,12 +326,12 @@ def percent(share, digits=1):
 
 
 def against(ratio):
-    """A ratio of perplexities as what it costs."""
+    """A ratio of perplexities as an increase in percent."""
     return f"{100 * (ratio - 1):+.2f} %"
 
 
 def series(rows, name, x, y):
-    """{name of a line: its points}, in the order in which names first come; rows without y are left out."""
+    """{name of a line: its points}, in order of first occurrence; rows without y are left out."""
     lines = {}
     for row in rows:
         if row.get(y) is not None:
@@ -338,7 +340,7 @@ def series(rows, name, x, y):
 
 
 def compared(output, keys):
-    """A row for each method of `eval compare`."""
+    """One row per method of `eval compare`."""
     rows = []
     for result in output["results"]:
         row = {"kv": result["kv"], **keys}
@@ -363,9 +365,9 @@ def scored(output, keys):
 
 # ---- speed ----
 
-# OPT-13B as published: entries on the host, nothing kept near, prompts of 1,920 tokens. Random weights have flat scores,
-# so the number of fetched entries is forced to the published means; without sinks and window, or those would be a neat
-# row of neighbours that fill the count. Experiments that share a line share its answer.
+# OPT-13B as published: entries on the host, no hot set, prompts of 1,920 tokens. Random weights have flat scores, so the
+# number of fetched entries is forced to the published means. Sinks and window are off, because their contiguous rows
+# would make up most of that number.
 FORCED = "--kv-hot 0 --kv-sinks 0 --kv-window 0 --kv-force-count"
 
 
@@ -379,7 +381,7 @@ WIDE_STEP = f"bench --device cuda --shape opt-13b --batch 20 --prompt 1920 --gen
 
 
 def benched(output, keys):
-    """A row for each method and depth of `bench`."""
+    """One row per method and depth of `bench`."""
     rows = []
     for result in output["results"]:
         timing, options = result["timing"], result["kv_options"]
@@ -401,10 +403,10 @@ def benched(output, keys):
 
 
 def pick(rows, **keys):
-    """The first row that has these; None where none was measured."""
+    """The first row with these values; None when there is none."""
     return next((row for row in rows if all(row.get(k) == v for k, v in keys.items())), None)
 
 
 def tokens_per_s(row, generated=128):
-    """As published: of a prompt and 128 generated tokens, prefill included."""
+    """Throughput as published: 128 generated tokens, with the time of the prefill included."""
     return row["batch"] * generated / (row.get("prefill_s", 0) + generated * row["step_ms"] / 1e3)

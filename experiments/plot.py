@@ -1,4 +1,4 @@
-"""Small SVG charts, narrow enough for a phone. Standard library only, and the same bytes for the same numbers.
+"""Small SVG charts, narrow enough for a phone. Needs only the standard library; equal data gives identical files.
 
     figure(lines("title", "x", "y", {"name": [(x, y), ...]}), bars("title", [("label", value), ...]))
 """
@@ -14,12 +14,12 @@ def text(x, y, words, anchor="middle", size=12, colour="#222"):
 
 
 def short(value):
-    """A tick as one reads it: 0.25, 1,500."""
+    """Text of a tick: 0.25, 1,500."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 class Axis:
-    """A range of numbers on a range of pixels, linear or logarithmic, with its ticks."""
+    """Maps a range of numbers to a range of pixels, linearly or logarithmically, and chooses ticks."""
 
     def __init__(self, values, start, end, log=False, ticks=None):
         self.log, self.start, self.end = log, start, end
@@ -52,7 +52,7 @@ class Axis:
 
 
 def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None):
-    """One line a name; points are sorted by x. Returns (height, how to draw it from a given y)."""
+    """A chart with one line per name; points are sorted by x. Returns (height, function that draws it at a given y)."""
     series = {name: sorted(points) for name, points in series.items() if points}
     if not series:
         return nothing(title)
@@ -89,7 +89,7 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
 
 
 def bars(title, items, unit=""):
-    """A bar a label, lying, with its number behind it."""
+    """A chart with one horizontal bar per label, followed by its number."""
     items = [(label, value) for label, value in items if value is not None]
     if not items:
         return nothing(title)
@@ -114,7 +114,7 @@ def nothing(title):
 
 
 def figure(*panels):
-    """Panels below each other."""
+    """An SVG with the panels below each other."""
     body, top = [], 0
     for height, draw in panels:
         body += draw(top)

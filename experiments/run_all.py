@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Runs experiments, or does something with what they kept.
+"""Runs experiments, or updates plots and tables from their stored results.
 
-    experiments/run_all.py                                  every experiment on accuracy
-    experiments/run_all.py --speed --binary B --out DIR     every one on speed, on a GPU; DIR/NAME/result.json as each ends
-    experiments/run_all.py --check                          again, compared with what was kept
-    experiments/run_all.py --plot-only                      plot.svg of each result.json
-    experiments/run_all.py --tables                         fills the tables of docs/results-*.md from every result.json
-    experiments/run_all.py --dry-run                        asks the program whether it would take each command
+    experiments/run_all.py                                  runs all accuracy experiments
+    experiments/run_all.py --speed --binary B --out DIR     runs all speed experiments on a GPU; writes DIR/NAME/result.json
+    experiments/run_all.py --check                          runs them and compares with the stored results
+    experiments/run_all.py --plot-only                      draws every plot.svg from its result.json
+    experiments/run_all.py --tables                         fills the tables of docs/results-*.md and of each README.md
+    experiments/run_all.py --dry-run                        checks that the program accepts every command
 
-Names of experiments choose some. One that fails leaves the others alone; commands that two experiments share run once.
+Without names, all experiments of the kind are used. A failing experiment does not stop the others. A command that several
+experiments share runs once.
 """
 import argparse
 import importlib.util
@@ -25,8 +26,8 @@ sys.path.insert(0, str(HERE))
 from common import ROOT, Runner
 
 ACCURACY = ["kv_size", "along_length", "skew", "pool_policies", "alpha_ratio", "guess", "overlap", "quantised_pool"]
-SPEED = ["latency", "breakdown", "batch", "length", "context", "hot_set", "model_size"]  # the most wanted first
-BUDGET_S = 600  # of all on speed; what is left out says so
+SPEED = ["latency", "breakdown", "batch", "length", "context", "hot_set", "model_size"]  # most important first, because of the budget
+BUDGET_S = 600  # for all speed experiments; commands that are left out are recorded as errors
 
 
 def load(name):
@@ -37,8 +38,8 @@ def load(name):
 
 
 def filled(page):
-    """The text of a page where between `<!-- NAME -->` and `<!-- end -->` stand plot and table of experiment NAME, and
-    nothing where it has no result."""
+    """The text of a page with plot and table of experiment NAME between `<!-- NAME -->` and `<!-- end -->`, or nothing
+    between them when the experiment has no result."""
     def table(match):
         experiment = load(match[1])
         kept = experiment.kept()
@@ -61,12 +62,12 @@ def run(experiments, arguments):
                 worst |= experiment.check(result)
             else:
                 experiment.write(result, arguments.out / experiment.name if arguments.out else None)
-                if not arguments.out:  # elsewhere it is drawn later, with --plot-only
+                if not arguments.out:  # with --out, the plot is drawn later by --plot-only
                     experiment.draw(result)
                 rows = experiment.rows(result)
                 print(experiment.table(rows) if rows else "nothing was measured", flush=True)
             worst |= any("error" in run for run in result["runs"])
-        except Exception:  # a surprise in one is no reason to lose the others
+        except Exception:  # an error in one experiment must not stop the others
             traceback.print_exc()
             worst = 1
     return int(worst)
@@ -74,13 +75,15 @@ def run(experiments, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--binary", default=str(ROOT / "build/release/infinigen"))
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--budget", type=float, help=f"seconds, after which nothing is begun (default: none; with --speed {BUDGET_S})")
-    for flag in ("--check", "--plot-only", "--tables", "--dry-run"):
-        parser.add_argument(flag, action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments (default: all of the kind)")
+    parser.add_argument("--binary", default=str(ROOT / "build/release/infinigen"), help="the program (default: build/release/infinigen)")
+    parser.add_argument("--speed", action="store_true", help="the speed experiments instead of those on accuracy; needs a GPU")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write DIR/NAME/result.json instead of the stored results")
+    parser.add_argument("--budget", type=float, help=f"seconds after which no command is started (default: no limit; with --speed {BUDGET_S})")
+    parser.add_argument("--check", action="store_true", help="compare with the stored results instead of replacing them")
+    parser.add_argument("--plot-only", action="store_true", help="draw every plot.svg from its result.json")
+    parser.add_argument("--tables", action="store_true", help="fill the tables of docs/results-*.md and of each README.md")
+    parser.add_argument("--dry-run", action="store_true", help="check that the program accepts every command")
     arguments = parser.parse_args()
     if arguments.budget is None and arguments.speed:
         arguments.budget = BUDGET_S

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""What `infinigen eval choice --kv full` must choose: the same questions, scored by transformers in float32 with the
-formula of lm-evaluation-harness.
+"""Reference for `infinigen eval choice --kv full`: scores the same questions with transformers in float32, by the formula
+of lm-evaluation-harness.
 
     python tools/choice_reference.py --task DIR|FILE [--model DIR] [--shots K] [--limit N] [--seed S] [--out FILE]
-    python tools/choice_reference.py --task DIR|FILE ... --compare RESULT.json ... # of infinigen eval choice --json
+    python tools/choice_reference.py --task DIR|FILE ... --compare RESULT.json ... # output of infinigen eval choice --json
     python tools/choice_reference.py --golden                                      # writes tests/golden/choice/golden.json
-    python tools/choice_reference.py --random-model DIR                            # a tiny random model with our tokenizer
+    python tools/choice_reference.py --random-model DIR                            # writes a tiny random model with the shipped tokenizer
 
-Needs torch and transformers. Nothing is shared with the program: files, prompts, the draw of the examples and the cut
-between context and choice are written down here once more, with transformers' tokenizer. Every choice is one forward
-pass over context and ending, no cache; log-softmax in float64. --compare fails unless every choice is the same.
+Needs torch and transformers. This is an independent implementation: it shares no code with the program for reading
+files, building prompts, drawing examples and splitting context from choice, and it uses transformers' tokenizer. Every
+choice is one forward pass over context and ending, without a KV cache; log-softmax in float64. --compare fails unless
+every choice is the same.
 """
 
 import argparse
@@ -29,7 +30,7 @@ GOLDEN = os.path.join(ROOT, "tests/golden/choice")
 MASK = (1 << 64) - 1
 
 
-# ---- files: (contexts, endings, answer) for each question; one context or one ending may stand for all choices ----
+# ---- files: (contexts, endings, answer) per question; a single context or ending is shared by all choices ----
 
 
 def copa(item):
@@ -52,7 +53,7 @@ def plain(item):
 
 
 def read(path, labels=None):
-    """`labels`: a file with the answers, where the lines have none."""
+    """`labels`: a file with the answers, for formats with the answers in a separate file."""
     with open(path, encoding="utf-8", newline="") as file:
         lines = [line for line in file.read().split("\n") if line.strip()]
     if path.endswith(".tsv"):
@@ -71,7 +72,7 @@ def read(path, labels=None):
 
 
 def load(task):
-    """The questions, and what examples are drawn from: None where that is the questions themselves."""
+    """(questions, questions to draw examples from); the second is None when examples are drawn from the first."""
     if not os.path.isdir(task):
         return read(task), None
     files, labels = {}, None
@@ -126,7 +127,7 @@ def shots(questions, training, index, count, seed):
 
 
 def cut(tokenizer, context, ending):
-    """The ids of the context, and those that are scored: spaces that end the context belong to what follows."""
+    """(ids of the context, ids that are scored). Trailing spaces of the context move to the ending."""
     ending = context[len(context.rstrip()):] + ending
     context = context.rstrip()
     before = tokenizer(context)["input_ids"]
@@ -178,30 +179,30 @@ def compare(expected, path):
         found = json.load(file)
     ours = found["questions"]
     if len(ours) != len(expected):
-        sys.exit(f"{path}: {len(ours)} questions, {len(expected)} here")
+        sys.exit(f"{path}: it has {len(ours)} questions, but the reference has {len(expected)}")
     same = [a["choice"] == b["choice"] for a, b in zip(ours, expected)]
     norm = [a["choice_norm"] == b["choice_norm"] for a, b in zip(ours, expected)]
     wrong_answer = [a["answer"] != b["answer"] for a, b in zip(ours, expected)]
     far = max(abs(x - y) for a, b in zip(ours, expected) for x, y in zip(a["scores"], b["scores"]))
-    print(f"{found['task']}, {found['shots']} shots, {found['kv']['type']}: the same choice in {sum(same)} of {len(same)}, "
-          f"by character in {sum(norm)}; scores differ by {far:.2g} at most, the closest two choices here by "
-          f"{min(gap(b['scores']) for b in expected):.2g}; accuracy {found['accuracy']:.4f} and {summary(expected)['accuracy']:.4f}")
+    print(f"{found['task']}, {found['shots']} shots, {found['kv']['type']}: the same choice in {sum(same)} of {len(same)} questions, "
+          f"with length-normalised scores in {sum(norm)}; largest difference of scores {far:.2g}, smallest gap between two choices "
+          f"{min(gap(b['scores']) for b in expected):.2g}; accuracy {found['accuracy']:.4f}, reference {summary(expected)['accuracy']:.4f}")
     for a, b, equal in zip(ours, expected, same):
         if not equal:
-            print(f"  line {a['line']}: {a['choice']} instead of {b['choice']}, which is ahead by {gap(b['scores']):.2g}")
+            print(f"  line {a['line']}: choice {a['choice']}, reference {b['choice']} (ahead by {gap(b['scores']):.2g})")
     return all(same) and not any(wrong_answer)
 
 
-# ---- what the repository's tests are compared with ----
+# ---- golden files of the repository's tests ----
 
-# tasks of our own, in the forms of the published ones; examples before each question
+# (task, number of examples before each question); the tasks are our own, in the formats of the published ones
 TASKS = [("copa", 0), ("copa", 2), ("openbookqa", 0), ("openbookqa", 3), ("piqa", 0), ("piqa", 1), ("winogrande", 0), ("winogrande", 2),
          ("plain.jsonl", 0), ("plain.jsonl", 2)]
 RANDOM_MODELS = ["llama_gqa_tied", "opt_pre_norm"]
 
 
 def random_questions(model, count=12):
-    """Token ids without a text: contexts that all choices share, and contexts of their own with one ending."""
+    """Questions of random token ids: some with a shared context, some with a context per choice and a shared ending."""
     random, vocab = SplitMix(7), model.config.vocab_size
     ids = lambda n: [3 + random.below(vocab - 3) for _ in range(n)]
     questions = []
@@ -230,7 +231,7 @@ def golden():
 
 
 def random_model(directory):
-    """Larger than chance needs it to be: peaked attention, spread logits, the vocabulary of the embedded tokenizer."""
+    """A random model with peaked attention, spread logits and the vocabulary of the shipped tokenizer."""
     torch.manual_seed(5)
     config = transformers.LlamaConfig(vocab_size=8192, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
                                       num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2, bos_token_id=0, eos_token_id=0)
@@ -241,22 +242,23 @@ def random_model(directory):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task")
-    parser.add_argument("--model", default=EMBEDDED)
-    parser.add_argument("--shots", type=int, default=0)
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out")
-    parser.add_argument("--compare", nargs="+", metavar="RESULT.json")
-    parser.add_argument("--golden", action="store_true")
-    parser.add_argument("--random-model", metavar="DIR")
+    parser.add_argument("--task", metavar="DIR|FILE", help="the questions, in a format that `infinigen eval choice` reads")
+    parser.add_argument("--model", metavar="DIR", default=EMBEDDED, help="model directory (default: the shipped model)")
+    parser.add_argument("--shots", type=int, default=0, help="examples before each question (default 0)")
+    parser.add_argument("--limit", type=int, help="number of questions (default: all)")
+    parser.add_argument("--seed", type=int, default=1, help="seed for drawing the examples (default 1)")
+    parser.add_argument("--out", metavar="FILE", help="write choices and scores as JSON")
+    parser.add_argument("--compare", nargs="+", metavar="RESULT.json",
+                        help="compare with results of `infinigen eval choice --json`; exit code 1 if a choice differs")
+    parser.add_argument("--golden", action="store_true", help="write tests/golden/choice/golden.json")
+    parser.add_argument("--random-model", metavar="DIR", help="write a tiny random model to DIR")
     args = parser.parse_args()
     if args.random_model:
         return random_model(args.random_model)
     if args.golden:
         return golden()
     if not args.task:
-        parser.error("--task is missing")
+        parser.error("--task is required, unless --golden or --random-model is given")
     results = ask(*open_model(args.model), args.task, args.shots, args.limit, args.seed)
     if args.out:
         with open(args.out, "w") as file:

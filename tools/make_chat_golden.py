@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Makes tests/text/data/chat_templates.json: chat templates, conversations, and what transformers renders for them.
+"""Makes tests/text/data/chat_templates.json: chat templates, conversations, and the text that transformers renders.
 
     python tools/make_chat_golden.py --out tests/text/data/chat_templates.json
 
-Needs transformers (5.x) with jinja2. Every case goes through transformers' own render_jinja_template, with the clock stopped
-at NOW. The file holds
+Needs transformers (5.x) with jinja2. Every case is rendered by transformers' render_jinja_template, with the clock fixed at
+NOW. The file contains
 
-    templates  those used more than once, and
-    inputs     conversations with their variables, both referred to by index
-    cases      [name, template or its index, input, outcome, text]; outcome is "text" (then text is the rendering), "raised" (the template
+    templates  templates that are used more than once; cases refer to them by index
+    inputs     conversations with their variables; cases refer to them by index
+    cases      [name, template or its index, index of input, outcome, text]; outcome is "text" (text is the rendering), "raised" (the template
                called raise_exception with text), "undefined" (jinja2's UndefinedError, text is its message) or "error"
 
-The templates of Llama 2, Llama 3, 3.1 and 3.2, Mistral and ChatML follow the prompt formats their makers document. The rest are
-small cases that walk through whitespace control, operators, filters, tests, methods and scopes.
+The templates of Llama 2, Llama 3, 3.1 and 3.2, Mistral and ChatML follow the documented prompt formats of these models. The others
+are small cases for white space control, operators, filters, tests, methods and scopes.
 """
 
 import argparse
@@ -455,7 +455,7 @@ SNIPPETS = [
 
 
 def small_templates():
-    """(name, template), walked through systematically."""
+    """Yields (name, template) for all combinations."""
     for i, snippet in enumerate(SNIPPETS):
         yield f"snippet {i}", snippet
     edges = ["", "a", " ", "a ", "\n", "a\n", "\n ", "a \n  "]
@@ -466,7 +466,7 @@ def small_templates():
         yield f"space {kind}{left}{right}", before + begin + left + inside + right + end + after + "|"
     for left, op, right in itertools.product(VALUES, OPERATORS, VALUES):
         if op == "%" and left.startswith("'"):
-            continue  # formatting of strings: refused here
+            continue  # string formatting, which our interpreter rejects
         yield "operator", "{{ (%s) %s %s }}" % (left, op, right)
     for value in VALUES + MORE_VALUES:
         for name in FILTERS:
@@ -475,7 +475,7 @@ def small_templates():
             yield "test", "{{ (%s) is %s }}" % (value, name)
         for name in METHODS:
             yield "method", "{{ (%s).%s }}" % (value, name)
-        for name in SUBSCRIPTS:  # of a variable: Jinja computes constants at once, with other rules for slices
+        for name in SUBSCRIPTS:  # on a variable, because Jinja folds constants with other rules for slices
             yield "subscript", "{%% set v = %s %%}{{ v%s }}" % (value, name)
         yield "print", "{{ %s }}{{ [%s] }}{{ 1 if %s else 0 }}{{ not %s }}" % (value, value, value, value)
         yield "loop", "{%% for x in %s %%}{{ x }},{%% else %%}empty{%% endfor %%}" % value
@@ -501,8 +501,8 @@ def render(template, given):
         return "error", ""
 
 
-# What Python can and we refuse, by the text of the rendering or of the template. Each is in docs/chat-templates.md.
-def beyond_us(template, outcome, text):
+# True for features of Python that our interpreter rejects (listed in docs/chat-templates.md), recognised by rendering or template.
+def unsupported_here(template, outcome, text):
     if outcome != "text":
         return False
     marks = ["<generator object", "dict_", "range(0", "<built-in", "<bound method", "<Namespace", "<function", "ẞ", "<list_reverseiterator"]
@@ -512,8 +512,8 @@ def beyond_us(template, outcome, text):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, metavar="FILE")
     out = parser.parse_args().out
     chat_template_utils.datetime = StoppedClock
 
@@ -522,7 +522,7 @@ def main():
 
     def add(name, template, given, index):
         outcome, text = render(template, given)
-        if beyond_us(template, outcome, text):
+        if unsupported_here(template, outcome, text):
             left_out.append((template, text))
         else:
             where = templates.index(template) if template in templates else template

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """Makes the golden models: tiny random models with the logits and greedy continuations that transformers computes.
 
-    python tools/make_golden.py --out tests/golden/models            # all of them
-    python tools/make_golden.py --out DIR --only llama_gqa_tied      # one
-    python tools/make_golden.py --out DIR --unseen                   # two further shapes, for trying by hand
+    python tools/make_golden.py --out tests/golden/models            # all golden models
+    python tools/make_golden.py --out DIR --only llama_gqa_tied      # one of them
+    python tools/make_golden.py --out DIR --unseen                   # two further shapes, for manual tests
 
-Needs torch and transformers (5.x). Each directory holds what save_pretrained writes, and beside it
+Needs torch and transformers (5.x). Each directory contains the output of save_pretrained and
 
-    golden.json         prompts (as ids), greedy continuations, the gap between the two best logits at every step
-    golden.safetensors  f32 logits at the positions that golden.json names
+    golden.json         prompts (as ids), greedy continuations, the gap between the two largest logits at every step
+    golden.safetensors  f32 logits at the positions that golden.json lists
 
-The reference is float32 arithmetic on the stored weights (a bf16 or f16 model is loaded and upcast), eager attention, no
-KV cache: every step recomputes the whole sequence. For bf16 and f16 models the logits computed wholly in that type are
-kept too, as `native`: they say how much of a difference is rounding.
+The reference uses float32 arithmetic on the stored weights (bf16 and f16 models are converted after loading), eager
+attention and no KV cache: every step recomputes the whole sequence. For bf16 and f16 models the logits computed in that
+type are stored too, as `native`: they show how much of a difference is due to rounding.
 
-Weights are drawn so that attention is peaked and logits are spread; of several seeds the one is kept whose greedy
-continuation has many distinct tokens and no near ties. What was found is written to golden.json under `checks`.
+Weights are drawn so that attention is peaked and logits are spread. From several seeds, the script keeps the one whose
+greedy continuation has many distinct tokens and no near ties. golden.json records these properties under `checks`.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def opt(**options):
     return OPTConfig(**{**base, **options})
 
 
-# name -> (what it covers, config, options of save)
+# name -> (what the model covers, configuration, options of save_pretrained)
 GOLDEN = {
     "opt_pre_norm": ("OPT: learned positions, biases, norm before", opt(), {}),
     "opt_post_norm": ("OPT-350m: norm after, narrow embedding with projections, no final norm",
@@ -95,7 +95,7 @@ UNSEEN = {
 
 
 def draw_weights(model, seed):
-    """Scales by role. With unit-variance inputs, attention scores get a deviation of about std² · hidden."""
+    """Scales the weights by their role. With unit-variance inputs, attention scores have a deviation of about std² · hidden."""
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     hidden = config.hidden_size
@@ -154,7 +154,7 @@ def prompts_of(vocab, seed):
 
 @torch.no_grad()
 def attention_entropy(model, ids):
-    """Mean entropy of the last rows of attention over log(n): 1 is uniform, 0 is one token."""
+    """Mean entropy of the last rows of attention, divided by log(n): 1 is uniform, 0 is a single token."""
     attentions = model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
     rows = torch.stack([a[0, :, -8:, :] for a in attentions]).clamp_min(1e-12)
     return float((-(rows * rows.log()).sum(-1) / math.log(len(ids))).mean())
@@ -189,7 +189,7 @@ def choose_seed(config, dtype):
 
 
 def to_old_spelling(path, type_key):
-    """What transformers 4.x wrote: rope_theta and rope_scaling apart, torch_dtype."""
+    """Rewrites config.json to the form of transformers 4.x: rope_theta, rope_scaling and torch_dtype as separate fields."""
     with open(path) as file:
         config = json.load(file)
     rope = config.pop("rope_parameters")
@@ -216,7 +216,7 @@ def write(name, out):
     description, config, options = {**GOLDEN, **UNSEEN}[name]
     dtype = options.get("dtype", torch.float32)
     seed, prompts, continuations, checks = choose_seed(config, dtype)
-    # End ids that no continuation contains: a run that stops on them still yields every token.
+    # End ids that no continuation contains, so that a run which stops at them still yields every token.
     used = {token for tokens, _ in continuations.values() for token in tokens}
     free = [token for token in range(3, config.vocab_size) if token not in used][:options.get("eos", 1)]
     model = make_model(config, seed, dtype)
@@ -239,7 +239,7 @@ def write(name, out):
     tensors, entries = {}, []
     for prompt, ids in prompts.items():
         tokens, gaps = continuations[prompt]
-        assert greedy(reference, ids, 4)[0] == tokens[:4], "the saved model is not the one that was measured"
+        assert greedy(reference, ids, 4)[0] == tokens[:4], "the saved model differs from the one that was measured"
         positions = list(range(len(ids))) if len(ids) <= 12 else list(range(len(ids) - 4, len(ids)))
         tensors[prompt] = logits_of(reference, ids)[positions].contiguous()
         entry = {"name": prompt, "ids": ids, "logit_positions": positions, "logits": prompt,
@@ -256,7 +256,7 @@ def write(name, out):
                    "stored": str(dtype).removeprefix("torch."), "eos": free,
                    "checks": {key: round(value, 4) for key, value in checks.items()}, "prompts": entries}, file)
         file.write("\n")
-    for file in os.listdir(directory):  # safetensors writes files for the owner only
+    for file in os.listdir(directory):  # safetensors makes files readable by the owner only
         os.chmod(os.path.join(directory, file), 0o644)
     size = sum(os.path.getsize(os.path.join(directory, f)) for f in os.listdir(directory))
     print(f"{name}: {size // 1024} KiB, seed {seed}, {checks}", flush=True)
@@ -264,9 +264,9 @@ def write(name, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only", choices=[*GOLDEN, *UNSEEN])
-    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--out", required=True, metavar="DIR", help="each model gets a subdirectory")
+    parser.add_argument("--only", choices=[*GOLDEN, *UNSEEN], metavar="NAME", help="make only this model: " + ", ".join([*GOLDEN, *UNSEEN]))
+    parser.add_argument("--unseen", action="store_true", help="make the further shapes instead of the golden models")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Expected values of `eval ppl`'s arithmetic: negative log-likelihoods that transformers computes in float32.
+"""Reference values for `eval ppl`: negative log-likelihoods that transformers computes in float32.
 
     python tools/make_ppl_reference.py
     python tools/make_ppl_reference.py --text FILE [--model DIR] [--ctx N] [--limit-tokens M]
 
-The second prints what `infinigen eval ppl -f FILE -c N --limit-tokens M --kv full --json` must say about a text, which is encoded by
-transformers too. The first takes the ids of the longest golden prompt of each model below, cuts them into windows as src/eval/windows.h
-says (with an opening token, every token is scored; without, all but a window's first), and writes the sum of every
-window to tests/golden/ppl.json. Log-softmax in float64.
+Without --text, it writes tests/golden/ppl.json: for each model in CASES it divides the ids of the longest golden prompt into
+windows by the rules of src/eval/windows.h (with an opening token every token is scored, without one all but the first of a window)
+and stores the sum of every window. With --text, it prints the values that
+`infinigen eval ppl -f FILE -c N --limit-tokens M --kv full --json` must give; the text is encoded by transformers too.
+Log-softmax in float64.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GOLDEN = "tests/golden"
-# model directory, its golden.json, opening ids, tokens of a window
+# (model directory, folder of its golden.json, opening ids, tokens per window)
 CASES = [("models/infinigen-mini", "embedded", [0], 1024), ("tests/golden/models/llama_gqa_tied", "models/llama_gqa_tied", [1], 48),
          ("tests/golden/models/opt_pre_norm", "models/opt_pre_norm", [], 48)]
 
@@ -38,7 +39,7 @@ def open_model(path):
 
 
 def cut(ids, opening, context):
-    """Windows side by side; the opening's first token takes no room from them, since a window's last token is not fed."""
+    """Consecutive windows. A window's last token is not fed, so the first opening token fits without shortening the window."""
     length = context - max(len(opening) - 1, 0)
     windows = [ids[i:i + length] for i in range(0, len(ids), length)]
     return [w for w in windows if opening or len(w) > 1]
@@ -57,10 +58,11 @@ def score_text(path, text, context, limit):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text")
-    parser.add_argument("--model", default=os.path.join(ROOT, "models/infinigen-mini"))
-    parser.add_argument("--ctx", type=int, default=1024)
-    parser.add_argument("--limit-tokens", type=int)
+    parser.add_argument("--text", metavar="FILE", help="print the values for this text instead of writing the golden file")
+    parser.add_argument("--model", metavar="DIR", default=os.path.join(ROOT, "models/infinigen-mini"),
+                        help="model for --text (default: the shipped model)")
+    parser.add_argument("--ctx", type=int, default=1024, help="tokens per window (default 1024)")
+    parser.add_argument("--limit-tokens", type=int, help="use only the first tokens of the text (default: all)")
     args = parser.parse_args()
     if args.text:
         return score_text(args.model, args.text, args.ctx, args.limit_tokens)

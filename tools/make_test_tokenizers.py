@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains the small tokenizers of tests/text/data and writes them with the ids that the `tokenizers` package gives.
+"""Trains the small tokenizers of tests/text/data and writes test cases with the ids of the reference libraries.
 
     python3 tools/make_test_tokenizers.py tests/text/data
 
-The training text is generated here, from a fixed seed. Each directory gets a tokenizer in one of the four formats and
-cases.json (a list of {"text", "ids", "decoded"}); the files are committed, so this runs only when one is added. The
-SentencePiece model needs the package `sentencepiece`.
+The training text is generated from a fixed seed. Each directory gets a tokenizer in one of the four formats and
+cases.json (a list of {"text", "ids", "decoded"}). The files are committed, so this is needed only to add a tokenizer.
+Needs the packages `tokenizers`, `tiktoken` and `sentencepiece`.
 """
 
 import base64
@@ -80,7 +80,7 @@ def split_regex(lines):
 
 
 def with_bytes(lines):
-    """Trains without byte tokens, then puts them behind <unk>, <s>, </s> as SentencePiece does."""
+    """Trains without byte tokens, then inserts them after <unk>, <s>, </s> as SentencePiece does."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")
@@ -115,7 +115,7 @@ def metaspace(lines):
 
 
 def mixed_steps(lines):
-    """The parts that the others leave out: Digits, string splits, lower case, unknown tokens, Metaspace decoder."""
+    """The parts that the other tokenizers lack: Digits, string splits, lower case, unknown tokens, Metaspace decoder."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -143,7 +143,7 @@ def write_cases(target, encode, decode):
 
 
 def tiktoken_ranks(lines, target):
-    """Bytes first, then merged tokens in the order of training: every token has one way to be built."""
+    """Bytes first, then merged tokens in order of training, so that each token can be built in only one way."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
@@ -186,13 +186,15 @@ def sentencepiece_bpe(lines, target):
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     global CASES
     kept = CASES
-    # SentencePiece does not look for control tokens in text; and it ends a text at NUL.
+    # SentencePiece does not search for control tokens in text, and ends a text at NUL.
     CASES = [text for text in kept if "<s>" not in text and "\0" not in text]
     write_cases(target, processor.encode, processor.decode)
     CASES = kept
 
 
 def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     directory = Path(sys.argv[1])
     lines = training_text(random.Random(7))
     for make in [tiktoken_ranks, vocab_and_merges, sentencepiece_bpe]:

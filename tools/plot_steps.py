@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws `infinigen bench --json` results as an SVG: time of a decode step against context, one line per --kv, and the floors.
+"""Plots results of `infinigen bench --json` as SVG: time per decode step against context, one line per --kv, with floors.
 
     python3 tools/plot_steps.py GB_PER_S out.svg results.json ...
 
-A floor is a line's own bytes (weights, entries, sketches: "step_bytes") at GB_PER_S, the read bandwidth that
-build/release/bench_floors measures on the same machine. Needs nothing but Python.
+A floor is the time to read a step's bytes (weights, entries, sketches: "step_bytes") at GB_PER_S, the read bandwidth
+that build/release/bench_floors measures on the same machine. Needs only Python.
 """
 import json
 import math
@@ -57,8 +57,8 @@ def draw(results, gb_per_s, title):
         y = axes.y(ms)
         out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
         out.append(text(LEFT - 8, y + 4, f"{ms:g}", "end"))
-    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "tokens of context, each sequence"))
-    out.append(f'<g transform="rotate(-90 18 {HEIGHT / 2})">{text(18, HEIGHT / 2, "ms a step")}</g>')
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "tokens of context per sequence"))
+    out.append(f'<g transform="rotate(-90 18 {HEIGHT / 2})">{text(18, HEIGHT / 2, "ms per step")}</g>')
     for kv, rows in lines.items():
         colour = COLOURS.get(kv, "#555")
         out.append(line(axes, [(d, t) for d, t, _ in rows], colour, False))

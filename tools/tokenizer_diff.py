@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares our tokenizers with Hugging Face's on generated text of many scripts.
+"""Compares the engine's tokenizers with Hugging Face's on generated text of many scripts.
 
     python3 tools/tokenizer_diff.py --binary build/release/tokenize_lines [--megabytes 5]
 
-`tokenize_lines` (tests/text) encodes with our code; the `tokenizers` package is the reference, with `transformers` and
-`sentencepiece` where they are installed. Compared are the committed tokenizers (tests/text/data) and, where the corpus is
-there ($INFINIGEN_DATA or ../shared/corpus), OPT, Llama 3 and Llama 2. One line for each: megabytes, differences. Exit
-code 0: all the same; 1: differences; 77: the package is missing.
+`tokenize_lines` (tests/text) encodes with the engine's code. The reference is the `tokenizers` package, and `transformers`
+and `sentencepiece` if they are installed. Compares the committed tokenizers (tests/text/data) and, if the corpus exists
+($INFINIGEN_DATA or ../shared/corpus), OPT, Llama 3 and Llama 2. Prints one line per tokenizer: megabytes and differences.
+Exit code 0: no differences; 1: differences; 77: the package `tokenizers` is not installed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LLAMA3_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Blocks that real text uses, first and last code point.
+# First and last code point of blocks that real text uses.
 SCRIPTS = [
     (0x20, 0x7E), (0xA0, 0xFF), (0x100, 0x24F), (0x250, 0x2AF), (0x370, 0x3FF), (0x400, 0x52F), (0x530, 0x58F),
     (0x590, 0x5FF), (0x600, 0x6FF), (0x700, 0x74F), (0x780, 0x7BF), (0x900, 0x97F), (0x980, 0x9FF), (0xA00, 0xA7F),
@@ -94,7 +94,7 @@ def noise(rng, length):
 
 
 def texts_of(rng, megabytes, corpus):
-    """Texts of 1 to 3,000 characters, without NUL (the separator)."""
+    """Texts of 1 to 3,000 characters without NUL, which separates texts."""
     samples = []
     for path in sorted(corpus.glob("eval/*.raw")) if corpus else []:
         samples.append(path.read_text(encoding="utf-8", errors="replace"))
@@ -140,7 +140,7 @@ class Comparison:
         bad = [i for i in range(len(self.texts)) if mine[i] != reference[i]]
         bad_decoded = []
         if decode:
-            # Invalid bytes are replaced by the reference; ours returns them.
+            # The reference replaces invalid bytes, the engine returns them: such texts are not compared.
             bad_decoded = [i for i, text in enumerate(decode(reference))
                            if "\ufffd" not in text and decoded[i] != text.encode("utf-8")]
         size = sum(len(text.encode("utf-8")) for text in self.texts) / 1e6
@@ -237,7 +237,7 @@ def compare_llama2(comparison, files, temp):
         import sentencepiece
         processor = sentencepiece.SentencePieceProcessor(model_file=str(bare / "tokenizer.model"))
         kept = comparison.texts
-        # SentencePiece does not look for control tokens in text.
+        # SentencePiece does not search for control tokens in text.
         comparison.texts = [text for text in kept if not any(token in text for token in ("<s>", "</s>", "<unk>"))]
         comparison.run("Llama 2, tokenizer.model, SentencePiece's rules", bare, processor.encode)
         comparison.texts = kept

@@ -1,5 +1,5 @@
-/* The C++ example in C: streams an answer, cancels a second one half-way, and prints what the KV cache did.
- * usage: stream [MODEL_DIRECTORY]      (without one: the small model that comes with InfiniGen) */
+/* The C++ example in C: streams an answer, cancels a second one half-way, and prints KV cache statistics of both.
+ * usage: stream [MODEL_DIRECTORY]      (default: the small model that comes with InfiniGen) */
 #include <infinigen/infinigen_c.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static infinigen_stream* submit(infinigen_engine* engine, const char* prompt, co
   return stream;
 }
 
-/* Prints up to `most` pieces of text as they come; negative: all. */
+/* Prints up to `most` pieces of text as they arrive; negative: all. */
 static void print_text(infinigen_stream* stream, int most) {
   const char* text = NULL;
   size_t bytes = 0;
@@ -52,7 +52,7 @@ static void print_statistics(infinigen_stream* stream) {
 }
 
 int main(int argc, char** argv) {
-  if (infinigen_abi_version() != INFINIGEN_ABI_VERSION) return fprintf(stderr, "another ABI version\n"), 1;
+  if (infinigen_abi_version() != INFINIGEN_ABI_VERSION) return fprintf(stderr, "stream: libinfinigen has another ABI version than its header\n"), 1;
   infinigen_model* model = NULL;
   infinigen_options* options = NULL;
   infinigen_engine* engine = NULL;

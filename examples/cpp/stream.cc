@@ -1,5 +1,5 @@
-// Streams an answer, cancels a second one half-way, and prints what the KV cache did.
-// usage: stream [MODEL_DIRECTORY]      (without one: the small model that comes with InfiniGen)
+// Streams an answer, cancels a second one half-way, and prints KV cache statistics of both.
+// usage: stream [MODEL_DIRECTORY]      (default: the small model that comes with InfiniGen)
 #include <infinigen/infinigen.h>
 
 #include <cstdio>
@@ -17,7 +17,7 @@ void PrintStatistics(const ig::Outcome& outcome) {
               100 * outcome.kv.attended_ratio, static_cast<long long>(outcome.kv.steps));
 }
 
-// A text long enough that a step attends to a part of it only.
+// A text so long that a step attends only to a part of it.
 std::string LongPrompt() {
   std::string text;
   for (int day = 1; day <= 150; ++day)

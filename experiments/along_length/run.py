@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does the loss of each method grow along a text, by chunks of 256 tokens?"""
+"""How does the loss of each method grow along a text, in chunks of 256 tokens?"""
 import pathlib
 import sys
 
@@ -20,7 +20,7 @@ def read(output, keys):
 
 
 def quarter(row, name, which):
-    """The mean of a quarter of the window's chunks."""
+    """The mean over one quarter of the window's chunks."""
     size = len(row[name]) // 4
     return sum(row[name][which * size:(which + 1) * size]) / size
 
@@ -29,15 +29,15 @@ def plot(rows):
     line = lambda values: [(256 * i + 128, value) for i, value in enumerate(values)]
     others = [row for row in rows if row["kv"] != "full"]
     return figure(
-        lines("Perplexity of a chunk, full", "tokens before", "perplexity",
+        lines("Perplexity of a chunk, full", "position in the text, tokens", "perplexity",
               {row["method"]: line([math.exp(n) for n in row["chunk_nll"]]) for row in rows if row["kv"] == "full"}),
-        lines("KL divergence from full", "tokens before", "nats", {row["method"]: line(row["chunk_kld"]) for row in others}))
+        lines("KL divergence from full", "position in the text, tokens", "nats", {row["method"]: line(row["chunk_kld"]) for row in others}))
 
 
 def tell(rows):
     loss = lambda row, which: f"{100 * math.expm1(quarter(row, 'chunk_nll', which) - quarter(rows[0], 'chunk_nll', which)):+.2f} %"
     kl = lambda row: " ".join(f"{quarter(row, 'chunk_kld', which):.3f}" for which in range(4))
-    return table(["method", "perplexity, first 2K", "last 2K", "KL, by 2K"], [[r["method"], loss(r, 0), loss(r, 3), kl(r)] for r in rows[1:]])
+    return table(["method", "perplexity, first 2K", "last 2K", "KL per 2K"], [[r["method"], loss(r, 0), loss(r, 3), kl(r)] for r in rows[1:]])
 
 
 EXPERIMENT = Experiment(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How far do the threshold (alpha 1 to 9) and the size of a sketch (ratio 0.1 to 1) matter?"""
+"""How much do the threshold (alpha 1 to 9) and the sketch size (ratio 0.1 to 1) matter?"""
 import pathlib
 import sys
 
@@ -8,7 +8,7 @@ from common import BARE, WALDEN, Experiment, command, percent, scored, series, t
 from plot import figure, lines
 
 SCORE = f"eval ppl -f TEXT -c 2048 --limit-tokens 4096 --kv infinigen --kv-cap 20% {BARE}"
-RATIOS = [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 1.0]  # a sketch has a multiple of 8 of 64 numbers: 0.5 is 0.4, 0.9 is 1.0
+RATIOS = [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 1.0]  # sketch sizes are multiples of 8 of 64 numbers, so 0.5 equals 0.4 and 0.9 equals 1.0
 
 
 def read(output, keys):

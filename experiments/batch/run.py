@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does throughput grow with the batch, 4 to 20 sequences of OPT-13B?"""
+"""How does throughput grow with the batch size, from 4 to 20 sequences of OPT-13B?"""
 import pathlib
 import sys
 
@@ -17,7 +17,7 @@ def plot(rows):
 
 def tell(rows):
     cells = lambda batch: [pick(rows, batch=batch, kv=kv) for kv in ("full", "int4", "infinigen")]
-    return table(["sequences", "full, tok/s", "int4", "infinigen (73 a head)"],
+    return table(["sequences", "full, tok/s", "int4", "infinigen (73 per head)"],
                  [[batch, *(f"{tokens_per_s(row):.1f}" if row else "-" for row in cells(batch))] for batch in BATCHES if any(cells(batch))])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is a step of OPT-13B made of, and how far is it from one whose entries are all on the GPU?"""
+"""How is the time of an OPT-13B step spent, and how far is it from a step with all entries on the GPU?"""
 import pathlib
 import sys
 
@@ -12,19 +12,19 @@ def read(output, keys):
 
 
 def label(row):
-    return "full, on the GPU" if row["home"] == "device" else f"infinigen, {row['count']} a head"
+    return "full, on the GPU" if row["home"] == "device" else f"infinigen, {row['count']} per head"
 
 
 def plot(rows):
-    panels = [bars(f"{label(r)}: ms by kind of work (some at once)", [(k, ms) for k, ms in r["kinds"].items() if ms >= 0.005])
+    panels = [bars(f"{label(r)}: ms by kind of work (some overlap)", [(k, ms) for k, ms in r["kinds"].items() if ms >= 0.005])
               for r in rows if "kinds" in r]
-    return figure(bars("A step, ms", [(label(r), r["step_ms"]) for r in rows]), *panels)
+    return figure(bars("Time per step, ms", [(label(r), r["step_ms"]) for r in rows]), *panels)
 
 
 def tell(rows):
     ideal = pick(rows, home="device")
     number = lambda row, key: f"{row[key]:.1f}" if key in row else "-"
-    return table(["kv", "a step, ms (from ideal)", "without fetching", "without computing"],
+    return table(["kv", "ms per step (of ideal)", "without fetching", "without computing"],
                  [[label(r), f"{r['step_ms']:.1f}" + (f" ({r['step_ms'] / ideal['step_ms']:.2f}x)" if ideal else ""),
                    number(r, "no_fetch_step_ms"), number(r, "no_compute_step_ms")] for r in rows])
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does a step grow with the context, to 128,000 tokens of Llama-3.1-8B?"""
+"""How does the time per step of Llama-3.1-8B grow with the context, up to 128,000 tokens?"""
 import pathlib
 import sys
 
@@ -15,13 +15,13 @@ METHODS = {"full, on the host": "--gen 4 --kv full", "full, on the GPU": "--gen 
 
 
 def plot(rows):
-    return figure(lines("Llama-3.1-8B, one sequence", "tokens of context", "ms a step",
+    return figure(lines("Llama-3.1-8B, one sequence", "tokens of context", "ms per step",
                         series(rows, "method", "depth", "step_ms"), log_x=True, log_y=True, x_ticks=DEPTHS))
 
 
 def tell(rows):
     ms = lambda method, depth: f"{row['step_ms']:.1f}" if (row := pick(rows, method=method, depth=depth)) else "-"
-    return table(["ms a step", "8,000", "32,000", "128,000"], [[m, ms(m, 8000), ms(m, 32000), ms(m, 128000)] for m in METHODS if pick(rows, method=m)])
+    return table(["ms per step", "8,000", "32,000", "128,000"], [[m, ms(m, 8000), ms(m, 32000), ms(m, 128000)] for m in METHODS if pick(rows, method=m)])
 
 
 EXPERIMENT = Experiment(

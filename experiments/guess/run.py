@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of the true attention does each source of the guess find?"""
+"""How much of the true attention is covered by the selection, for each source of the guess?"""
 import pathlib
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What share of the selected entries are hits, against the room for them on the GPU?"""
+"""What share of the selected entries is already on the GPU, by size of the hot set?"""
 import pathlib
 import sys
 
@@ -9,7 +9,7 @@ from plot import figure, lines
 
 BOOK = Text("books/walden.txt", 30000)  # about 7,600 tokens
 STEPS = "generate --device cuda -f TEXT -n 400 --ignore-eos --temp 0 --kv infinigen --kv-cap 0.05 --kv-window 64 --kv-min 64"
-PUBLISHED = {1: 0.70, 2: 0.87, 4: 0.93}  # HiSparse, another model
+PUBLISHED = {1: 0.70, 2: 0.87, 4: 0.93}  # HiSparse, with another model
 
 
 def read(output, keys):
@@ -20,12 +20,12 @@ def read(output, keys):
 
 def plot(rows):
     mine = series([r | {"line": "here", "y": 100 * r["hit_ratio"]} for r in rows], "line", "selections", "y")
-    return figure(lines("Selected entries that are hits", "room, in selections", "%",
+    return figure(lines("Selected entries already on the GPU", "size of the hot set, in selections", "%",
                         mine | {"HiSparse, as published": [(n, 100 * hits) for n, hits in PUBLISHED.items()]}, log_x=True, x_ticks=[r["selections"] for r in rows]))
 
 
 def tell(rows):
-    return table(["room for", "hits", "HiSparse", "KB over the link a step"],
+    return table(["hot set size", "hits", "HiSparse", "KB fetched per step"],
                  [[f"{r['selections']} selection{'s' * (r['selections'] > 1)}", percent(r["hit_ratio"]), percent(PUBLISHED[r["selections"]], 0) if r["selections"] in PUBLISHED else "-",
                    f"{r['fetched_bytes_per_step'] / 1000:,.0f}"] for r in rows])
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does each way of keeping the cache lose, against the share of the cache that it reads or keeps?"""
+"""How much accuracy does each method lose, by the share of the cache that it reads or keeps?"""
 import pathlib
 import sys
 
@@ -8,11 +8,11 @@ from common import BARE, WALDEN, Experiment, against, command, compared, percent
 from plot import figure, lines
 
 COMPARE = "eval compare -f TEXT -c 4096 --limit-tokens 8192 --facts 1 --n 8 --gen 0"
-BYTES = {"full": 1, "int8": 68 / 128, "int4": 36 / 128}  # of a row of 64 numbers, against bf16
+BYTES = {"full": 1, "int8": 68 / 128, "int4": 36 / 128}  # size of a row of 64 numbers, relative to bf16
 
 
 def read(output, keys):
-    """`size` is what a step reads: entries attended to, as a share of all, or their bytes."""
+    """`size` is the share of the cache that a step reads: of the entries, or of their bytes."""
     return [row | {"size": BYTES.get(row["kv"], row["attended"])} for row in compared(output, keys)]
 
 
@@ -22,9 +22,9 @@ def line(row):
 
 def plot(rows):
     return figure(
-        lines("Perplexity against full", "share of the cache read a step, %", "%",
+        lines("Perplexity against full", "share of the cache read per step, %", "%",
               series([r | {"x": 100 * r["size"], "y": 100 * (r["ppl_vs_full"] - 1)} for r in rows], line, "x", "y")),
-        lines("Planted facts found", "share of the cache read a step, %", "%",
+        lines("Planted facts found", "share of the cache read per step, %", "%",
               series([r | {"x": 100 * BYTES.get(r["kv"], r["needle_attended"]), "y": 100 * r["found"] / r["cases"]} for r in rows],
                      line, "x", "y")))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long does each method take for OPT-13B, 20 sequences, 1,920 tokens of prompt and 128 generated?"""
+"""How long does each method take for 20 sequences of OPT-13B, 1,920 prompt tokens and 128 generated tokens each?"""
 import pathlib
 import sys
 
@@ -7,13 +7,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import RESIDENT_STEP, WIDE_STEP, Experiment, benched, command, fetched_step, table
 from plot import bars, figure
 
-# The published code on the same GPU and shape, random weights, ms a step (measured apart; OSDI'24 artifact).
-ARTIFACT = {"full": 4030, "int4": 1475, "h2o": 2664, "infinigen, 409 a head": 1452, "infinigen, 73 a head": 504}
+# ms per step of the published code (OSDI '24 artifact) on the same GPU and shape with random weights, measured separately.
+ARTIFACT = {"full": 4030, "int4": 1475, "h2o": 2664, "infinigen, 409 per head": 1452, "infinigen, 73 per head": 504}
 
 
 def label(row):
     where = ", on the GPU" if row["home"] == "device" else ""
-    return row["kv"] + where + (f", {row['count']} a head" if row["kv"] == "infinigen" else "")
+    return row["kv"] + where + (f", {row['count']} per head" if row["kv"] == "infinigen" else "")
 
 
 def total_s(row):
@@ -21,12 +21,12 @@ def total_s(row):
 
 
 def plot(rows):
-    return figure(bars("A step, ms", [(label(r), r["step_ms"]) for r in rows]),
-                  bars("Prompt and 128 tokens, s", [(label(r), total_s(r)) for r in rows]))
+    return figure(bars("Time per step, ms", [(label(r), r["step_ms"]) for r in rows]),
+                  bars("Total time, s", [(label(r), total_s(r)) for r in rows]))
 
 
 def tell(rows):
-    return table(["method", "ms a step", "whole, s", "published code here, ms"],
+    return table(["method", "ms per step", "total, s", "published code, ms per step"],
                  [[label(r), f"{r['step_ms']:.1f}", f"{total_s(r):.1f}", f"{ARTIFACT[label(r)]:,}" if label(r) in ARTIFACT else "-"] for r in rows])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does the gain over fetching everything grow with the length, at the published counts of fetched entries?"""
+"""How does the speed-up over fetching everything grow with the length, at the published counts of fetched entries?"""
 import pathlib
 import sys
 
@@ -7,8 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import Experiment, benched, fetched_step, pick, table, tokens_per_s
 from plot import figure, lines
 
-COUNTS = {512: 37, 1024: 60, 1536: 66, 2048: 73}  # entries a head, means of OPT-13B as published
-PUBLISHED_BEST = 5.28                             # against FlexGen with the whole cache, A6000
+COUNTS = {512: 37, 1024: 60, 1536: 66, 2048: 73}  # mean fetched entries per head of OPT-13B, as published
 
 
 def speedup(rows, length, over):
@@ -21,12 +20,12 @@ def lengths(rows):
 
 
 def plot(rows):
-    return figure(lines("OPT-13B, 8 sequences: infinigen's gain", "tokens", "times as fast, prefill included",
+    return figure(lines("OPT-13B, 8 sequences: speed-up of infinigen", "tokens", "times as fast, prefill included",
                         {f"over {kv}": [(n, speedup(rows, n, kv)) for n in lengths(rows)] for kv in ("full", "int4")}, x_ticks=list(COUNTS)))
 
 
 def tell(rows):
-    return table(["tokens", "fetched a head", "over full", "over int4"],
+    return table(["tokens", "fetched per head", "over full", "over int4"],
                  [[f"{n:,}", COUNTS[n], f"{speedup(rows, n, 'full'):.2f}x", f"{speedup(rows, n, 'int4'):.2f}x"] for n in lengths(rows)])
 
 

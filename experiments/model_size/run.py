@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does the gain over fetching everything change with the size of the model?"""
+"""How does the speed-up over fetching everything change with the size of the model?"""
 import pathlib
 import sys
 
@@ -17,12 +17,12 @@ def gain(rows, model, over="full"):
 
 
 def plot(rows):
-    return figure(bars("4 sequences, 1,920 + 128 tokens: gain over full", [(model, gain(rows, model)) for model in MODELS], "x"))
+    return figure(bars("4 sequences, 1,920 + 128 tokens: speed-up over full", [(model, gain(rows, model)) for model in MODELS], "x"))
 
 
 def tell(rows):
     step = lambda model, kv: f"{pick(rows, model=model, kv=kv)['step_ms']:.1f}"
-    return table(["model", "full, ms a step", "infinigen", "gain, prefill included"],
+    return table(["model", "full, ms per step", "infinigen", "speed-up, prefill included"],
                  [[model, step(model, "full"), step(model, "infinigen"), f"{gain(rows, model):.2f}x"] for model in MODELS if gain(rows, model)])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of what a step selects was selected one to 64 steps before?"""
+"""What share of the selected rows was also selected 1 to 64 steps before?"""
 import pathlib
 import sys
 
@@ -20,7 +20,7 @@ def read(output, keys):
 
 def plot(rows):
     return figure(
-        lines("Chosen now and then", "steps before", "%",
+        lines("Rows also selected before", "steps before", "%",
               {r["setting"]: [(s, 100 * share) for s, share in zip(r["steps"], r["share"])] for r in rows}, log_x=True, x_ticks=rows[0]["steps"]),
         lines("One step before, by layer", "layer", "%", {r["setting"]: [(int(l), 100 * s) for l, s in r["layers"].items()] for r in rows}))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may leave a pool of 80 %: how much does each policy lose, and does FIFO collapse?"""
+"""How much does each eviction policy lose with a pool of 80 %, and does FIFO collapse?"""
 import pathlib
 import sys
 
@@ -18,7 +18,7 @@ EVICTING = 13  # the first chunk of 256 that begins after 80 % of a window of 4,
 
 
 def read(output, keys):
-    """`eval ppl` gives the loss, also of the tokens after the pool is full; `eval needle` the facts."""
+    """`eval ppl` gives the loss, also for the tokens after the pool is full; `eval needle` gives the facts."""
     if "cells" in output:
         return [keys | {"found": output["cells"][0]["found"], "cases": output["cells"][0]["n"]}]
     late = output["chunks"][EVICTING:]
@@ -28,7 +28,7 @@ def read(output, keys):
 
 
 def joined(rows):
-    """The two rows of each policy as one."""
+    """Joins the two rows of each policy."""
     both = {}
     for row in rows:
         both.setdefault(row["policy"], {}).update(row)

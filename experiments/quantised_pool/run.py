@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does a pool of 8 or 4 bits cost where only a selection of it is fetched?"""
+"""What does a pool of 8 or 4 bits cost when only selected entries are fetched?"""
 import pathlib
 import sys
 
@@ -8,12 +8,12 @@ from common import BARE, WALDEN, Experiment, against, command, compared, table
 from plot import bars, figure
 
 COMPARE = f"eval compare -f TEXT -c 4096 --limit-tokens 4096 --facts 1 --gen 0 --kv infinigen {BARE}"
-CASES = {"20%": 0, "5%": 6}  # texts with a fact: what is hard is a small cap
-ROW_BYTES = {"bf16": 128, "int8": 68, "int4": 36}  # a key or value of 64 numbers
+CASES = {"20%": 0, "5%": 6}  # number of texts with a planted fact; only the small cap is a hard test
+ROW_BYTES = {"bf16": 128, "int8": 68, "int4": 36}  # bytes of a key or value of 64 numbers
 
 
 def read(output, keys):
-    """`bytes` that a step reads, against all entries in bf16."""
+    """`bytes`: bytes that a step reads, relative to all entries in bf16."""
     return [row | {"bytes": row["attended"] * ROW_BYTES[row["type"]] / ROW_BYTES["bf16"]} for row in compared(output, keys)]
 
 
@@ -22,13 +22,13 @@ def label(row):
 
 
 def against_bf16(row, rows):
-    """Each run's `full` has entries of its own type; the first one's are bf16."""
+    """Relative to `full` in bf16, which is that of the first run; every other run compares with `full` of its own type."""
     return row["ppl"] / rows[0]["ppl"] * rows[0]["ppl_vs_full"]
 
 
 def plot(rows):
     return figure(bars("Perplexity against full in bf16, %", [(label(r), 100 * (against_bf16(r, rows) - 1)) for r in rows]),
-                  bars("Bytes read a step, % of all in bf16", [(label(r), 100 * r["bytes"]) for r in rows]))
+                  bars("Bytes read per step, % of all in bf16", [(label(r), 100 * r["bytes"]) for r in rows]))
 
 
 def tell(rows):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is the skew worth: sketches from a rotation, from the best pair, and from plain dimensions?"""
+"""What does the skew gain: sketches from a rotation, from the best pair of matrices, and from plain dimensions?"""
 import pathlib
 import sys
 
@@ -8,7 +8,7 @@ from common import BARE, WALDEN, Experiment, against, command, compared, percent
 from plot import bars, figure
 
 COMPARE = f"eval compare -f TEXT -c 4096 --limit-tokens 4096 --facts 1 --gen 0 --kv infinigen {BARE}"
-CASES = {"20%": 0, "5%": 6}  # texts with a fact: what is hard is a small cap
+CASES = {"20%": 0, "5%": 6}  # number of texts with a planted fact; only the small cap is a hard test
 
 
 def label(row):

@@ -1,16 +1,17 @@
 /* InfiniGen as a C ABI: the C++ API (infinigen.h) behind opaque handles, for C and for the foreign-function interfaces
- * of other languages. No exception crosses it.
+ * of other languages. It throws no exceptions.
  *
- * Every function that can fail returns an infinigen_status; infinigen_last_error() then has the sentence that says why,
- * for the calling thread, until its next call. Strings are UTF-8. Handles are freed by their _free function, which
- * takes NULL too; a model may be freed while engines use it, an engine while streams are open (they end as cancelled).
+ * Every function that can fail returns an infinigen_status. infinigen_last_error() then returns the reason of the
+ * calling thread's latest failure, valid until that thread's next call. Strings are UTF-8. Every handle has a _free
+ * function, which accepts NULL. A model may be freed while engines use it, and an engine while streams are open (they
+ * end as cancelled).
  *
- * Structs that the library fills begin with their own size, set by the caller (`.size = sizeof(s)`): a later version of
- * the library adds members at the end and fills only those that the caller has. Functions are only ever added;
- * INFINIGEN_ABI_VERSION changes when one is not.
+ * Structs begin with their size, which the caller sets (`.size = sizeof(s)`). A later version of the library adds
+ * members at the end, and reads and fills only those that the caller's version has. Functions are never removed or
+ * changed without a new INFINIGEN_ABI_VERSION.
  *
- * Output buffers: pass the room there is; *length receives what there would be to write, at most the room is written,
- * and nothing is an error. So a first call with NULL and 0 asks for the size.
+ * Output buffers: `room` is the size of the buffer. The function writes at most that much and sets *length to the full
+ * length; too little room is not an error. Call with NULL and 0 to ask for the length.
  */
 #ifndef INFINIGEN_INFINIGEN_C_H
 #define INFINIGEN_INFINIGEN_C_H
@@ -29,9 +30,9 @@ extern "C" {
 typedef enum infinigen_status {
   INFINIGEN_OK = 0,
   INFINIGEN_INVALID = 1,     /* the input is malformed or contradicts itself */
-  INFINIGEN_UNSUPPORTED = 2, /* well formed, but this build does not do it */
-  INFINIGEN_IO = 3,          /* the operating system refused */
-  INFINIGEN_EXHAUSTED = 4,   /* memory, pool or queue limit */
+  INFINIGEN_UNSUPPORTED = 2, /* the input is valid, but this build cannot do it */
+  INFINIGEN_IO = 3,          /* an operating-system call failed */
+  INFINIGEN_EXHAUSTED = 4,   /* a memory, pool or queue limit is reached */
   INFINIGEN_INTERNAL = 5     /* a failure of the library or of the machine */
 } infinigen_status;
 
@@ -55,7 +56,7 @@ typedef struct infinigen_model_info {
   size_t size;
   int64_t parameters, layers, vocabulary, context;
   bool has_tokenizer, can_chat;
-  const char* name; /* these three live as long as the model */
+  const char* name; /* the three strings are valid as long as the model */
   const char* architecture;
   const char* type;
 } infinigen_model_info;
@@ -76,7 +77,7 @@ INFINIGEN_C_API infinigen_status infinigen_encode_chat(const infinigen_model* mo
 /* ---- options and plans ---- */
 
 INFINIGEN_C_API infinigen_status infinigen_options_new(infinigen_options** options);
-/* Names are those of the command line's flags without dashes in front: "kv", "kv-limit", "device", "ctx", ... */
+/* Names are the command line's flags without the leading dashes: "kv", "kv-limit", "device", "ctx", ... */
 INFINIGEN_C_API infinigen_status infinigen_options_set(infinigen_options* options, const char* name, const char* value);
 INFINIGEN_C_API void infinigen_options_free(infinigen_options* options);
 
@@ -87,13 +88,13 @@ typedef struct infinigen_plan {
   uint64_t weights_bytes, pool_bytes, sketch_bytes, hot_bytes, workspace_bytes, prefill_bytes;
   uint64_t total_bytes, host_bytes, device_bytes, available_bytes;
 } infinigen_plan;
-/* `text` receives the plan in lines for people, with the reason where it does not fit. */
+/* `text` receives the plan as several lines for people, with the reason if it does not fit. */
 INFINIGEN_C_API infinigen_status infinigen_make_plan(const infinigen_model* model, const infinigen_options* options,
                                                      infinigen_plan* plan, char* text, size_t room, size_t* length);
 
 /* ---- engines ---- */
 
-/* Each may be NULL; called on the thread that starts the engine, with `context` as given. */
+/* Called on the thread that starts the engine, with this `context`. Each function may be NULL. */
 typedef struct infinigen_callbacks {
   size_t size;
   void* context;
@@ -113,7 +114,7 @@ typedef struct infinigen_kv_stats {
   size_t size;
   int64_t steps;
   double selected_ratio, extra_ratio, attended_ratio;
-  double hit_ratio; /* negative where nothing is fetched */
+  double hit_ratio; /* negative if nothing is fetched */
   uint64_t read_bytes, fetched_bytes, evicted;
 } infinigen_kv_stats;
 
@@ -122,7 +123,7 @@ typedef struct infinigen_engine_stats {
   int64_t running, waiting, prompt_tokens, reused_tokens, decode_tokens, preemptions;
   uint64_t pool_bytes, pool_peak_bytes, prefix_bytes;
 } infinigen_engine_stats;
-/* Either may be NULL. */
+/* `stats` and `kv` may be NULL. */
 INFINIGEN_C_API infinigen_status infinigen_engine_get_stats(const infinigen_engine* engine,
                                                             infinigen_engine_stats* stats, infinigen_kv_stats* kv);
 
@@ -133,7 +134,7 @@ INFINIGEN_C_API infinigen_status infinigen_request_set_prompt(infinigen_request*
                                                               size_t bytes);
 INFINIGEN_C_API infinigen_status infinigen_request_set_tokens(infinigen_request* request, const int32_t* tokens,
                                                               size_t count);
-/* "max-tokens", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
+/* Names: "max-tokens", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
  * "frequency-penalty", "seed", "stop" (repeatable), "ignore-eos", "kv-full", "kv-alpha", "kv-cap". */
 INFINIGEN_C_API infinigen_status infinigen_request_set(infinigen_request* request, const char* name, const char* value);
 INFINIGEN_C_API void infinigen_request_free(infinigen_request* request);
@@ -142,26 +143,26 @@ INFINIGEN_C_API void infinigen_request_free(infinigen_request* request);
 INFINIGEN_C_API infinigen_status infinigen_submit(infinigen_engine* engine, const infinigen_request* request,
                                                   infinigen_stream** stream);
 
-/* Waits for more text, which lives until the next call for this stream. At the end *text is NULL. One thread at a time.
- */
+/* Waits for more text; *text is valid until the next call with this stream, and NULL at the end. Only one thread at a
+ * time may use a stream. */
 INFINIGEN_C_API infinigen_status infinigen_stream_next(infinigen_stream* stream, const char** text, size_t* bytes);
-/* Any thread. */
+/* May be called from any thread. */
 INFINIGEN_C_API infinigen_status infinigen_stream_cancel(infinigen_stream* stream);
 
 typedef struct infinigen_outcome {
   size_t size;
   int64_t prompt_tokens, cached_tokens;
   double queue_s, prefill_s, decode_s;
-  const char* finish_reason; /* "stop", "length" or "cancelled"; the pointers live as long as the stream */
+  const char* finish_reason; /* "stop", "length" or "cancelled"; all pointers are valid as long as the stream */
   const char* text;
   size_t text_bytes;
   const int32_t* tokens;
   size_t token_count;
 } infinigen_outcome;
-/* Waits for the end. Either may be NULL. */
+/* Waits until the request has ended. `outcome` and `kv` may be NULL. */
 INFINIGEN_C_API infinigen_status infinigen_stream_wait(infinigen_stream* stream, infinigen_outcome* outcome,
                                                        infinigen_kv_stats* kv);
-/* Cancels what still runs. */
+/* Cancels the request if it still runs. */
 INFINIGEN_C_API void infinigen_stream_free(infinigen_stream* stream);
 
 #ifdef __cplusplus

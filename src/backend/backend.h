@@ -1,23 +1,25 @@
 // The backend concept: every operation of the forward pass on one page.
 //
-// A backend is memory plus queues plus the operations below. The decoder (model/decoder.h) is written once over this
-// concept; `reference` is the oracle in plain loops, `cpu` the fast one, `cuda` the one for GPUs. The rules:
+// A backend provides memory, queues and the operations below for one kind of device. The decoder (model/decoder.h) is
+// written once over this concept. Three backends implement it: `reference` (plain loops, the oracle of the tests),
+// `cpu` (SIMD and threads) and `cuda` (GPUs). docs/glossary.md defines the terms. The rules:
 //
-//  * Operations enqueue. Each takes the queue it runs on and returns nothing. What it writes may be read by later
-//    operations of the same queue, by another queue after Wait(), and by the host after Synchronize(). A CPU backend
-//    runs each operation at once: program order is a legal schedule, and tickets are always complete.
-//  * Pointers inside operands (tensors, ids, tables) are memory of the backend: from compute_memory(), pool_memory() or
-//    Load().
-//  * Activations have the type b.activation(); the residual stream and logits are f32; weights keep the type they are
-//    stored in. Operations look at the types of their operands.
-//  * A token's result depends on that token, its sequence and the weights alone: never on its neighbours in the batch,
-//    the number of threads or the cut of a prompt into chunks. On CPU backends this holds bit for bit: one order of
-//    additions per output element, the same for one row and for a thousand.
-//  * Attention walks entries in ascending order in blocks of kAttentionBlock: per block a maximum, a sum and a weighted
-//    value, merged in order. Prefill and decode do the same arithmetic.
+//  * Operations are asynchronous. Each takes the queue it runs on and returns nothing. Its results may be read by later
+//    operations on the same queue, by another queue after Wait(), and by the host after Synchronize(). Host backends
+//    run every operation before they return, so their tickets are always complete.
+//  * Every pointer inside an operand (tensors, ids, tables) refers to memory of the backend: from compute_memory(),
+//    pool_memory() or Load().
+//  * Activations have the type b.activation(). The residual stream and the logits are f32. Weights keep their stored
+//    type. Operations read the types from their operands.
+//  * The result for a token depends only on that token, its sequence and the weights: not on the other tokens of the
+//    batch, the number of threads or the division of a prompt into chunks. Host backends guarantee this bit for bit:
+//    each output element has one order of additions, whatever the number of rows in the call.
+//  * Attention visits entries in ascending order, in blocks of kAttentionBlock. Each block gives a maximum, a sum of
+//    weights and a weighted sum of values; blocks are merged in order. Prefill and decode use the same arithmetic.
+//  * Operations cannot fail. The caller checks the operands; a mismatch is a bug (CHECK).
+//  * A backend may own scratch memory. It grows when a larger shape is first seen and is reused afterwards.
 //
-// No operation fails: operands are checked by the caller, and a mismatch is a bug (CHECK). A backend may keep scratch
-// of its own; it grows when a larger shape is seen for the first time and is then reused.
+// One thread, the engine's, calls a backend.
 #pragma once
 
 #include <concepts>
@@ -26,9 +28,9 @@
 #include <span>
 
 #include "base/result.h"
-#include "kv/cache_view.h"
-#include "kv/fetch_view.h"
-#include "kv/page_bounds_view.h"
+#include "kv/index_view.h"
+#include "kv/page_sums_view.h"
+#include "kv/retain_view.h"
 #include "kv/selection_view.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -38,13 +40,13 @@ namespace infinigen {
 
 enum class Queue : uint8_t {
   kCompute,   // the forward pass
-  kFetch,     // entries on their way to the compute device
-  kWriteout,  // entries on their way home to the pool
-  kWeights,   // weights on their way to the compute device
+  kFetch,     // copies entries to the compute device
+  kWriteout,  // copies new entries to the pool
+  kWeights,   // copies weights to the compute device
 };
 
-// Bytes on their way between memories of the backend, by the copy engines where there are any: `pieces` runs of
-// `bytes`, at both ends `stride` apart.
+// One strided copy between two memories of the backend: `pieces` runs of `bytes`, `stride` bytes apart in both source
+// and target. Copy engines do it where the device has them.
 struct ByteMove {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -55,27 +57,21 @@ struct ByteMove {
   size_t span() const { return (pieces - 1) * stride + bytes; }
 };
 
-// Work that is left out to measure the rest.
-struct SkippedWork {
-  bool fetch = false;
-  bool compute = false;
-};
-
-// Names a point in a queue: everything enqueued before it. Zero means "long done".
+// A point in a queue: complete when everything enqueued before it is done. Zero is always complete.
 struct Ticket {
   uint64_t value = 0;
 };
 
-// Entries per softmax partial (see above); multiples of it cut work between passes and threads.
+// Entries per block of attention (see the rules above). Work is divided between passes and threads at its multiples.
 inline constexpr int64_t kAttentionBlock = 64;
-// Wider heads are refused when a model is loaded.
+// Models with wider heads are rejected when they are loaded.
 inline constexpr int64_t kMaxHeadDim = 512;
 
-// What a matrix product does with its result.
+// How a matrix product stores its result.
 enum class Epilogue : uint8_t { kStore, kAdd /* out += */, kRelu };
 
-// out = epilogue(x · weightᵀ + bias). Several projections of one x are given together, so that x is read once and the
-// team of threads is started once.
+// out = epilogue(x · weightᵀ + bias). One MatMul call takes all projections of one x, so that x is read once and the
+// threads are woken once.
 struct Projection {
   WeightView weight;  // [n][k], a stored type that CheckWeight accepts
   ConstTensor bias;   // [1][n] f32, or null
@@ -83,16 +79,16 @@ struct Projection {
   Epilogue epilogue = Epilogue::kStore;
 };
 
-// The tokens of one call, one item each; the arrays are backend memory.
+// The tokens of one call, one array element each. The arrays are backend memory.
 struct TokenBatch {
   int64_t count = 0;
   const int32_t* ids = nullptr;    // [count] vocabulary ids
-  const int32_t* slots = nullptr;  // [count] whose sequence
-  const int32_t* rows = nullptr;   // [count] the last row of its cache: position, until the layer evicts
-  // In layers that evict:
-  const int32_t* positions = nullptr;  // [count] null: rows
-  const int32_t* own_rows = nullptr;   // [count][kv_heads] the token's own row; null: rows
-  int64_t kv_heads = 0;                // of own_rows
+  const int32_t* slots = nullptr;  // [count] slot of the token's sequence
+  const int32_t* rows = nullptr;   // [count] last row of the sequence; equal to the position until the layer evicts
+  // Set only for layers that evict:
+  const int32_t* positions = nullptr;  // [count] position of the token; null: equal to rows
+  const int32_t* own_rows = nullptr;   // [count][kv_heads] row of the token's own entry; null: equal to rows
+  int64_t kv_heads = 0;                // second dimension of own_rows
 
   constexpr int32_t Position(int64_t i) const { return positions == nullptr ? rows[i] : positions[i]; }
   constexpr int32_t OwnRow(int64_t i, int64_t head) const {
@@ -109,15 +105,15 @@ struct TokenBatch {
   }
 };
 
-// A run of consecutive tokens of one sequence, rows [first_row, first_row + count): the shape of a prefill chunk.
+// Consecutive tokens of one sequence, in rows [first_row, first_row + count): a prefill chunk.
 struct TokenRun {
   SeqSlot slot;
   int64_t first_row = 0;
   int64_t count = 0;
 };
 
-// A score is query · key · scale. Queries [tokens][heads·head_dim], heads a multiple of entries.layout.kv_heads (query
-// head h reads KV head h / (heads / kv_heads)).
+// Queries are [tokens][heads·head_dim]. Query head h reads KV head h / (heads / kv_heads); heads is a multiple of
+// kv_heads. A score is query · key · scale.
 struct AttentionShape {
   int64_t heads = 0;
   float scale = 1.0f;
@@ -127,50 +123,56 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
-                           SelectCall call, Selection selection, LayerPageBounds bounds, MassTotals* mass,
-                           RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* host_in,
-                           void* host_out, size_t bytes, float eps, int64_t n, std::span<const ByteMove> moves,
-                           FetchClock* clock) {
+                           SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
+                           MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
+                           const void* from, void* to, size_t bytes, float eps, int64_t n,
+                           std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
-  { B::kChunkTokens } -> std::convertible_to<int64_t>;  // tokens per prefill unit
+  { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
 
-  // Memory. compute_memory: activations, tables. pool_memory: where the pool's slabs come from.
+  // ---- Memory
+
+  // For activations and tables.
   { b.compute_memory() } -> std::same_as<Allocator&>;
+  // For the entries of the pool.
   { b.pool_memory() } -> std::same_as<Allocator&>;
-  // Memory of the host that Move reads and writes at the speed of the link.
+  // Host memory that Move reads and writes at the full speed of the link.
   { b.host_memory() } -> std::same_as<Allocator&>;
-  // The pool is not compute memory: operations reach its entries, but over a link. Whole layers are better moved.
+  // True if the pool lies across a link from the compute device. Operations can read its entries all the same, but
+  // slowly: whole layers are copied with Move instead.
   { b.pool_is_remote() } -> std::same_as<bool>;
-  // A weight matrix, or an f32 parameter vector, in host memory → where the operations can read it. The host memory
-  // must outlive the backend. A matrix of a type that CheckWeight refuses is refused.
+  // Makes a weight matrix, or an f32 parameter vector, readable by operations. The argument is in host memory and must
+  // outlive the backend. Fails for a matrix whose type CheckWeight rejects.
   { b.Load(w) } -> std::same_as<Result<WeightView>>;
   { b.Load(c) } -> std::same_as<Result<ConstTensor>>;
-  // kUnsupported, by name, where the backend cannot multiply by weights of a stored type.
+  // kUnsupported, with the type's name, if the backend cannot multiply by weights of this stored type.
   { b.CheckWeight(stored) } -> std::same_as<Status>;
-  // Takes the scratch of steps of up to `batch` tokens over sequences of up to `tokens` rows, so that no such step
-  // allocates: b.Reserve(tokens, batch, heads, kv_heads, head_dim).
+  // Reserve(max_tokens, max_batch, heads, kv_heads, head_dim) allocates the scratch for steps of up to `max_batch`
+  // tokens over sequences of up to `max_tokens` rows. Such steps then allocate nothing.
   { b.Reserve(n, n, n, n, n) } -> std::same_as<Status>;
-  // host → backend; the host bytes may be reused at once
-  { b.Upload(queue, host_in, bytes, host_out) } -> std::same_as<void>;
-  // backend → host; valid after Synchronize(ticket)
-  { b.Download(queue, host_in, bytes, host_out) } -> std::same_as<Ticket>;
-
-  // The host waits until all pool memory that was taken can be used by every operation.
-  { b.AwaitPool() } -> std::same_as<void>;
-  // Between memories of the backend, in bulk; pool memory may still be on its way. Sources and targets stay as they are
-  // until the moves are done.
+  // From host to backend memory. The host bytes may be changed as soon as the call returns.
+  { b.Upload(queue, from, bytes, to) } -> std::same_as<void>;
+  // From backend to host memory. The host bytes are valid after Synchronize(ticket).
+  { b.Download(queue, from, bytes, to) } -> std::same_as<Ticket>;
+  // Copies between memories of the backend. Pool memory need not be ready (AwaitPool). Sources and targets must not
+  // change until the copies are done.
   { b.Move(queue, moves) } -> std::same_as<void>;
+  // Blocks the host until every operation can use all allocated pool memory. (A GPU pins it in the background.)
+  { b.AwaitPool() } -> std::same_as<void>;
 
-  // Order.
+  // ---- Order and timing
+
   { b.Record(queue) } -> std::same_as<Ticket>;
-  { b.Wait(queue, ticket) } -> std::same_as<void>;  // later operations of `queue` start after `ticket`
-  { b.Synchronize(ticket) } -> std::same_as<void>;  // the host waits
-
-  // How long steps wait for what is fetched. By the queue that fetches, before its ticket; by the one that waits,
-  // before it does; and when both are past that, once for each step, for `n` clocks.
+  { b.Wait(queue, ticket) } -> std::same_as<void>;  // later operations on `queue` start after `ticket`
+  { b.Synchronize(ticket) } -> std::same_as<void>;  // blocks the host
+  // Measure the stall of each step. The fetching queue calls NoteArrived before it records its ticket; the queue that
+  // needs the entries calls NoteReady before it waits for that ticket. Once per step, after both, CountWaits adds the
+  // differences of `n` clocks to their totals.
   { b.NoteArrived(queue, clock) } -> std::same_as<void>;
   { b.NoteReady(queue, clock) } -> std::same_as<void>;
   { b.CountWaits(queue, clock, n) } -> std::same_as<void>;
+
+  // ---- Embeddings, norms, products
 
   // out[i] = table[ids[i]], converted.                 table [vocab][hidden], out [count][hidden]
   { b.Embed(queue, batch, w, t) } -> std::same_as<void>;
@@ -180,87 +182,97 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.RmsNorm(queue, t, c, eps, t) } -> std::same_as<void>;
   // out = (x − mean) / σ · weight + bias; out may be x.
   { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
-  // Each projection's out from the same x [m][k]; no out may overlap x.
+  // Computes every projection of x [m][k]. No output may overlap x.
   { b.MatMul(queue, t, projections) } -> std::same_as<void>;
-  // table[i] = cos, then sin, of position i · frequencies. frequencies [1][d/2] f32, table [count][d] f32; once per
-  // step
+  // table[i] = cosines, then sines, of position i · frequencies; once per step.
+  //                                                    frequencies [1][d/2] f32, table [count][d] f32
   { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
   // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
   { b.Rope(queue, c, t) } -> std::same_as<void>;
-  // out = x, row by row; they do not overlap.
+  // out = x, row by row; they must not overlap.
   { b.Copy(queue, c, t) } -> std::same_as<void>;
   // gate = silu(gate) · up.
   { b.SiluMul(queue, t, t) } -> std::same_as<void>;
-  // Writes key and value rows [count][kv_heads·d] as entries at the tokens' places, rounded to the stored type. The
-  // extents exist.
+
+  // ---- Entries and attention
+
+  // Stores keys and values [count][kv_heads·d] as entries in the tokens' own rows, rounded to the stored type. The
+  // extents must be allocated.
   { b.Append(queue, batch, c, c, entries) } -> std::same_as<void>;
-  // Token i of the run attends to entries [0, first_row + i], its own included (it has been appended).
+  // Token i of the run attends to entries [0, first_row + i], its own included (already appended).
   { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
-  // Token i attends to entries [0, rows[i]] of its own sequence. `n` is the largest row + 1 in the batch.
+  // Token i attends to entries [0, rows[i]] of its sequence. `n` is the largest row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
 
-  // ---- Sketch, select, attend: InfiniGen's step (kv/sketch.h and kv/selection.h define the arithmetic).
+  // ---- Selection (kv/index.h, kv/page_sums.h and kv/select.h define the arithmetic)
 
-  // Writes the sketches of key rows [count][kv_heads·d] at the tokens' places.
+  // InfiniGen: stores the sketches of keys [count][kv_heads·d] in the tokens' own rows.
   { b.AppendSketches(queue, batch, c, basis, sketches) } -> std::same_as<void>;
   // out = queries · basis · scale.                     queries [count][heads·d], out [count][heads·dims] f32
   { b.SketchQueries(queue, c, batch, shape, basis, t) } -> std::same_as<void>;
-  // The rows each token attends to, by sketch queries [count][heads·dims]. Rows [0, rows[i]] have a sketch, the last of
-  // them only if call.current_known.
+  // Selects rows by the scores of sketch queries [count][heads·dims]. Rows [0, rows[i]) must have a sketch; row
+  // rows[i] needs one only if call.current_known.
   { b.Select(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
-  // Quest: widens the bounds of the pages of key rows [count][kv_heads·d] (kv/page_bounds.h). The rows of one sequence
-  // come in ascending order, in one call and over all.
+  // Quest: extends the page bounds to include keys [count][kv_heads·d]. The rows of a sequence must arrive in ascending
+  // order, within a call and from call to call.
   { b.AppendBounds(queue, batch, c, bounds) } -> std::same_as<void>;
-  // The rows each token attends to, by the scores of pages for queries [count][heads·d]. call.page is kPageRows. The
-  // pages that are complete before rows[i] have bounds.
+  // Selects whole pages by the scores of queries [count][heads·d] against page bounds. call.page must be kPageRows;
+  // every page that is complete before rows[i] must have bounds.
   { b.SelectPages(queue, c, batch, call, shape, bounds, selection) } -> std::same_as<void>;
-  // The same by true scores of queries [count][heads·d], for measurement: the best that any sketch can do.
+  // page-mean: adds keys [count][kv_heads·d] to the sums of their pages (kv/page_sums.h). The rows of a sequence must
+  // arrive in ascending order; a page may be repeated from its first row.
+  { b.AppendPageSums(queue, batch, c, sums) } -> std::same_as<void>;
+  // SelectPages by the mean keys of pages. Every page that is complete before rows[i] must have a sum.
+  { b.SelectPageMeans(queue, c, batch, call, shape, sums, selection) } -> std::same_as<void>;
+  // Selects rows by true scores of queries [count][heads·d]. For measurement: no index can select better.
   { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
-  // Token i attends to its selection. The list of all rows gives AttendDecode's result, bit for bit.
+  // Token i attends to its selection. A selection of all rows gives AttendDecode's result bit for bit.
   { b.AttendSelected(queue, c, batch, selection, shape, entries, t) } -> std::same_as<void>;
-  // For measurement: which share of each query head's true attention lies inside the selection; added to `mass`.
+  // For measurement: adds to `mass` the share of each query head's true attention that lies inside the selection.
   { b.MeasureMass(queue, c, batch, selection, shape, entries, mass) } -> std::same_as<void>;
 
-  // ---- Retain: layers that evict (kv/retain.h defines the arithmetic). Tokens of one call are of different sequences,
-  // or of one that is not full yet.
+  // ---- Eviction (kv/retain.h defines the arithmetic). A call may contain several tokens of a sequence only while the
+  // sequence is below its quota.
 
-  // places [count][kv_heads] = where each token's entry goes: the next row, or in a full cache a victim's. The eviction
-  // state name the token from now on, and the victim's sketch is void: it has no score.
+  // own_rows [count][kv_heads] = the row for each token's entry: the next free row or, at the quota, the row of an
+  // evicted entry. Enters the token in the eviction state and voids the sketch of the row, which then has no score.
   { b.AssignRows(queue, batch, retain, cache, own_rows) } -> std::same_as<void>;
-  // The priorities of rows that were selected by score. Rules of selection as in the call that made the selection;
-  // tokens of one sequence count one after the other.
+  // Updates the priorities of rows that were selected by score. `call` is the one that made the selection. Tokens of
+  // one sequence count one after the other.
   { b.UpdatePriorities(queue, batch, retain, call, selection) } -> std::same_as<void>;
-  // Priorities grow by the attention of queries [count][heads·d] to rows [0, rows[i]].
+  // Adds the attention of queries [count][heads·d] to rows [0, rows[i]] to the priorities of these rows.
   { b.SumAttention(queue, c, batch, shape, cache) } -> std::same_as<void>;
-  // The same for the tokens of a prefill, whose entries lie in rows = positions.
+  // The same for the tokens of a prefill, where row = position.
   { b.SumColumns(queue, c, run, shape, cache) } -> std::same_as<void>;
-  // Slot 0 of the first cache has a prefill's n rows. The survivors for the quota of `slot` go to that slot of the
-  // second cache, entries, sketches and eviction state, in the order of their positions.
+  // Slot 0 of the first cache holds a prefill of n rows. Copies entries, sketches and eviction state of its survivors,
+  // by the quota of `slot`, to that slot of the second cache in the order of their positions.
   { b.CopySurvivors(queue, retain, cache, n, slot, cache) } -> std::same_as<void>;
 };
 
-// Backends that bring selected entries near instead of reading them over the link (kv/fetch_view.h). A layer's step is
-// Select, AssignCells, then FetchMisses beside other work, AppendFetched, AttendFetched. Tokens of one call are of
-// different sequences.
+// A backend that can fetch selected entries to the compute device instead of reading them over the link
+// (kv/selection_view.h). The steps of a layer: Select, AssignCells, FetchMisses while other work runs, AppendFetched,
+// AttendFetched. A call has at most one token per sequence.
 template <class B>
 concept FetchingBackend = Backend<B> &&
     requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
              AttentionShape shape, FetchBuffer buffer, FetchList list, FetchTotals* totals, FetchClock* clock,
              SeqSlot slot, double forced_hits) {
-  // The hot set holds nothing of `slot`: before a sequence's first step, and when rows that it may hold were written
-  // by other operations than AppendFetched.
+  // Empties the hot set of `slot`. Required before a sequence's first step, and after any operation other than
+  // AppendFetched has written rows that the hot set may hold.
   { b.ClearFetched(queue, buffer, slot) } -> std::same_as<void>;
-  // A place for every listed row, and which rows are missing. Without a hot set: the list's order, and all but the
-  // token's own, less a share of `forced_hits`, which is for benchmarks and else 0. With one: a row that is there
-  // stays where it is. The others take, in order and the own one last, the places (by number) of the rows outside
-  // the list that were used longest ago, of equals the lower places. Tables and totals [slots] know at once. Of a list
-  // with more rows than there are places every row stays at home; the hot set stays as it is, but forgets the own row.
+  // Assigns a cell to every selected row and lists the misses.
+  //  * Without a hot set: cells follow the order of the selection, and every row but the token's own is a miss.
+  //    `forced_hits` (for benchmarks, otherwise 0) is the share of rows that counts as hits nevertheless.
+  //  * With a hot set: a row that it holds keeps its cell. The n other rows, in order and the token's own last, take
+  //    the n least recently used cells outside the selection, in ascending order; ties go to the lower cell.
+  //  * A selection with more rows than cells stays in the pool. The hot set then only drops the token's own row.
+  // Updates the tables of the hot set and totals [slots].
   { b.AssignCells(queue, batch, selection, buffer, forced_hits, list, totals) } -> std::same_as<void>;
-  // The entries of the missing rows, from the pool to their places; then notes that they have arrived.
+  // Copies the missing entries from the pool to their cells, then notes their arrival on `clock`.
   { b.FetchMisses(queue, batch, selection, entries, buffer, list, clock) } -> std::same_as<void>;
-  // Append, to the tokens' own places, where they have one. The pool's entries are Append's.
+  // Stores the tokens' keys and values in their cells, if they have one. (Append stores them in the pool.)
   { b.AppendFetched(queue, batch, c, c, buffer, list) } -> std::same_as<void>;
-  // AttendSelected from places, and from the pool what is at home: the same result, bit for bit.
+  // AttendSelected, reading cells, and the pool for rows without a cell. The result is the same bit for bit.
   { b.AttendFetched(queue, c, batch, selection, shape, entries, buffer, list, t) } -> std::same_as<void>;
 };
 

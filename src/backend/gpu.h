@@ -1,4 +1,4 @@
-// What is known of a GPU, in builds with and without a backend for one.
+// Facts about a GPU, as plain structs that builds without CUDA can use too.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct GpuInfo {
   uint64_t free_bytes = 0;
 };
 
-// What its memory and the link to it give at most, measured here and now.
+// Measured peak speeds of the device memory and of the link.
 struct GpuCeilings {
-  double device_gb_per_s = 0;  // read
+  double device_gb_per_s = 0;  // reads
   double to_device_gb_per_s = 0;
   double to_host_gb_per_s = 0;
 };

@@ -1,5 +1,5 @@
-// What the two host backends share: memory is host memory, parameters stay where they are, and every queue runs at
-// once, so that tickets are complete when they are made.
+// Common base of the two host backends. All memory is host memory, parameters are used where they are, and every
+// operation is done when its call returns, so tickets are always complete.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ class HostBackend {
   static constexpr bool pool_is_remote() { return false; }
   Result<ConstTensor> Load(const ConstTensor& vector) { return vector; }
   void Upload(Queue, const void* host, size_t bytes, void* device) {
-    if (bytes > 0) std::memcpy(device, host, bytes);  // of nothing the addresses may be null
+    if (bytes > 0) std::memcpy(device, host, bytes);  // memcpy of zero bytes may not be given null pointers
   }
   Ticket Download(Queue, const void* device, size_t bytes, void* host) {
     if (bytes > 0) std::memcpy(host, device, bytes);

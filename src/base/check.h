@@ -1,5 +1,5 @@
-// CHECK: for bugs only. A failed check prints where and what, then aborts. What can happen to a correct program (a bad
-// file, a full pool, a wrong flag) is a Result (base/result.h), never a CHECK.
+// CHECK and DCHECK assert that the program has no bug. A failed check prints file, line and condition, then aborts.
+// Conditions that a correct program can meet (a bad file, a full pool, a wrong flag) return a Result (base/result.h).
 #pragma once
 
 namespace infinigen {
@@ -8,14 +8,14 @@ namespace infinigen {
 
 }  // namespace infinigen
 
-// Always on: each one guards memory or an invariant, and none stands in an inner loop.
+// Compiled into every build. Use it to guard memory and invariants, outside inner loops.
 #define CHECK(condition)                                        \
   do {                                                          \
     if (!(condition)) [[unlikely]]                              \
       ::infinigen::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-// For inner loops: off in release builds.
+// For inner loops: compiled out of release builds.
 #ifdef NDEBUG
 #define DCHECK(condition) static_cast<void>(false && (condition))
 #else

@@ -7,13 +7,13 @@
 namespace infinigen {
 namespace {
 
-// Files of /proc and /sys are short; a longer one is not what we take it for.
+// Reads of /proc and /sys files stop here; the values used are in the first lines.
 constexpr size_t kMaxFileBytes = 1 << 16;
 
-// Version 1 writes "no limit" as the largest multiple of a page, 2^63 − 4096.
+// Limits from here on mean "no limit": cgroup version 1 writes 2^63 − 4096, the largest multiple of a page.
 constexpr uint64_t kUnlimited = uint64_t{1} << 62;
 
-// Empty when the file cannot be read. These files state a size of 0, so only reading tells their length.
+// Empty when the file cannot be read. The kernel reports size 0 for these files, so the length is known after reading.
 std::string Read(const std::string& path) {
   std::ifstream file(path);
   std::string text(kMaxFileBytes, '\0');
@@ -38,7 +38,7 @@ void ForEachLine(std::string_view text, Line&& line) {
   }
 }
 
-// Page cache of a group: it is charged to the group, but given back under pressure.
+// Page cache of a group: charged to the group, but reclaimed under memory pressure.
 uint64_t CacheBytes(const std::string& group, bool version2) {
   uint64_t bytes = 0;
   const std::string prefix = version2 ? "" : "total_";
@@ -79,7 +79,7 @@ std::optional<uint64_t> ParseProcKilobytes(std::string_view text, std::string_vi
 }
 
 std::optional<uint64_t> CgroupAvailable(const std::string& root, std::string_view path, bool version2) {
-  // Inside a container the path may belong to the host's view and not exist here: then only the root answers.
+  // Inside a container the path may be the host's and not exist here; then only the root group has files.
   std::optional<uint64_t> available = GroupAvailable(root, version2);
   while (!path.empty() && path != "/") {
     available = Smaller(available, GroupAvailable(root + std::string(path), version2));

@@ -1,5 +1,5 @@
-// The machine as the program finds it: its processor's name, how much host memory this process may still take, and how
-// much it has taken. Linux only; read once before a run, from any thread.
+// Facts about the machine: the processor's name, how much host memory this process may still allocate, and its peak
+// memory use. Linux only (/proc and control groups); any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace infinigen {
 
-// Bytes that can be allocated without swapping or being killed: the smaller of the machine's MemAvailable and of every
-// control group above this process (limit − usage; page cache counts as free). nullopt when the machine does not say.
+// Bytes that can be allocated without swapping or being killed: the minimum of the machine's MemAvailable and, for
+// every control group that contains this process, limit − usage (page cache counts as free). nullopt when unknown.
 std::optional<uint64_t> AvailableHostMemory();
 
-// The largest resident size this process ever had (VmHWM); 0 when unknown. Mapped files count as far as they were read.
+// Peak resident size of this process (VmHWM); 0 when unknown. Includes the parts of mapped files that were read.
 uint64_t PeakResidentBytes();
 
-// The processor as the kernel names it ("AMD EPYC 9354"), or "CPU" when it does not.
+// The processor's name as the kernel reports it ("AMD EPYC 9354"); "CPU" when unknown.
 std::string CpuName();
 
-// The parts, for tests.
-// The bytes of the line "name   123 kB" of a /proc file; nullopt when there is no such line.
+// ---- parts, declared for tests ----
+
+// Parses the line "name   123 kB" of a /proc file into bytes; nullopt when there is no such line.
 std::optional<uint64_t> ParseProcKilobytes(std::string_view text, std::string_view name);
-// What a control group still lets us take. `root` is where the hierarchy is mounted, `path` the group's path in it;
-// each ancestor's limit counts too. nullopt when no group on the way has a limit.
+// Bytes that a control group and its ancestors still allow. `root`: mount point of the hierarchy; `path`: the group's
+// path below it. nullopt when none of these groups has a limit.
 std::optional<uint64_t> CgroupAvailable(const std::string& root, std::string_view path, bool version2);
 
 }  // namespace infinigen

@@ -12,7 +12,7 @@
 namespace infinigen {
 namespace {
 
-// Closes on scope exit; a mapping outlives its descriptor.
+// Closes on scope exit; a mapping stays valid after its descriptor is closed.
 struct Descriptor {
   int fd = -1;
   ~Descriptor() {
@@ -22,7 +22,7 @@ struct Descriptor {
 
 Result<size_t> RegularFileSize(int fd, const std::string& path) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return IoError("{}: cannot read its size: {}", path, std::strerror(errno));
+  if (::fstat(fd, &info) != 0) return IoError("{}: cannot read the file's size: {}", path, std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return IoError("{}: not a regular file", path);
   return static_cast<size_t>(info.st_size);
 }
@@ -62,7 +62,7 @@ Result<std::string> ReadSmallFile(const std::string& path, size_t limit_bytes) {
   if (file.fd < 0) return IoError("{}: cannot open: {}", path, std::strerror(errno));
   ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file.fd, path));
   if (size > limit_bytes)
-    return Invalid("{}: {} bytes long, at most {} are accepted for this kind of file", path, size, limit_bytes);
+    return Invalid("{}: file of {} bytes; this kind of file may have at most {}", path, size, limit_bytes);
   std::string text(size, '\0');
   size_t done = 0;
   while (done < size) {

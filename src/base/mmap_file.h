@@ -1,8 +1,7 @@
-// MmapFile: a whole file, read-only, mapped. Move-only; the bytes live as long as the object. Weights are used straight
-// from here, so a model costs page cache and no second copy.
+// MmapFile: a whole file, mapped read-only. Move-only; the bytes live as long as the object. Weights are read directly
+// from the mapping, so a model occupies page cache and is not copied.
 //
-// The length is taken once, at Open. A file that another process truncates afterwards raises SIGBUS on access: that is
-// the contract of mmap and the price of not copying.
+// The length is read once, at Open. If another process truncates the file later, access raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +33,7 @@ class MmapFile {
   size_t size_ = 0;
 };
 
-// Reads a small file whole. Refused when longer than `limit_bytes`, so that a hostile file cannot take memory.
+// Reads a whole file into memory. Fails when it is longer than `limit_bytes`, so a hostile file cannot exhaust memory.
 Result<std::string> ReadSmallFile(const std::string& path, size_t limit_bytes);
 
 }  // namespace infinigen

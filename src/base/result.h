@@ -1,5 +1,5 @@
 // Result<T>: a value, or an Error that a user can act on. Every function that can fail for a reason outside the program
-// returns one; nothing of ours throws across a module. The message is one line: what, where (file, tensor, offset),
+// returns one; no exception crosses a module. The message is one line: where (file, tensor, offset), what is wrong,
 // what was expected.
 //
 //   Result<Config> ParseConfig(...);
@@ -20,9 +20,9 @@ namespace infinigen {
 
 enum class ErrorKind {
   kInvalid,      // the input is malformed or contradicts itself
-  kUnsupported,  // the input is well formed, but names something this build does not do
-  kIo,           // the operating system refused: missing file, permission, short read
-  kExhausted,    // memory, pool or queue limit
+  kUnsupported,  // the input is well formed but uses a feature that is not implemented
+  kIo,           // the operating system reported an error: missing file, permission, short read
+  kExhausted,    // a limit was reached: memory, pool, queue
 };
 
 struct Error {
@@ -30,7 +30,7 @@ struct Error {
   std::string message;
 };
 
-// `text` with line ends and other control characters made spaces, for messages that quote foreign text.
+// `text` with every control character (line ends included) replaced by a space, for messages that quote foreign text.
 inline std::string OneLine(std::string_view text) {
   std::string line(text);
   for (char& c : line)
@@ -75,7 +75,7 @@ class [[nodiscard]] Result {
     CHECK(ok());
     return std::get<0>(state_);
   }
-  // By value, so that `for (x : F().value())` and `const T& t = F().value()` are safe.
+  // Returns by value, so `for (x : F().value())` and `const T& t = F().value()` do not dangle.
   T value() && {
     CHECK(ok());
     return std::get<0>(std::move(state_));

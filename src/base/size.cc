@@ -12,7 +12,7 @@ Result<uint64_t> ParseSize(std::string_view text) {
   const auto [rest, failure] =
       std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   if (failure != std::errc() || number < 0 || std::isnan(number))
-    return Invalid("'{}' is not a size: write for example 24GiB, 512MiB or 1000000", text);
+    return Invalid("'{}' is not a size: write, for example, 24GiB, 512MiB or 1000000", text);
   std::string unit;
   for (const char* c = rest; c != text.data() + text.size(); ++c)
     if (*c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*c)));
@@ -23,7 +23,7 @@ Result<uint64_t> ParseSize(std::string_view text) {
     const size_t power = kPrefixes.find(unit[0]);
     const std::string_view suffix = std::string_view(unit).substr(1);
     if (power == std::string_view::npos || (!suffix.empty() && suffix != "b" && suffix != "ib"))
-      return Invalid("'{}' has the unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
+      return Invalid("'{}' has an unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
     scale = std::pow(suffix == "b" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
   }
   const double bytes = number * scale;

@@ -1,7 +1,9 @@
-// Sizes as users write and read them: "24GiB", "512MiB", "1.5GB", bare bytes; and back.
+// Sizes in bytes: parsing and formatting the forms that users write and read ("24GiB", "1.5GB", "1000000"), and
+// arithmetic that detects overflow. Pure functions, any thread.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,5 +17,18 @@ Result<uint64_t> ParseSize(std::string_view text);
 
 // "3.2 GiB", "512 B".
 std::string FormatSize(uint64_t bytes);
+
+// For sizes that come from a file: nullopt on overflow.
+inline std::optional<uint64_t> CheckedAdd(uint64_t a, uint64_t b) {
+  uint64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) return std::nullopt;
+  return sum;
+}
+
+inline std::optional<uint64_t> CheckedMul(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
+  return product;
+}
 
 }  // namespace infinigen

@@ -1,5 +1,5 @@
-// SplitMix64: random numbers that are the same on every machine, for things that are made by seed (generated text,
-// planted facts). State is one word; every draw advances it by a constant. Not for cryptography, one thread.
+// SplitMix64: a random generator with the same output on every machine, for content derived from a seed (generated
+// text, planted facts). The state is one word; every draw advances it by a constant. Not for cryptography. One thread.
 #pragma once
 
 #include <array>
@@ -21,13 +21,14 @@ class SplitMix {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
   }
-  // Of [0, n), n > 0. The bias of the remainder is below n / 2^31.
+  // Uniform in [0, n), n > 0; the bias of the modulo is below n / 2^31.
   size_t Below(size_t n) {
     CHECK(n > 0);
     return static_cast<size_t>((Next() >> 33) % n);
   }
+  // Uniform in [least, most].
   size_t Between(size_t least, size_t most) { return least + Below(most - least + 1); }
-  // Of [0, 1).
+  // Uniform in [0, 1).
   double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
 
   template <class Container>

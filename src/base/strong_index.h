@@ -1,5 +1,5 @@
-// StrongIndex<Tag>: an integer that names one kind of thing. A LayerId cannot be passed where a KvHead is meant, and no
-// arithmetic is defined: an id is taken from where ids are handed out, compared, and used as a subscript by `index()`.
+// StrongIndex<Tag>: an integer id of one kind of object. The compiler rejects a LayerId where a KvHead is expected. Ids
+// can be compared and, through index(), used as subscripts; they have no arithmetic.
 #pragma once
 
 #include <compare>

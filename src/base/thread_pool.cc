@@ -5,7 +5,7 @@
 namespace infinigen {
 namespace {
 
-// About 50 µs of spinning: longer than the gap between two loops of a decode step, far shorter than a human notices.
+// About 50 µs of spinning, longer than the gap between two loops of a decode step.
 constexpr int kSpins = 20000;
 
 void Relax() {
@@ -30,12 +30,13 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// A worker that is about to sleep raises sleepers_ and then looks at generation_; we raise generation_ and then look at
-// sleepers_. In the one order of these four that all threads agree on, one of the two sees the other.
+// No wake-up is lost: a worker increments sleepers_ before it reads generation_, and this function increments
+// generation_ before it reads sleepers_. All four operations are sequentially consistent, so at least one of the two
+// sees the other's increment.
 void ThreadPool::Wake() {
   generation_.fetch_add(1);
   if (sleepers_.load() == 0) return;
-  { std::lock_guard lock(mutex_); }  // a sleeper between its look and its wait holds it
+  { std::lock_guard lock(mutex_); }  // waits for a worker that is between reading generation_ and sleeping
   wake_.notify_all();
 }
 
@@ -50,7 +51,7 @@ void ThreadPool::RunErased(int64_t tasks, Function function, void* context) {
   inside_.fetch_or(kClosed, std::memory_order_relaxed);
   int spins = 0;
   while (inside_.load(std::memory_order_acquire) != kClosed) {
-    // More threads than cores: give the core to the worker we wait for.
+    // With more threads than cores, yield the core to the worker that this thread waits for.
     if (++spins > kSpins)
       std::this_thread::yield();
     else
@@ -80,10 +81,10 @@ void ThreadPool::WorkerLoop(int thread) {
       wake_.wait(lock, [&] { return generation_.load() != seen; });
       sleepers_.fetch_sub(1);
     }
-    // In this order: who sees the end's generation sees the end too, and does not wait for another.
+    // generation_ is read before stop_: a worker that sees the destructor's generation also sees stop_.
     seen = generation_.load();
     if (stop_.load()) return;
-    // Late for the loop that woke us? Then the door is closed, and nothing of it is touched.
+    // If the loop that woke this worker is over, kClosed is set, and its members must not be touched.
     if ((inside_.fetch_add(1, std::memory_order_acquire) & kClosed) == 0) Drain(thread);
     inside_.fetch_sub(1, std::memory_order_release);
   }

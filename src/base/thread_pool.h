@@ -1,13 +1,12 @@
-// ThreadPool: a fixed team of threads that runs one parallel loop at a time. The calling thread works too, so a pool of
-// 1 starts no thread. Between loops the workers spin for a short while (a decode step has hundreds of loops,
-// microseconds apart), then sleep. One caller at a time; not reentrant. No lock is taken unless a sleeper must be
-// woken.
+// ThreadPool: a fixed set of threads that runs one parallel loop at a time. The calling thread takes part, so a pool of
+// size 1 starts no thread. Between loops the workers spin for a short while (a decode step has hundreds of loops,
+// microseconds apart), then sleep. One caller at a time; not reentrant. A lock is taken only to wake sleeping workers.
 //
-// The caller waits for workers that are inside the loop, never for one that has not come: on a busy machine, where a
-// worker may get no core for milliseconds, the caller does all the tasks itself and goes on.
+// Run waits for workers that have entered the loop, but never for a worker that has not: on a busy machine, where a
+// worker may get no core for milliseconds, the caller runs all tasks itself and returns.
 //
-// Work is cut by the caller into tasks; which thread runs which task is not fixed. Results must therefore depend on the
-// task alone: every output element is computed by exactly one task in a fixed order.
+// The caller divides the work into tasks; any thread may run any task. For reproducible results each output element
+// must be computed by exactly one task, in a fixed order.
 #pragma once
 
 #include <atomic>
@@ -56,18 +55,18 @@ class ThreadPool {
   // Set in inside_ while no loop is open to workers.
   static constexpr uint32_t kClosed = 1u << 31;
 
-  // The current loop. Written by the caller while the loop is closed and nobody is inside; read by workers that entered
-  // it.
+  // The current loop. Written by the caller while the loop is closed and no worker is inside; read by workers that have
+  // entered it.
   Function function_ = nullptr;
   void* context_ = nullptr;
   int64_t tasks_ = 0;
 
-  alignas(64) std::atomic<uint32_t> generation_{0};    // raised for every loop: what idle workers watch
-  alignas(64) std::atomic<uint32_t> inside_{kClosed};  // workers inside the loop, and kClosed
+  alignas(64) std::atomic<uint32_t> generation_{0};    // incremented for every loop; idle workers watch it
+  alignas(64) std::atomic<uint32_t> inside_{kClosed};  // number of workers inside the loop, plus kClosed
   alignas(64) std::atomic<int64_t> next_task_{0};
   std::atomic<bool> stop_{false};
 
-  // Only for sleeping after a long idle spell.
+  // Used only to sleep after a long idle time.
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -13,7 +13,7 @@ namespace {
 uint8_t ByteAt(std::string_view text, size_t position) { return static_cast<uint8_t>(text[position]); }
 
 struct LeadByte {
-  size_t length;           // of the whole character; 0 when the byte cannot lead
+  size_t length;           // bytes of the character; 0 when the byte cannot start one
   uint8_t second_min = 0;  // the range of the second byte excludes overlong forms and surrogates
   uint8_t second_max = 0;
 };
@@ -30,7 +30,7 @@ LeadByte Classify(uint8_t lead) {
   return {4, 0x80, 0xBF};
 }
 
-// C0 and C1 controls, DEL, and the separators and direction marks that make one line look like another.
+// C0 and C1 controls, DEL, line separators and direction marks, which could break or reorder a line.
 bool IsControl(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x2028 || c == 0x2029 || c == 0x200E || c == 0x200F ||
          (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
@@ -98,7 +98,7 @@ size_t ValidUtf8Prefix(std::string_view text) {
 }
 
 size_t IncompleteUtf8Tail(std::string_view text) {
-  // A lead byte always starts a unit, so looking back for the last one needs no scan from the beginning.
+  // A lead byte always starts a character or subpart, so it is enough to look back for the last one.
   for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const size_t position = text.size() - back;
     if ((ByteAt(text, position) & 0xC0) == 0x80) continue;

@@ -1,5 +1,5 @@
-// `infinigen bench`: how fast a model runs. It drives the executor itself, so that every measured step has exactly the
-// batch and depth that were asked for; prompts are random ids.
+// `infinigen bench`: the speed of a model. It runs the executor without an engine, so that every measured step has
+// exactly the requested batch and depth. Prompts are random token ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,13 +10,11 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/terminal.h"
-#include "runtime/clock.h"
-#include "runtime/device.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
 #include "runtime/report.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 namespace {
@@ -35,7 +33,7 @@ struct BenchFlags {
   bool no_fetch = false, no_compute = false;
 };
 
-// Pseudo-random ids, spread evenly over the vocabulary; the same for every run.
+// Pseudo-random token ids, uniform over the vocabulary, the same in every run.
 class RandomIds {
  public:
   explicit RandomIds(int64_t vocab) : vocab_(static_cast<uint64_t>(vocab)) {}
@@ -51,20 +49,20 @@ class RandomIds {
 
 class Bench {
  public:
-  // `synthetic`: entries are random numbers instead of the results of a prefill. `skipping`: steps leave something out
-  // already (--no-fetch, --no-compute).
+  // `synthetic`: entries are random numbers instead of the results of a prefill. `skipping`: --no-fetch or --no-compute
+  // is set.
   Bench(const Model& model, Executor& executor, bool synthetic, bool skipping)
       : model_(model), executor_(executor), synthetic_(synthetic), skipping_(skipping), ids_(model.config.vocab) {}
 
-  // Touches every weight once, so that the first measurement does not include reading the files.
+  // Reads every weight once, so that the first measurement does not include reading the files.
   Status WarmUp() {
-    RETURN_IF_ERROR(Measure(1, 1, /*kinds=*/true));
+    RETURN_IF_ERROR(Measure(1, 1, /*zones=*/true));
     return Ok();
   }
 
-  // Prefills `depth` tokens of each sequence, then takes `steps` decode steps of the whole batch. `kinds`: then also
-  // times the parts of a step, where the backend can.
-  Result<Measurement> Measure(int64_t depth, int64_t steps, bool kinds) {
+  // Prefills `depth` tokens of each sequence, then runs `steps` decode steps of the whole batch. `zones`: afterwards
+  // also measures the zones of a step, if the backend can.
+  Result<Measurement> Measure(int64_t depth, int64_t steps, bool zones) {
     Measurement measurement;
     measurement.options = executor_.options();
     measurement.depth = depth;
@@ -73,7 +71,7 @@ class Bench {
     std::vector<StepItem> items;
     for (const Sequence& sequence : sequences) items.push_back({.slot = sequence.slot(), .token = 0, .row = depth});
     Decode(steps, measurement, items);
-    if (steps > 0 && kinds && !executor_.options().method.evicts()) TimeKinds(measurement, items);
+    if (steps > 0 && zones && !executor_.options().method.evicts()) TimeZones(measurement, items);
     Instruments& instruments = executor_.instruments();
     measurement.device = instruments.device_use();
     measurement.pool = {instruments.pool_bytes(), instruments.pool_peak_bytes()};
@@ -89,7 +87,7 @@ class Bench {
       ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, depth + steps));
       sequences.push_back(std::move(sequence));
     }
-    executor_.instruments().AwaitPool();  // the time that it takes is reported apart
+    executor_.instruments().AwaitPool();  // pinning time is reported separately
     for (size_t i = 0; i < sequences.size() && !Interrupted(); ++i) {
       for (int32_t& id : prompt) id = ids_.Next();
       if (synthetic_) {
@@ -110,10 +108,10 @@ class Bench {
   void Decode(int64_t steps, Measurement& measurement, std::vector<StepItem>& items) {
     Timing& timing = measurement.timing;
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
-    // An entry that was evicted for a step cannot be evicted for it again, so under eviction no step is repeated: the
-    // parts of the last steps are timed as they come, and there is no warm-up.
+    // A step that evicted cannot be repeated, so methods that evict have no warm-up, and their zones are measured
+    // during the last steps instead of in repeated ones.
     const bool evicts = executor_.options().method.evicts();
-    // A GPU's first steps choose algorithms and record graphs, which later steps do not.
+    // The first steps on a GPU choose algorithms and record graphs, so they are not measured.
     if (steps > 0 && !evicts && executor_.options().device == Device::kCuda)
       for (int step = 0; step < kWarmSteps && !Interrupted(); ++step) executor_.Step(items, logits);
     const KvStats before = executor_.instruments().Stats();
@@ -133,8 +131,8 @@ class Bench {
     if (!timing.step_ms.empty()) measurement.step_bytes = bytes / timing.step_ms.size();
   }
 
-  // Repeats the last step a few times with each operation timed, which would disturb the measured steps.
-  void TimeKinds(Measurement& measurement, std::vector<StepItem>& items) {
+  // Repeats the last step a few times and measures its zones, which would slow the measured steps down.
+  void TimeZones(Measurement& measurement, std::vector<StepItem>& items) {
     std::vector<float> logits(items.size() * static_cast<size_t>(model_.config.vocab));
     for (StepItem& item : items) --item.row;
     if (executor_.instruments().TakeZones(true).empty()) return;
@@ -143,7 +141,7 @@ class Bench {
       executor_.Step(items, logits);
     }
     TakeZones(measurement, kTimedSteps);
-    // Without computing, queries do not change, and a hot set would hold all that they select.
+    // Without computing, the queries never change, and a hot set would soon hold everything that they select.
     if (!measurement.stats.fetches || skipping_ || executor_.options().hot_rows > 0) return;
     measurement.no_fetch_ms = StepWithout(/*fetch=*/true, /*compute=*/false, items, logits);
     measurement.no_compute_ms = StepWithout(/*fetch=*/false, /*compute=*/true, items, logits);
@@ -179,16 +177,16 @@ Status MeasureDepths(const BenchFlags& flags, const Model& model, Executor& exec
                      const std::vector<int64_t>& depths, std::vector<Measurement>& measurements) {
   const bool skips = flags.no_fetch || flags.no_compute;
   if (skips && !executor.instruments().Skip(flags.no_fetch, flags.no_compute))
-    return Unsupported("--no-fetch, --no-compute: only a GPU does both at once; pass --device cuda");
+    return Unsupported("--no-fetch, --no-compute: need --device cuda, because only a GPU fetches entries");
   Bench bench(model, executor, flags.fill == "synthetic", skips);
   RETURN_IF_ERROR(bench.WarmUp());
   for (const int64_t depth : depths) {
     Measurement all;
     for (int64_t run = 0; run < flags.repeat && !Interrupted(); ++run) {
-      ASSIGN_OR_RETURN(Measurement measured, bench.Measure(depth, flags.gen, /*kinds=*/run == 0));
+      ASSIGN_OR_RETURN(Measurement measured, bench.Measure(depth, flags.gen, /*zones=*/run == 0));
       all.Add(std::move(measured));
     }
-    if (Interrupted()) break;  // a measurement with fewer repetitions than it says is left out
+    if (Interrupted()) break;  // a measurement with missing repetitions is left out
     measurements.push_back(std::move(all));
   }
   return Ok();
@@ -260,35 +258,41 @@ Result<int> RunAll(const BenchFlags& flags) {
 
 int RunBench(Arguments arguments) {
   BenchFlags values;
-  Flags flags("bench", "Measure speed. Every sequence is prefilled with random ids, then all of them decode together.");
+  Flags flags("bench",
+              "Measure prefill and decode speed. Every sequence is prefilled with random token ids, then all sequences "
+              "decode together. Several --kv presets and --depth values can be compared in one run.");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values.model);
   std::string shapes;
   for (const std::string_view name : ShapeNames()) shapes += fmt::format("{}{}", shapes.empty() ? "" : ", ", name);
-  flags.Text("--shape", &values.shape, "NAME", "a published shape with random weights: " + shapes);
+  flags.Text("--shape", &values.shape, "NAME",
+             "random weights in the shape of a published model, instead of --model: " + shapes);
   flags.Exclusive({"model", "shape"});
-  flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of random weights");
+  flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of the random weights of --shape");
   AddDeviceFlags(flags, &values.device);
-  flags.Switch("--dry-run", &values.dry_run, "print the memory plan of each --kv and end");
+  flags.Switch("--dry-run", &values.dry_run, "print the memory plan of each --kv preset and exit");
   AddKvFlags(flags, &values.kv, /*list=*/true);
   flags.Group("What is measured");
-  flags.Integer("--batch", &values.batch, 1, 4096, "sequences, all at once (default 1)");
+  flags.Integer("--batch", &values.batch, 1, 4096, "number of sequences, all run at once (default 1)");
   flags.Integer("--prompt", &values.prompt, 1, kMaxContext, "tokens of each prompt (default 512)");
-  flags.Integer("--gen", &values.gen, 0, INT32_MAX, "decode steps (default 32)");
+  flags.Integer("--gen", &values.gen, 0, INT32_MAX, "decode steps to measure (default 32)");
   flags.Integer("--repeat", &values.repeat, 1, 10000,
-                "measure everything N times and report the deviation of the speeds (default 1)");
+                "repeat every measurement N times and report the deviation of the speeds (default 1)");
   const auto set_depths = [&](const std::string& text) {
     return ParseIntegerList(text, 0, kMaxContext, &values.depths);
   };
   flags.Custom("--depth", set_depths, "A,B",
-               "tokens of each sequence before decode is measured, one result for each depth; replaces --prompt");
+               "tokens in the cache when decoding starts, one result for each depth; replaces --prompt");
   flags.Choice("--fill", &values.fill, {"prefill", "synthetic"},
-               "where the entries of that depth come from: computed, or random, which is quick");
-  flags.Switch("--no-fetch", &values.no_fetch, "steps on a GPU fetch no entries, to measure computing alone");
-  flags.Switch("--no-compute", &values.no_compute, "steps on a GPU only select and fetch, to measure that alone");
+               "how the cache is filled: prefill (computed), synthetic (random numbers, fast)");
+  flags.Switch("--no-fetch", &values.no_fetch,
+               "decode steps fetch no entries, to measure computing alone (the generated text is meaningless); needs "
+               "--device cuda");
+  flags.Switch("--no-compute", &values.no_compute,
+               "decode steps only select and fetch entries, to measure fetching alone; needs --device cuda");
   flags.Group("Output");
-  flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how results are printed");
-  flags.Switch("--json", &values.json, "the same as --format json");
+  flags.Choice("--format", &values.format, {"md", "csv", "json"}, "output format: Markdown table, CSV or JSON");
+  flags.Switch("--json", &values.json, "same as --format json");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.json) values.format = "json";
   InstallInterrupt();

@@ -23,7 +23,7 @@ double MeanOf(const std::vector<double>& values) {
 
 Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
-// "12.34 ± 0.05", without the deviation of a single value; a dash where nothing was measured.
+// "12.34 ± 0.05"; a single value has no deviation; "-" if nothing was measured.
 std::string WithDeviation(bool known, double value, const std::optional<double>& deviation, int digits) {
   if (!known) return "-";
   std::string text = fmt::format("{:.{}f}", value, digits);
@@ -31,11 +31,11 @@ std::string WithDeviation(bool known, double value, const std::optional<double>&
   return text;
 }
 
-// The parts of a GPU's steps, and the speeds that the machine could reach.
+// Times within the GPU's steps, and the measured bandwidth limits of the machine.
 std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeilings& ceilings) {
   std::string text = fmt::format(
-      "\nceilings measured here: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to the "
-      "host\n\n",
+      "\nmeasured limits of this machine: GPU memory {:.0f} GB/s (read), link {:.1f} GB/s to the GPU, {:.1f} GB/s to "
+      "the host\n\n",
       ceilings.device_gb_per_s, ceilings.to_device_gb_per_s, ceilings.to_host_gb_per_s);
   text += "| kv | home | depth | prefill s | pinning s | link GB/s | hits | GPU peak |";
   for (const ZoneTime& zone : measurements[0].zones) text += fmt::format(" {} ms |", zone.name);
@@ -52,8 +52,8 @@ std::string GpuNotes(const std::vector<Measurement>& measurements, const GpuCeil
   for (const Measurement& m : measurements)
     if (m.no_fetch_ms > 0)
       text += fmt::format(
-          "\n{} at {}: a step takes {:.2f} ms, {:.2f} without fetching, {:.2f} without computing (selection stays): "
-          "{:.0f} % of fetching is hidden under computing\n",
+          "\n{} at depth {}: a step takes {:.2f} ms, {:.2f} ms without fetching, {:.2f} ms without computing (only "
+          "selection and fetching): {:.0f} % of the fetching is hidden behind computing\n",
           m.options.method.preset, m.depth, Percentile(m.timing.step_ms, 50), m.no_fetch_ms, m.no_compute_ms,
           100 * m.hidden_share());
   return text;
@@ -96,10 +96,10 @@ Json MeasurementJson(const BenchReport& report, const Measurement& m) {
 
 struct CsvColumn {
   std::string name;
-  std::string value;  // empty: not known
+  std::string value;  // empty: unknown
 };
 
-// Every number of a line. The first sixteen columns keep their places for scripts; later ones follow them.
+// All columns of a line. Scripts rely on the first sixteen positions, so new columns go to the end.
 std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement& m) {
   const Timing& t = m.timing;
   const bool steps = !t.step_ms.empty();
@@ -141,7 +141,7 @@ std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement
   columns.push_back({"no_fetch_step_ms", known(m.no_fetch_ms > 0, m.no_fetch_ms)});
   columns.push_back({"no_compute_step_ms", known(m.no_fetch_ms > 0, m.no_compute_ms)});
   columns.push_back({"hidden_share", known(m.no_fetch_ms > 0, m.hidden_share())});
-  // Kinds of work of the first line, so that all lines have the same columns.
+  // The zones of the first line, so that all lines have the same columns.
   for (const ZoneTime& zone : report.measurements[0].zones) {
     const auto same =
         std::find_if(m.zones.begin(), m.zones.end(), [&](const ZoneTime& z) { return z.name == zone.name; });
@@ -199,7 +199,7 @@ double Measurement::hidden_share() const {
 }
 
 double Measurement::link_gigabytes_per_s() const {
-  // The bytes are those of one repetition.
+  // `stats` counts the bytes of one repetition only.
   const double ms = timing.decode_s * 1e3 / std::max(1.0, static_cast<double>(decode_rates.size()));
   const bool far = options.device == Device::kCuda && !options.pool_on_device;
   return far && ms > 0 ? static_cast<double>(stats.fetched_bytes) / ms / 1e6 : 0;

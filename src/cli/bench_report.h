@@ -1,8 +1,8 @@
-// What `bench` measured, and its reports: Markdown for people, CSV with a column for everything, JSON. Plain values.
+// The measurements of `bench` and their reports: Markdown for people, CSV with all numbers, JSON. Plain values.
 //
-// A line is one KV method at one depth. Mean, deviation and percentiles of a step are over the steps of all
-// repetitions; tokens/s are the mean of the repetitions, with their deviation. Deviations are those of a sample (n -
-// 1). The ratio compares the median step with that of the first method at the same depth.
+// A line is one KV method at one depth. Mean, deviation and percentiles of a step are taken over the steps of all
+// repetitions; tokens/s is the mean over the repetitions, with its deviation. Deviations are sample deviations (n - 1).
+// The speedup compares the median step with that of the first method at the same depth.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "runtime/device.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 
-// nullopt for fewer than two values.
+// Sample standard deviation; nullopt for fewer than two values.
 std::optional<double> Deviation(const std::vector<double>& values);
 
 struct Measurement {
@@ -27,23 +27,23 @@ struct Measurement {
   Timing timing;
   std::vector<double> prefill_rates, decode_rates;  // tokens/s of each repetition that prefilled, or decoded
   PoolUse pool;
-  KvStats stats;            // of the first repetition's steps
-  uint64_t step_bytes = 0;  // that a decode step reads: weights, entries and sketches; mean over the steps
+  KvStats stats;            // of the first repetition
+  uint64_t step_bytes = 0;  // bytes that a decode step reads (weights, entries, sketches); mean over the steps
   DeviceUse device;
-  std::vector<ZoneTime> zones;                // of one step, by kind of work; empty where the backend cannot tell
+  std::vector<ZoneTime> zones;                // times within one step; empty if the backend cannot measure them
   double no_fetch_ms = 0, no_compute_ms = 0;  // a step without fetching, or without computing; 0: not measured
   bool complete = false;                      // false: interrupted
 
   // Adds a repetition.
   void Add(Measurement run);
 
-  double prefill_rate() const;  // the mean of the repetitions; 0 when there is none
+  double prefill_rate() const;  // mean over the repetitions; 0 if there is none
   double decode_rate() const;
   std::optional<double> step_deviation() const;
   double gigabytes_per_s() const;
-  // Share of the fetching time that computing hides; a step is longer than one without fetching by the rest.
+  // Share of the fetching time that overlaps with computing. The rest makes a step longer than one without fetching.
   double hidden_share() const;
-  // Entries over the link to a GPU; 0 where they do not live on the host.
+  // Speed of fetching over the link to the GPU; 0 if the pool is not in the memory of a GPU's host.
   double link_gigabytes_per_s() const;
 };
 
@@ -54,10 +54,10 @@ struct BenchReport {
   std::string fill;
   StatsDetail detail;
   std::vector<Measurement> measurements;
-  std::optional<GpuCeilings> ceilings;  // on a GPU
+  std::optional<GpuCeilings> ceilings;  // set on a GPU
   bool complete = false;
 
-  // How many times as fast as the first method at the same depth; nullopt where either took no step.
+  // Speed relative to the first method at the same depth; nullopt if either took no step.
   std::optional<double> SpeedupToFirst(const Measurement& of) const;
 };
 

@@ -1,5 +1,4 @@
-// `infinigen calibrate`: computes a model's skew file, and reports how much of the scores' energy its first columns
-// hold.
+// `infinigen calibrate`: computes a model's skew file and reports the share of the scores' energy in its first columns.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -11,24 +10,22 @@
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
-#include "cli/terminal.h"
-#include "runtime/clock.h"
+#include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
-#include "runtime/skew_store.h"
 
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kShownRatio = 0.3;  // the usual --kv-ratio
+constexpr double kShownRatio = 0.3;  // the default of --kv-ratio
 
 struct CalibrateFlags {
   std::string model;
   std::string file;
   std::string output;
-  int64_t positions = 0;  // 0: what the model was made for
+  int64_t positions = 0;  // 0: the model's context
   DeviceRequest device;
   bool json = false;
 };
@@ -96,7 +93,7 @@ Result<int> CalibrateCommand(const CalibrateFlags& flags) {
   }
   ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(*model, given));
   if (model->tokenizer == nullptr)
-    Warn(fmt::format("{} has no tokenizer: it is calibrated on random token ids", model->config.name));
+    Warn(fmt::format("{} has no tokenizer, so it is calibrated on random token ids", model->config.name));
   ASSIGN_OR_RETURN(const int64_t positions, ChooseContext(model->config, flags.positions));
   const Clock::time_point start = Clock::now();
   Terminal terminal;
@@ -122,24 +119,26 @@ int RunCalibrate(Arguments arguments) {
   CalibrateFlags values;
   Flags flags(
       "calibrate",
-      "Compute a model's skew: the change of basis that lets small sketches of keys estimate attention scores.");
+      "Compute a model's skew file: the rotation of keys with which small sketches estimate attention scores (--kv "
+      "infinigen). Other commands do this on first use; run it yourself to choose the text or the context.");
   flags.Group("Text");
   flags.Text("-f,--file", &values.file, "FILE",
-             fmt::format("calibrate on this text, at most its first {} tokens; - is standard input (default: a "
-                         "built-in text)",
+             fmt::format("calibrate on the first {} tokens of this text; - is standard input (default: a built-in "
+                         "text)",
                          kCalibrationTokens));
   flags.Integer(
       "-c,--ctx", &values.positions, 1, kMaxContext,
-      "for contexts of up to N tokens (default: what the model was made for); a smaller N makes better guesses up "
-      "to N and bad ones beyond");
+      "longest context that the skew is made for (default: the model's context); a smaller N gives better selections "
+      "up to N tokens and bad ones beyond");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values.model);
   AddDeviceFlags(flags, &values.device);
   flags.Group("Output");
   flags.Text(
       "-o,--output", &values.output, "FILE",
-      fmt::format("where to write (default: {} in the model's directory, or else in the user's cache)", kSkewFileName));
-  flags.Switch("--json", &values.json, "one JSON object on standard output instead of text");
+      fmt::format("file to write (default: {} in the model's directory, or in the user's cache if that is read-only)",
+                  kSkewFileName));
+  flags.Switch("--json", &values.json, "print one JSON object instead of text");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   InstallInterrupt();
   return Finish(CalibrateCommand(values));

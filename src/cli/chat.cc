@@ -1,4 +1,4 @@
-// `infinigen chat`: a conversation at the terminal, or one message a line from a pipe.
+// `infinigen chat`: a conversation at the terminal, or one message per line from a pipe.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,17 +9,16 @@
 #include "cli/flags.h"
 #include "cli/line_source.h"
 #include "cli/options.h"
-#include "cli/terminal.h"
-#include "runtime/conversation.h"
-#include "runtime/describe.h"
+#include "runtime/generation.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
 
-// Where memory is short and -c was not given, a context this short will do.
+// Without -c, the context may shrink to this if memory is short.
 constexpr int64_t kLeastContext = 256;
 
 struct ChatFlags {
@@ -36,29 +35,29 @@ struct ChatFlags {
 
 void AddFlags(Flags& flags, ChatFlags* values) {
   flags.Group("Conversation");
-  flags.Text("--system", &values->system, "TEXT", "what the model is told before the first message");
+  flags.Text("--system", &values->system, "TEXT", "system message: instructions before the first message");
   flags.Integer("-n,--predict", &values->predict, -1, INT32_MAX,
-                "at most N tokens in an answer; -1: until the model ends it or the context is full (default 512)");
-  flags.Switch("--ignore-eos", &values->ignore_eos, "continue where the model would end its answer");
+                "tokens of an answer, at most; -1: until the model ends it or the context is full (default 512)");
+  flags.Switch("--ignore-eos", &values->ignore_eos, "do not stop when the model ends its answer");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
   AddDeviceFlags(flags, &values->device);
   flags.Integer(
       "-c,--ctx", &values->context, 1, kMaxContext,
-      "tokens of the conversation; when it is full the oldest turns are dropped (default: what the model was made "
-      "for, or less where memory is short)");
-  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
+      "context: tokens of the conversation; when it is full, the oldest turns are dropped (default: the model's "
+      "context, or less if memory is short)");
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and exit");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
 }
 
 constexpr std::string_view kChatHelp =
     "/stats  tokens, speed, memory         /clear  forget the conversation\n"
-    "/kv     how the KV cache is kept      /quit   leave (or Ctrl-D)\n"
-    "Ctrl-C stops an answer, or drops the line.\n"
-    "A \\ at the end of a line continues the message on the next.\n";
+    "/kv     method and size of the cache  /quit   leave (or Ctrl-D)\n"
+    "Ctrl-C stops an answer, or clears the line.\n"
+    "A \\ at the end of a line continues the message on the next line.\n";
 
-// A model's text without the control characters that a terminal would obey; line ends and tabs stay.
+// Removes the control characters that a terminal would execute; line ends and tabs stay.
 std::string ForTerminal(std::string_view text) {
   std::string result(text);
   std::erase_if(result, [](char c) {
@@ -88,14 +87,14 @@ class Chat {
       else
         Answer(std::move(message));
       RETURN_IF_ERROR(output_.status());
-      if (output_.closed()) return kExitOk;  // the reader has enough
+      if (output_.closed()) return kExitOk;  // the pipe's reader is gone
     }
     if (Interrupted() || Terminated()) return kExitInterrupted;
     return refused_ ? kExitError : kExitOk;
   }
 
  private:
-  // One message: a line, and the next one as long as the last ends in a backslash.
+  // Reads one message: a line, and further lines as long as the last one ends in a backslash.
   Result<LineEvent> ReadMessage(std::string* message) {
     std::string line;
     for (const char* prompt = "> ";; prompt = "  ") {
@@ -121,7 +120,7 @@ class Chat {
     else if (command == "/clear")
       Clear();
     else if (command.substr(0, 5) == "/save" || command.substr(0, 5) == "/load")
-      Refuse(fmt::format("{} is not part of this version", command.substr(0, 5)));
+      Refuse(fmt::format("{} is not supported", command.substr(0, 5)));
     else
       Refuse(fmt::format("{} is not a command; /help lists them", command));
     if (lines_.terminal() && !leaving_) output_.Write("\n");
@@ -129,7 +128,7 @@ class Chat {
 
   void Clear() {
     conversation_.Clear();
-    Note("the conversation starts anew");
+    Note("the conversation is empty again");
   }
 
   void Answer(std::string message) {
@@ -142,20 +141,19 @@ class Chat {
     };
     const Result<infinigen::Answer> answer = conversation_.Say(std::move(message), on_text);
     terminal_.Erase();
-    // In a pipe every answer ends with a line end; on the screen one that the model wrote is enough.
+    // In a pipe every answer is followed by a line end; on the screen only if the model did not write one.
     if (line_open || (answer.ok() && !lines_.terminal())) output_.Write("\n");
     if (!answer.ok()) {
       Refuse(answer.error().message);
     } else {
       if (answer->dropped_turns > 0)
-        Note(fmt::format("the conversation outgrew the context: the oldest {} of its turns are forgotten",
-                         answer->dropped_turns));
+        Note(fmt::format("the context is full: the oldest {} turns were dropped", answer->dropped_turns));
       if (answer->interrupted && answer->outcome.text.empty())
-        Note("stopped before the answer began; the message is not part of the conversation");
+        Note("stopped before the answer began; the message was removed from the conversation");
       else if (answer->interrupted)
         Note("stopped");
       else if (answer->outcome.reason == FinishReason::kLength && lines_.terminal())
-        Note("cut short: the limit of -n, or the end of the context");
+        Note("the answer reached the limit of -n, or the context is full");
     }
     if (lines_.terminal()) {
       output_.Write("\n");
@@ -164,7 +162,7 @@ class Chat {
     if (Interrupted()) leaving_ = true;
   }
 
-  // Beside the answers at a terminal, on stderr for scripts.
+  // Printed between the answers at a terminal, and on stderr for scripts.
   void Note(std::string_view text) {
     if (lines_.terminal())
       output_.Write(fmt::format("({})\n", text));
@@ -181,7 +179,7 @@ class Chat {
   Terminal& terminal_;
   Output output_;
   bool leaving_ = false;
-  bool refused_ = false;  // a line of a script failed
+  bool refused_ = false;  // a line from a pipe failed
 };
 
 std::string Greeting(const Model& model, const ExecutorOptions& options) {
@@ -199,16 +197,15 @@ Result<int> Talk(const ChatFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   if (model->tokenizer == nullptr)
     return Invalid(
-        "{}: no tokenizer, which chat needs; put the model's tokenizer.json and tokenizer_config.json beside "
-        "config.json",
+        "{}: chat needs a tokenizer; put the model's tokenizer.json and tokenizer_config.json into this directory",
         directory);
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
   if (kv.prompt_columns && kv.selection().uses_basis)
     return Unsupported(
-        "--kv-columns prompt: a conversation goes on after rows that exist, and these columns are chosen "
-        "by one whole prompt");
+        "--kv-columns prompt: not possible in chat, which keeps rows from turn to turn, while these columns are chosen "
+        "for one whole prompt");
   ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(*model, {.device = device,
                                                         .kv = kv,
                                                         .max_tokens = context,
@@ -217,8 +214,8 @@ Result<int> Talk(const ChatFlags& flags) {
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, /*json=*/false);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
-    Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
-                     model->config.max_positions, model->config.name));
+    Warn(fmt::format("--ctx {} exceeds the {} tokens that {} was trained for", context, model->config.max_positions,
+                     model->config.name));
   Terminal terminal;
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, plan, terminal.callbacks()));
 
@@ -240,11 +237,11 @@ int RunChat(Arguments arguments) {
   ChatFlags values;
   Flags flags(
       "chat",
-      "Talk with a model: at a terminal with line editing; from a pipe each line is a message, and answers go to "
-      "standard output.");
+      "Chat with a model. At a terminal there is line editing and /help; from a pipe, each line is a message. Answers "
+      "go to standard output.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  // At a terminal Ctrl-C ends an answer; from a pipe it ends the program.
+  // At a terminal Ctrl-C ends the answer; from a pipe it ends the program.
   if (::isatty(STDIN_FILENO) == 1)
     InstallRepeatedInterrupt();
   else

@@ -1,4 +1,4 @@
-// The commands. Each parses its own flags and returns the exit code; none throws by design.
+// The commands of the program. Each parses its flags, runs, and returns the exit code. They do not throw.
 #pragma once
 
 #include <span>
@@ -6,7 +6,7 @@
 
 namespace infinigen {
 
-using Arguments = std::span<const std::string>;  // after the command's name
+using Arguments = std::span<const std::string>;  // the arguments after the command's name
 
 int RunGenerate(Arguments arguments);
 int RunChat(Arguments arguments);

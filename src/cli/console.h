@@ -1,29 +1,32 @@
-// What every command shares with the person or script that runs it: exit codes, results on stdout, everything else on
-// stderr, and Ctrl-C as a question. One thread, but for the signal handlers.
+// The console of a command: exit codes, results on stdout, messages and progress on stderr, Ctrl-C. One thread, except
+// for the signal handlers.
 //
-// An error is exactly one line, whatever bytes its message quotes.
+// An error message is always exactly one line: line breaks and control characters in quoted text are replaced.
 #pragma once
 
 #include <fmt/core.h>
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/result.h"
+#include "runtime/callbacks.h"
 
 namespace infinigen {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitError = 1,          // the input or the machine does not allow it
+  kExitError = 1,          // invalid input, or the machine cannot do it
   kExitUsage = 2,          // the command line is wrong
   kExitInterrupted = 130,  // Ctrl-C or SIGTERM
 };
 
 // ---- stderr ----
 
-// Text that stderr does not take (the reader is gone, the disk is full) is lost; nothing else happens.
+// Text that cannot be written (closed pipe, full disk) is lost silently.
 void WriteStderr(std::string_view text);
 template <class... Args>
 void PrintStderr(fmt::format_string<Args...> format, Args&&... args) {
@@ -32,42 +35,76 @@ void PrintStderr(fmt::format_string<Args...> format, Args&&... args) {
 
 void Warn(std::string_view message);
 
-// Both print "infinigen: …" and return the exit code. `where` is the command ("generate"), empty before one is known.
+// Both print "infinigen: …" and return the exit code. `where` is the command ("generate"), empty if it is not known.
 int Fail(const Error& error);
 int FailUsage(std::string_view where, std::string_view message);
 
-// The exit code of a command that ended with `result`: prints its error, unless Ctrl-C is the reason.
+// The exit code of a command that returned `result`. Prints its error unless the command was interrupted.
 int Finish(const Result<int>& result);
 
 // ---- stdout ----
 
-// Standard output without a buffer: text appears as it is made. A reader that went away (`| head`) is no error:
-// closed() tells the command to end quietly.
+// Unbuffered standard output, so that streamed text appears at once. A closed pipe (`| head`) is not an error: closed()
+// tells the command to end quietly.
 class Output {
  public:
   void Write(std::string_view text);
   bool closed() const { return closed_; }
-  // The first write that failed (a full disk); Ok when every byte was taken or the reader is gone.
+  // The error of the first failed write (a full disk); Ok if every byte was written or the pipe was closed.
   Status status() const;
 
  private:
   bool closed_ = false;
-  int failure_ = 0;  // errno of that write
+  int failure_ = 0;  // errno of the failed write
+};
+
+// ---- progress on stderr ----
+
+// "prefill  42 % [########------------] 5000 tokens  1234 tok/s  ETA 0:07". `tokens` is the total; elapsed_s > 0,
+// 0 ≤ fraction ≤ 1.
+std::string ProgressLine(double fraction, int64_t tokens, double elapsed_s);
+
+// Shows what runtime and eval report through callbacks (runtime/callbacks.h). Warnings and notices are always printed;
+// a progress bar and a status line only if stderr is a terminal. Ctrl-C cancels the work.
+class Terminal {
+ public:
+  Terminal();
+  ~Terminal() { Erase(); }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  // The callbacks refer to this object, which outlives them.
+  Callbacks callbacks();
+  // Removes the bar or status line. Call it before writing anything else to the screen.
+  void Erase();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void ShowPrefill(const WorkProgress& progress);
+  void Draw(std::string_view text);
+
+  const bool terminal_;
+  bool drawn_ = false;
+  // Sums over all prefills that run together. The bar appears after a second.
+  int64_t units_ = 0, units_done_ = 0, tokens_ = 0;
+  Clock::time_point start_ = Clock::now(), last_drawn_{};
 };
 
 // ---- Ctrl-C and SIGTERM ----
 
-// A command calls one of the two once, before it loads anything. Blocking reads return EINTR when a signal arrives.
+// A command calls one of these two once, before it loads anything. Blocking reads return EINTR when a signal arrives.
 //
-// The first signal is remembered; the second one has the system's default action and ends the process.
+// The first signal sets a flag; a second one has the system's default action and ends the process.
 void InstallInterrupt();
-// For a command that goes on after Ctrl-C: every SIGINT is remembered until it is taken. SIGTERM as above.
+// For a command that continues after Ctrl-C: every SIGINT sets the flag. SIGTERM works as above.
 void InstallRepeatedInterrupt();
 
+// Whether SIGINT or SIGTERM arrived.
 bool Interrupted();
-// The same, and forgets the signal, so that the next one counts anew.
+// The same, and clears the flag.
 bool TakeInterrupt();
-// Whether SIGTERM came; never forgotten.
+// Whether SIGTERM arrived; never cleared.
 bool Terminated();
 
 }  // namespace infinigen

@@ -19,10 +19,10 @@ constexpr std::array<EvalKind, 4> kKinds = {
     {{"ppl", RunEvalPpl}, {"needle", RunEvalNeedle}, {"choice", RunEvalChoice}, {"compare", RunEvalCompare}}};
 
 constexpr std::string_view kHelp =
-    "Measure how good a model's answers are.\n\n"
+    "Measure the quality of a model's predictions and answers.\n\n"
     "usage: infinigen eval <kind> [flags]\n\nkinds:\n"
     "  ppl        perplexity of a text\n"
-    "  needle     facts planted in a long text: does the model find them again?\n"
+    "  needle     retrieval of facts that are planted in a long text\n"
     "  choice     multiple-choice questions, answered by likelihood\n"
     "  compare    all KV methods in one table: perplexity, facts found, bytes and tokens/s\n\n"
     "infinigen eval <kind> -h lists the flags of a kind.\n";
@@ -38,8 +38,7 @@ int RunEval(Arguments arguments) {
   }
   for (const EvalKind& kind : kKinds)
     if (kind.name == name) return kind.run(arguments.subspan(1));
-  return FailUsage("eval",
-                   fmt::format("'{}' is no kind of evaluation, it can be ppl, needle, choice or compare", name));
+  return FailUsage("eval", fmt::format("'{}' is not a kind of evaluation; use ppl, needle, choice or compare", name));
 }
 
 void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help, bool kv_list) {
@@ -47,10 +46,10 @@ void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help
   AddModelFlag(flags, &values->model);
   AddDeviceFlags(flags, &values->device);
   flags.Integer("--batch", &values->batch, 1, 4096, batch_help);
-  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and exit");
   AddKvFlags(flags, &values->kv, kv_list);
   flags.Group("Output");
-  flags.Switch("--json", &values->json, "one JSON object on standard output instead of text");
+  flags.Switch("--json", &values->json, "print one JSON object instead of text");
 }
 
 Result<EvalSession> OpenSession(const EvalFlags& flags, Terminal& terminal, Against against) {

@@ -1,5 +1,6 @@
-// `infinigen eval`: what its kinds share. Each kind has a file of its own (eval_ppl.cc, eval_needle.cc, eval_choice.cc,
-// eval_compare.cc) that reads flags, runs the evaluation (src/eval) and prints what it reports.
+// `infinigen eval`: the part that all kinds of evaluation share. Each kind has its own file (eval_ppl.cc,
+// eval_needle.cc, eval_choice.cc, eval_compare.cc), which parses flags, runs the evaluation (src/eval) and prints its
+// report.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 #include "base/result.h"
 #include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/options.h"
-#include "cli/terminal.h"
 #include "eval/session.h"
 
 namespace infinigen {
@@ -26,10 +27,10 @@ struct EvalFlags {
   bool dry_run = false;
   bool json = false;
 };
-// `kv_list`: --kv takes several presets.
+// `kv_list`: --kv accepts several presets.
 void AddEvalFlags(Flags& flags, EvalFlags* values, const std::string& batch_help, bool kv_list);
 
-// Opens the model. The terminal outlives the session, which reports to it.
+// Opens the model. The session's callbacks use the terminal, which outlives it.
 Result<EvalSession> OpenSession(const EvalFlags& flags, Terminal& terminal, Against against = Against::kFull);
 
 }  // namespace infinigen

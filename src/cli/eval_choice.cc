@@ -38,9 +38,7 @@ Result<int> EvalChoice(const ChoiceFlags& flags) {
   RETURN_IF_ERROR(output.status());
   if (!json) PrintStderr("{}", ChoiceStatistics(session, result));
   if (result.complete()) return kExitOk;
-  if (!json)
-    PrintStderr("infinigen: interrupted: {} of {} questions are done, the numbers are theirs\n", result.n(),
-                result.wanted);
+  if (!json) PrintStderr("infinigen: interrupted: the results are for {} of {} questions\n", result.n(), result.wanted);
   return kExitInterrupted;
 }
 
@@ -50,25 +48,26 @@ int RunEvalChoice(Arguments arguments) {
   ChoiceFlags values;
   ChoiceOptions& options = values.options;
   Flags flags("eval choice",
-              "Multiple-choice questions with prompts and scores as in lm-evaluation-harness: the choice that is most "
-              "likely after the question. The question is prefilled, the choices are decode steps.");
+              "Answer multiple-choice questions by likelihood, with the prompts and scores of lm-evaluation-harness. "
+              "The question is prefilled; the tokens of the choices are decode steps.");
   flags.Group("What is measured");
   flags.Text("--task", &values.task, "DIR|FILE",
-             "the directory of COPA, OpenBookQA, PIQA or WinoGrande, a file in one of their formats, or a file with "
-             "lines of {\"context\": TEXT, \"choices\": [TEXT, ...], \"answer\": INDEX}");
-  flags.Integer("--shots", &options.shots, 0, 1000, "examples with their answers before each question (default 0)");
-  flags.Integer("--limit", &options.limit, 1, INT64_MAX, "only the first N questions (default: all)");
-  flags.Integer("-s,--seed", &options.seed, 0, INT64_MAX, "the same seed draws the same examples (default 1)");
+             "questions: the directory of COPA, OpenBookQA, PIQA or WinoGrande, a file in one of their formats, or a "
+             "file with lines of {\"context\": TEXT, \"choices\": [TEXT, ...], \"answer\": INDEX}");
+  flags.Integer("--shots", &options.shots, 0, 1000, "solved examples before each question (default 0)");
+  flags.Integer("--limit", &options.limit, 1, INT64_MAX, "ask only the first N questions (default: all)");
+  flags.Integer("-s,--seed", &options.seed, 0, INT64_MAX, "random seed for choosing the examples (default 1)");
   flags.Choice(
       "--mode", &values.mode, {"step", "batched"},
-      "run every token of a choice as a decode step, or all of them in bulk, which gives the same result faster");
-  AddEvalFlags(flags, &values.common, "in step mode, at most N choices at once (default 8)", /*kv_list=*/false);
-  flags.Choice("--format", &values.format, {"md", "csv", "json"}, "how the result is printed");
+      "step: run every token of a choice as a decode step; batched: run all of them at once, which gives the same "
+      "result faster");
+  AddEvalFlags(flags, &values.common, "in step mode, run at most N choices at once (default 8)", /*kv_list=*/false);
+  flags.Choice("--format", &values.format, {"md", "csv", "json"}, "output format: Markdown table, CSV or JSON");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.common.json) values.format = "json";
   if (values.mode == "step") options.mode = ChoiceMode::kStep;
   if (values.task.empty())
-    return FailUsage("eval choice", "the task is missing: pass its directory or file with --task");
+    return FailUsage("eval choice", "the task is missing; pass its directory or file with --task");
   InstallInterrupt();
   return Finish(EvalChoice(values));
 }

@@ -29,7 +29,7 @@ struct CompareFlags {
   std::string format = "md";
 };
 
-// The text that is scored and decoded: the file's, or generated like the filler around planted facts.
+// The text that is scored and decoded: the file, or generated text like the filler around planted facts.
 PplSource TextOf(const CompareFlags& flags, const std::optional<std::string>& file, int64_t context) {
   if (file) return {.bytes = *file, .name = flags.file, .limit_tokens = flags.limit_tokens};
   PplSource source{.name = "generated text", .limit_tokens = flags.limit_tokens > 0 ? flags.limit_tokens : context};
@@ -63,7 +63,7 @@ Result<int> Report(const CompareFlags& flags, const CompareTask& task, const Eva
   const bool any = std::any_of(result.rows.begin(), result.rows.end(), measured);
   if (!any && result.complete) {
     const CompareRow& first = result.rows[0];
-    return Invalid("no method could be measured; {}: {}", first.preset, first.error);
+    return Invalid("no method could be measured; --kv {}: {}", first.preset, first.error);
   }
   const bool json = flags.format == "json";
   Output output;
@@ -72,11 +72,11 @@ Result<int> Report(const CompareFlags& flags, const CompareTask& task, const Eva
   RETURN_IF_ERROR(output.status());
   if (!json && any) PrintStderr("{}", CompareCaption(task, result));
   if (result.complete) return kExitOk;
-  if (!json) PrintStderr("infinigen: interrupted: parts that were not finished are missing in the table\n");
+  if (!json) PrintStderr("infinigen: interrupted: the table lacks the measurements that were not finished\n");
   return kExitInterrupted;
 }
 
-// The plan of each method's largest run: of texts with facts where there are any, else of windows.
+// The plan of each method's largest run: the texts with facts if there are any, otherwise the windows.
 Result<int> DryRun(const CompareFlags& flags, const CompareTask& task, const EvalSession& session) {
   ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, KvRequests(flags.common.kv));
   std::vector<RunPlan> plans;
@@ -109,11 +109,12 @@ Result<int> EvalCompare(const CompareFlags& flags) {
   if (flags.n > 0) {
     ASSIGN_OR_RETURN(maker, NeedleMaker::Make(session.tokenizer(), task.facts.form, std::move(file),
                                               static_cast<uint64_t>(flags.seed)));
-    // A text or a context too short for the facts concerns all methods alike, so it is refused before any runs.
+    // A text or context that is too short for the facts fails with every method, so it is refused before the first
+    // runs.
     for (const int64_t facts : flags.facts) {
       const Result<NeedleCase> made =
           maker->Case({.length = options.context, .facts = facts, .index = 0, .n = flags.n});
-      if (!made.ok()) return Error{made.error().kind, made.error().message + "; --n 0 leaves the facts out"};
+      if (!made.ok()) return Error{made.error().kind, made.error().message + "; pass --n 0 to leave the facts out"};
     }
   }
   Comparison comparison(task, maker ? &*maker : nullptr, &session);
@@ -124,25 +125,26 @@ Result<int> EvalCompare(const CompareFlags& flags) {
 void AddFlags(Flags& flags, CompareFlags* values) {
   flags.Group("What is measured");
   flags.Text("-f,--file", &values->file, "FILE",
-             "the text that is scored and that facts are planted in; - is standard input (default: generated text)");
+             "text to score and to plant facts in; - is standard input (default: generated text)");
   flags.Integer("-c,--ctx", &values->context, 64, kMaxContext,
-                "tokens of a window, and of a text with facts (default: what the model was made for, at most 8192)");
+                "tokens of a window, and of a text with facts (default: the model's context, at most 8192)");
   flags.Integer("--limit-tokens", &values->limit_tokens, 1, INT64_MAX,
                 "score only the first N tokens (default: all of a file, one window of generated text)");
-  flags.Choice("--mode", &values->mode, {"step", "batched"}, "how the text is scored, as in eval ppl");
-  flags.Switch("--no-ppl", &values->no_ppl, "leave the perplexity out");
+  flags.Choice("--mode", &values->mode, {"step", "batched"}, "how to score the text, as in eval ppl");
+  flags.Switch("--no-ppl", &values->no_ppl, "do not measure the perplexity");
   const auto set_facts = [values](const std::string& text) {
     return ParseIntegerList(text, 1, kMostFacts, &values->facts);
   };
-  flags.Custom("--facts", set_facts, "K,L", "codes in a text, one of which is asked for (default 1)");
-  flags.Integer("-n,--n", &values->n, 0, 1 << 20, "texts for each number of facts; 0 leaves them out (default 20)");
-  flags.Integer("-s,--seed", &values->seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
+  flags.Custom("--facts", set_facts, "K,L",
+               "number of facts (access codes) in a text, one of which is asked for (default 1)");
+  flags.Integer("-n,--n", &values->n, 0, 1 << 20, "texts for each number of facts; 0: no facts (default 20)");
+  flags.Integer("-s,--seed", &values->seed, 0, INT64_MAX, "random seed of the cases and the text (default 1)");
   flags.Integer("--gen", &values->steps, 0, INT32_MAX,
-                "decode steps timed at the end of the first window; 0 leaves the speed out (default 64)");
+                "decode steps to time at the end of the first window; 0: no speed (default 64)");
   values->common.kv.presets.clear();
   for (const KvPreset& preset : KvPresets()) values->common.kv.presets.push_back(&preset);
-  AddEvalFlags(flags, &values->common, "at most N texts with facts at once (default 8)", /*kv_list=*/true);
-  flags.Choice("--format", &values->format, {"md", "csv", "json"}, "how the table is printed");
+  AddEvalFlags(flags, &values->common, "run at most N texts with facts at once (default 8)", /*kv_list=*/true);
+  flags.Choice("--format", &values->format, {"md", "csv", "json"}, "output format: Markdown table, CSV or JSON");
 }
 
 }  // namespace
@@ -150,13 +152,13 @@ void AddFlags(Flags& flags, CompareFlags* values) {
 int RunEvalCompare(Arguments arguments) {
   CompareFlags values;
   Flags flags("eval compare",
-              "Measure all KV methods on the same text, facts and steps: one table with perplexity, facts found, what "
-              "was attended to, bytes and tokens/s, each against full.");
+              "Compare KV methods on the same text, facts and steps. The table has perplexity, facts found, attended "
+              "share, bytes and tokens/s, each relative to --kv full.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.common.json) values.format = "json";
   if (values.no_ppl && values.n == 0 && values.steps == 0)
-    return FailUsage("eval compare", "--no-ppl, --n 0 and --gen 0 together leave nothing to measure");
+    return FailUsage("eval compare", "with --no-ppl, --n 0 and --gen 0 there is nothing to measure; leave one out");
   InstallInterrupt();
   return Finish(EvalCompare(values));
 }

@@ -1,5 +1,5 @@
-// `infinigen eval needle`: facts planted in a long text; does the model find them again? eval/needle_family.h describes
-// the kinds of facts.
+// `infinigen eval needle`: plants facts in a long text and asks for them. eval/needle_family.h describes the kinds of
+// facts.
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -41,7 +41,7 @@ NeedleForm FormOf(const std::string& word) {
 
 // ---- --show ----
 
-// Width of standard output (60 to 110 columns), and whether it takes colours: a terminal does, unless NO_COLOR is set.
+// Width of standard output (60 to 110 columns), and whether to use colours: on a terminal unless NO_COLOR is set.
 ShowStyle DetectStyle() {
   ShowStyle style;
   struct winsize size {};
@@ -52,7 +52,7 @@ ShowStyle DetectStyle() {
   return style;
 }
 
-// Runs the first case of a cell alone and shows it as it goes.
+// Runs the first case of a cell alone and shows it while it runs.
 Status ShowFirst(const NeedleFlags& flags, const EvalSession& session, Terminal& terminal, NeedleTable& table,
                  NeedleCell& cell, Output& output) {
   ASSIGN_OR_RETURN(const NeedleCase planted, table.Make(cell, 0));
@@ -60,7 +60,7 @@ Status ShowFirst(const NeedleFlags& flags, const EvalSession& session, Terminal&
   NeedleRunner& runner = table.runner();
   const ShowStyle style = DetectStyle();
   const std::string screen = ShowCase(planted, flags.origin.generated() ? "generated" : flags.origin.file, style);
-  // Until the prefill is done, its progress bar has the place of the last line.
+  // During the prefill, the progress bar is in the place of the last line.
   const size_t last_line = screen.rfind('\n') + 1;
   output.Write(std::string_view(screen).substr(0, last_line));
   NeedleWatch watch;
@@ -70,7 +70,7 @@ Status ShowFirst(const NeedleFlags& flags, const EvalSession& session, Terminal&
   };
   AttentionPicture picture(executor.config().layers, planted.prompt_tokens(), style.width - 8);
   executor.instruments().ObserveSelection(picture.Observer());
-  std::string spaces;  // at the end of the answer so far, written only when something follows
+  std::string spaces;  // spaces at the end of the answer, written only when more text follows
   watch.on_text = [&](size_t, std::string_view text) {
     if (BeginsAnswer(planted, text)) picture.Freeze();
     const std::string line = spaces + OneLine(text);
@@ -114,7 +114,7 @@ Status WriteFile(const std::string& path, std::string_view content) {
   return Ok();
 }
 
-// Whether such a file can be made, asked before a long run.
+// Checks before a long run that the file can be written.
 Status CheckWritable(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string directory = parent.empty() ? "." : parent.string();
@@ -147,19 +147,17 @@ Result<int> Report(const NeedleFlags& flags, const EvalSession& session, const s
   RETURN_IF_ERROR(drawn);
   if (complete) return kExitOk;
   if (!flags.common.json)
-    PrintStderr("infinigen: interrupted: {} of {} cases are done, the numbers are theirs\n", done,
+    PrintStderr("infinigen: interrupted: the results are for {} of {} cases\n", done,
                 flags.plan.cases() * static_cast<int64_t>(wanted));
   return kExitInterrupted;
 }
 
 // ---- the command ----
 
-// The methods of --kv, and full where --against asks for it and it is missing.
+// The methods of --kv, plus full if --against needs it and --kv does not have it.
 Result<std::vector<KvRequest>> Requests(const NeedleFlags& flags) {
   ASSIGN_OR_RETURN(std::vector<KvRequest> requests, KvRequests(flags.common.kv));
-  const auto full = [](const KvRequest& kv) {
-    return kv.preset->name == "full" && &kv.selection() == &kSelectAll && !kv.evicts();
-  };
+  const auto full = [](const KvRequest& kv) { return kv.preset->name == "full" && !kv.selects() && !kv.evicts(); };
   if (flags.against != "full" || std::any_of(requests.begin(), requests.end(), full)) return requests;
   KvRequest plain = flags.common.kv.request;
   plain.preset = FindPreset("full");
@@ -184,7 +182,7 @@ Result<int> DryRun(const NeedleFlags& flags, const EvalSession& session, const s
 }
 
 Result<int> EvalNeedle(const NeedleFlags& flags) {
-  // What the flags alone can refuse comes before anything is read.
+  // Errors in the flags are reported before anything is read.
   ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, Requests(flags));
   if (!flags.heatmap.empty()) RETURN_IF_ERROR(CheckWritable(flags.heatmap));
   Terminal terminal;
@@ -225,7 +223,7 @@ std::string ParseFamilies(std::string_view text, std::vector<NeedleFamily>* fami
     comma = text.find(',');
     const std::string_view name = text.substr(0, comma);
     const std::optional<NeedleFamily> family = FamilyOf(name);
-    if (!family) return fmt::format("'{}' is no family, it can be {}", name, fmt::join(FamilyNames(), ", "));
+    if (!family) return fmt::format("'{}' is not a family; use {}", name, fmt::join(FamilyNames(), ", "));
     if (std::find(families->begin(), families->end(), *family) != families->end())
       return fmt::format("'{}' is given twice", name);
     families->push_back(*family);
@@ -244,29 +242,31 @@ void AddFlags(Flags& flags, NeedleFlags* values) {
   flags.Custom("--lengths", numbers(&values->plan.lengths, 64, kMaxContext), "A,B",
                "tokens of text, question and answer together (default 1024,4096)");
   flags.Custom("--facts", numbers(&values->plan.facts, 1, kMostFacts), "K,L",
-               "codes in the text (single, multi-key: one is asked for), variables of a chain, or words asked for "
-               "(default 1, 8, 4, 4, 5, 3 in the order of the families)");
+               "number of facts in the text: access codes (single and multi-key ask for one of them, multi-value and "
+               "multi-query for all), names in a chain (variable), or frequent words (words) (default 1, 8, 4, 4, 5, 3 "
+               "in the order of the families)");
   flags.Integer("-n,--n", &values->plan.n, 1, 1 << 20,
                 "cases for each family, length and number of facts (default 20)");
-  flags.Integer("-s,--seed", &values->origin.seed, 0, INT64_MAX, "the same seed gives the same cases (default 1)");
+  flags.Integer("-s,--seed", &values->origin.seed, 0, INT64_MAX, "random seed of the cases (default 1)");
   flags.Text("-f,--file", &values->origin.file, "FILE",
-             "a real text to plant facts in, cut at sentences (default: generated text)");
+             "text to plant facts in, cut at sentences (default: generated text)");
   flags.Choice("--form", &values->form, {"plain", "chat", "continuation"},
-               "how it is asked: \"Question: ... Answer:\", the model's chat template, or the beginning of the planted "
-               "sentence");
-  flags.Choice("--depth", &values->depth, {"uniform"}, "where the asked fact lies: spread evenly over the cases");
+               "how to ask: plain (\"Question: ... Answer:\"), chat (the model's chat template), continuation (the "
+               "beginning of the planted sentence)");
+  flags.Choice("--depth", &values->depth, {"uniform"},
+               "position of the asked fact in the text: spread evenly over the cases");
   flags.Choice("--against", &values->against, {"none", "full"},
-               "full: also run --kv full, and report how many answers are the same");
-  AddEvalFlags(flags, &values->common, "at most N cases at once (default 8)", /*kv_list=*/true);
+               "full: also run --kv full and report how many answers are the same");
+  AddEvalFlags(flags, &values->common, "run at most N cases at once (default 8)", /*kv_list=*/true);
   flags.Switch("--show", &values->show,
-               "show the first case of each family: text, question, answer, speed and what was attended to");
+               "show the first case of each family: text, question, answer, speed and attended parts of the text");
   const auto set_heatmap = [values](const std::string& path) {
     if (std::filesystem::path(path).extension() != ".svg")
       return fmt::format("'{}' does not end in .svg: the picture is written as SVG", path);
     values->heatmap = path;
     return std::string();
   };
-  flags.Custom("--heatmap", set_heatmap, "FILE.svg", "write a picture of what was found, by depth and length");
+  flags.Custom("--heatmap", set_heatmap, "FILE.svg", "write a heat map of the facts found, by depth and length");
   flags.Exclusive({"show", "json"});
 }
 
@@ -275,8 +275,8 @@ void AddFlags(Flags& flags, NeedleFlags* values) {
 int RunEvalNeedle(Arguments arguments) {
   NeedleFlags values;
   Flags flags("eval needle",
-              "Plant facts in a long text and ask for them. The text is prefilled, the question is fed as decode "
-              "steps, the answer is decoded greedily.");
+              "Plant facts in a long text and ask for them. The text is prefilled, the tokens of the question are "
+              "decode steps, and the answer is decoded greedily.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   for (const NeedleFamily family : values.plan.families)

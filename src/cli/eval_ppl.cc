@@ -24,10 +24,11 @@ struct PplFlags {
 
 Status CheckOverlaps(const PplFlags& flags, const KvRequest& kv) {
   if (flags.overlap && (flags.against != "cpu" || kv.evicts()))
-    return Invalid("--selection-overlap goes with --against cpu, and with methods that keep every entry");
-  if (flags.step_overlap && (flags.overlap || kv.evicts() || &kv.selection() == &kSelectAll))
+    return Invalid("--selection-overlap needs --against cpu and a method that evicts nothing");
+  if (flags.step_overlap && (flags.overlap || kv.evicts() || !kv.selects()))
     return Invalid(
-        "--step-overlap goes with methods that select and keep every entry, and without --selection-overlap");
+        "--step-overlap needs a method that selects and evicts nothing, and cannot be combined with "
+        "--selection-overlap");
   return Ok();
 }
 
@@ -57,7 +58,7 @@ Result<int> EvalPpl(const PplFlags& flags) {
   const PplResult& result = report.result;
   if (result.complete()) return kExitOk;
   if (!flags.common.json)
-    PrintStderr("infinigen: interrupted: {} of {} windows are done, the numbers are theirs\n", result.window_nll.size(),
+    PrintStderr("infinigen: interrupted: the results are for {} of {} windows\n", result.window_nll.size(),
                 result.windows);
   return kExitInterrupted;
 }
@@ -66,25 +67,31 @@ Result<int> EvalPpl(const PplFlags& flags) {
 
 int RunEvalPpl(Arguments arguments) {
   PplFlags values;
-  Flags flags("eval ppl", "Perplexity of a text: cut into windows side by side, each read from an empty cache.");
+  Flags flags("eval ppl",
+              "Measure the perplexity of a text. The text is cut into consecutive windows, each scored with an empty "
+              "cache.");
   flags.Group("What is measured");
-  flags.Text("-f,--file", &values.file, "FILE", "the text; - is standard input");
+  flags.Text("-f,--file", &values.file, "FILE", "text to score; - is standard input");
   flags.Integer("-c,--ctx", &values.context, 2, kMaxContext,
-                "tokens of a window (default: what the model was made for, at most 8192)");
+                "tokens of a window (default: the model's context, at most 8192)");
   flags.Choice(
       "--mode", &values.mode, {"step", "batched"},
-      "run every token as a decode step, or the tokens of a window in bulk, which gives the same result faster");
-  flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "only the first N tokens (default: all)");
+      "step: run every token as a decode step; batched: run the tokens of a window at once, which gives the same "
+      "result faster");
+  flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "score only the first N tokens (default: all)");
   flags.Choice("--against", &values.against, {"full", "cpu"},
-               "compare predictions with --kv full on the same device, or with the same --kv on the CPU");
+               "what to compare the predictions with: full (--kv full on the same device), cpu (the same --kv on the "
+               "CPU)");
   flags.Switch("--selection-overlap", &values.overlap,
-               "with --against cpu: also report how many of the selected entries are the same (every 16th token)");
+               "also report the share of selected entries that are the same on both devices (every 16th token); needs "
+               "--against cpu");
   flags.Switch("--step-overlap", &values.step_overlap,
-               "also report how many of a token's selected entries were selected 1 to 64 tokens before");
-  flags.Integer("--chunk", &values.chunk, 1, kMaxContext, "also report every N tokens along a window by themselves");
-  AddEvalFlags(flags, &values.common, "in step mode, at most N windows at once (default 8)", /*kv_list=*/false);
+               "also report the share of a token's selected entries that were also selected 1 to 64 tokens before");
+  flags.Integer("--chunk", &values.chunk, 1, kMaxContext,
+                "also report separate results for every N tokens along a window");
+  AddEvalFlags(flags, &values.common, "in step mode, run at most N windows at once (default 8)", /*kv_list=*/false);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (values.file.empty()) return FailUsage("eval ppl", "a text is missing: pass its file with -f");
+  if (values.file.empty()) return FailUsage("eval ppl", "a text is missing; pass its file with -f");
   InstallInterrupt();
   return Finish(EvalPpl(values));
 }

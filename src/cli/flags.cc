@@ -20,7 +20,7 @@ std::string WithoutSpaces(std::string_view text) {
   return std::string(text);
 }
 
-// The whole of `text` as a number; false when anything is left over or it does not fit.
+// Parses all of `text` as a number. False if it is not one or does not fit.
 template <class T>
 bool ParseWhole(const std::string& text, T* value) {
   const char* begin = text.data();
@@ -33,8 +33,8 @@ bool ParseWhole(const std::string& text, T* value) {
 std::string SetInteger(const std::string& text, int64_t least, int64_t most, int64_t* value) {
   int64_t number = 0;
   if (!ParseWhole(text, &number)) return fmt::format("'{}' is not a whole number", text);
-  if (number < least) return fmt::format("{} is too small, the least is {}", number, least);
-  if (number > most) return fmt::format("{} is too large, the most is {}", number, most);
+  if (number < least) return fmt::format("{} is too small, the minimum is {}", number, least);
+  if (number > most) return fmt::format("{} is too large, the maximum is {}", number, most);
   *value = number;
   return {};
 }
@@ -47,10 +47,11 @@ std::string SetSwitch(const std::string& text, bool* value) {
   return fmt::format("'{}' is neither 1 nor 0", text);
 }
 
-constexpr size_t kHelpColumn = 34;  // where descriptions begin
+constexpr size_t kHelpColumn = 34;  // column at which descriptions begin
 constexpr size_t kHelpWidth = 110;
 
-// `text` in lines of at most kHelpWidth columns. The first line starts at `column`, the others are indented to it.
+// Breaks `text` into lines of at most kHelpWidth columns. The first line starts at `column`; the others are indented to
+// it.
 std::string Wrapped(std::string_view text, size_t column) {
   std::string result;
   size_t used = column;
@@ -164,7 +165,7 @@ void Flags::Real(const std::string& names, float* value, double least, double mo
     if (!ParseWhole(text, &number) || !std::isfinite(number)) return fmt::format("'{}' is not a number", text);
     if (number < least || (open && number == least))
       return fmt::format("{} is too small, it must be {} {}", text, open ? "more than" : "at least", least);
-    if (number > most) return fmt::format("{} is too large, the most is {}", text, most);
+    if (number > most) return fmt::format("{} is too large, the maximum is {}", text, most);
     *value = static_cast<float>(number);
     return {};
   };
@@ -199,8 +200,8 @@ std::string Flags::HelpText() const {
   }
   return text + "\n" +
          Wrapped(
-             "Every flag can also be an environment variable: --top-k is INFINIGEN_TOP_K. The flag wins. -h prints "
-             "this text.",
+             "Every flag can also be set by an environment variable, for example --top-k by INFINIGEN_TOP_K; a flag on "
+             "the command line has precedence. -h, --help prints this text.",
              0);
 }
 
@@ -241,7 +242,7 @@ std::string Flags::CheckExclusive() const {
     const std::string* first = nullptr;
     for (const std::string& name : group) {
       if (!Given(name)) continue;
-      if (first != nullptr) return fmt::format("--{} and --{} exclude each other, pass one of them", *first, name);
+      if (first != nullptr) return fmt::format("--{} and --{} cannot be combined; pass only one", *first, name);
       first = &name;
     }
   }
@@ -275,7 +276,7 @@ std::string ParseIntegerList(std::string_view text, int64_t least, int64_t most,
     const size_t comma = text.find(',');
     int64_t value = 0;
     const std::string item = WithoutSpaces(text.substr(0, comma));
-    if (item.empty()) return "a number is missing: write for example 1,2,3";
+    if (item.empty()) return "a number is missing; write for example 1,2,3";
     if (std::string wrong = SetInteger(item, least, most, &value); !wrong.empty()) return wrong;
     values->push_back(value);
     if (comma == std::string_view::npos) return {};

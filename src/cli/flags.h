@@ -1,6 +1,6 @@
-// Flags: the command line of one command. Each flag writes to a variable that already holds its default, can also be
-// given by an environment variable (INFINIGEN_TOP_K for --top-k; the flag wins), and checks its value where it is read.
-// One thread.
+// Flags: the command line of one command. Each flag checks its value and writes it to a variable that already holds the
+// default. An environment variable can replace a flag (INFINIGEN_TOP_K for --top-k); the flag has precedence. One
+// thread.
 //
 //   Flags flags("tokenize", "Print the token ids of a text");
 //   flags.Group("Input");
@@ -22,7 +22,7 @@ namespace infinigen {
 
 class Flags {
  public:
-  // Takes a value; returns what is wrong with it, or an empty text.
+  // Sets the value. Returns what is wrong with it, or an empty string.
   using Setter = std::function<std::string(const std::string& value)>;
 
   Flags(std::string command, std::string summary);
@@ -30,29 +30,31 @@ class Flags {
   Flags(const Flags&) = delete;
   Flags& operator=(const Flags&) = delete;
 
-  // Help lists the flags that follow under `title`.
+  // Starts a group: help lists the flags that are added next under `title`.
   void Group(std::string title);
 
-  // `names` is "-p,--prompt"; messages use the long name. `meta` is what help calls the value. Variables outlive Parse.
+  // `names` is "-p,--prompt"; messages use the long name. `meta` is the placeholder for the value in help. The
+  // variables outlive Parse.
   void Text(const std::string& names, std::string* value, const std::string& meta, std::string help);
   void TextList(const std::string& names, std::vector<std::string>* values, const std::string& meta,
                 std::string help);  // repeatable
   void Choice(const std::string& names, std::string* value, std::vector<std::string> choices, std::string help);
   void Integer(const std::string& names, int64_t* value, int64_t least, int64_t most, std::string help);
-  // least ≤ value ≤ most; with `open` least itself is refused.
+  // Accepts least ≤ value ≤ most; with `open`, least < value.
   void Real(const std::string& names, float* value, double least, double most, bool open, std::string help);
   void Switch(const std::string& names, bool* value, std::string help);
   void Switch(const std::string& names, Setter set, std::string help);  // the flag passes "" to `set`
   void Custom(const std::string& names, Setter set, const std::string& meta, std::string help);
 
-  // At most one of these (long names) may be given. One on the command line hides the environment variables of all.
+  // At most one of these flags (long names) may be given. If one is on the command line, the environment variables of
+  // all are ignored.
   void Exclusive(std::initializer_list<std::string_view> names);
 
-  // `arguments` without program and command. nullopt: go on. Otherwise the exit code, after help (0) or one line on
-  // stderr about what is wrong (2).
+  // `arguments` does not include program and command. nullopt: continue. Otherwise returns the exit code, after
+  // printing help (0) or one line about the error (2).
   std::optional<int> Parse(std::span<const std::string> arguments);
 
-  // After Parse: whether a value came from the command line or the environment.
+  // After Parse: whether the command line or the environment set the flag.
   bool Given(std::string_view long_name) const;
   const std::string& command() const { return command_; }
 
@@ -76,7 +78,7 @@ class Flags {
   std::vector<std::vector<std::string>> exclusive_;
 };
 
-// "1,2,3" as numbers in [least, most]; spaces around them are ignored. Returns what is wrong, or an empty text.
+// Parses "1,2,3" as numbers in [least, most], ignoring spaces around them. Returns what is wrong, or an empty string.
 std::string ParseIntegerList(std::string_view text, int64_t least, int64_t most, std::vector<int64_t>* values);
 
 }  // namespace infinigen

@@ -10,8 +10,6 @@
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
-#include "cli/terminal.h"
-#include "runtime/describe.h"
 #include "runtime/generation.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
@@ -37,7 +35,7 @@ struct GenerateFlags {
 };
 
 void AddFlags(Flags& flags, GenerateFlags* values) {
-  flags.Group("Prompt (one of them; standard input when none is given)");
+  flags.Group("Prompt (at most one of these; default: standard input)");
   AddTextFlags(flags, &values->prompts);
   AddTokenFlags(flags, &values->prompts);
   flags.Exclusive({"prompt", "file", "prompt-ids", "prompts"});
@@ -46,18 +44,18 @@ void AddFlags(Flags& flags, GenerateFlags* values) {
   AddDeviceFlags(flags, &values->device);
   flags.Integer(
       "-c,--ctx", &values->context, 1, kMaxContext,
-      "tokens of a sequence, prompt included (default: what the model was made for); when given, memory is planned "
-      "for all of them");
-  flags.Integer("--batch", &values->batch, 1, 4096, "at most N prompts at once (default: all of them up to 8)");
-  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end; reads no prompt from standard input");
+      "context: tokens of prompt and generated text together; memory is planned for all of them (default: the model's "
+      "context, with memory only for the tokens that can occur)");
+  flags.Integer("--batch", &values->batch, 1, 4096, "run at most N prompts at once (default: all, up to 8)");
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and exit; standard input is not read");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
   flags.Group("Output");
   flags.Integer("-n,--predict", &values->predict, -1, INT32_MAX,
                 "tokens to generate; -1: until the model ends the text or the context is full (default 256)");
-  flags.TextList("--stop", &values->stops, "TEXT", "end before this text; may be given several times");
-  flags.Switch("--ignore-eos", &values->ignore_eos, "continue where the model would end the text");
-  flags.Switch("--json", &values->json, "one JSON object on standard output instead of text");
+  flags.TextList("--stop", &values->stops, "TEXT", "stop before this text; repeatable");
+  flags.Switch("--ignore-eos", &values->ignore_eos, "do not stop when the model ends the text");
+  flags.Switch("--json", &values->json, "print one JSON object instead of text");
 }
 
 // ---- from prompts to jobs ----
@@ -69,18 +67,18 @@ std::string Place(const GenerateFlags& flags, const PromptSpec& prompt) {
 Result<std::vector<int32_t>> Encode(const Model& model, const PromptSpec& prompt) {
   if (prompt.has_ids) return prompt.ids;
   if (model.tokenizer == nullptr)
-    return Invalid("{}: the model's directory has no tokenizer; pass --prompt-ids", model.config.name);
+    return Invalid("{}: the model has no tokenizer; pass --prompt-ids", model.config.name);
   return model.tokenizer->Encode(prompt.text);
 }
 
 Status CheckPrompt(const ModelConfig& config, const std::vector<int32_t>& ids, int64_t context) {
   if (ids.empty()) return Invalid("the prompt has no tokens");
   if (static_cast<int64_t>(ids.size()) > context)
-    return Invalid("the prompt has {} tokens, the context holds {}; shorten it{}", ids.size(), context,
+    return Invalid("the prompt has {} tokens, but the context holds {}; shorten it{}", ids.size(), context,
                    context < config.max_positions ? " or raise --ctx" : "");
   for (size_t i = 0; i < ids.size(); ++i)
     if (ids[i] < 0 || ids[i] >= config.vocab)
-      return Invalid("token {} of the prompt has the id {}, the model's vocabulary ends at {}", i, ids[i],
+      return Invalid("token {} of the prompt has the id {}, but the model's vocabulary ends at {}", i, ids[i],
                      config.vocab - 1);
   return Ok();
 }
@@ -104,7 +102,7 @@ Result<std::vector<Job>> MakeJobs(const GenerateFlags& flags, const SamplingOpti
   return jobs;
 }
 
-// Rows of the longest job. The last generated token is not attended to and needs no row.
+// Rows of the longest job. The last generated token needs no row, because no step attends to it.
 int64_t RowsNeeded(const std::vector<Job>& jobs, int64_t context) {
   int64_t rows = 1;
   for (const Job& job : jobs)
@@ -114,7 +112,7 @@ int64_t RowsNeeded(const std::vector<Job>& jobs, int64_t context) {
 
 // ---- output ----
 
-// Prints the text of a single prompt as it comes, and of many prompts each whole and in order.
+// Prints the text of a single prompt as it is generated; the texts of many prompts whole and in order.
 class TextPrinter {
  public:
   TextPrinter(const GenerateFlags& flags, const std::vector<PromptSpec>& prompts, Output& output)
@@ -145,7 +143,7 @@ class TextPrinter {
   const bool many_;
   std::vector<std::string> pieces_;
   std::vector<bool> done_;
-  size_t next_ = 0;  // first result that is not printed yet
+  size_t next_ = 0;  // first job that is not printed yet
 };
 
 nlohmann::ordered_json OutcomeJson(const Job& job, const Outcome& outcome) {
@@ -204,7 +202,7 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
   const KvStats stats = executor.instruments().Stats();
   if (flags.json) output.Write(Dump(ResultJson(flags, model, executor, jobs, result, stats)));
   RETURN_IF_ERROR(output.status());
-  if (output.closed()) return kExitOk;  // the reader has enough
+  if (output.closed()) return kExitOk;  // the pipe's reader is gone
   int64_t generated = 0;
   for (const Outcome& outcome : result.outcomes) generated += static_cast<int64_t>(outcome.tokens.size());
   if (!flags.json)
@@ -224,12 +222,12 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   if (model->tokenizer == nullptr && !flags.stops.empty())
-    return Invalid("--stop: {} has no tokenizer, so there is no text to look for it in", model->config.name);
+    return Invalid("--stop: needs a tokenizer, and {} has none", model->config.name);
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));
   ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(flags, sampling, *model, prompts, context));
 
   const bool whole_context = flags.context > 0 || jobs.empty();
-  // Memory is planned for no more sequences than there are prompts.
+  // A batch larger than the number of prompts would not be used.
   const int64_t useful = jobs.empty() ? std::max<int64_t>(flags.batch, 1) : static_cast<int64_t>(jobs.size());
   ASSIGN_OR_RETURN(const RunPlan plan,
                    PlanRun(*model, {.device = device,
@@ -240,8 +238,8 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   if (flags.dry_run) return PrintPlans(*model, {&plan, 1}, flags.json);
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (context > model->config.max_positions)
-    Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context,
-                     model->config.max_positions, model->config.name));
+    Warn(fmt::format("--ctx {} exceeds the {} tokens that {} was trained for", context, model->config.max_positions,
+                     model->config.name));
   Terminal terminal;
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Launch(*model, plan, terminal.callbacks()));
   return RunJobs(flags, *model, *executor, jobs, prompts, terminal);
@@ -251,12 +249,13 @@ Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
 
 int RunGenerate(Arguments arguments) {
   GenerateFlags values;
-  Flags flags("generate", "Continue a text. The text goes to standard output as it is made, statistics to stderr.");
+  Flags flags("generate",
+              "Generate text from a prompt. The text is streamed to standard output; statistics go to stderr.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
   if (!values.prompts.any() && terminal && !values.dry_run)
-    return FailUsage("generate", "a prompt is missing: pass -p, -f, --prompt-ids or --prompts, or pipe text in");
+    return FailUsage("generate", "a prompt is missing; pass -p, -f, --prompt-ids or --prompts, or pipe text in");
   InstallInterrupt();
   return Finish(Generate(values, values.prompts.any() || !values.dry_run));
 }

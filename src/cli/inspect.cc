@@ -1,4 +1,4 @@
-// `infinigen inspect`: what is in a model directory, without reading its weights.
+// `infinigen inspect`: the contents of a model directory, without reading its weights.
 #include <fmt/format.h>
 
 #include <map>
@@ -10,7 +10,6 @@
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "kv/view.h"
-#include "runtime/inspection.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
 
@@ -24,7 +23,7 @@ struct StoredType {
   uint64_t bytes = 0;
 };
 
-// By the name of the type, as the files spell it.
+// Tensors and bytes of each type, by the type's name in the files.
 std::map<std::string, StoredType> TypesOf(const Inspection& model) {
   std::map<std::string, StoredType> types;
   for (const InspectedFile& file : model.files)
@@ -193,12 +192,13 @@ Result<int> Inspect(const std::string& name, bool tensors, bool json) {
 int RunInspect(Arguments arguments) {
   std::string model_flag;
   bool tensors = false, json = false;
-  Flags flags("inspect", "Show what is in a model. Reads its configuration and the headers of its weight files only.");
+  Flags flags("inspect",
+              "Show a model's configuration, weights and tokenizer. Only the headers of the weight files are read.");
   flags.Group("Model");
   AddModelFlag(flags, &model_flag);
   flags.Group("Output");
-  flags.Switch("--tensors", &tensors, "list every tensor");
-  flags.Switch("--json", &json, "one JSON object on standard output instead of text");
+  flags.Switch("--tensors", &tensors, "also list every tensor");
+  flags.Switch("--json", &json, "print one JSON object instead of text");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   return Finish(Inspect(model_flag, tensors, json));
 }

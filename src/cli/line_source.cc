@@ -19,7 +19,7 @@
 namespace infinigen {
 namespace {
 
-// Far more than any context holds; bounds the memory that an endless line takes.
+// Far more than any context holds; bounds the memory of an endless line.
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
 
 // ---- a pipe or a file ----
@@ -64,17 +64,17 @@ class PipeLines final : public LineSource {
 
 volatile std::sig_atomic_t resized = 0;
 
-// Keys bound to functions of ours. A person has no use for them otherwise.
-constexpr wchar_t kCancelKey = 0x03;  // Ctrl-C: passed on by the terminal, or made from the signal
+// Keys bound to this file's functions; libedit has no other use for them.
+constexpr wchar_t kCancelKey = 0x03;  // Ctrl-C, from the terminal or from the signal
 constexpr wchar_t kPasteKey = 0x1F;
 
 constexpr std::string_view kPasteBegin = "\x1b[200~", kPasteEnd = "\x1b[201~";
-constexpr int kEscapeWaitMs = 50;  // an Escape followed by nothing for this long is a key, else begins a sequence
+constexpr int kEscapeWaitMs = 50;  // an Escape with no byte after it for this long is the Escape key
 
 class TerminalLines final : public LineSource {
  public:
   TerminalLines() : out_(::isatty(STDOUT_FILENO) == 1 ? stdout : stderr) {
-    // Characters have the encoding of the user's locale; without a locale UTF-8. Number formats stay.
+    // Use the encoding of the user's locale, or UTF-8 without one. Number formats stay as they are.
     const char* locale = std::setlocale(LC_CTYPE, "");
     if (locale == nullptr || MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
     const char* terminal = std::getenv("TERM");
@@ -94,7 +94,7 @@ class TerminalLines final : public LineSource {
   Status Open() {
     edit_ = el_init("infinigen", stdin, out_, stderr);
     history_ = history_init();
-    if (edit_ == nullptr || history_ == nullptr) return IoError("the terminal cannot be set up for line editing");
+    if (edit_ == nullptr || history_ == nullptr) return IoError("cannot set up the terminal for line editing");
     HistEvent event;
     history(history_, &event, H_SETSIZE, 1000);
     el_set(edit_, EL_CLIENTDATA, this);
@@ -159,7 +159,7 @@ class TerminalLines final : public LineSource {
     return inserted ? CC_REFRESH : CC_REFRESH_BEEP;
   }
 
-  // 1 and a character; 0 at the end of input; -1 on failure. libedit's own reader would try again after Ctrl-C.
+  // Returns 1 and a character; 0 at the end of input; -1 on failure. libedit's own reader would retry after Ctrl-C.
   static int GetCharacter(EditLine* edit, wchar_t* character) { return Self(edit).Get(character); }
 
   int Get(wchar_t* character) {
@@ -202,7 +202,7 @@ class TerminalLines final : public LineSource {
     return true;
   }
 
-  // Line ends become \n and are dropped at the end of the text; of other control characters only tabs stay.
+  // Line ends become \n and are removed at the end of the text. Other control characters except tabs are removed.
   static std::string PastedText(std::string_view bytes) {
     std::string text;
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -219,7 +219,7 @@ class TerminalLines final : public LineSource {
 
   static constexpr int kInterrupted = -2;
 
-  // Reads more bytes. 1; 0 at the end of input; -1 on failure; kInterrupted after Ctrl-C.
+  // Reads more bytes. Returns 1; 0 at the end of input; -1 on failure; kInterrupted after Ctrl-C.
   int Fill() {
     char buffer[4096];
     while (true) {
@@ -242,9 +242,9 @@ class TerminalLines final : public LineSource {
   std::FILE* out_;
   EditLine* edit_ = nullptr;
   History* history_ = nullptr;
-  bool brackets_ = false;  // the terminal marks pasted text
+  bool brackets_ = false;  // the terminal marks pasted text (bracketed paste)
   std::string prompt_;
-  std::string bytes_;  // read and not used yet
+  std::string bytes_;  // read but not yet consumed
   std::string pasted_;
   bool cancelled_ = false;
 };

@@ -1,5 +1,5 @@
-// LineSource: the lines that `chat` reads. At a terminal they are typed with editing and history (libedit); from a pipe
-// or file they are read as they are. One thread; at most one object at a time.
+// LineSource: the input of `chat`, line by line. At a terminal, lines are typed with editing and history (libedit);
+// from a pipe or file they are read unchanged. One thread; at most one object at a time.
 #pragma once
 
 #include <memory>
@@ -11,22 +11,22 @@ namespace infinigen {
 
 enum class LineEvent {
   kLine,
-  kCancelled,  // Ctrl-C: the typed text is dropped
+  kCancelled,  // Ctrl-C: the typed text is discarded
   kEnd,        // end of input, or SIGTERM
 };
 
 class LineSource {
  public:
   virtual ~LineSource() = default;
-  // The next line without its end; from a terminal it may contain pasted line breaks. `prompt` is shown at a terminal
-  // only.
+  // Reads the next line, without its end; at a terminal it may contain pasted line breaks. `prompt` is shown only at a
+  // terminal.
   virtual Result<LineEvent> Read(const std::string& prompt, std::string* line) = 0;
-  // Adds a line to the history of the up arrow.
+  // Adds a line to the history.
   virtual void Remember(const std::string& text) = 0;
   virtual bool terminal() const = 0;
 };
 
-// The source that fits standard input. Precondition: signals are installed (cli/console.h).
+// Opens standard input as a terminal or a pipe. Precondition: InstallInterrupt or InstallRepeatedInterrupt was called.
 Result<std::unique_ptr<LineSource>> OpenStandardInput();
 
 }  // namespace infinigen

@@ -1,4 +1,4 @@
-// infinigen: the composition root. Picks a command and hands it its arguments.
+// The program `infinigen`: runs the command that the first argument names.
 #include <fmt/format.h>
 
 #include <array>
@@ -23,19 +23,20 @@ struct Command {
 };
 
 constexpr std::array<Command, 8> kCommands = {{
-    {"generate", RunGenerate, "continue a text, or many"},
-    {"chat", RunChat, "talk with a model"},
-    {"serve", RunServe, "answer OpenAI's API over HTTP, with a web page"},
+    {"generate", RunGenerate, "generate text from one or many prompts"},
+    {"chat", RunChat, "chat with a model in the terminal"},
+    {"serve", RunServe, "run an OpenAI-compatible HTTP server with a web page"},
     {"bench", RunBench, "measure prefill and decode speed"},
-    {"eval", RunEval, "measure how good the answers are: perplexity, facts found in long text, questions"},
-    {"calibrate", RunCalibrate, "compute the file with which small sketches rank a model's keys"},
-    {"inspect", RunInspect, "show what is in a model"},
-    {"tokenize", RunTokenize, "turn text into token ids, or back"},
+    {"eval", RunEval, "measure quality: perplexity, facts found in long text, multiple-choice questions"},
+    {"calibrate", RunCalibrate, "compute a model's skew file, which --kv infinigen needs (automatic on first use)"},
+    {"inspect", RunInspect, "show a model's configuration, tensors and tokenizer"},
+    {"tokenize", RunTokenize, "convert text to token ids, or back"},
 }};
 
 std::string HelpText() {
   std::string text =
-      "infinigen runs language models whose KV cache lives in host memory.\n\n"
+      "infinigen runs language models with long contexts. The KV cache is in host memory,\n"
+      "and each step attends only to the entries that matter.\n\n"
       "usage: infinigen <command> [flags]\n\ncommands:\n";
   for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
   text += "\ninfinigen <command> -h lists the flags of a command; infinigen --version prints the version.\n";
@@ -46,7 +47,7 @@ int Dispatch(Arguments arguments) {
   if (arguments.empty()) {
     std::string names;
     for (const Command& command : kCommands) names += fmt::format("{}{}", names.empty() ? "" : ", ", command.name);
-    return FailUsage("", fmt::format("a command is missing: one of {}", names));
+    return FailUsage("", fmt::format("a command is missing; use one of {}", names));
   }
   const std::string& name = arguments[0];
   if (name == "-h" || name == "--help" || name == "help") {
@@ -66,12 +67,12 @@ int Dispatch(Arguments arguments) {
 }  // namespace infinigen
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of the write, and does not end the process
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe makes the write fail instead of ending the process
   try {
     return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::bad_alloc&) {
     return infinigen::Fail(infinigen::Exhausted("out of memory"));
-  } catch (const std::exception& error) {  // from a library; our own code does not throw
-    return infinigen::Fail(infinigen::Invalid("unexpected: {}", error.what()));
+  } catch (const std::exception& error) {  // from a library; this project's code does not throw
+    return infinigen::Fail(infinigen::Invalid("unexpected error: {}", error.what()));
   }
 }

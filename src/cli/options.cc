@@ -8,27 +8,26 @@
 
 #include "base/check.h"
 #include "cli/console.h"
-#include "runtime/describe.h"
-#include "runtime/kv_options.h"
 #include "runtime/report.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model) {
   flags.Text("-m,--model", model, "DIR",
-             "model directory as Hugging Face lays it out (config.json, *.safetensors; default: the built-in "
+             "model directory in Hugging Face layout: config.json, *.safetensors (default: the built-in "
              "infinigen-mini)");
 }
 
 void AddDeviceFlags(Flags& flags, DeviceRequest* device) {
-  flags.Integer("-t,--threads", &device->threads, 1, 1024,
-                "threads to compute with (default: as many as the machine has)");
+  flags.Integer("-t,--threads", &device->threads, 1, 1024, "CPU threads (default: all)");
   flags.Choice("--device", &device->device, {"cpu", "cuda", "reference"},
-               "where to compute; reference is the plain and slow implementation, for checking");
+               "where to compute; reference is a simple and slow CPU implementation, for checking results");
   flags.Text("--device-memory", &device->memory, "SIZE",
-             "use at most this much GPU memory, for example 24GiB; needs --device cuda");
+             "GPU memory to use at most, for example 24GiB (default: all that is free); needs --device cuda");
   flags.Text("--weights-on-device", &device->weights_on_device, "PERCENT",
-             "share of the weights that stays on the GPU, the rest is streamed; needs --device cuda");
+             "share of the weights to keep on the GPU; the rest is streamed in every step (default 100%); needs "
+             "--device cuda");
 }
 
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
@@ -44,7 +43,7 @@ void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {
     else
       flags.Custom("--" + option.name, set, option.meta, option.help);
   }
-  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "also report what was attended to for every layer");
+  flags.Switch("--stats-per-layer", &kv->stats_per_layer, "also report the attended share of every layer");
 }
 
 Result<std::vector<KvRequest>> KvRequests(const KvFlags& flags) {
@@ -72,26 +71,27 @@ void AddSamplingFlags(Flags& flags, SamplingFlags* sampling) {
   flags.Real("--temp", &options.temperature, 0, 1000, false,
              fmt::format("temperature; 0: always the most likely token (default {})", options.temperature));
   flags.Integer("--top-k", &sampling->top_k, 0, INT32_MAX,
-                fmt::format("keep the N most likely tokens; 0: all (default {})", options.top_k));
+                fmt::format("sample from the N most likely tokens; 0: all (default {})", options.top_k));
   flags.Real("--top-p", &options.top_p, 0, 1, true,
-             fmt::format("keep the most likely tokens that together have this probability; 1: all (default {})",
+             fmt::format("sample from the most likely tokens that together have this probability; 1: all (default {})",
                          options.top_p));
   flags.Real("--min-p", &options.min_p, 0, 1, false,
-             fmt::format("drop tokens less likely than this share of the most likely one; 0: none (default {})",
+             fmt::format("drop tokens with less than this share of the highest probability; 0: none (default {})",
                          options.min_p));
   flags.Real("--repeat-penalty", &options.repeat_penalty, 0, 1000, true,
-             fmt::format("above 1: recent tokens become less likely (default {})", options.repeat_penalty));
-  flags.Integer("--repeat-last-n", &sampling->repeat_window, 0, INT32_MAX,
-                fmt::format("how many tokens count as recent (default {})", options.repeat_window));
+             fmt::format("above 1, tokens in the recent text become less likely (default {})", options.repeat_penalty));
+  flags.Integer(
+      "--repeat-last-n", &sampling->repeat_window, 0, INT32_MAX,
+      fmt::format("number of tokens that --repeat-penalty counts as recent (default {})", options.repeat_window));
   flags.Integer("-s,--seed", &sampling->seed, -1, INT64_MAX,
-                "the same seed gives the same text; -1: a random one (default -1)");
+                "random seed; the same seed gives the same text; -1: random (default -1)");
 }
 
 SamplingOptions ResolveSampling(const SamplingFlags& flags) {
   SamplingOptions options = flags.options;
   options.top_k = static_cast<int32_t>(flags.top_k);
   options.repeat_window = static_cast<int32_t>(flags.repeat_window);
-  // 32 bits: a seed that is reported as JSON must survive readers that hold numbers as doubles.
+  // A random seed has 32 bits, so that JSON readers that use doubles read it exactly.
   options.seed = flags.seed >= 0 ? static_cast<uint64_t>(flags.seed) : std::random_device()();
   return options;
 }
@@ -99,8 +99,8 @@ SamplingOptions ResolveSampling(const SamplingFlags& flags) {
 void AddTextFlags(Flags& flags, PromptFlags* prompts) {
   flags.Custom(
       "-p,--prompt", [prompts](const std::string& text) { return prompts->text = text, std::string(); }, "TEXT",
-      "the text");
-  flags.Text("-f,--file", &prompts->file, "FILE", "read the text from a file, byte for byte; - is standard input");
+      "text on the command line");
+  flags.Text("-f,--file", &prompts->file, "FILE", "text in a file, read byte for byte; - is standard input");
 }
 
 void AddTokenFlags(Flags& flags, PromptFlags* prompts) {
@@ -108,11 +108,11 @@ void AddTokenFlags(Flags& flags, PromptFlags* prompts) {
     prompts->has_ids = true;
     return ParseIntegerList(text, 0, INT32_MAX, &prompts->ids);
   };
-  flags.Custom("--prompt-ids", set_ids, "1,2,3", "the prompt as token ids, used as they are");
+  flags.Custom("--prompt-ids", set_ids, "1,2,3", "the prompt as token ids; nothing is added to them");
   flags.Text(
       "--prompts", &prompts->lines_file, "FILE.jsonl",
-      "many prompts, run together: on each line \"text\", [ids], {\"prompt\": \"text\"} or {\"prompt_ids\": [ids]}, "
-      "objects also with \"n\" and \"seed\"");
+      "many prompts, run together; each line is \"text\", [ids], {\"prompt\": \"text\"} or {\"prompt_ids\": [ids]}; an "
+      "object may also have \"n\" (tokens to generate) and \"seed\"");
 }
 
 Result<int> PrintPlans(const Model& model, std::span<const RunPlan> plans, bool json) {

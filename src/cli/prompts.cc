@@ -12,20 +12,20 @@
 #include "base/utf8.h"
 #include "cli/console.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{1} << 30;
-// A prompt costs about 100 bytes before its first character, so a file of empty ones is bounded by its count.
+// A prompt takes about 100 bytes besides its text, so the number of prompts in a file is limited too.
 constexpr size_t kMaxPrompts = 100'000;
 
-// A prompt is one token. LineReader refuses the second level of nesting, so depth needs no limit here.
+// A prompt is one JSON token, so its length has no limit. LineReader refuses deeper nesting itself.
 constexpr JsonLimits kLineLimits = {.max_depth = SIZE_MAX, .max_token_bytes = SIZE_MAX};
 
-// Receives the events of one line and refuses the first that does not belong, so that foreign JSON builds nothing but
-// the prompt.
+// Receives the JSON events of one line and refuses the first unexpected one, so that hostile JSON cannot allocate more
+// than the prompt.
 class LineReader final : public JsonHandler {
  public:
   // `where`: "path:line".
@@ -123,7 +123,7 @@ Status ParseLine(std::string_view line, const std::string& where, PromptSpec& pr
   LineReader reader(where, prompt);
   const std::optional<JsonFault> fault = ScanJson(line, kLineLimits, reader);
   if (reader.error()) return *reader.error();
-  if (fault) return Invalid("{}: no valid JSON at column {}", where, fault->byte + 1);
+  if (fault) return Invalid("{}: invalid JSON at column {}", where, fault->byte + 1);
   prompt.ids.shrink_to_fit();
   return Ok();
 }
@@ -138,8 +138,7 @@ Result<std::string> ReadDescriptor(int fd, const std::string& name) {
     if (got < 0) return IoError("{}: read failed at byte {}: {}", name, filled, std::strerror(errno));
     if (got == 0) break;
     filled += static_cast<size_t>(got);
-    if (filled > kMaxTextBytes)
-      return Invalid("{}: longer than {} bytes, the most a prompt may have", name, kMaxTextBytes);
+    if (filled > kMaxTextBytes) return Invalid("{}: longer than {} bytes, the limit for a prompt", name, kMaxTextBytes);
   }
   text.resize(filled);
   return text;
@@ -152,12 +151,12 @@ Result<std::vector<PromptSpec>> ParsePromptLines(std::string_view text, const st
   JsonLines lines(text);
   while (const std::optional<JsonLines::Line> line = lines.Next()) {
     if (prompts.size() == kMaxPrompts)
-      return Invalid("{}:{}: more than {} prompts, split the file", path, line->number, kMaxPrompts);
+      return Invalid("{}:{}: more than {} prompts; split the file", path, line->number, kMaxPrompts);
     PromptSpec& prompt = prompts.emplace_back();
     prompt.line = line->number;
     RETURN_IF_ERROR(ParseLine(line->text, fmt::format("{}:{}", path, line->number), prompt));
   }
-  if (prompts.empty()) return Invalid("{}: holds no prompt", path);
+  if (prompts.empty()) return Invalid("{}: contains no prompt", path);
   return prompts;
 }
 

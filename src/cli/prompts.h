@@ -1,4 +1,4 @@
-// Reads prompts from a flag, a file, standard input, or a file of many (JSON lines), as text or token ids. One thread.
+// Reads prompts, as text or token ids, from a flag, a file, standard input, or a JSON-lines file of many. One thread.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@ namespace infinigen {
 
 struct PromptSpec {
   std::string text;          // unless `ids` is set
-  std::vector<int32_t> ids;  // token ids, used as they are
+  std::vector<int32_t> ids;  // token ids; nothing is added to them
   bool has_ids = false;
-  int64_t line = 0;              // in the file of prompts, from 1; 0 when there is none
-  std::optional<int64_t> n;      // tokens to generate, instead of the command's
-  std::optional<uint64_t> seed;  // likewise
+  int64_t line = 0;              // line in the prompts file, from 1; 0 without such a file
+  std::optional<int64_t> n;      // tokens to generate; overrides --predict
+  std::optional<uint64_t> seed;  // overrides --seed
 };
 
-// One JSON value a line: "text", [1,2,3], {"prompt": "text"} or {"prompt_ids": [1,2,3]}; an object may also hold "n"
-// (as --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path` is used
-// in messages only.
+// Parses one JSON value per line: "text", [1,2,3], {"prompt": "text"} or {"prompt_ids": [1,2,3]}; an object may also
+// have "n" (as --predict) and "seed". Blank lines are skipped. Memory stays within a small multiple of the text. `path`
+// is used only in messages.
 Result<std::vector<PromptSpec>> ParsePromptLines(std::string_view text, const std::string& path);
 
-// The whole of a file, a pipe, or standard input ("-"), as bytes.
+// Reads a whole file, pipe, or standard input ("-") as bytes.
 Result<std::string> ReadText(const std::string& path);
 
 // The flags that name a prompt; at most one is set.
 struct PromptFlags {
-  std::optional<std::string> text;  // --prompt, may be the empty text
+  std::optional<std::string> text;  // --prompt; may be empty
   std::string file;                 // --file
   std::string lines_file;           // --prompts
   std::vector<int64_t> ids;         // --prompt-ids

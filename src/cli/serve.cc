@@ -1,4 +1,4 @@
-// `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, answers until a signal, drains.
+// `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, serves until a signal, then drains.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,8 +13,6 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/terminal.h"
-#include "runtime/describe.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
@@ -24,7 +22,7 @@
 namespace infinigen {
 namespace {
 
-// Where memory is short and -c was not given, a context this short will do.
+// Without -c, the context may shrink to this if memory is short.
 constexpr int64_t kLeastServedContext = 256;
 
 struct ServeFlags {
@@ -51,53 +49,54 @@ struct ServeFlags {
 void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Group("Network");
   flags.Text("--host", &values->host, "ADDRESS",
-             "address to listen on; 0.0.0.0 is every address of this machine, use a key then (default 127.0.0.1)");
+             "address to listen on; 0.0.0.0 accepts connections from other machines, so set an API key as well "
+             "(default 127.0.0.1)");
   flags.Integer("--port", &values->port, 0, 65535,
-                "port to listen on; 0: any free one, which is printed (default 8080)");
+                "port to listen on; 0: any free port, which is printed (default 8080)");
   flags.TextList(
       "--api-key", &values->keys, "KEY",
-      "a key that clients send as Authorization: Bearer KEY; repeatable. Other users of this machine can see the "
-      "command line: prefer --api-key-file");
-  flags.Text("--api-key-file", &values->key_file, "FILE", "a file with one key on each line");
+      "require this key from clients, as Authorization: Bearer KEY; repeatable. Other users of this machine can see "
+      "the command line, so prefer --api-key-file");
+  flags.Text("--api-key-file", &values->key_file, "FILE", "read API keys from a file, one per line");
   flags.TextList("--cors-origin", &values->cors_origins, "ORIGIN",
-                 "web pages that may use the server, for example https://example.org; repeatable; *: all");
-  flags.Text("--tls-cert", &values->tls_cert, "FILE",
-             "certificate chain (PEM); with --tls-key the server speaks https");
-  flags.Text("--tls-key", &values->tls_key, "FILE", "its private key (PEM)");
-  flags.Integer(
-      "--queue", &values->queue, 0, 1 << 20,
-      "sequences that may wait beside those that run; further ones are refused with status 429 (default 128)");
+                 "allow web pages of this origin to use the server, for example https://example.org; *: all; "
+                 "repeatable");
+  flags.Text("--tls-cert", &values->tls_cert, "FILE", "certificate chain (PEM), for https; needs --tls-key");
+  flags.Text("--tls-key", &values->tls_key, "FILE", "private key of the certificate (PEM, not encrypted)");
+  flags.Integer("--queue", &values->queue, 0, 1 << 20,
+                "sequences that may wait while others run; more are refused with status 429 (default 128)");
   flags.Integer("--drain", &values->drain_s, 0, 86400,
-                "seconds that running requests get to finish after SIGTERM (default 30)");
+                "seconds that running requests have to finish after SIGTERM (default 30)");
   flags.Integer("--heartbeat", &values->heartbeat_s, 0, 86400,
-                "seconds without output after which a stream gets a comment, so that proxies keep it open; 0: never "
-                "(default 10)");
-  flags.Switch("--quiet", &values->quiet, "do not log every request on stderr");
+                "send a comment to a stream after this many seconds without output, so that proxies keep it open; 0: "
+                "never (default 10)");
+  flags.Switch("--quiet", &values->quiet, "do not log requests on stderr");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
   AddDeviceFlags(flags, &values->device);
   flags.Integer("-c,--ctx", &values->context, 1, kMaxContext,
-                "tokens of a prompt and its answer (default: what the model was made for, or less where memory is "
-                "short)");
-  flags.Integer("--batch", &values->batch, 1, 4096, "sequences at once (default 32, or fewer where memory is short)");
-  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and end");
+                "context: tokens of a prompt and its answer together (default: the model's context, or less if memory "
+                "is short)");
+  flags.Integer("--batch", &values->batch, 1, 4096,
+                "sequences to run at once (default 32, or fewer if memory is short)");
+  flags.Switch("--dry-run", &values->dry_run, "print the memory plan and exit");
   AddKvFlags(flags, &values->kv, /*list=*/false);
   AddSamplingFlags(flags, &values->sampling);
 }
 
-// What a running server uses, in the order in which it is made.
+// The parts of a loaded model, in the order of construction.
 struct Loaded {
   std::unique_ptr<Model> model;
   std::optional<ChatPrompt> chat;
   std::string chat_refusal;
   std::unique_ptr<Executor> executor;
-  uint64_t prefix_bytes = 0;  // what cached prefixes may take
+  uint64_t prefix_bytes = 0;  // limit of the prefix cache
 };
 
 Result<RunPlan> Plan(const ServeFlags& flags, const Model& model, const DeviceChoice& device, const KvRequest& kv) {
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model.config, flags.context));
   if (context > model.config.max_positions)
-    Warn(fmt::format("--ctx {} is beyond the {} positions that {} was trained for", context, model.config.max_positions,
+    Warn(fmt::format("--ctx {} exceeds the {} tokens that {} was trained for", context, model.config.max_positions,
                      model.config.name));
   return PlanServer(model, {.device = device,
                             .kv = kv,
@@ -114,7 +113,7 @@ Result<Loaded> Load(const ServeFlags& flags, const std::string& directory, const
   ASSIGN_OR_RETURN(const RunPlan plan, Plan(flags, model, device, kv));
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (model.tokenizer == nullptr) {
-    loaded.chat_refusal = "this model has no tokenizer: only /v1/completions with token ids works";
+    loaded.chat_refusal = "this model has no tokenizer; use /v1/completions with token ids";
   } else if (Result<ChatPrompt> chat = ChatPrompt::Make(*model.tokenizer); chat.ok()) {
     loaded.chat = std::move(*chat);
   } else {
@@ -144,7 +143,7 @@ ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
           .prefix_limit_bytes = loaded.prefix_bytes};
 }
 
-// Every connection takes a file descriptor; the usual soft limit is 1,024.
+// Every connection needs a file descriptor, and the usual soft limit is only 1,024.
 void RaiseFileLimit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -154,7 +153,7 @@ void RaiseFileLimit() {
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
 
-// An empty variable means that a secret did not arrive: the server must not start without a key then.
+// An empty variable means that a secret was not filled in. The server must not start without a key then.
 Status CheckKeysArrived(const ServeFlags& flags) {
   const auto empty = [](const char* name) {
     const char* value = std::getenv(name);
@@ -163,7 +162,7 @@ Status CheckKeysArrived(const ServeFlags& flags) {
   const bool only_blank = std::ranges::all_of(flags.keys, IsBlank);  // true without keys
   if (only_blank && empty("INFINIGEN_API_KEY")) return Invalid("INFINIGEN_API_KEY: a key must not be empty");
   if (flags.key_file.empty() && (flags.key_file_given || empty("INFINIGEN_API_KEY_FILE")))
-    return Invalid("--api-key-file: the name must not be empty");
+    return Invalid("--api-key-file: the file name must not be empty");
   return Ok();
 }
 
@@ -177,8 +176,9 @@ Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
   if (std::ranges::any_of(access.keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
   for (const std::string& origin : flags.cors_origins)
     if (origin != "*" && origin.find("://") == std::string::npos)
-      return Invalid("--cors-origin {}: an origin is a scheme and a host, as https://example.org", origin);
-  if (flags.tls_cert.empty() != flags.tls_key.empty()) return Invalid("--tls-cert and --tls-key go together");
+      return Invalid("--cors-origin {}: an origin needs a scheme and a host, for example https://example.org", origin);
+  if (flags.tls_cert.empty() != flags.tls_key.empty())
+    return Invalid("--tls-cert and --tls-key must be given together");
   const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
   if (!local && access.keys.empty())
     Warn(fmt::format("--host {} without --api-key: anyone who reaches this machine can use the model", flags.host));
@@ -200,7 +200,7 @@ Result<int> Serve(const ServeFlags& flags) {
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 
   RaiseFileLimit();
-  // Declared first and so destroyed last: everything below uses it.
+  // Declared first and so destroyed last, because everything below uses it.
   Loaded loaded;
   Api api(std::move(access), /*log_requests=*/!flags.quiet);
   HttpOptions http{.host = flags.host,
@@ -211,7 +211,7 @@ Result<int> Serve(const ServeFlags& flags) {
   std::atomic<bool> loading{true};
   HttpHandler handler = api.handler();
   handler.drain = [&loading, then = handler.drain] {
-    // No request runs yet, and loading cannot be interrupted.
+    // While the model loads, no request runs and loading cannot be interrupted, so the process ends at once.
     if (loading.exchange(false)) std::_Exit(kExitOk);
     then();
   };
@@ -225,13 +225,13 @@ Result<int> Serve(const ServeFlags& flags) {
 
   ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
   api.Serve(Serving(flags, loaded));
-  while (!loading.exchange(false)) ::pause();  // a signal came first, and the process is ending
+  while (!loading.exchange(false)) ::pause();  // a signal arrived first, and its handler is ending the process
   const ExecutorOptions& options = loaded.executor->options();
-  PrintStderr("infinigen: {} is ready: context {} tokens, {} sequences at once, {}, {} for prefixes, {} thread{}\n",
+  PrintStderr("infinigen: {} is ready: context {} tokens, batch {}, {}, prefix cache {}, {} thread{}\n",
               loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
               FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
   server->Wait();
-  server->Stop();  // before the parts that its handlers use
+  server->Stop();  // before the parts that its handlers use are destroyed
   api.Stop();
   return kExitOk;
 }
@@ -240,7 +240,8 @@ Result<int> Serve(const ServeFlags& flags) {
 
 int RunServe(Arguments arguments) {
   ServeFlags values;
-  Flags flags("serve", "Answer OpenAI's API over HTTP, with a web page to chat and to watch the KV cache.");
+  Flags flags("serve",
+              "Run an OpenAI-compatible HTTP server. Its web page offers a chat and a live picture of the KV cache.");
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   values.key_file_given = flags.Given("api-key-file");

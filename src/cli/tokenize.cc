@@ -1,4 +1,4 @@
-// `infinigen tokenize`: text to token ids, and back.
+// `infinigen tokenize`: converts text to token ids, and back.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include "cli/prompts.h"
 #include "runtime/model.h"
 #include "runtime/report.h"
-#include "runtime/text.h"
+#include "runtime/requests.h"
 
 namespace infinigen {
 namespace {
@@ -38,7 +38,7 @@ Result<int> Tokenize(const TokenizeFlags& flags) {
     const std::vector<int32_t> ids(flags.input.ids.begin(), flags.input.ids.end());
     for (size_t i = 0; i < ids.size(); ++i)
       if (ids[i] >= tokenizer->vocab_size())
-        return Invalid("id {} (number {}) is beyond the vocabulary, which ends at {}", ids[i], i,
+        return Invalid("--ids: the id {} (number {}) is not in the vocabulary, which ends at {}", ids[i], i,
                        tokenizer->vocab_size() - 1);
     const std::string text = tokenizer->Decode(ids, /*skip_special=*/flags.no_special);
     if (flags.json) {
@@ -46,7 +46,7 @@ Result<int> Tokenize(const TokenizeFlags& flags) {
       json["text"] = ReplaceInvalidUtf8(text);
       output.Write(Dump(json));
     } else {
-      output.Write(text + "\n");  // the exact bytes that the tokens spell
+      output.Write(text + "\n");  // the exact bytes, even if they are not valid UTF-8
     }
   } else {
     ASSIGN_OR_RETURN(const std::vector<PromptSpec> prompts, ReadPrompts(flags.input));
@@ -63,23 +63,23 @@ Result<int> Tokenize(const TokenizeFlags& flags) {
 int RunTokenize(Arguments arguments) {
   TokenizeFlags values;
   Flags flags("tokenize", "Print the token ids of a text, or with --ids the text of token ids.");
-  flags.Group("Input (one of them; standard input when none is given)");
+  flags.Group("Input (at most one of these; default: standard input)");
   AddTextFlags(flags, &values.input);
   const auto set_ids = [&](const std::string& text) {
     values.input.has_ids = true;
     return ParseIntegerList(text, 0, INT32_MAX, &values.input.ids);
   };
-  flags.Custom("--ids", set_ids, "1,2,3", "decode these ids");
+  flags.Custom("--ids", set_ids, "1,2,3", "token ids to decode into text");
   flags.Exclusive({"prompt", "file", "ids"});
   flags.Group("Model");
   AddModelFlag(flags, &values.model);
   flags.Group("Output");
   flags.Switch("--no-special", &values.no_special,
-               "add no special tokens (BOS and the like); with --ids: leave them out of the text");
-  flags.Switch("--json", &values.json, "one JSON object: ids, tokens (as the vocabulary spells them), count");
+               "do not add special tokens (BOS and the like); with --ids, leave them out of the text");
+  flags.Switch("--json", &values.json, "print one JSON object: ids, tokens (as spelled in the vocabulary), count");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (!values.input.any() && ::isatty(STDIN_FILENO) == 1)
-    return FailUsage("tokenize", "a text is missing: pass -p, -f or --ids, or pipe text in");
+    return FailUsage("tokenize", "a text is missing; pass -p, -f or --ids, or pipe text in");
   return Finish(Tokenize(values));
 }
 

@@ -10,21 +10,23 @@ namespace {
 
 Status CheckKv(const RequestKv& kv, const KvMethod& method) {
   if (kv.full) {
-    if (method.evicts()) return Unsupported("kv {} gives entries up, so no request can attend to all", method.preset);
+    if (method.evicts())
+      return Unsupported("kv {} evicts entries, so a request cannot attend to all of them", method.preset);
     if (!method.selects() || method.LargestCap() >= 1) return Ok();
-    return Unsupported("a request asks for all entries, there is room for {:.4g}% of them", 100 * method.LargestCap());
+    return Unsupported("a request asks for all entries, but there is room for only {:.4g}% of them",
+                       100 * method.LargestCap());
   }
   if (!kv.alpha && !kv.cap) return Ok();
   if (!method.selects())
-    return Unsupported("kv {} attends to everything, a request's alpha and cap have no meaning", method.preset);
-  if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, it must not be negative", *kv.alpha);
-  if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, it must be above 0 and at most 1", *kv.cap);
+    return Unsupported("kv {} attends to everything, so a request cannot set alpha or cap", method.preset);
+  if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, but must not be negative", *kv.alpha);
+  if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, but must be above 0 and at most 1", *kv.cap);
   if (kv.cap.value_or(0) > method.LargestCap())
-    return Unsupported("a request asks for a cap of {}, there is room for {}", *kv.cap, method.LargestCap());
+    return Unsupported("a request asks for a cap of {}, but there is room for only {}", *kv.cap, method.LargestCap());
   return Ok();
 }
 
-// A unit of a few tokens costs nearly what one of so many does: the weights have to be read.
+// A unit of fewer tokens costs nearly as much as one of this many, because it reads all weights of a layer.
 constexpr int64_t kLeastUnitTokens = 32;
 
 }  // namespace
@@ -46,7 +48,7 @@ Engine::Engine(Executor& executor, const EngineOptions& options)
 
 Engine::~Engine() {
   for (const std::unique_ptr<Live>& live : requests_)
-    if (live->holds_slot()) GiveUp(*live);
+    if (live->holds_slot()) ReleaseSlot(*live);
   DropHeld();
 }
 
@@ -64,18 +66,19 @@ Result<RequestId> Engine::Submit(Request request) {
   if (prompt > context) return Invalid("the prompt has {} tokens, the context holds {}", prompt, context);
   for (size_t i = 0; i < request.prompt.size(); ++i)
     if (request.prompt[i] < 0 || request.prompt[i] >= config.vocab)
-      return Invalid("prompt token {} has the id {}, the vocabulary has {}", i, request.prompt[i], config.vocab);
+      return Invalid("prompt token {} has id {}, but the vocabulary has {} tokens", i, request.prompt[i], config.vocab);
   CHECK(request.max_new_tokens >= 0);
   RETURN_IF_ERROR(CheckKv(request.kv, executor_.options().method));
 
   const int64_t room = executor_.options().max_batch - Running();
   if (const int64_t waiting = Waiting(); waiting >= room && waiting - room >= options_.max_waiting)
-    return Exhausted("{} requests are waiting, the queue holds {}", waiting, options_.max_waiting);
+    return Exhausted("the queue is full: {} requests are waiting, the limit is {}", waiting, options_.max_waiting);
 
   const RequestId id(next_id_++);
   auto live = std::make_unique<Live>(id, std::move(request), config.vocab);
-  // The last generated token is never attended to, so it needs no row.
-  live->final_tokens = std::min(context, prompt + std::max<int64_t>(live->request.max_new_tokens - 1, 0));
+  // The last generated token gets no row, because no token attends to it.
+  const int64_t new_rows = std::max<int64_t>(live->request.max_new_tokens - 1, 0);
+  live->final_tokens = prompt + std::min(new_rows, context - prompt);  // their plain sum may overflow
   requests_.push_back(std::move(live));
   return id;
 }
@@ -111,25 +114,25 @@ void Engine::DropCancelled() {
     if (live->cancel && !live->finished()) Finish(*live, FinishReason::kCancelled);
 }
 
-// By what is still to be read, in the memory that it takes.
+// Short: the rest of its prefill fits the memory of the side lane.
 bool Engine::IsShort(const Live& live) const {
   return executor_.PrefillBytes(live.rows, live.rows_before_step() - live.rows) <= side_bytes_;
 }
 
-// At most two prefills are under way, one of them a short one: what the memory plan counts. Replayed steps take more
-// than is planned for the side lane.
+// At most two prefills are in progress, and one of them is short: the memory plan relies on it. Requests that replay
+// steps after a preemption stay out of the side lane, because that takes more memory.
 Engine::Lanes Engine::FindLanes() const {
   Lanes lanes;
-  bool main_is_short = false;  // nobody begins beside it
+  bool main_is_short = false;  // then no other prefill begins
   for (const std::unique_ptr<Live>& live : requests_) {
-    if (!live->reads()) continue;
+    if (!live->prefills()) continue;
     if (lanes.main == nullptr) {
       lanes.main = live.get();
       if (side_bytes_ == 0) break;
       main_is_short = IsShort(*live);
     } else if (live->prefill_units > 0) {
-      CHECK(IsShort(*live));    // nobody older can come between who began in the main lane and its end
-      lanes.side = live.get();  // whoever began goes on
+      CHECK(IsShort(*live));    // a long prefill begins only in the main lane, and no older request can overtake it
+      lanes.side = live.get();  // a prefill in progress continues
       break;
     } else if (!main_is_short && lanes.side == nullptr && live->result.tokens.empty() && IsShort(*live)) {
       lanes.side = live.get();
@@ -138,7 +141,7 @@ Engine::Lanes Engine::FindLanes() const {
   return lanes;
 }
 
-// A request that is done makes way for the next of its lane in the same turn, as long as tokens are left.
+// When a prefill ends and tokens of the turn are left, the next request of the lane continues.
 void Engine::RunPrefill() {
   Lanes lanes = FindLanes();
   side_turn_ = lanes.side != nullptr && !side_turn_;
@@ -152,16 +155,18 @@ void Engine::RunPrefill() {
   }
 }
 
-// The prompt, as far as it is not there; after a preemption then what was generated, as the steps it was.
+// Begins the prefill of the prompt's missing rows; if the prompt is complete (after a preemption), of the generated
+// tokens, as steps.
 Status Engine::BeginPrefill(Live& live) {
-  if (prefixes_ && live.state == RequestState::kAdmitted) TakeOverPrefix(live);
+  if (prefixes_ && live.state == RequestState::kAdmitted) AdoptPrefix(live);
   if (!std::exchange(live.counted, true)) {
     live.result.reused_tokens = live.rows;
     stats_.prompt_tokens += live.prompt_tokens();
     stats_.reused_tokens += live.rows;
   }
   const bool steps = live.rows >= live.prompt_tokens();
-  // As a step a token takes up to twice the memory, for its guess: in parts, so that none takes more than a prompt may.
+  // A token that runs as a step needs up to twice the memory, for its guess. Half a context at a time needs no more
+  // than the longest prompt.
   const int64_t part = std::max<int64_t>(1, executor_.options().max_tokens / 2);
   live.prefill_end = steps ? std::min(live.rows_before_step(), live.rows + part) : live.prompt_tokens();
   const std::span<const int32_t> tokens =
@@ -177,7 +182,7 @@ Status Engine::BeginPrefill(Live& live) {
 
 void Engine::RunPrefillUnit(Live& live) {
   if (live.prefill_units_done == live.prefill_units) {
-    // Only now: who waits for its lane takes no memory for its residual stream.
+    // Not earlier, so that a request that waits for its lane holds no memory for a residual stream.
     if (Status begun = BeginPrefill(live); !begun.ok())
       return Finish(live, FinishReason::kError, begun.error().message);
     if (live.state == RequestState::kAdmitted) live.Become(RequestState::kPrefilling);
@@ -205,7 +210,7 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
   live.kv_before = executor_.instruments().SlotStats(live.slot);
-  if (!live.result.tokens.empty()) return;  // its next token is known
+  if (!live.result.tokens.empty()) return;  // a replay: the next token is known
   live.first_token = EngineClock::now();
   live.result.prefill_s = Seconds(live.first_token - live.admitted);
   if (live.request.max_new_tokens == 0)
@@ -243,12 +248,13 @@ void Engine::RunDecodeStep() {
   }
 }
 
-// Samples the next token of a decoding request and decides whether it goes on.
+// Samples the next token of a decoding request, and finishes the request if that was its last.
 void Engine::Accept(Live& live, std::span<float> logits) {
   const std::span<const int32_t> history = live.history;
   const std::optional<int32_t> token =
       live.sampler.Sample(logits, history, history.subspan(static_cast<size_t>(live.prompt_tokens())));
-  if (!token) return Finish(live, FinishReason::kError, "the model gave no finite logit");
+  if (!token)
+    return Finish(live, FinishReason::kError, "the model produced no finite logit (are its weights damaged?)");
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
   if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
     return Finish(live, FinishReason::kEos);
@@ -262,7 +268,7 @@ void Engine::Accept(Live& live, std::span<float> logits) {
   if (enough || full) Finish(live, FinishReason::kLength);
 }
 
-// What its own steps did, before its place goes to somebody else.
+// Adds the statistics of its latest decode phase to the result, before the slot is released.
 void Engine::CountSteps(Live& live) {
   if (live.state == RequestState::kDecoding)
     live.result.kv.Add(executor_.instruments().SlotStats(live.slot) - live.kv_before);
@@ -276,7 +282,7 @@ void Engine::Finish(Live& live, FinishReason reason, std::string error) {
       live.history.resize(static_cast<size_t>(live.rows));
       held_ = Held{live.slot, std::move(live.history)};
     } else {
-      GiveUp(live);
+      ReleaseSlot(live);
     }
   }
   if (!live.result.tokens.empty()) live.result.decode_s = Seconds(EngineClock::now() - live.first_token);

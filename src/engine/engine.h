@@ -1,18 +1,20 @@
-// The engine: requests in, tokens out. One loop on one thread; it owns no thread itself, its owner calls RunOnce().
+// Engine: schedules requests on an executor; requests in, tokens out. It owns no thread: its owner calls RunOnce() in a
+// loop, on one thread.
 //
-// A turn: drop what was cancelled; admit from the queue, in order of arrival, while the pool has room; run prefill
-// units of one prompt; run one decode step for every decoding request. So a long prompt never stalls the streams of
-// others for longer than one unit, and a request joins and leaves between steps.
+// A turn (RunOnce) drops cancelled requests; admits queued requests in order of arrival while the pool has room; runs
+// prefill units of one prompt; and runs one decode step of all decoding requests. So a long prompt delays the decode
+// steps of other requests by at most one turn's prefill units, and requests can join and leave between steps.
 //
-// Prompts are read in two lanes. The main lane has the oldest. Where that is a long one, and the executor planned for
-// it (ExecutorOptions::side_tokens), the side lane has the oldest of the short ones. Turns alternate between them, so a
+// Prompts are prefilled in two lanes. The main lane has the oldest prompt. If that is long and the executor planned for
+// it (ExecutorOptions::side_tokens), the side lane has the oldest short prompt. Turns alternate between the lanes, so a
 // short prompt does not wait for a long one, and a long one takes at most twice as long.
 //
-// Room: a request is admitted with rows for its final length, so that nothing can stop it any more. An engine that
-// grows gives it rows for its prompt and the next tokens, and more when they are used up. When the pool has none,
-// cached prefixes leave; then the request that came last is preempted: it gives everything up, waits again in its place
-// by arrival, and its prompt and what it said so far are read again (what it said, as steps: the entries are the ones
-// it had). The oldest takes from everybody and nobody from it, so it always gets on, and everybody is the oldest once.
+// Memory: by default a request is admitted with rows for its final length, so it can always finish. With
+// EngineOptions::grows it is admitted with rows for its prompt and the next tokens, and its quota grows as needed. When
+// the pool is full, unused cached prefixes are dropped; then the newest request is preempted: it releases its memory
+// and returns to its position in the queue. Later its prompt and the tokens generated so far are prefilled again
+// (generated tokens as decode steps, so that its entries are bit-identical). The oldest request is never preempted, so
+// some request always makes progress.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +31,21 @@
 
 namespace infinigen {
 
-// Step times kept for percentiles: the latest so many.
+// Number of latest step times that are stored for percentiles.
 inline constexpr size_t kStepSamples = 65536;
 
 struct EngineOptions {
-  // Quotas grow, and who came last is preempted. Methods that evict never grow: they are admitted whole.
+  // Quotas grow as needed, and the newest request is preempted when the pool is full. Ignored if the method evicts:
+  // requests are then admitted with rows for their final length.
   bool grows = false;
-  // Sequences begin with what others had in common with them. Only where quotas grow.
+  // Requests reuse the entries of earlier requests that begin with the same tokens. Only with `grows`.
   bool reuses_prefixes = false;
-  // What may stay of them, sketches included, while nobody uses it. Whoever needs the room takes it from there first.
+  // Limit of the prefix cache: entries and sketches that no request uses. They are dropped when a request needs memory.
   uint64_t prefix_limit_bytes = UINT64_MAX;
-  // Requests that wait beyond those that a free slot is there for; one more is refused.
+  // Requests that may wait in the queue, not counting those for which a slot is free; more are rejected.
   int64_t max_waiting = INT64_MAX;
-  // Prefill units of a turn go on until so many tokens went through a layer; 0: one unit. A short prompt is then done
-  // in a turn or two, instead of in as many as there are layers.
+  // A turn runs prefill units until their tokens add up to this many; 0: one unit. With it a short prompt needs one or
+  // two turns instead of one for each layer.
   int64_t turn_prefill_tokens = 0;
 };
 
@@ -52,19 +55,19 @@ struct EngineStats {
   int64_t decode_tokens = 0;
   double decode_s = 0;  // time inside decode steps
   int64_t decode_steps = 0;
-  std::vector<float> step_ms;  // of the latest kStepSamples steps, in no particular order
+  std::vector<float> step_ms;  // duration of the latest kStepSamples steps, in no particular order
 
   // Sums so far.
-  int64_t prompt_tokens = 0;    // of requests whose prefill has begun, each once
-  int64_t reused_tokens = 0;    // of them, those that were not computed
-  int64_t replayed_tokens = 0;  // computed again after a preemption
+  int64_t prompt_tokens = 0;    // counted when a request's first prefill begins
+  int64_t reused_tokens = 0;    // prompt tokens with entries that existed already
+  int64_t replayed_tokens = 0;  // tokens prefilled again after a preemption
   int64_t preemptions = 0;
-  // After the latest turn.
+  // State after the latest turn.
   int64_t running = 0;
   int64_t waiting = 0;
-  uint64_t pool_bytes = 0;    // entries of requests that run or are kept
-  uint64_t cached_bytes = 0;  // entries that leave when somebody needs the room
-  uint64_t prefix_bytes = 0;  // the same with their sketches: at most prefix_limit_bytes
+  uint64_t pool_bytes = 0;    // entries of running requests, and held rows
+  uint64_t cached_bytes = 0;  // entries of cached prefixes that no request uses
+  uint64_t prefix_bytes = 0;  // cached_bytes and their sketches: at most prefix_limit_bytes
 };
 
 class Engine {
@@ -74,22 +77,22 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues a request. Refused at once, with the numbers, when it can never run: empty prompt, a token outside the
-  // vocabulary, a prompt longer than the context, a kv that cannot be had; kExhausted when too many wait.
+  // Queues a request. Fails at once if it could never run: empty prompt, token outside the vocabulary, prompt longer
+  // than the context, unsupported `kv`; kExhausted if the queue is full.
   Result<RequestId> Submit(Request request);
 
-  // Takes effect at the start of the next turn, before anything is computed; unknown or finished ids are ignored. The
-  // only calls allowed inside callbacks.
+  // Take effect at the start of the next turn; unknown or finished ids are ignored. The only functions that callbacks
+  // may call.
   void Cancel(RequestId id);
   void CancelAll();
 
-  // One turn; false when there is nothing to do.
+  // Runs one turn; false when no request is left.
   bool RunOnce();
 
-  // Gives up the rows that a hold_rows request left behind, if any, and all prefixes that nobody uses.
+  // Releases the held rows (Request::hold_rows), and drops all cached prefixes that no request uses.
   void DropHeld();
 
-  // Where a request's entries are; nullopt while it has none.
+  // The slot of a request; nullopt while it has none.
   std::optional<SeqSlot> SlotOf(RequestId id) const;
 
   const EngineStats& stats() const { return stats_; }
@@ -102,24 +105,24 @@ class Engine {
   void SweepFinished();
   void UpdateStats();
 
-  // Room (engine_room.cc).
+  // Memory (admission.cc).
   void Admit();
   Result<SeqSlot> AdmitOne(Live& live, bool alone);
   Result<SeqSlot> AdmitGrowing(Live& live, bool alone);
   PrefixCache::Path FindPrefix(Live& live);
-  void TakeOverPrefix(Live& live);
-  bool TakeOverHeld(Live& live);
+  void AdoptPrefix(Live& live);
+  bool AdoptHeldRows(Live& live);
   void GrowAll();
   void Grow(Live& live);
   bool MakeRoom(int64_t extents);
   void Preempt(Live& live);
   void Publish(Live& live);
-  void GiveUp(Live& live);
-  Live* Youngest() const;
+  void ReleaseSlot(Live& live);
+  Live* Newest() const;
   int64_t Running() const;
   int64_t Waiting() const;
 
-  // Work.
+  // Computation (engine.cc).
   struct Lanes {
     Live* main = nullptr;
     Live* side = nullptr;
@@ -136,25 +139,25 @@ class Engine {
   void Finish(Live& live, FinishReason reason, std::string error = {});
 
   Executor& executor_;
-  Sharing* const sharing_;  // null: sequences are admitted whole
+  Sharing* const sharing_;  // null: requests are admitted with rows for their final length
   const EngineOptions options_;
-  std::unique_ptr<PrefixCache> prefixes_;       // null: none are reused
-  uint64_t prefix_extent_bytes_ = 0;            // of a cached extent, its sketches included
-  std::deque<std::unique_ptr<Live>> requests_;  // in order of arrival, until finished
-  // Rows that outlived their request. The slot was admitted for the whole context, so any request fits into it.
+  std::unique_ptr<PrefixCache> prefixes_;       // null: prefixes are not reused
+  uint64_t prefix_extent_bytes_ = 0;            // one cached extent and its sketches
+  std::deque<std::unique_ptr<Live>> requests_;  // all that are not finished, in order of arrival
+  // Rows of a finished request. The slot has room for the whole context, so any request fits into it.
   struct Held {
     SeqSlot slot;
     std::vector<int32_t> tokens;  // one per row
   };
   std::optional<Held> held_;
-  uint64_t side_bytes_ = 0;  // of a prefill in the side lane, at most; 0: there is none
-  bool side_turn_ = false;   // the latest turn was the side lane's
+  uint64_t side_bytes_ = 0;  // the most memory that a prefill in the side lane may use; 0: there is no side lane
+  bool side_turn_ = false;   // the latest turn ran the side lane
   int64_t next_id_ = 0;
   EngineStats stats_;
 
-  // Scratch of a step, sized once.
+  // Scratch memory of a step, allocated once.
   std::vector<Live*> batch_;
-  std::vector<struct StepItem> items_;
+  std::vector<StepItem> items_;
   std::vector<float> logits_;  // [max_batch][vocab]
 };
 

@@ -1,4 +1,4 @@
-// A request and what it holds while it is in the engine. Part of the engine, for its own files only.
+// Engine::Live: a request with its state, from Submit until it is finished. Private to engine.cc and admission.cc.
 #pragma once
 
 #include <chrono>
@@ -24,27 +24,27 @@ struct Engine::Live {
   Sampler sampler;
   RequestResult result;
 
-  SeqSlot slot;                  // from admission on
-  int64_t final_tokens = 0;      // rows it may reach
-  int64_t rows = 0;              // complete in every layer
-  std::vector<int32_t> history;  // prompt, then what was generated; request.prompt moved here
+  SeqSlot slot;                  // valid while holds_slot()
+  int64_t final_tokens = 0;      // the most rows that it may reach
+  int64_t rows = 0;              // rows that are complete in every layer
+  std::vector<int32_t> history;  // prompt (moved from request.prompt), then the generated tokens
   int64_t prompt_count = 0;
 
-  // Of the part that is prefilled at the moment: the prompt, or after a preemption what was generated.
-  int64_t prefill_end = 0;
+  // The prefill in progress: of the prompt, or after a preemption of generated tokens.
+  int64_t prefill_end = 0;  // the row after its last
   int64_t prefill_units_done = 0;
   int64_t prefill_units = 0;
   int64_t unit_tokens = 0;
 
-  // Where entries are shared.
+  // Prefix cache.
   PrefixCache::Setting setting;          // of its selection
-  bool shares = true;                    // it may, with what that costs
-  PrefixCache::Path path;                // of the extents that are complete, as far as they are in the cache
-  std::vector<PrefixCache::Kind> kinds;  // of the path that a preemption took
+  bool shares = true;                    // uses the prefix cache
+  PrefixCache::Path path;                // cached nodes of its text, pinned: a prefix of its complete extents
+  std::vector<PrefixCache::Kind> kinds;  // kinds of the path that it had when it was preempted
 
-  KvStats kv_before;       // of its place, when its latest run of steps began
-  bool preempted = false;  // ever
-  bool counted = false;    // its prompt, in the statistics
+  KvStats kv_before;       // statistics of its slot when its latest decode phase began
+  bool preempted = false;  // at least once
+  bool counted = false;    // its prompt is included in EngineStats
   EngineClock::time_point submitted = EngineClock::now();
   EngineClock::time_point admitted;
   EngineClock::time_point first_token;
@@ -57,10 +57,10 @@ struct Engine::Live {
         prompt_count(std::ssize(history)) {}
 
   int64_t prompt_tokens() const { return prompt_count; }
-  // Rows of everything but the newest token, which the next step brings.
+  // Rows that must exist before the next step, which appends the newest token.
   int64_t rows_before_step() const { return result.tokens.empty() ? prompt_tokens() : std::ssize(history) - 1; }
   bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
-  bool reads() const { return state == RequestState::kAdmitted || state == RequestState::kPrefilling; }
+  bool prefills() const { return state == RequestState::kAdmitted || state == RequestState::kPrefilling; }
   bool holds_slot() const { return !finished() && state != RequestState::kQueued; }
   void Become(RequestState next) {
     CHECK(MayFollow(state, next));

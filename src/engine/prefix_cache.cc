@@ -5,18 +5,18 @@
 
 namespace infinigen {
 
-// Invariant: who pins a node pins its parent. So a node that is not pinned has no child that is.
+// Invariant: a sequence that pins a node also pins its parent. So an unpinned node has no pinned child.
 struct PrefixCache::Node {
-  Node* parent = nullptr;  // null: the text begins here
+  Node* parent = nullptr;  // null at the beginning of a text
   uint64_t hash = 0;
   Kind kind;
   std::vector<int32_t> tokens;  // [256]
   SharedId extent;
   int64_t children = 0;
   int64_t pins = 0;
-  uint64_t used = 0;
+  uint64_t used = 0;  // time of the last use
 
-  bool can_leave() const { return pins == 0 && children == 0; }
+  bool is_droppable() const { return pins == 0 && children == 0; }
 };
 
 namespace {
@@ -35,8 +35,8 @@ uint64_t PrefixCache::HashOf(uint64_t before, const Setting& setting, std::span<
   return hash;
 }
 
-PrefixCache::PrefixCache(Sharing& sharing, int64_t most_unpinned) : sharing_(sharing), most_unpinned_(most_unpinned) {
-  CHECK(most_unpinned >= 0);
+PrefixCache::PrefixCache(Sharing& sharing, int64_t max_unpinned) : sharing_(sharing), max_unpinned_(max_unpinned) {
+  CHECK(max_unpinned >= 0);
 }
 
 PrefixCache::~PrefixCache() {
@@ -69,18 +69,18 @@ PrefixCache::Path PrefixCache::Walk(std::span<const int32_t> tokens, Choose choo
 }
 
 PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, const Setting& setting) {
-  return Walk(tokens, [&](const Path& path, std::span<const int32_t> stretch) {
+  return Walk(tokens, [&](const Path& path, std::span<const int32_t> chunk) {
     const Node* parent = path.empty() ? nullptr : path.back();
-    Node* node = Child(parent, {}, stretch, nullptr);
-    return node != nullptr || !setting.selects ? node : Child(parent, setting, stretch, nullptr);
+    Node* node = Child(parent, {}, chunk, nullptr);
+    return node != nullptr || !setting.selects ? node : Child(parent, setting, chunk, nullptr);
   });
 }
 
 PrefixCache::Path PrefixCache::FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds) {
-  return Walk(tokens, [&](const Path& path, std::span<const int32_t> stretch) -> Node* {
+  return Walk(tokens, [&](const Path& path, std::span<const int32_t> chunk) -> Node* {
     if (path.size() == kinds.size()) return nullptr;
     const Kind& kind = kinds[path.size()];
-    return Child(path.empty() ? nullptr : path.back(), kind.setting, stretch, &kind);
+    return Child(path.empty() ? nullptr : path.back(), kind.setting, chunk, &kind);
   });
 }
 
@@ -118,9 +118,9 @@ bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> toke
   return true;
 }
 
-// A node that can leave is in leaving_, by when it was used; no other is.
+// Invariant: droppable_ contains exactly the nodes with is_droppable().
 void PrefixCache::Pin(Node& node) {
-  if (node.can_leave()) leaving_.erase({node.used, &node});
+  if (node.is_droppable()) droppable_.erase({node.used, &node});
   if (node.pins++ == 0) ++pinned_;
   node.used = now_;
 }
@@ -129,19 +129,19 @@ void PrefixCache::Release(Path& path) {
   for (Node* node : path) {
     CHECK(node->pins > 0);
     if (--node->pins == 0) --pinned_;
-    if (node->can_leave()) leaving_.emplace(node->used, node);
+    if (node->is_droppable()) droppable_.emplace(node->used, node);
   }
   path.clear();
-  while (unpinned() > most_unpinned_) CHECK(DropOldest());
+  while (unpinned() > max_unpinned_) CHECK(DropOldest());
 }
 
 bool PrefixCache::DropOldest() {
-  if (leaving_.empty()) return false;
-  Node* node = leaving_.extract(leaving_.begin()).value().second;
+  if (droppable_.empty()) return false;
+  Node* node = droppable_.extract(droppable_.begin()).value().second;
   sharing_.DropShared(node->extent);
   if (Node* parent = node->parent; parent != nullptr) {
     --parent->children;
-    if (parent->can_leave()) leaving_.emplace(parent->used, parent);
+    if (parent->is_droppable()) droppable_.emplace(parent->used, parent);
   }
   const auto [first, last] = nodes_.equal_range(node->hash);
   nodes_.erase(std::find_if(first, last, [&](const auto& child) { return child.second.get() == node; }));

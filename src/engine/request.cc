@@ -9,7 +9,7 @@ bool MayFollow(RequestState from, RequestState to) {
   if (to == kCancelled) return from != kDone && from != kCancelled;
   switch (from) {
     case kQueued:
-      return to == kAdmitted || to == kDone;  // done: it can never be admitted
+      return to == kAdmitted || to == kDone;  // done: with an error, if it can never be admitted
     case kAdmitted:
       return to == kPrefilling || to == kPreempted || to == kDone;
     case kPrefilling:

@@ -43,7 +43,7 @@ std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const 
 }
 
 std::optional<int32_t> Sampler::Choose(std::span<float> logits) {
-  // NaN compares false with everything, so it is never chosen; neither is an infinity, whatever its sign.
+  // NaN and infinities are never chosen.
   const auto usable = [](float logit) { return std::isfinite(logit); };
   if (options_.temperature == 0) {
     std::optional<int32_t> best;
@@ -115,8 +115,7 @@ void Sampler::Penalise(std::span<float> logits, std::span<const int32_t> history
 
 // `candidates` in descending order of logit, not empty.
 int32_t Sampler::Draw(std::span<const Candidate> candidates) {
-  // Top-p and min-p look at the probabilities before the temperature, so that raising it does not let in what they shut
-  // out.
+  // Top-p and min-p use the probabilities before temperature, so that a higher temperature admits no further tokens.
   const double top = candidates[0].logit;
   double total = 0;
   for (size_t i = 0; i < candidates.size(); ++i) total += weights_[i] = std::exp(candidates[i].logit - top);

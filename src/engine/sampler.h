@@ -1,5 +1,6 @@
-// Sampler: from logits to a token. One per request, with its own generator, so that the same seed gives the same text
-// whatever runs beside it. Order: logit bias, penalties, top-k, top-p, min-p, temperature; ties go to the smaller id.
+// Sampler: chooses a token from logits. Each request has its own with its own random generator, so that a seed gives
+// the same text whatever other requests run. Order: logit bias, penalties, top-k, top-p, min-p, temperature; ties go to
+// the smaller id.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@ namespace infinigen {
 
 class Sampler {
  public:
-  // `vocab` bounds the logits it will see. Memory of that size is taken by the first Sample, so that a request that
-  // waits holds none; later ones allocate nothing.
+  // `vocab` is the largest number of logits. The first Sample allocates memory of that size, so that a queued request
+  // holds none; later calls allocate nothing.
   Sampler(const SamplingOptions& options, int64_t vocab);
 
-  // The next token. `logits` is scratch to it (bias and penalties are applied in place); `history` is prompt and
-  // generated tokens, of which the last repeat_window count; `generated` its end, for the penalties that look at the
-  // answer alone. nullopt when no logit is finite: the model is broken.
+  // The next token. `logits` is modified (bias and penalties). `history` is prompt and generated tokens, of which the
+  // last repeat_window are used; `generated` is the generated part, for presence and frequency penalty. nullopt when no
+  // logit is finite, which means that the model is broken.
   std::optional<int32_t> Sample(std::span<float> logits, std::span<const int32_t> history,
                                 std::span<const int32_t> generated = {});
 
-  // Of the last token; null unless SamplingOptions::top_logprobs asks for them.
+  // Log probabilities for the last token; null unless SamplingOptions::top_logprobs >= 0.
   const TokenLogprobs* logprobs() const { return options_.top_logprobs >= 0 ? &logprobs_ : nullptr; }
 
  private:
@@ -36,9 +37,9 @@ class Sampler {
   std::optional<int32_t> Choose(std::span<float> logits);
   void Penalise(std::span<float> logits, std::span<const int32_t> history);
   void PenaliseGenerated(std::span<float> logits, std::span<const int32_t> generated);
-  // What the model said, before anything is changed; the chosen token's part comes when it is known.
+  // Stores logits and top log probabilities before anything is changed; Sample adds the chosen token.
   void KeepLogprobs(std::span<const float> logits);
-  // The `keep` best of the first `count` candidates to the front, in order.
+  // Moves the `keep` best of the first `count` candidates to the front, sorted.
   void SortTop(size_t count, size_t keep);
   int32_t Draw(std::span<const Candidate> candidates);
   double NextUniform();  // [0, 1)
@@ -48,10 +49,10 @@ class Sampler {
   uint64_t generator_;
   std::vector<Candidate> candidates_;  // [vocab]
   std::vector<double> weights_;        // [vocab]
-  std::vector<int32_t> counts_;        // [vocab], of generated tokens, with presence or frequency penalty
-  size_t counted_ = 0;
-  std::vector<float> plain_;  // [vocab], logits as they came, with top_logprobs
-  double log_sum_ = 0;        // of their exponentials
+  std::vector<int32_t> counts_;  // [vocab] occurrences of generated tokens; only for presence or frequency penalty
+  size_t counted_ = 0;           // generated tokens in counts_
+  std::vector<float> plain_;     // [vocab] unchanged logits; only for top_logprobs
+  double log_sum_ = 0;           // log of the sum of their exponentials
   TokenLogprobs logprobs_;
 };
 

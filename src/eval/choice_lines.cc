@@ -10,14 +10,14 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::json;
 
-// A tree of JSON takes up to 50 times the bytes of its text, so that of a line stays within 50 MiB.
+// A JSON tree takes up to 50 times the bytes of its text, so the tree of a line stays within 50 MiB.
 constexpr size_t kMaxQuestionBytes = size_t{1} << 20;
 constexpr size_t kMaxQuestions = 200'000;
 constexpr size_t kMaxChoices = 64;
@@ -31,14 +31,14 @@ std::string WhereOf(const std::string& path, const Line& line) { return fmt::for
 Result<Json> ParseObject(const Line& line, const std::string& path) {
   const std::string where = WhereOf(path, line);
   if (line.text.size() > kMaxQuestionBytes)
-    return Invalid("{}: a line of {} bytes, {} at most", where, line.text.size(), kMaxQuestionBytes);
+    return Invalid("{}: the line has {} bytes, the limit is {}", where, line.text.size(), kMaxQuestionBytes);
   Json json;
   if (const std::optional<JsonFault> fault = BuildJson(line.text, {}, &json)) {
-    if (fault->kind == JsonFault::Kind::kNumber) return Invalid("{}: a number that JSON cannot hold", where);
+    if (fault->kind == JsonFault::Kind::kNumber) return Invalid("{}: a number is out of range", where);
     if (fault->kind == JsonFault::Kind::kTooDeep) return Invalid("{}: {}", where, fault->Message());
-    return Invalid("{}: no valid JSON at column {}", where, fault->byte + 1);
+    return Invalid("{}: invalid JSON at column {}", where, fault->byte + 1);
   }
-  if (!json.is_object()) return Invalid("{}: an object {{...}} is expected", where);
+  if (!json.is_object()) return Invalid("{}: the line must be a JSON object", where);
   return json;
 }
 
@@ -47,7 +47,7 @@ FieldReader FieldsOf(const Json& object, const std::string& path, const Line& li
 }
 
 std::string TextOf(FieldReader& fields, const char* name, const Json& value, bool may_be_empty) {
-  if (!value.is_string()) return fields.Refuse(name, "must hold text"), "";
+  if (!value.is_string()) return fields.Refuse(name, "must be text"), "";
   std::string text = value.get<std::string>();
   if (!may_be_empty && Trimmed(text).empty()) fields.Refuse(name, "is empty");
   return text;
@@ -69,7 +69,7 @@ std::vector<std::string> Texts(FieldReader& fields, const char* name) {
   return texts;
 }
 
-// A whole number, also where it is written as text ("2"); nullopt where there is no such field.
+// A whole number, also if it is written as text ("2"); nullopt if the field is missing.
 std::optional<int64_t> Label(FieldReader& fields, const char* name) {
   const Json* found = fields.Find(name);
   if (found == nullptr) return std::nullopt;
@@ -85,13 +85,13 @@ std::optional<int64_t> Label(FieldReader& fields, const char* name) {
   return value;
 }
 
-// A parsed line: the question, and its answer as the line writes it.
+// A parsed line: the question, and its answer in the notation of the line.
 struct Parsed {
   ChoiceItem item;
   std::optional<int64_t> label;
 };
 
-// The reader of each format records errors in `fields`; its result counts only when there is none.
+// The reader of each format records errors in `fields`; its result is valid only if there are none.
 
 // "My body cast a shadow." with "cause": "My body cast a shadow because", "the sun was rising."
 Parsed ParseCopa(FieldReader& fields) {
@@ -102,7 +102,7 @@ Parsed ParseCopa(FieldReader& fields) {
   if (fields.problem()) return parsed;
   std::string_view start = Trimmed(premise);
   do {
-    start.remove_suffix(1);  // the full stop, a character of one byte or more
+    start.remove_suffix(1);  // the full stop
   } while (ValidUtf8Prefix(start) != start.size());
   parsed.item.contexts = {std::string(start) + (asked == "cause" ? " because" : " therefore")};
   for (const char* name : {"choice1", "choice2"}) {
@@ -122,7 +122,7 @@ Parsed ParsePiqa(FieldReader& fields) {
   return parsed;
 }
 
-// Partial evaluation: each option in the place of the blank, and what follows the blank is scored.
+// Partial evaluation: each option replaces the blank, and the text after the blank is scored.
 Parsed ParseWinoGrande(FieldReader& fields) {
   Parsed parsed;
   const std::string sentence = Text(fields, "sentence");
@@ -142,7 +142,7 @@ Parsed ParsePlain(FieldReader& fields) {
   Parsed parsed;
   const bool query = fields.Find("query") != nullptr;
   if (query && fields.Find("context") != nullptr)
-    fields.Fail(Invalid("{}: \"context\" and \"query\" are the same field, give one", fields.where()));
+    fields.Fail(Invalid("{}: \"context\" and \"query\" are the same field; give only one", fields.where()));
   parsed.item.contexts = {Text(fields, query ? "query" : "context", true)};
   parsed.item.endings = Texts(fields, "choices");
   parsed.label = Label(fields, "answer");
@@ -193,12 +193,13 @@ std::vector<std::string> SplitLettered(std::string_view text) {
 
 Result<Parsed> ParseOpenBook(const Line& line, const TsvColumns& columns, const std::string& path) {
   if (line.text.size() > kMaxQuestionBytes)
-    return Invalid("{}:{}: a line of {} bytes, {} at most", path, line.number, line.text.size(), kMaxQuestionBytes);
+    return Invalid("{}:{}: the line has {} bytes, the limit is {}", path, line.number, line.text.size(),
+                   kMaxQuestionBytes);
   const std::vector<std::string_view> cells = Cells(line.text);
   if (cells.size() <= std::max({columns.stem, columns.choices, columns.key}))
-    return Invalid("{}:{}: {} columns, the first line names more", path, line.number, cells.size());
+    return Invalid("{}:{}: the line has {} columns, fewer than the first line", path, line.number, cells.size());
   if (ValidUtf8Prefix(line.text) != line.text.size())
-    return Invalid("{}:{}: no valid UTF-8 at byte {}", path, line.number, ValidUtf8Prefix(line.text));
+    return Invalid("{}:{}: invalid UTF-8 at byte {}", path, line.number, ValidUtf8Prefix(line.text));
   Parsed parsed;
   parsed.item.contexts = {std::string(cells[columns.stem])};
   parsed.item.endings = SplitLettered(cells[columns.choices]);
@@ -219,14 +220,16 @@ Result<ChoiceFormat> FormatOf(const Line& first, const std::string& path) {
   if (OpenBookColumns(first.text)) return ChoiceFormat::kOpenBookQa;
   const size_t start = first.text.find_first_not_of(" \t");
   if (first.text[start] != '{')
-    return Invalid("{}:{}: neither a JSON object nor the first line of OpenBookQA's table", path, first.number);
+    return Invalid("{}:{}: the first line is neither a JSON object nor the header of OpenBookQA's table", path,
+                   first.number);
   ASSIGN_OR_RETURN(const Json json, ParseObject(first, path));
   if (json.contains("premise") && json.contains("choice1")) return ChoiceFormat::kCopa;
   if (json.contains("goal") && json.contains("sol1")) return ChoiceFormat::kPiqa;
   if (json.contains("sentence") && json.contains("option1")) return ChoiceFormat::kWinoGrande;
   if (json.contains("choices")) return ChoiceFormat::kPlain;
   return Invalid(
-      "{}:{}: not the fields of a task: {{\"context\", \"choices\", \"answer\"}}, or those of COPA, PIQA or WinoGrande",
+      "{}:{}: unknown format: the fields must be \"context\", \"choices\" and \"answer\", or those of COPA, PIQA or "
+      "WinoGrande",
       path, first.number);
 }
 
@@ -254,19 +257,19 @@ Status Answer(const Parsed& parsed, ChoiceFormat format, const std::string& path
   std::optional<int64_t> label = parsed.label;
   if (labels) {
     if (index >= labels->values.size())
-      return Invalid("{}: {} labels, but {}:{} is one more question", labels->path, labels->values.size(), path,
-                     item.line);
+      return Invalid("{}: has only {} labels, none for the question at {}:{}", labels->path, labels->values.size(),
+                     path, item.line);
     if (label && *label != labels->values[index])
-      return Invalid("{}:{}: the answer is {}, in {} it is {}", path, item.line, *label, labels->path,
+      return Invalid("{}:{}: the answer is {}, but in {} it is {}", path, item.line, *label, labels->path,
                      labels->values[index]);
     label = labels->values[index];
   }
   if (!label) return Invalid("{}:{}: the right answer is missing", path, item.line);
   const int64_t answer = *label - (format == ChoiceFormat::kWinoGrande ? 1 : 0);
   if (answer < 0 || answer >= static_cast<int64_t>(item.count()))
-    return labels ? Invalid("{}: label {} is {}, none of the {} choices of {}:{}", labels->path, index + 1, *label,
-                            item.count(), path, item.line)
-                  : Invalid("{}:{}: the answer {} is none of the {} choices", path, item.line, *label, item.count());
+    return labels ? Invalid("{}: label {} is {}, which is not one of the {} choices of {}:{}", labels->path, index + 1,
+                            *label, item.count(), path, item.line)
+                  : Invalid("{}:{}: the answer {} is not one of the {} choices", path, item.line, *label, item.count());
   item.answer = static_cast<size_t>(answer);
   return Ok();
 }
@@ -275,7 +278,7 @@ Status Answer(const Parsed& parsed, ChoiceFormat format, const std::string& path
 
 Result<ChoiceFormat> RecogniseChoices(std::string_view text, const std::string& path) {
   const std::optional<Line> first = JsonLines(text).Next();
-  if (!first) return Invalid("{}: holds no question", path);
+  if (!first) return Invalid("{}: contains no question", path);
   return FormatOf(*first, path);
 }
 
@@ -292,7 +295,7 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
       continue;
     }
     if (file.items.size() == kMaxQuestions)
-      return Invalid("{}:{}: more than {} questions, split the file", path, line->number, kMaxQuestions);
+      return Invalid("{}:{}: more than {} questions; split the file", path, line->number, kMaxQuestions);
     Parsed parsed;
     if (columns) {
       ASSIGN_OR_RETURN(parsed, ParseOpenBook(*line, *columns, path));
@@ -308,10 +311,10 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
     item.line = line->number;
     RETURN_IF_ERROR(Answer(parsed, file.format, path, file.items.size() - 1, labels, item));
   }
-  if (file.items.empty()) return Invalid("{}: holds no question", path);
+  if (file.items.empty()) return Invalid("{}: contains no question", path);
   if (labels && labels->values.size() != file.items.size())
-    return Invalid("{}: {} labels for the {} questions of {}", labels->path, labels->values.size(), file.items.size(),
-                   path);
+    return Invalid("{}: has {} labels for the {} questions of {}", labels->path, labels->values.size(),
+                   file.items.size(), path);
   return file;
 }
 
@@ -323,7 +326,7 @@ Result<ChoiceLabels> ParseLabels(std::string_view text, const std::string& path)
     int64_t value = -1;
     const auto [end, wrong] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (wrong != std::errc() || end != word.data() + word.size() || value < 0)
-      return Invalid("{}:{}: {} is no label, one number a line is expected", path, line->number, Quoted(word, 32));
+      return Invalid("{}:{}: {} is not a label; each line must be one number", path, line->number, Quoted(word, 32));
     if (labels.values.size() == kMaxQuestions)
       return Invalid("{}:{}: more than {} labels", path, line->number, kMaxQuestions);
     labels.values.push_back(value);

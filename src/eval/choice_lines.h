@@ -1,9 +1,9 @@
-// Reads files of questions with several choices and turns each question into the texts that are scored: a context, and
-// the endings that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation-choice.md has them).
-// No model is needed. Any thread.
+// Reads files of multiple-choice questions and turns each question into the texts to score: a context and the endings
+// that may follow it. The contexts are those of lm-evaluation-harness (docs/evaluation-choice.md lists them). Needs no
+// model. Any thread.
 //
-// A file is recognised by its first line: the tab-separated form of OpenBookQA, or JSON lines with the fields of COPA,
-// PIQA, WinoGrande, or our own {"context": "...", "choices": ["...", ...], "answer": 0}.
+// The first line of a file determines its format: the tab-separated form of OpenBookQA, or JSON lines with the fields
+// of COPA, PIQA, WinoGrande, or the plain format {"context": "...", "choices": ["...", ...], "answer": 0}.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@
 
 namespace infinigen {
 
-// One of the two lists has an entry for each choice, the other has one for each or one for all.
+// Invariant: at least one of the two lists has an entry for each choice; the other may have one entry for all choices.
 struct ChoiceItem {
   std::vector<std::string> contexts;
-  std::vector<std::string> endings;  // follow a space; never empty
+  std::vector<std::string> endings;  // follow the context after a space; never empty
   size_t answer = 0;
   int64_t line = 0;  // in the file, from 1
 
@@ -33,26 +33,26 @@ enum class ChoiceFormat { kPlain, kCopa, kOpenBookQa, kPiqa, kWinoGrande };
 
 struct ChoiceFile {
   ChoiceFormat format = ChoiceFormat::kPlain;
-  std::string task;  // "copa"; in the plain format the field "task", or empty
+  std::string task;  // "copa"; in the plain format, the field "task" or empty
   std::vector<ChoiceItem> items;
 };
 
-// Right answers in a separate file: line n answers question n, written as in the file of questions.
+// Right answers from a separate file: line n is the answer to question n, in the notation of the question file.
 struct ChoiceLabels {
   std::string path;
   std::vector<int64_t> values;
 };
 
-// The format of the first line that is not blank. `path` is used in messages only, here and below.
+// The format of the first line that is not blank. Here and below, `path` is used only in messages.
 Result<ChoiceFormat> RecogniseChoices(std::string_view text, const std::string& path);
 
-// Every question has an answer: its own, that of `labels`, or both, which then must agree.
+// Every question must have an answer, in its line or in `labels`; if both exist, they must agree.
 Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
                                 const std::optional<ChoiceLabels>& labels = std::nullopt);
 
 Result<ChoiceLabels> ParseLabels(std::string_view text, const std::string& path);
 
-// Without white space at its ends, or at its right end; white space of Unicode.
+// Remove Unicode white space from both ends, or from the right end.
 std::string_view Trimmed(std::string_view text);
 std::string_view TrimmedRight(std::string_view text);
 

@@ -1,4 +1,4 @@
-// What `eval choice` reports, as JSON, as a table and as text for people.
+// Reports of `eval choice`: JSON, a table, and text for people.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,14 +8,14 @@
 #include "base/machine.h"
 #include "base/size.h"
 #include "eval/choice_run.h"
-#include "runtime/describe.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The numbers of a run, in the order of the CSV columns. `agreement` is null where full is neither run nor compared.
+// The numbers of a run, in the order of the CSV columns. `agreement` is null without a comparison with full.
 Json Numbers(const EvalSession& session, const ChoiceInput& input, const ChoiceResult& result) {
   const bool compared = session.other() != nullptr || session.executor().options().is_full();
   return {{"task", input.task.name},

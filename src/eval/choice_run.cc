@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "eval/perplexity.h"
-#include "runtime/clock.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
 
-// Rows of logits that are asked for at once: 16 MiB at a vocabulary of 128K.
+// Rows of logits computed at once: 16 MiB with a vocabulary of 128K.
 constexpr int64_t kLogitRows = 32;
 
 bool CanRewriteRows(const KvMethod& method) {
@@ -21,12 +21,12 @@ bool CanRewriteRows(const KvMethod& method) {
   return !method.selects() || (method.select->rewrites_rows && method.from != GuessSource::kPrevStep);
 }
 
-// What is prefilled of a context.
+// The part of a context that is prefilled.
 std::span<const int32_t> Prompt(const ChoiceRequest& choice) {
   return std::span(choice.context).first(choice.context.size() - 1);
 }
 
-// Tokens that the prompts of all choices begin with.
+// Length of the common prefix of all choices' prompts, in tokens.
 size_t CommonPrompt(const ChoiceQuestion& question) {
   const std::span<const int32_t> first = Prompt(question.choices[0]);
   size_t common = first.size();
@@ -122,7 +122,7 @@ Result<bool> ChoiceRunner::ScoreSharing(const ChoiceQuestion& question, std::vec
 
 Result<bool> ChoiceRunner::ScoreWhole(const ChoiceQuestion& question, std::vector<double>& scores) {
   for (size_t i = 0; i < scores.size(); ++i) {
-    // The same room for each choice, so that a limit that is a share of the rows is the same too.
+    // Admit every choice with the same number of rows, so that a limit given as a share is the same for all.
     ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, question.rows()));
     ASSIGN_OR_RETURN(const bool read, Feed(sequence, 0, Prompt(question.choices[i]), PrefillKind::kDense));
     if (!read) return false;
@@ -142,7 +142,7 @@ struct ChoiceRunner::Live {
 
 Result<bool> ChoiceRunner::ScoreBySteps(const ChoiceQuestion& question, size_t first, std::span<double> scores) {
   std::vector<Live> live;
-  std::vector<Sequence> sequences;  // given back together at the end
+  std::vector<Sequence> sequences;  // released together at the end
   for (size_t i = 0; i < scores.size(); ++i) {
     const ChoiceRequest& choice = question.choices[first + i];
     ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, question.rows()));
@@ -190,13 +190,13 @@ Result<ChoiceInput> PrepareChoice(const EvalSession& session, const KvRequest& k
     ASSIGN_OR_RETURN(ChoiceQuestion question, maker.Question(i));
     for (const ChoiceRequest& choice : question.choices) {
       if (kv.prompt_columns && kv.selection().uses_basis && choice.context.size() < 2)
-        return Unsupported("{}:{}: --kv-columns prompt: the context is a single token, no prompt that could choose",
+        return Unsupported("{}:{}: --kv-columns prompt: needs a prompt, and this context is a single token",
                            input.task.path, question.line);
       RETURN_IF_ERROR(CheckIds(config, choice.context));
       RETURN_IF_ERROR(CheckIds(config, choice.ending));
     }
     if (!ChooseContext(config, question.rows()).ok())
-      return Invalid("{}:{}: {} tokens, {} has positions for {}; pass fewer --shots", input.task.path, question.line,
+      return Invalid("{}:{}: {} tokens, but {} has positions for {}; lower --shots", input.task.path, question.line,
                      question.rows(), config.name, config.max_positions);
     input.rows = std::max(input.rows, question.rows());
     input.most_choices = std::max(input.most_choices, std::ssize(question.choices));

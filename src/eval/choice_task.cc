@@ -18,7 +18,7 @@ namespace {
 
 enum class Split { kTrain, kValidation, kTest };
 
-// By the name of a file: valid.jsonl, dev-labels.lst, copa_superglue_train_400.jsonl.
+// The split that a file name tells: valid.jsonl, dev-labels.lst, copa_superglue_train_400.jsonl.
 std::optional<Split> SplitOf(std::string name) {
   constexpr std::array<std::pair<const char*, Split>, 4> kWords = {
       {{"train", Split::kTrain}, {"test", Split::kTest}, {"val", Split::kValidation}, {"dev", Split::kValidation}}};
@@ -153,13 +153,13 @@ Result<ChoiceRequest> ChoiceMaker::Encode(std::string_view context, const std::v
   const std::string whole = std::string(context) + " " + std::string(ending);
   ASSIGN_OR_RETURN(const std::vector<int32_t> all, tokenizer_->Encode(whole, {.add_special = false}));
   request.context.insert(request.context.end(), before.begin(), before.end());
-  // A prediction needs a token before it: where there is none, the token that begins or ends texts.
+  // A prediction needs a token before it. An empty context becomes the token that begins or ends texts.
   if (request.context.empty()) {
     const std::optional<int32_t> prefix = tokenizer_->bos() ? tokenizer_->bos() : tokenizer_->eos();
-    if (!prefix) return Invalid("the context is empty, and the tokenizer has no token that could take its place");
+    if (!prefix) return Invalid("the context is empty, and the tokenizer has neither BOS nor EOS to replace it");
     request.context.push_back(*prefix);
   }
-  if (all.size() <= before.size()) return Invalid("the tokenizer makes the choice a part of its context's last token");
+  if (all.size() <= before.size()) return Invalid("the tokenizer merges the choice into the last token of its context");
   request.ending.assign(all.begin() + static_cast<ptrdiff_t>(before.size()), all.end());
   return request;
 }

@@ -6,16 +6,16 @@
 #include <utility>
 
 #include "base/check.h"
-#include "runtime/clock.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
 
-// How many windows full holds at once within `bytes`: at most `windows`, at least one.
+// The number of windows that full can hold within `bytes`: at most `windows`, at least one.
 int64_t WindowsWithin(uint64_t bytes, const Model& model, ExecutorOptions options, int64_t windows) {
   for (options.max_batch = windows; options.max_batch > 1; --options.max_batch) {
     const MemoryPlan plan = PlanMemory(model.config, options, static_cast<uint64_t>(model.weights.TotalBytes()));
-    // A plan has one residual stream; every window that is kept has its own.
+    // A plan includes one residual stream, but every kept window has its own.
     const uint64_t streams = static_cast<uint64_t>(options.max_batch - 1) * plan.prefill_bytes;
     if (plan.total_bytes() + streams + kMarginBytes <= bytes) break;
   }
@@ -117,10 +117,10 @@ void Comparison::MeasureSpeeds() {
   ForEach(&Comparison::MeasureSpeed);
   for (const CompareRow& row : result_.rows)
     if (row.full && row.speed) result_.full.speed = row.speed;
-  // Where full is none of the rows, or --kv-limit refused it there.
+  // If full is not among the rows, or --kv-limit refused it there, it is measured separately.
   if (result_.full.speed || !GoesOn()) return;
   if (const Status status = MeasureSpeed(result_.full); !status.ok() && !Cancelled())
-    session_.callbacks().Warn(fmt::format("no speed of --kv full to compare with: {}", status.error().message));
+    session_.callbacks().Warn(fmt::format("the speed of --kv full could not be measured: {}", status.error().message));
   session_.Stop();
   session_.callbacks().Status("");
 }
@@ -157,7 +157,7 @@ void Comparison::ReadTexts() {
     reader_.reset();
     full_.reset();
     if (!Cancelled())
-      session_.callbacks().Warn(fmt::format("no comparison with --kv full: {}", status.error().message));
+      session_.callbacks().Warn(fmt::format("predictions are not compared with --kv full: {}", status.error().message));
   }
   ForEach(&Comparison::ReadText);
 }
@@ -187,12 +187,12 @@ Status Comparison::StartFull() {
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   ExecutorOptions options = plan.options;
   options.pool_limit_bytes = UINT64_MAX;
-  // The other half is for the methods, each of which is planned with the memory that is free when it starts.
+  // The other half stays free for the methods, each of which is planned with the memory that is free when it starts.
   options.max_batch = WindowsWithin(plan.available_bytes / 2, model, options, windows);
   ASSIGN_OR_RETURN(full_, MakeExecutor(model.config, model.weights, options));
   const int64_t keep = options.max_batch == windows ? windows : options.max_batch - 1;
   reader_ = std::make_unique<WindowReader>(*full_, session_.callbacks(), static_cast<size_t>(keep));
-  // Windows that are kept are read in bulk in either mode; the bits are the same.
+  // Kept windows are read with kBatched in both modes; the bits are the same.
   ASSIGN_OR_RETURN(PplResult ppl, Score(result_.full, {full_.get(), nullptr, reader_.get()}, PplMode::kBatched));
   if (ppl.complete()) result_.full.ppl = std::move(ppl);
   result_.full.ppl_stats = full_->instruments().Stats();

@@ -1,4 +1,4 @@
-// What `eval compare` reports: one line a method, as Markdown, CSV or JSON.
+// Reports of `eval compare`: one line per method, as Markdown, CSV or JSON.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Statistics of the timed steps; without those, of the steps of another part.
+// Statistics of the timed steps, or of another part's steps if none were timed.
 Json StatsOf(const CompareRow& row) {
   if (row.speed) return KvStatsJson(row.speed->pool, row.speed->stats);
   if (row.ppl) return KvStatsJson(row.ppl->pool, row.ppl_stats);
@@ -68,7 +68,7 @@ Json RowJson(const CompareRow& row, const CompareResult& result, const StatsDeta
 
 // A column of the table.
 struct Column {
-  std::string head, name;                        // in Markdown (empty: left out), in CSV
+  std::string head, name;                        // heading in Markdown (empty: no such column), and in CSV
   std::function<Json(const CompareRow&)> value;  // null or absent: not measured
   std::function<std::string(const Json&)> words;
 };

@@ -4,8 +4,6 @@
 #include <array>
 #include <set>
 
-#include "eval/story.h"
-
 namespace infinigen {
 namespace {
 
@@ -17,7 +15,7 @@ constexpr std::array<std::string_view, 4> kOpening = {"\"", "'", "\u201c", "\u20
 constexpr std::array<std::string_view, 10> kTitles = {"Mr",   "Mrs",  "Ms",  "Dr",  "St",
                                                       "Prof", "Capt", "Col", "Rev", "No"};
 
-// How many bytes of `text` at `at` are one of `marks`.
+// Length of the mark that begins at `at`, if it is one of `marks`; otherwise 0.
 template <size_t N>
 size_t MarkAt(std::string_view text, size_t at, const std::array<std::string_view, N>& marks) {
   for (const std::string_view mark : marks)
@@ -33,7 +31,7 @@ bool IsAbbreviation(std::string_view text, size_t at) {
   return (word.size() == 1 && IsCapital(word[0])) || std::find(kTitles.begin(), kTitles.end(), word) != kTitles.end();
 }
 
-// The end of the sentence, closing quotes included, when `text[at]` ends one; 0 when it does not.
+// The end of the sentence (after closing quotes) if `text[at]` ends one; otherwise 0.
 size_t SentenceEnd(std::string_view text, size_t at) {
   if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
   if (text[at] == '.' && IsAbbreviation(text, at)) return 0;
@@ -94,7 +92,7 @@ std::vector<FillerSentence> CutFiller(std::string_view text, size_t bytes, Split
   const bool inside = text.size() > bytes;
   const size_t first = inside ? random.Next() % (text.size() - bytes) : 0;
   std::vector<FillerSentence> sentences = SplitSentences(text.substr(first, bytes));
-  // The sentences at both ends of a piece are cut.
+  // The first and the last sentence of a piece are incomplete.
   if (inside && !sentences.empty()) sentences.pop_back();
   if (inside && first > 0 && !sentences.empty()) sentences.erase(sentences.begin());
   return sentences;
@@ -106,7 +104,7 @@ std::vector<std::string> DistinctWords(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     size_t end = i;
     while (end < text.size() && !IsSpace(text[end])) ++end;
-    // Punctuation around a word is left out; one inside it disqualifies the word below.
+    // Remove punctuation around a word; a word with punctuation inside is skipped below.
     size_t begin = i, stop = end;
     while (begin < stop && !IsLetter(text[begin])) ++begin;
     while (stop > begin && !IsLetter(text[stop - 1])) --stop;

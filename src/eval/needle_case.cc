@@ -5,15 +5,14 @@
 #include <algorithm>
 
 #include "eval/filler.h"
-#include "eval/story.h"
 #include "runtime/model.h"
 
 namespace infinigen {
 namespace {
 
 // Shares of the room for a prompt.
-constexpr double kFilled = 0.98;  // below it a part of a sentence is added
-constexpr double kShort = 0.9;    // below it the source had too little text
+constexpr double kFilled = 0.98;  // below this, a part of a sentence is added
+constexpr double kShort = 0.9;    // below this, the source has too little text
 
 // The first `words` words of a sentence, and a full stop.
 std::string Shortened(std::string_view sentence, size_t words) {
@@ -26,12 +25,12 @@ std::string Shortened(std::string_view sentence, size_t words) {
 
 }  // namespace
 
-// The parts of a case, before it is known how much of the filler fits.
+// The parts of a case before the amount of filler is known.
 struct NeedleMaker::Draft {
   std::vector<FillerSentence> filler;
   NeedleTask task;
   std::vector<int64_t> costs;  // [filler], tokens of each sentence alone
-  size_t least = 2;            // sentences of filler that a case needs
+  size_t least = 2;            // minimum sentences of filler
 };
 
 Result<NeedleMaker> NeedleMaker::Make(const Tokenizer& tokenizer, NeedleForm form, std::optional<std::string> source,
@@ -45,7 +44,7 @@ Result<NeedleMaker> NeedleMaker::Make(const Tokenizer& tokenizer, NeedleForm for
   return maker;
 }
 
-// Words of the text that look like special tokens stay words in every form.
+// Text that looks like special tokens is encoded as plain text in every form.
 Result<std::vector<int32_t>> NeedleMaker::Encode(std::string_view text) const {
   if (chat_) return chat_->Encode(std::vector<ChatMessage>{{"user", std::string(text)}});
   std::vector<int32_t> ids = opening_;
@@ -61,14 +60,14 @@ std::string NeedleMaker::QuestionOf(const NeedleTask& task) const {
   return fmt::format("\n\nQuestion: {}\nAnswer:", task.question);
 }
 
-// The case with the first `sentences` sentences of the filler and `words` words of the next one. Its context is the
-// whole prompt until Cut.
+// Builds the case with the first `sentences` sentences of the filler and `words` words of the next one. Its context is
+// the whole prompt until Cut is called.
 Result<NeedleCase> NeedleMaker::Build(const NeedleSpec& spec, const Draft& draft, size_t sentences,
                                       size_t words) const {
   std::vector<FillerSentence> filler(draft.filler.begin(), draft.filler.begin() + static_cast<ptrdiff_t>(sentences));
   if (words > 0) filler.push_back({draft.filler[sentences].before, Shortened(draft.filler[sentences].text, words)});
 
-  // Places for facts: before sentences that continue a paragraph.
+  // Facts can be placed before sentences that continue a paragraph.
   std::vector<size_t> starts, places;
   size_t bytes = 0;
   for (size_t i = 0; i < filler.size(); ++i) {
@@ -77,7 +76,8 @@ Result<NeedleCase> NeedleMaker::Build(const NeedleSpec& spec, const Draft& draft
     if (i > 0 && filler[i].before != "\n\n") places.push_back(i);
   }
   const std::vector<NeedleStatement>& statements = draft.task.statements;
-  if (places.empty() && !statements.empty()) return Invalid("there is no place between two sentences for a fact");
+  if (places.empty() && !statements.empty())
+    return Invalid("the text has no two sentences in one paragraph, so a fact cannot be placed between them");
   std::vector<std::vector<size_t>> facts_before(filler.size());
   for (size_t f = 0; f < statements.size(); ++f) {
     const double wanted = statements[f].depth * static_cast<double>(bytes);
@@ -107,7 +107,7 @@ Result<NeedleCase> NeedleMaker::Build(const NeedleSpec& spec, const Draft& draft
   return made;
 }
 
-// Different words for a list: from the source, or nouns of the generated text.
+// Distinct words for a list, from the source or from StoryNouns.
 Result<std::vector<std::string>> NeedleMaker::WordPool(const NeedleSpec& spec, SplitMix& random) const {
   std::vector<std::string> pool;
   if (source_) {
@@ -120,7 +120,7 @@ Result<std::vector<std::string>> NeedleMaker::WordPool(const NeedleSpec& spec, S
     for (const std::string_view word : StoryNouns()) pool.emplace_back(word);
   }
   if (pool.size() < WordsNeeded(spec.facts))
-    return Invalid("the text has {} different words of 4 to 10 letters, and a list needs {}; pass a longer file",
+    return Invalid("the text has {} different words of 4 to 10 letters, but a list needs {}; pass a longer file",
                    pool.size(), WordsNeeded(spec.facts));
   return pool;
 }
@@ -129,7 +129,7 @@ Result<NeedleMaker::Draft> NeedleMaker::Draw(const NeedleSpec& spec) const {
   SplitMix random(seed_);
   for (const int64_t part : {spec.length, spec.facts, spec.index})
     random = SplitMix(random.Next() ^ static_cast<uint64_t>(part));
-  // The two families that ask for one code have the same cases.
+  // single and multi-key have the same cases.
   if (!AsksForOne(spec.family)) random = SplitMix(random.Next() ^ static_cast<uint64_t>(spec.family));
   Draft draft;
   if (spec.family == NeedleFamily::kWords) {
@@ -150,8 +150,8 @@ Result<NeedleMaker::Draft> NeedleMaker::Draw(const NeedleSpec& spec) const {
   return draft;
 }
 
-// As much filler as the length has room for. The number of sentences is estimated from the tokens of each, then
-// corrected by the tokens of the whole prompt; the rest of the room gets a part of the next sentence.
+// Adds as much filler as fits into the length. The number of sentences is estimated from the tokens of each, then
+// corrected by the tokens of the whole prompt; a part of the next sentence fills the rest.
 Result<NeedleCase> NeedleMaker::Fit(const NeedleSpec& spec, const Draft& draft) const {
   const int64_t room = spec.length - AnswerRoom(spec, form_);
   const std::vector<int64_t>& costs = draft.costs;
@@ -168,8 +168,7 @@ Result<NeedleCase> NeedleMaker::Fit(const NeedleSpec& spec, const Draft& draft) 
   while (best.prompt_tokens() > room) {
     if (count == draft.least)
       return Invalid(
-          "{} tokens have no room for {} fact{}, the question and the answer; ask for a longer context or "
-          "fewer facts",
+          "{} tokens are too few for {} fact{}, the question and the answer; use a longer context or fewer facts",
           spec.length, spec.facts, spec.facts == 1 ? "" : "s");
     for (int64_t over = best.prompt_tokens() - room; over > 0 && count > draft.least;) over -= costs[--count];
     ASSIGN_OR_RETURN(best, Build(spec, draft, count, 0));
@@ -192,15 +191,16 @@ Result<NeedleCase> NeedleMaker::Fit(const NeedleSpec& spec, const Draft& draft) 
   return best;
 }
 
-// Cuts the prompt in two and finds the facts in it: each begins where the prompt differs from the one of a text that
-// ends there. A token across the end of the text (".\n\n") belongs to the question.
+// Splits the prompt into context and question, and finds the token of each fact: the first token at which the prompt
+// differs from the prompt of a text that ends before the fact. A token across the end of the text (".\n\n") belongs to
+// the question.
 Status NeedleMaker::Cut(NeedleCase* made) const {
   const auto parts_from = [&](const std::vector<int32_t>& ids) {
     return std::mismatch(made->context.begin(), made->context.end(), ids.begin(), ids.end()).first;
   };
   for (NeedleSought& sought : made->sought) {
     if (sought.statement.empty()) continue;
-    // Without the space before the fact, which belongs to its first token.
+    // Ends before the space in front of the fact, because that space belongs to the fact's first token.
     ASSIGN_OR_RETURN(const std::vector<int32_t> before, Encode(made->text.substr(0, sought.at - 1)));
     sought.token = parts_from(before) - made->context.begin();
   }
@@ -215,7 +215,7 @@ Result<NeedleCase> NeedleMaker::Case(const NeedleSpec& spec) const {
   ASSIGN_OR_RETURN(const Draft draft, Draw(spec));
   ASSIGN_OR_RETURN(NeedleCase made, Fit(spec, draft));
   if (static_cast<double>(made.prompt_tokens()) < kShort * static_cast<double>(spec.length - AnswerRoom(spec, form_)))
-    return Invalid("the text is too short for a context of {} tokens: it gave {}; pass a longer file", spec.length,
+    return Invalid("the text is too short for a context of {} tokens: it has only {}; pass a longer file", spec.length,
                    made.prompt_tokens());
   RETURN_IF_ERROR(Cut(&made));
   return made;

@@ -14,17 +14,16 @@ struct Family {
   NeedleFamily family;
   std::string_view name;
   int64_t facts, most_facts;
-  int64_t answer_tokens;  // for each string; a code is a space and six digits, often a token each, and a comma
+  int64_t answer_tokens;  // per string; a code is a space, six digits (often one token each) and a comma
 };
-// Numbers of facts as in RULER's tasks but for words, where RULER asks for ten: the shipped model has learned to name
-// three.
+// Numbers of facts as in RULER, except for words: RULER asks for ten, but the shipped model was trained to name three.
 constexpr std::array<Family, 6> kFamilies = {{{NeedleFamily::kSingle, "single", 1, kMostFacts, 12},
                                               {NeedleFamily::kMultiKey, "multi-key", 8, kMostFacts, 12},
                                               {NeedleFamily::kMultiValue, "multi-value", 4, 64, 12},
                                               {NeedleFamily::kMultiQuery, "multi-query", 4, 64, 12},
                                               {NeedleFamily::kVariable, "variable", 5, 64, 8},
                                               {NeedleFamily::kWords, "words", 3, 16, 8}}};
-constexpr int64_t kSentenceTokens = 20;  // around the strings in the answer of a chat
+constexpr int64_t kSentenceTokens = 20;  // tokens around the strings in a chat answer
 constexpr int64_t kAnswerMargin = 4;
 
 const Family& Of(NeedleFamily family) { return kFamilies[static_cast<size_t>(family)]; }
@@ -40,12 +39,12 @@ constexpr std::array<std::string_view, 32> kSpots = {
     "depot",   "shed",    "cabin",    "storehouse", "observatory", "bakery",  "school",  "boathouse"};
 static_assert(kSides.size() * kSpots.size() >= static_cast<size_t>(kMostFacts));
 
-// All letters but those that look like digits.
+// All letters except those that look like digits.
 constexpr std::string_view kLetters = "ABCDEFGHKLMNPRSTUVWXYZ";
-constexpr size_t kChains = 2;  // of variables; the names of one are asked for
+constexpr size_t kChains = 2;  // chains of variables; the question asks for the names of one
 
-// A list has kWordPool different words, or kPoolPerWord times as many as are asked for, whichever is more. In a round a
-// sought word comes kOften times and every other word once, as in RULER.
+// A list has kWordPool different words, or kPoolPerWord times the number of sought words if that is more. In a round,
+// every sought word occurs kOften times and every other word once, as in RULER.
 constexpr size_t kWordPool = 40;
 constexpr size_t kPoolPerWord = 4;
 constexpr size_t kOften = 10;
@@ -70,7 +69,7 @@ double DepthOfCase(const NeedleSpec& spec, SplitMix& random) {
   return (static_cast<double>(spec.index) + random.Unit()) / static_cast<double>(spec.n);
 }
 
-// Ascending depths: one in the case's own part of the text, the others anywhere.
+// Ascending depths: one in [index/n, (index+1)/n), the others anywhere.
 std::vector<double> RisingDepths(const NeedleSpec& spec, SplitMix& random) {
   std::vector<double> depths = {DepthOfCase(spec, random)};
   while (static_cast<int64_t>(depths.size()) < spec.facts) depths.push_back(random.Unit());
@@ -163,13 +162,13 @@ constexpr std::string_view kNextQuestion = "\n\nQuestion";
 
 char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// Bytes beyond ASCII count as parts of letters.
+// Bytes beyond ASCII count as letters.
 bool InWord(char c) {
   const char lower = Lower(c);
   return (lower >= 'a' && lower <= 'z') || (c >= '0' && c <= '9') || (static_cast<unsigned char>(c) & 0x80) != 0;
 }
 
-// A word at the end of an answer that goes on does not count: the next token may make it longer.
+// A word at the end of an unfinished answer does not count: the next token may continue it.
 bool HasWord(std::string_view text, std::string_view word, bool ended) {
   const auto same = [](char a, char b) { return Lower(a) == Lower(b); };
   for (auto at = text.begin();; ++at) {
@@ -248,10 +247,10 @@ int64_t AnswerRoom(const NeedleSpec& spec, NeedleForm form) { return AnswerToken
 Verdict Judge(std::string_view answer, std::string_view code, NeedleForm form, bool ended) {
   const size_t first = std::min(answer.find_first_of(kDigits), answer.size());
   const std::string_view number = answer.substr(first, answer.find_first_not_of(kDigits, first) - first);
-  // Only a chat's sentence has words before the code.
+  // Only a chat answer may have words before the code.
   if (form != NeedleForm::kChat && answer.substr(0, first).find_first_not_of(' ') != std::string_view::npos)
     return Verdict::kWrong;
-  const bool whole = ended || first + number.size() < answer.size();  // no further digit can come
+  const bool whole = ended || first + number.size() < answer.size();  // no more digits can follow
   if (whole) return number == code ? Verdict::kRight : Verdict::kWrong;
   return number == code.substr(0, number.size()) ? Verdict::kOpen : Verdict::kWrong;
 }

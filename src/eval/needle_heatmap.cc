@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "runtime/text.h"
+#include "runtime/requests.h"
 
 namespace infinigen {
 namespace {

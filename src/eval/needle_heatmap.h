@@ -1,5 +1,5 @@
-// A picture of what was found, over the depth of the fact and the length of the text, as SVG: one panel for each family
-// and each KV method, all on one scale of colours. Pure functions, any thread.
+// A heat map of the facts found, by depth of the fact and length of the text, as SVG: one panel for each family and KV
+// method, all with the same colour scale. Pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 namespace infinigen {
 
 struct HeatmapPanel {
-  double accuracy = 0;                                 // over the whole panel; below 0: nothing was run
-  std::vector<std::vector<NeedleCell::Count>> counts;  // [length][bin], the beginning of the text first; one bin: none
-                                                       // of the facts has a depth
+  double accuracy = 0;  // over the whole panel; below 0: nothing was run
+  // [length][bin], from the beginning of the text; only one bin if the facts have no depth
+  std::vector<std::vector<NeedleCell::Count>> counts;
 };
 
 struct Heatmap {
@@ -24,11 +24,11 @@ struct Heatmap {
   std::vector<std::vector<HeatmapPanel>> panels;  // [row][column]
 };
 
-// A column for each run; all runs are of `plan`. `model`: its name.
+// One column for each run; all runs are runs of `plan`. `model`: the model's name.
 Heatmap HeatmapOf(const NeedlePlan& plan, const NeedleOrigin& origin, const std::string& model,
                   const std::vector<NeedleKvRun>& runs);
 
-// The file. The same bytes for the same map.
+// The SVG file; the same map gives the same bytes.
 std::string HeatmapSvg(const Heatmap& map);
 
 struct Colour {
@@ -39,7 +39,7 @@ struct Colour {
   friend bool operator==(const Colour&, const Colour&) = default;
 };
 
-// The colour of a share in [0, 1], from dark for 0 to bright for 1. Lightness rises throughout, so it prints in grey.
+// The colour of a share in [0, 1], from dark (0) to bright (1). Lightness always rises, so the map works in greyscale.
 Colour HeatColour(double share);
 
 // "512", "1.5K", "8K": K is 1024.

@@ -6,19 +6,19 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/clock.h"
-#include "runtime/text.h"
+#include "runtime/report.h"
+#include "runtime/requests.h"
 
 namespace infinigen {
 namespace {
 
-constexpr size_t kMostBins = 10;  // depths of a heat map; with fewer cases each has its own
+constexpr size_t kMostBins = 10;  // bins of a heat map; fewer cases have one bin each
 
-// The order in which the cases of a cell run. Every beginning of it is spread evenly over the depths, so a cancelled
-// run covers all of them.
+// The order in which the cases of a cell run. Every prefix of it covers the depths evenly, so that a cancelled run does
+// too.
 std::vector<int64_t> EvenOrder(int64_t n) {
   constexpr double kGolden = 0.6180339887498949;
-  std::vector<std::pair<double, size_t>> points;  // fraction of i times the golden ratio, and i
+  std::vector<std::pair<double, size_t>> points;  // fractional part of i times the golden ratio, and i
   for (size_t i = 0; i < static_cast<size_t>(n); ++i)
     points.emplace_back(std::fmod(kGolden * static_cast<double>(i), 1.0), i);
   std::sort(points.begin(), points.end());
@@ -41,7 +41,7 @@ struct NeedleRunner::Live {
   size_t index;  // in the group
   Sequence sequence;
   StepItem item;
-  size_t fed = 0;  // tokens of the question
+  size_t fed = 0;  // number of question tokens fed so far
   StreamDecoder decoder;
   NeedleAnswer answer;
 };

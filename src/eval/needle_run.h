@@ -1,7 +1,7 @@
-// Runs needle cases under a KV method. NeedleRunner runs one group of cases: every context is prefilled, then the
-// questions of the group are fed as decode steps together, and the answers are decoded greedily. It drives the executor
-// itself because an engine's requests sample from their first decode step on, and here given tokens come before that.
-// NeedleTable runs all cases of a plan and counts them. One thread.
+// Runs needle cases under a KV method. NeedleRunner runs one group of cases: it prefills every context, then feeds the
+// questions of the group together as decode steps, and decodes the answers greedily. It uses the executor directly,
+// because an engine samples from the first decode step on, and here the question's tokens come first. NeedleTable runs
+// all cases of a plan and counts the results. One thread.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,11 @@ class NeedleRunner {
   NeedleRunner(Executor& executor, const Tokenizer& tokenizer, NeedleForm form, Callbacks callbacks = {})
       : executor_(executor), tokenizer_(tokenizer), form_(form), callbacks_(std::move(callbacks)) {}
 
-  // One group of at most max_batch cases; answers in their order. Cancelled: the unfinished answers are not done.
+  // Runs one group of at most max_batch cases; the answers have the same order. If cancelled, unfinished answers have
+  // done == false.
   Result<std::vector<NeedleAnswer>> Run(std::span<const NeedleCase> cases, const NeedleWatch& watch);
 
-  // All runs so far; a prefill that was cancelled is left out.
+  // Sums over all runs so far, without cancelled prefills.
   const Timing& timing() const { return timing_; }
   PoolUse pool() const { return {pool_bytes_, executor_.instruments().pool_peak_bytes()}; }
 
@@ -45,7 +46,7 @@ class NeedleRunner {
   // False: cancelled.
   Result<bool> Prefill(Live& live, const NeedleWatch& watch);
   void Decode(std::vector<Live>& live, const NeedleWatch& watch);
-  // Takes a step's logits: feeds the next token of the question, or adds one to the answer.
+  // Processes a step's logits: sets the next token of the question, or adds a token to the answer.
   void Accept(Live& live, std::span<const float> logits, const NeedleWatch& watch);
   void JudgeAnswer(Live& live, bool ended) const;
 
@@ -59,15 +60,16 @@ class NeedleRunner {
 
 class NeedleTable {
  public:
-  // All outlive it; the session is started for the plan's longest text. `label` begins the status line.
+  // All arguments outlive it; the session is started for the plan's longest text. `label` begins the status line.
   NeedleTable(const NeedlePlan& plan, const EvalSession& session, const NeedleMaker& maker, std::string label = "");
 
-  // Every case that was not run yet. Cancelled: the result has the finished cases, spread evenly over the depths.
+  // Runs every case that was not run yet. If cancelled, the result has the finished cases, spread evenly over the
+  // depths.
   Result<NeedleResult> Run();
 
-  // The case that a cell runs as its `turn`-th.
+  // The case that a cell runs in turn `turn`.
   Result<NeedleCase> Make(const NeedleCell& cell, int64_t turn) const;
-  // A caller may run first cases itself, before Run: it adds them to their cells and sets `skip`.
+  // Before Run, the caller may run the first cases itself: it adds them to their cells and sets `skip`.
   std::vector<NeedleCell>& cells() { return result_.cells; }
   NeedleRunner& runner() { return runner_; }
 

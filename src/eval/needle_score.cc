@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/size.h"
-#include "runtime/describe.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 Json ShareJson(const NeedleCell::Count& count) { return count.n > 0 ? Json(count.share()) : Json(nullptr); }
 
-// The run that the others are compared with; null where there is nothing to compare.
+// The run that the others are compared with; null if there is none.
 const NeedleKvRun* FullAmong(const std::vector<NeedleKvRun>& runs) {
   const auto full = std::find_if(runs.begin(), runs.end(), [](const NeedleKvRun& run) { return run.full(); });
   return full != runs.end() && runs.size() > 1 ? &*full : nullptr;
@@ -153,7 +153,7 @@ Json NeedleJson(std::vector<NeedleKvRun> runs, bool complete) {
 }
 
 std::string NeedleMarkdown(const NeedlePlan& plan, const std::vector<NeedleKvRun>& runs) {
-  // One method and the family single need no columns that tell them apart.
+  // With one method and only the family single, the columns for method and family are left out.
   const bool several = runs.size() > 1 || plan.families != std::vector{NeedleFamily::kSingle};
   const NeedleKvRun* full = FullAmong(runs);
   std::string text = several ? "| kv | family | context | facts | n | all found | accuracy |"
@@ -185,7 +185,7 @@ std::string NeedleStatistics(const NeedleKvRun& run, bool per_layer) {
   const ExecutorOptions& options = run.options;
   return fmt::format(
       "texts {} tokens, {:.1f} tok/s; questions and answers {} steps for {} tokens, {:.1f} tok/s\n"
-      "memory {} at most, KV pool {} ({}), {} thread{}\n{}{}",
+      "memory peak {}, KV pool {} ({}), {} thread{}\n{}{}",
       timing.prefill_tokens, timing.prefill_rate(), timing.step_ms.size(), timing.decode_tokens, timing.decode_rate(),
       FormatSize(PeakResidentBytes()), FormatSize(run.result.pool.peak_bytes), KvWords(options), options.threads,
       options.threads == 1 ? "" : "s", AttendedWords(run.stats, options), per_layer ? LayerTable(run.stats) : "");

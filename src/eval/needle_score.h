@@ -1,5 +1,5 @@
-// What came of needle cases: answers, counts for every family, length and number of facts, how far two runs agree, and
-// the JSON, tables and statistics that report them. Plain values; any thread.
+// Results of needle cases: answers, counts for every family, length and number of facts, agreement between two runs,
+// and their reports as JSON, tables and lines for people. Plain values; any thread.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 
 namespace infinigen {
 
-// Which cases are run.
+// The cases to run.
 struct NeedlePlan {
   std::vector<int64_t> lengths = {1024, 4096};  // tokens of text, question and answer together
-  std::vector<int64_t> facts = {1};             // in the text; empty: each family's own number
+  std::vector<int64_t> facts = {1};             // numbers of facts in the text; empty: each family's default
   int64_t n = 20;                               // cases for each family, length and number of facts
   NeedleForm form = NeedleForm::kPlain;
   std::vector<NeedleFamily> families = {NeedleFamily::kSingle};
@@ -27,12 +27,12 @@ struct NeedlePlan {
   std::vector<int64_t> FactsOf(NeedleFamily family) const {
     return facts.empty() ? std::vector<int64_t>{DefaultFacts(family)} : facts;
   }
-  int64_t cases() const;  // in all
+  int64_t cases() const;  // total
 };
 
 struct NeedleAnswer {
-  bool done = false;       // false: cancelled before
-  bool found = false;      // every sought string
+  bool done = false;       // false: cancelled before the end
+  bool found = false;      // all sought strings
   std::vector<bool> hits;  // [sought], once done
   std::vector<int32_t> tokens;
   std::string text;
@@ -58,7 +58,7 @@ struct NeedleCell {
     std::vector<bool> hits;
   };
   struct Score {
-    Count all;          // cases; found: those with every sought string
+    Count all;          // cases; found: all sought strings
     double shares = 0;  // Σ over cases of the share of their strings that was found
 
     double accuracy() const { return shares / static_cast<double>(all.n); }
@@ -68,10 +68,10 @@ struct NeedleCell {
   NeedleFamily family = NeedleFamily::kSingle;
   int64_t length = 0, facts = 0;
   Score score;
-  std::array<Count, 5> by_depth;  // strings, by the fifth of the context where their sentence lies
-  std::vector<Count> bins;        // strings, by the depth that was drawn for them; one bin where none was drawn
+  std::array<Count, 5> by_depth;  // sought strings, by the fifth of the context that has their sentence
+  std::vector<Count> bins;        // sought strings, by the depth drawn for them; one bin if none was drawn
   std::vector<Outcome> outcomes;  // [n], by the case's index
-  int64_t skip = 0;               // first cases that NeedleTable leaves to its caller
+  int64_t skip = 0;               // first cases that NeedleTable does not run, because its caller did
 
   void Add(const NeedleCase& planted, const NeedleAnswer& answer);
 };
@@ -85,11 +85,11 @@ struct NeedleResult {
   bool complete = true;  // false: cancelled
 };
 
-// How many of the cases that two runs finished they answered alike.
+// Agreement between two runs.
 struct NeedleAgreement {
   int64_t n = 0;            // cases that both finished
-  int64_t same_answer = 0;  // token for token
-  int64_t same_found = 0;   // the same strings found
+  int64_t same_answer = 0;  // answers with the same tokens
+  int64_t same_found = 0;   // answers with the same strings found
 
   NeedleAgreement& operator+=(const NeedleAgreement& other);
 };
@@ -97,15 +97,15 @@ NeedleAgreement Agree(const NeedleCell& one, const NeedleCell& other);
 
 // ---- reports ----
 
-// Shares; null when there is no case.
+// Accuracy as shares; null without cases.
 nlohmann::ordered_json AccuracyJson(const NeedleScore& score);
 nlohmann::ordered_json CellsJson(const std::vector<NeedleCell>& cells);
 // The numbers of a heat map: one entry for every cell and depth.
 nlohmann::ordered_json BinsJson(const std::vector<NeedleCell>& cells);
 
-// What the cases were made from.
+// The source of the cases.
 struct NeedleOrigin {
-  std::string file;  // that facts are planted in; empty: generated text
+  std::string file;  // text that facts are planted in; empty: generated text
   int64_t seed = 1;
 
   bool generated() const { return file.empty(); }
@@ -122,14 +122,14 @@ struct NeedleKvRun {
   bool full() const { return kv == "full" && options.is_full(); }
 };
 
-// The report of one run. Precondition: the session's executor made it.
+// The report of one run. Precondition: the session's executor ran it.
 nlohmann::ordered_json NeedleRunJson(const EvalSession& session, const NeedlePlan& plan, const NeedleOrigin& origin,
                                      const NeedleResult& result);
-// With several runs, the fields are those of the first and "results" has all. Runs beside one of full report how far
-// they agree with it.
+// With several runs, the top-level fields are those of the first, and "results" has all. If one run is --kv full, the
+// others report their agreement with it.
 nlohmann::ordered_json NeedleJson(std::vector<NeedleKvRun> runs, bool complete);
 std::string NeedleMarkdown(const NeedlePlan& plan, const std::vector<NeedleKvRun>& runs);
-// Speed, memory, what was attended to.
+// Speed, memory and attended share, as lines for people.
 std::string NeedleStatistics(const NeedleKvRun& run, bool per_layer);
 
 }  // namespace infinigen

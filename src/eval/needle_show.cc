@@ -9,16 +9,16 @@
 #include "base/machine.h"
 #include "base/size.h"
 #include "eval/filler.h"
-#include "runtime/describe.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
 
 constexpr size_t kLinesOfBeginning = 3;
-constexpr size_t kLinesAround = 2;      // before and after the planted sentence
-constexpr size_t kContextBytes = 2000;  // of text that those lines are taken from
+constexpr size_t kLinesAround = 2;      // lines before and after the planted sentence
+constexpr size_t kContextBytes = 2000;  // bytes of text from which those lines are taken
 
-// Columns of a text: its characters; a wide one counts as one.
+// Columns of a text: its number of characters; wide characters count as one.
 size_t Columns(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -40,7 +40,7 @@ std::string Gap(std::string_view text, const ShowStyle& style) {
                    : std::string();
 }
 
-// What a step read.
+// The entries that a step read.
 std::string Attended(const KvStats& stats, const PoolUse& pool, const ExecutorOptions& options) {
   if (stats.steps == 0 || !options.method.selects()) return {};
   const uint64_t read = stats.read_bytes / static_cast<uint64_t>(stats.steps);
@@ -50,7 +50,7 @@ std::string Attended(const KvStats& stats, const PoolUse& pool, const ExecutorOp
                      FormatSize(read), 100 * stats.All().attended_ratio(), FormatSize(sketches));
 }
 
-// What was planted in a text.
+// A description of the planted facts.
 std::string Contents(const NeedleCase& planted) {
   const int64_t facts = planted.spec.facts;
   const std::string number = facts <= 2 ? NumberWord(facts) : fmt::format("{}", facts);
@@ -78,19 +78,19 @@ std::string VerdictWords(const NeedleCase& planted, const NeedleAnswer& answer, 
   return Marked(fmt::format("{} of {} right, they are {}", hits, count, Listed(sought)), "1;33", style);
 }
 
-// Families whose answers are codes; the others have names or words.
+// Whether the family's answers are codes, rather than names or words.
 bool AsksForCodes(NeedleFamily family) { return family != NeedleFamily::kWords && family != NeedleFamily::kVariable; }
 
-// What the place of the first sought string is called under a picture of the context.
+// The label of the first sought string's place below the picture.
 std::string MarkOf(const NeedleCase& planted) {
   if (planted.sought[0].statement.empty()) return "the list";
   const char* what = planted.spec.family == NeedleFamily::kVariable ? "variable" : "code";
   return fmt::format("the {}{}", planted.sought.size() == 1 ? "" : "first ", what);
 }
 
-constexpr size_t kMostLines = 16;  // of a picture
+constexpr size_t kMostLines = 16;  // lines of a picture
 
-// By the share of a column's tokens that were attended to.
+// Characters for the share of a column's tokens that were attended to.
 const char* Glyph(double share) {
   if (share <= 0) return " ";
   if (share < 0.04) return "·";
@@ -131,7 +131,7 @@ std::string Wrapped(std::string_view text, size_t width, size_t most, bool from_
 
 std::string ShowCase(const NeedleCase& planted, std::string_view source, const ShowStyle& style) {
   const std::string_view text = planted.text;
-  // A list has no sentence to show: its end is shown instead.
+  // A list has no planted sentence, so its end is shown instead.
   const std::string& statement = planted.sought[0].statement;
   const size_t at = statement.empty() ? text.size() : planted.sought[0].at;
   const std::string_view before = text.substr(0, at), after = text.substr(at + statement.size());
@@ -178,7 +178,7 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
   return fmt::format(
       "   <- {}\n\n{}"
       "Read {} tokens in {:.1f} s ({} tok/s), then {} one by one ({:.1f} tok/s, {:.2f} ms each).\n"
-      "KV cache {} ({}), memory {} at most, {} thread{}.\n{}",
+      "KV cache {} ({}), memory peak {}, {} thread{}.\n{}",
       VerdictWords(planted, answer, style), lay, Thousands(timing.prefill_tokens), timing.prefill_s,
       Thousands(static_cast<int64_t>(timing.prefill_rate())), timing.decode_tokens, timing.decode_rate(),
       Mean(timing.step_ms), FormatSize(pool.bytes), KvWords(options), FormatSize(PeakResidentBytes()), options.threads,
@@ -248,7 +248,7 @@ std::string AttentionPicture::Draw(int64_t row, const std::string& name) const {
 std::string ShowAttention(const NeedleCase& planted, const AttentionPicture& picture) {
   if (!picture.seen()) return {};
   return fmt::format(
-      "\nWhere each layer looked in the step that gave the first {} (the darker, the more of those tokens):\n{}",
+      "\nWhat each layer attended to in the step that produced the first {} (darker: more of those tokens):\n{}",
       AsksForCodes(planted.spec.family) ? "digit" : "word", picture.Draw(planted.sought[0].token, MarkOf(planted)));
 }
 

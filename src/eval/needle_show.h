@@ -1,6 +1,6 @@
-// One needle case on a screen of text, for people: the text in a few lines, the planted sentence in its surroundings,
-// the question, the answer, what it took, and which parts of the context each layer attended to. About 24 lines and a
-// picture; the caller writes them. One thread.
+// Shows one needle case on a text screen: the beginning of the text, the planted sentence with its surroundings, the
+// question, the answer, statistics, and a picture of the context's parts that each layer attended to. About 24 lines
+// plus the picture; the caller prints them. One thread.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct ShowStyle {
   bool colours = false;
 };
 
-// Everything before the answer, up to "Answer:". `source`: what the filler is.
+// Everything before the answer, up to "Answer:". `source`: a name for the filler.
 std::string ShowCase(const NeedleCase& planted, std::string_view source, const ShowStyle& style);
 
-// What follows the answer.
+// Everything after the answer.
 std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, const Timing& timing,
                         const PoolUse& pool, const KvStats& stats, const ExecutorOptions& options,
                         const ShowStyle& style);
@@ -37,7 +37,7 @@ std::string ShowOutcome(const NeedleCase& planted, const NeedleAnswer& answer, c
 //   picture.Freeze();                                              // keeps the last step
 class AttentionPicture {
  public:
-  // For a model with so many layers and a context of about so many rows.
+  // `rows`: approximate rows of the context.
   AttentionPicture(int64_t layers, int64_t rows, size_t columns);
 
   // Valid as long as the picture is.
@@ -46,9 +46,9 @@ class AttentionPicture {
 
   void Add(LayerId layer, KvHead head, std::span<const int32_t> rows);
 
-  // False: no layer selected anything, and there is nothing to draw.
+  // False: no layer selected anything, so there is nothing to draw.
   bool seen() const { return seen_; }
-  // One line for every layer, or for several where there are many; under them a mark at `row` with its name.
+  // One line per layer, or per group of layers if there are many; below them a mark at `row`, labelled `name`.
   std::string Draw(int64_t row, const std::string& name) const;
 
  private:
@@ -58,25 +58,25 @@ class AttentionPicture {
   int64_t rows_;
   size_t columns_;
   struct Layer {
-    int64_t heads = 0;           // that were added
-    std::vector<double> counts;  // [columns] rows attended to, Σ over heads
+    int64_t heads = 0;           // number of heads added
+    std::vector<double> counts;  // [columns], rows attended to, summed over heads
   };
   std::vector<Layer> layers_;
   bool frozen_ = false, seen_ = false;
 };
 
-// The picture with its caption; empty where nothing was selected.
+// The picture with its caption; empty if nothing was selected.
 std::string ShowAttention(const NeedleCase& planted, const AttentionPicture& picture);
-// Whether new text of an answer holds the beginning of what was asked for: the step to freeze the picture at.
+// Whether new text of an answer contains the beginning of a sought string: the step at which to freeze the picture.
 bool BeginsAnswer(const NeedleCase& planted, std::string_view text);
 
 // ---- the parts, for tests ----
 
-// Words of a text: runs of bytes that are no spaces.
+// The number of words: runs of bytes that are not spaces.
 int64_t CountWords(std::string_view text);
 
-// `text` in lines of at most `width` columns, each after two spaces. At most `most` lines: the first ones, or with
-// `from_end` the last ones. Line ends count as spaces.
+// Breaks `text` into lines of at most `width` columns, each indented by two spaces. Returns the first `most` lines, or
+// the last with `from_end`. Line ends count as spaces.
 std::string Wrapped(std::string_view text, size_t width, size_t most, bool from_end);
 
 }  // namespace infinigen

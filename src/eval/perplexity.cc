@@ -7,19 +7,19 @@
 #include <utility>
 
 #include "base/check.h"
-#include "runtime/clock.h"
-#include "runtime/text.h"
+#include "runtime/report.h"
+#include "runtime/requests.h"
 
 namespace infinigen {
 namespace {
 
-constexpr int64_t kDefaultContext = 8192;  // or what the model was made for, if that is less
+constexpr int64_t kDefaultContext = 8192;  // or the model's context if that is shorter
 
 double Share(double sum, int64_t of) {
   return of > 0 ? sum / static_cast<double>(of) : std::numeric_limits<double>::quiet_NaN();
 }
 
-// How far the best logit is ahead of the second.
+// Difference between the best and the second-best logit.
 float TopGap(std::span<const float> logits) {
   float best = -std::numeric_limits<float>::infinity(), second = best;
   for (const float logit : logits) {
@@ -39,13 +39,13 @@ double LogSum(std::span<const float> logits) {
 
 int64_t Top(std::span<const float> logits) { return std::max_element(logits.begin(), logits.end()) - logits.begin(); }
 
-// The sums of one window, which count when the window is finished.
+// The sums of one window, which are added to the result when the window is finished.
 struct WindowSums {
   double nll = 0, kld = 0;
   int64_t same_top = 0, clear = 0, same_clear = 0;
   std::vector<PplChunk> chunks;
 
-  // `at`: the token's place in the window. `other` empty: nothing is compared.
+  // `at`: the token's index in the window. `other` is empty without a comparison.
   void Add(std::span<const float> logits, std::span<const float> other, int32_t target, int64_t at, int64_t chunk) {
     const double token_nll = NegativeLogLikelihood(logits, target);
     const double token_kld = other.empty() ? 0 : KlDivergence(other, logits);
@@ -78,7 +78,8 @@ struct WindowSums {
   }
 };
 
-// Bytes that the scored tokens of the first `count` windows spell. A character that begins before them counts whole.
+// Bytes of text of the scored tokens in the first `count` windows. A character that begins before them is counted
+// whole.
 int64_t ScoredBytes(const Tokenizer& tokenizer, const PplTask& task, size_t count) {
   StreamDecoder decoder(tokenizer, /*skip_special=*/false);
   int64_t bytes = 0;
@@ -145,7 +146,7 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
       result.tokens += windows[next].end() - windows[next].scored;
     }
     result.seconds = Seconds(start);
-    // Windows that are kept add up; what one window takes is known after the first, the longest.
+    // Kept windows add up; the bytes of one window are known after the first, which is the longest.
     if (runners.kept == nullptr || result.pool.peak_bytes == 0)
       result.pool = {instruments.pool_peak_bytes(), instruments.pool_peak_bytes()};
     on_window(result);
@@ -168,10 +169,10 @@ Result<PplTask> MakePplTask(const Model& model, const PplSource& source, const P
   RETURN_IF_ERROR(CheckIds(model.config, text.ids));
   RETURN_IF_ERROR(CheckIds(model.config, text.opening));
   if (options.context < std::ssize(text.opening))
-    return Invalid("--ctx {}: the tokenizer opens every text with {} tokens", options.context, text.opening.size());
+    return Invalid("--ctx {}: too short, because the tokenizer opens every text with {} tokens", options.context,
+                   text.opening.size());
   task.windows = CutWindows(text, options.context);
-  if (task.windows.empty())
-    return Invalid("{}: {} tokens are too few to score one of them", source.name, text.ids.size());
+  if (task.windows.empty()) return Invalid("{}: {} tokens are too few to score", source.name, text.ids.size());
   task.rows = std::min<int64_t>(options.context, std::ssize(text.ids) + std::ssize(text.opening));
   return task;
 }
@@ -179,8 +180,9 @@ Result<PplTask> MakePplTask(const Model& model, const PplSource& source, const P
 Status CheckScorable(const KvRequest& kv) {
   if (!kv.prompt_columns || !kv.selection().uses_basis) return Ok();
   return Unsupported(
-      "--kv-columns prompt: every window is read from an empty cache, so there is no prompt that could choose columns; "
-      "eval needle has one");
+      "--kv-columns prompt: needs a prompt, and eval ppl has none, because every window starts with an empty cache; "
+      "use "
+      "eval needle");
 }
 
 Result<PplReport> MeasurePpl(const EvalSession& session, const PplTask& task, bool selection_overlap,

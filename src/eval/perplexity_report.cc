@@ -1,4 +1,4 @@
-// What `eval ppl` reports, as JSON and as text for people.
+// Reports of `eval ppl`: JSON and text for people.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "eval/perplexity.h"
-#include "runtime/describe.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
@@ -75,7 +75,7 @@ Json PplJson(const EvalSession& session, const PplTask& task, const PplReport& r
   const PplResult& result = report.result;
   const bool compared = session.other() != nullptr;
   const bool known = compared || session.executor().options().is_full();
-  // NaN, where nothing was finished or compared, becomes null.
+  // NaN (nothing was finished or compared) becomes null.
   json.update({{"ppl", result.ppl()},
                {"nll", result.nll()},
                {"kld_mean", known ? Json(result.kld_mean()) : Json(nullptr)},

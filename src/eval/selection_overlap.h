@@ -1,6 +1,6 @@
-// How far lists of selected rows agree: SelectionOverlap compares two executors on the same tokens, StepOverlap one
-// executor with itself a few steps earlier. Both observe the selections of executors (Instruments::ObserveSelection)
-// while those run, on their thread. Both need methods that evict nothing, so that a row is a position.
+// Measures the overlap of selections: SelectionOverlap between two executors on the same tokens, StepOverlap between
+// steps of one executor. Both observe selections (Instruments::ObserveSelection) on the executor's thread. Both need
+// methods that evict nothing, so that a row is a position.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@
 
 namespace infinigen {
 
-// The rows of a list that are there for their score: neither the first `sinks` rows nor the last `window` ones. A list
-// ends with the token's own row.
+// The rows of a selection that were chosen by score, without the first `sinks` and the last `window` rows. The last row
+// of a selection is the current token's.
 std::vector<int32_t> ChosenByScore(std::span<const int32_t> rows, int64_t sinks, int64_t window);
 
-// Keeps the lists of one executor until the other comes to the same token.
+// Keeps the selections of one executor until the other reaches the same token.
 //
 //   SelectionOverlap overlap(sinks, window);
 //   first.ObserveSelection(overlap.Kept());
@@ -28,18 +28,18 @@ std::vector<int32_t> ChosenByScore(std::span<const int32_t> rows, int64_t sinks,
 //   overlap.share();
 class SelectionOverlap {
  public:
-  // Only lists of every `every`-th token are compared, which takes that much less memory.
+  // Compares only every `every`-th token, which divides the memory by `every`.
   SelectionOverlap(int64_t sinks, int64_t window, int64_t every = 16) : sinks_(sinks), window_(window), every_(every) {}
 
   // Valid as long as this object.
   SelectionObserver Kept();
   SelectionObserver Compared();
 
-  // Rows that both chose by score, divided by the longer list's, over all lists. NaN: there was nothing to choose.
+  // Rows that both chose by score, divided by the rows of the longer selection, summed over all tokens. NaN: none.
   double share() const;
 
  private:
-  using Key = std::tuple<LayerId, SeqSlot, KvHead, int32_t>;  // the last: the token's own row
+  using Key = std::tuple<LayerId, SeqSlot, KvHead, int32_t>;  // the last element is the token's row
 
   std::vector<int32_t> Choice(std::span<const int32_t> rows) const { return ChosenByScore(rows, sinks_, window_); }
 
@@ -48,8 +48,7 @@ class SelectionOverlap {
   uint64_t same_ = 0, longer_ = 0;
 };
 
-// How many of the rows that a step selects were selected a few steps before too: what a cache near the compute device
-// could have kept.
+// The share of a step's selected rows that an earlier step also selected: an upper bound of the hits of a hot set.
 //
 //   StepOverlap overlap(sinks, window);
 //   executor.instruments().ObserveSelection(overlap.Observer());
@@ -59,14 +58,14 @@ class StepOverlap {
  public:
   static constexpr std::array<int64_t, 7> kSteps = {1, 2, 4, 8, 16, 32, 64};  // distances in steps
 
-  // Sinks and window are in every list: only rows outside them at both times are counted.
+  // Sinks and window are in every selection, so only rows outside them in both steps are counted.
   StepOverlap(int64_t sinks, int64_t window) : sinks_(sinks), window_(window) {}
 
   // Valid as long as this object.
   SelectionObserver Observer();
 
-  // Share of the rows chosen by score that were also chosen kSteps[i] steps before; NaN: there was nothing to choose.
-  // Without `layer`, over all layers.
+  // Share of the rows chosen by score that were also chosen kSteps[i] steps before; NaN if none were chosen. Without
+  // `layer`, over all layers.
   double share(size_t i) const;
   double share(size_t i, LayerId layer) const;
   std::vector<LayerId> layers() const;  // those that select, ascending

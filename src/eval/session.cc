@@ -35,8 +35,8 @@ Status EvalSession::Start(const KvRequest& kv, int64_t rows, int64_t useful, boo
   ASSIGN_OR_RETURN(const RunPlan plan, Plan(kv, rows, useful));
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   if (rows > model.config.max_positions && !std::exchange(warned_, true))
-    callbacks().Warn(fmt::format("{} tokens are beyond the {} positions that {} was trained for", rows,
-                                 model.config.max_positions, model.config.name));
+    callbacks().Warn(fmt::format("{} tokens exceed the {} that {} was trained for", rows, model.config.max_positions,
+                                 model.config.name));
   ASSIGN_OR_RETURN(executor_, Launch(model, plan, callbacks()));
   const bool with_cpu = request_.against == Against::kCpu;
   if (!compare || (!with_cpu && plan.options.is_full())) return Ok();
@@ -44,7 +44,8 @@ Status EvalSession::Start(const KvRequest& kv, int64_t rows, int64_t useful, boo
   const uint64_t bytes = second.parts.total_bytes();
   if (!with_cpu && plan.options.device != Device::kCuda &&
       plan.parts.total_bytes() + bytes + kMarginBytes > plan.available_bytes) {
-    callbacks().Warn(fmt::format("no comparison with --kv full: it would take {} more memory", FormatSize(bytes)));
+    callbacks().Warn(
+        fmt::format("results are not compared with --kv full, which would need {} more memory", FormatSize(bytes)));
     return Ok();
   }
   ASSIGN_OR_RETURN(other_, Launch(model, second, callbacks()));

@@ -1,6 +1,6 @@
-// EvalSession: the model of an evaluation, and the executors that run it. Every evaluation opens one session, plans
-// the memory of its longest sequence, and starts an executor for each KV method that it measures. Like all of src/eval
-// it has no terminal: warnings, progress and cancellation go through the request's callbacks. One thread.
+// EvalSession: the model of an evaluation and the executors that run it. Every evaluation opens one session, plans the
+// memory of its longest sequence, and starts an executor for each KV method. Like all of src/eval it does not use the
+// terminal: warnings, progress and cancellation go through the request's callbacks. One thread.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 #include "base/result.h"
 #include "runtime/callbacks.h"
-#include "runtime/device.h"
 #include "runtime/kv_request.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
 #include "runtime/report.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 
-// What a method's predictions are compared with.
+// The run that a method's predictions are compared with.
 enum class Against : uint8_t {
   kFull,  // --kv full on the same device
   kCpu,   // the same method on the CPU
@@ -30,9 +30,9 @@ std::string_view Name(Against against);
 struct EvalRequest {
   std::string model;  // a directory; empty: the built-in model
   DeviceChoice device;
-  int64_t batch = 0;  // sequences at once, at most; 0: as many as are useful and fit
+  int64_t batch = 0;  // maximum batch; 0: as many as are useful and fit
   Against against = Against::kFull;
-  StatsDetail detail;  // of the reports
+  StatsDetail detail;  // for the reports
   Callbacks callbacks;
 };
 
@@ -41,10 +41,10 @@ class EvalSession {
   // Opens the model, which must have a tokenizer.
   static Result<EvalSession> Open(EvalRequest request);
 
-  // What sequences of `rows` rows take under `kv`. `useful`: how many of them can be of use at once.
+  // The plan for sequences of `rows` rows under `kv`. `useful`: a larger batch would not be used.
   Result<RunPlan> Plan(const KvRequest& kv, int64_t rows, int64_t useful) const;
-  // Frees the executors there are and makes one for `kv`. `compare`: also the one that results are compared with,
-  // unless the method is full itself or memory is short, which is a warning.
+  // Frees the current executors and creates one for `kv`. `compare`: also creates the one to compare with, unless the
+  // method is full itself or memory is short, which gives a warning.
   Status Start(const KvRequest& kv, int64_t rows, int64_t useful, bool compare);
   // Frees the executors.
   void Stop();
@@ -55,7 +55,7 @@ class EvalSession {
   const Tokenizer& tokenizer() const { return *model_->tokenizer; }
   // Precondition: started.
   Executor& executor() const { return *executor_; }
-  // What results are compared with; null: nothing.
+  // The executor that results are compared with; null: none.
   Executor* other() const { return other_.get(); }
 
  private:
@@ -63,15 +63,15 @@ class EvalSession {
 
   EvalRequest request_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<Executor> executor_, other_;  // after the model, whose weights they read
-  bool warned_ = false;                         // that the context is beyond what the model was trained for
+  std::unique_ptr<Executor> executor_, other_;  // after model_, because they use its weights
+  bool warned_ = false;                         // about a context beyond the trained length
 };
 
-// How tokens that count as decode steps are prefilled in bulk. Where every entry is kept and attended to, a dense
-// prefill gives the same bits faster.
+// The kind of prefill that treats tokens as decode steps. If every entry is retained and attended to, a dense prefill
+// gives the same bits faster.
 PrefillKind KindOfSteps(const Executor& executor);
 
-// The beginning of every report (model, device, kv) and its end (timing, kv_stats, memory).
+// The first fields of every report (model, device, kv) and the last (timing, kv_stats, memory).
 nlohmann::ordered_json EvalJsonHead(const EvalSession& session);
 void AddEvalJsonTail(const EvalSession& session, const Timing& timing, const PoolUse& pool,
                      nlohmann::ordered_json* json);

@@ -1,5 +1,3 @@
-#include "eval/story.h"
-
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -7,6 +5,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "eval/filler.h"
 
 namespace infinigen {
 namespace {
@@ -75,7 +74,7 @@ constexpr Table kTables[] = {
     {"season", kSeasons}, {"count", kCounts},       {"feeling", kFeelings},     {"manner", kManners},
     {"kin", kKin},        {"material", kMaterials}, {"direction", kDirections}, {"tree", kTrees}};
 
-// The subjects. The first sentence always opens the paragraph, the others keep their order.
+// The subjects. The first sentence always opens the paragraph; the others stay in this order.
 constexpr std::string_view kMarket[] = {
     "{name} set out for {place} {when}, because the traders from {town} were expected.",
     "The first stall sold {food}, the second {food}, and the third only good advice.",
@@ -205,7 +204,7 @@ struct Cast {
 
 bool IsVowel(char c) { return std::string_view("aeiouAEIOU").find(c) != std::string_view::npos; }
 
-// The word for a slot. Drawn, unless the paragraph has settled it.
+// The word for a slot: drawn, unless the paragraph already has one for it.
 std::string Word(std::string_view slot, const Cast& cast, SplitMix& random) {
   if (slot == "name") return std::string(cast.name);
   if (slot == "place") return std::string(cast.place);
@@ -237,7 +236,7 @@ std::string Fill(std::string_view sentence, const Cast& cast, SplitMix& random) 
   return text;
 }
 
-// `count` of [1, size), ascending.
+// Draws `count` different numbers from [1, size), ascending.
 std::vector<size_t> Choose(size_t count, size_t size, SplitMix& random) {
   std::vector<size_t> all(size - 1);
   std::iota(all.begin(), all.end(), size_t{1});

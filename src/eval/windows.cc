@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "eval/session.h"
-#include "runtime/clock.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 
@@ -45,11 +45,11 @@ void WindowReader::Leave(size_t index) {
 
 namespace {
 
-// Logits on the host at once: a slice of positions, however large the vocabulary.
+// Limit of logits in host memory at once; it determines the rows of a slice.
 constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
-// Takes every token through the runners side by side, so that each prediction can be compared when it is there. Only
-// the method's time is counted.
+// Runs every token through all runners side by side, so that predictions can be compared immediately. Only the method's
+// time is counted.
 class Walk {
  public:
   Walk(const PplRunners& runners, const PplText& text, const Callbacks& callbacks, const PredictionVisitor& visit,
@@ -71,15 +71,15 @@ class Walk {
     }
   }
 
-  // Window number `index`, each runner in one prefill in which every token is a step. False: cancelled.
+  // Runs window `index` with one prefill per runner, in which every token is a step. False: cancelled.
   Result<bool> Prefill(size_t index, const PplWindow& window) {
     const Result<bool> done = ReadAndVisit(index, window);
     for (WindowReader* reader : readers_) reader->Leave(index);
     return done;
   }
 
-  // All windows at once, the first of them number `index`, one token of each a step; a shorter one leaves earlier.
-  // Where the other runner keeps its windows, its predictions are read from there. False: cancelled.
+  // Runs all `windows` at once, beginning with window `index`, one token of each per step; shorter windows end earlier.
+  // If the other runner keeps its windows, its predictions come from there. False: cancelled.
   Result<bool> Steps(size_t index, std::span<const PplWindow> windows) {
     std::vector<std::vector<int32_t>> fed;
     for (const PplWindow& window : windows) fed.push_back(FedTokens(text_, window));
@@ -107,7 +107,7 @@ class Walk {
     return !callbacks_.Cancelled();
   }
 
-  // `kept`: what the other runner read of the only window; null: it steps too.
+  // `kept`: the only window as the other runner has read it; null: the other runner takes steps too.
   Result<bool> StepAll(std::span<const PplWindow> windows, const std::vector<std::vector<int32_t>>& fed,
                        Sequence* kept) {
     std::vector<std::vector<std::optional<Sequence>>> sequences(kept != nullptr ? 1 : runners_.size());  // [][windows]
@@ -118,10 +118,10 @@ class Walk {
       }
     std::vector<std::vector<float>> logits(runners_.size());
     for (std::vector<float>& of : logits) of.resize(windows.size() * static_cast<size_t>(vocab_));
-    std::vector<size_t> live(windows.size());  // windows that still run
+    std::vector<size_t> live(windows.size());  // unfinished windows
     std::iota(live.begin(), live.end(), size_t{0});
     std::vector<StepItem> items;
-    // Every window begins at row 0, so those that run are all at the same row.
+    // Every window begins at row 0, so all unfinished windows are at the same row.
     for (int64_t row = 0; !live.empty() && !callbacks_.Cancelled(); ++row) {
       for (size_t r = 0; r < sequences.size(); ++r) {
         items.clear();
@@ -167,7 +167,7 @@ class Walk {
     }
   }
 
-  // `logits` of each runner; the prediction is row `index` of them.
+  // `logits`: of each runner; the prediction is row `index`.
   void VisitRow(const PplWindow& window, int64_t row, const std::vector<std::vector<float>>& logits, size_t index) {
     const int64_t token = window.first + row + 1 - opening_;
     if (token < window.scored) return;
@@ -178,10 +178,10 @@ class Walk {
   }
 
   Executor& method_;
-  WindowReader* const kept_;        // the other runner's, where it keeps windows
-  std::vector<Executor*> runners_;  // the method, then the other where there is one
+  WindowReader* const kept_;        // the other runner's reader, if it keeps windows
+  std::vector<Executor*> runners_;  // the method, then the other if there is one
   std::vector<std::unique_ptr<WindowReader>> own_;
-  std::vector<WindowReader*> readers_;  // [runners]: one of own_, or the caller's
+  std::vector<WindowReader*> readers_;  // [runners], from own_ or from the caller
   const PplText& text_;
   const Callbacks& callbacks_;
   const PredictionVisitor& visit_;

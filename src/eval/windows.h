@@ -1,13 +1,13 @@
-// A text cut into windows, and every prediction that executors make in them.
+// Cuts a text into windows and visits every prediction that executors make in them.
 //
-// Windows lie side by side, and each is read from an empty cache. Where the tokenizer opens texts with special tokens
-// (BOS), a window is fed the opening and then its tokens. All of its tokens are scored; the last one is scored without
-// being fed, so a window has as many rows as tokens. Where there is no opening, the first token of a window has nothing
-// before it and is not scored.
+// Windows are consecutive, and each starts with an empty cache. If the tokenizer opens texts with special tokens (BOS),
+// every window is fed this opening before its tokens. All tokens of a window are scored; the last one is scored without
+// being fed, so with a one-token opening a window has as many rows as tokens. Without an opening, the first token of a
+// window has no token before it and is not scored.
 //
-// Every token attends as in a decode step. kStep runs each one as such a step, several windows at once. kBatched takes
-// a window through the layers in chunks, which share the matrix products, and asks for its logits slice by slice. On
-// one device both give the same logits; the CPU backends give the same bits. One thread.
+// Every token attends as in a decode step. kStep runs each token as a decode step, several windows at once. kBatched
+// prefills a window in chunks, which share the matrix products, and computes its logits slice by slice. On one device
+// both give the same logits; on the CPU they are bit-identical. One thread.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ enum class PplMode { kStep, kBatched };
 // A text as tokens.
 struct PplText {
   std::vector<int32_t> ids;
-  std::vector<int32_t> opening;  // what the tokenizer puts before a text; fed, never scored
+  std::vector<int32_t> opening;  // special tokens before a text; fed, never scored
 };
 
 // Tokens [first, first + count) of the text; [scored, first + count) are scored.
@@ -40,25 +40,27 @@ struct PplWindow {
   int64_t end() const { return first + count; }
 };
 
-// Windows of at most `context` rows. A last window too short to score anything is left out. Precondition: context ≥ 2
-// and ≥ the opening.
+// Windows of at most `context` rows. A last window that is too short to score a token is left out. Precondition:
+// context ≥ 2 and ≥ opening.size().
 std::vector<PplWindow> CutWindows(const PplText& text, int64_t context);
 
-// What a window feeds: opening, then its tokens but the last. Row r predicts token first + r + 1 − opening.
+// The tokens that a window feeds: the opening, then its tokens without the last. Row r predicts token
+// first + r + 1 − opening.size().
 std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window);
 
-// Reads windows with one executor. The residual stream of a window that was read stays until the window is left, so
-// that its logits can be asked for in slices. The first `keep` windows stay for good: several methods are compared with
-// predictions of `full`, which reads the text once.
+// Prefills windows with one executor. The residual stream of a window stays until Leave, so that its logits can be
+// computed in slices. The first `keep` windows stay for good: several methods are compared with the predictions of
+// `full`, which reads the text only once.
 class WindowReader {
  public:
-  // `executor` outlives it, and has room for each of the first `keep` windows and for one more where there are more.
+  // `executor` outlives it and has room for the first `keep` windows, and for one more if there are more windows.
   WindowReader(Executor& executor, Callbacks callbacks, size_t keep = 0)
       : executor_(executor), callbacks_(std::move(callbacks)), keep_(keep) {}
 
-  // Window `index`, which feeds `fed`, always the same for the same index. Null: cancelled. Valid until Leave.
+  // Prefills window `index` with the tokens `fed`, which must be the same in every call with this index. Null:
+  // cancelled. The result is valid until Leave.
   Result<Sequence*> Read(size_t index, std::span<const int32_t> fed);
-  // Gives the window back unless it is kept; without effect where it was not read.
+  // Releases the window unless it is kept; without effect if it was not read.
   void Leave(size_t index);
 
   Executor& executor() const { return executor_; }
@@ -70,24 +72,23 @@ class WindowReader {
   std::map<size_t, Sequence> read_;
 };
 
-// A method and what it is compared with, on the same tokens.
+// The executors that process the same tokens: a method, and the one it is compared with.
 struct PplRunners {
   Executor* method = nullptr;
-  Executor* other = nullptr;  // null: nothing is compared
-  // Reads for `other` (for `method` where there is no other) and keeps windows for the next call. Windows then go one
-  // by one in either mode.
+  Executor* other = nullptr;  // null: no comparison
+  // Reads for `other` (for `method` if there is no other) and keeps windows for the next call. Windows are then
+  // processed one by one in both modes.
   WindowReader* kept = nullptr;
 };
 
-// Called with each row of logits that predicts a scored token, in the order of the tokens within a window: the index of
-// that token in the text, and [vocab] logits that live until the call returns. `other` is empty where nothing is
-// compared.
+// Called for each scored token, in order within a window: the token's index in the text, and the [vocab] logits that
+// predict it, valid until the call returns. `other` is empty without a comparison.
 using PredictionVisitor =
     std::function<void(int64_t token, std::span<const float> logits, std::span<const float> other)>;
 
-// Takes the windows through the model and shows every scored prediction to `visit`; calls `on_window(n)` when n more
-// windows are finished. Cancelled: ends early with Ok, and the windows that on_window did not report are incomplete.
-// `timing` gets the method's time alone.
+// Runs the windows and passes every scored prediction to `visit`; calls `on_window(n)` when n more windows are
+// finished. If cancelled, returns Ok early; windows that on_window did not report are incomplete. `timing` receives the
+// time of `method` only.
 Status VisitPredictions(const PplRunners& runners, const PplText& text, std::span<const PplWindow> windows,
                         PplMode mode, const Callbacks& callbacks, const PredictionVisitor& visit,
                         const std::function<void(size_t)>& on_window, Timing* timing);

@@ -23,7 +23,8 @@ Status Evaluator::AssignOne(const Target& target, const Value& value) {
   }
   const Value holder = Lookup(target.name);
   if (const Undefined* missing = holder.If<Undefined>()) return UndefinedError(*missing);
-  if (!holder.space()) return Invalid("cannot assign attribute on non-namespace object");
+  if (!holder.space())
+    return Invalid("cannot assign to attribute '{}' of '{}', which is not a namespace", target.attribute, target.name);
   holder.space()->attributes[target.attribute] = value;
   return Ok{};
 }
@@ -32,7 +33,7 @@ Status Evaluator::Assign(const Targets& targets, const Value& value) {
   if (!targets.unpack) return AssignOne(targets.names[0], value);
   ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context_.budget, value));
   if (items->items.size() != targets.names.size()) {
-    return Invalid("{} values for {} names", items->items.size(), targets.names.size());
+    return Invalid("cannot unpack {} values into {} names", items->items.size(), targets.names.size());
   }
   for (size_t i = 0; i < targets.names.size(); ++i) RETURN_IF_ERROR(AssignOne(targets.names[i], items->items[i]));
   return Ok{};
@@ -105,7 +106,7 @@ Result<Value> Evaluator::EvaluateLoop(const Expr& expr) {
   if (expr.name == "first") return Value(index == 0);
   if (expr.name == "last") return Value(index + 1 == length);
   if (expr.name == "length") return Value(length);
-  if (expr.name == "depth") return Value(int64_t{1});  // counts recursion, which is not supported
+  if (expr.name == "depth") return Value(int64_t{1});  // depth of recursive loops, which are not supported
   if (expr.name == "depth0") return Value(int64_t{0});
   if (expr.name == "previtem") {
     return index > 0 ? (*loop.items)[loop.index - 1] : MakeUndefined("there is no previous item");
@@ -153,7 +154,7 @@ Result<Value> Evaluator::EvaluateSlice(const Expr& expr) {
     if (AsInteger(bound, index)) {
       *slots[i] = index;
     } else if (!bound.Is<None>()) {
-      return Invalid("the bounds of a slice are integers or none, not a {}", TypeName(bound));
+      return Invalid("the bounds of a slice must be integers or none, not a {}", TypeName(bound));
     }
   }
   context_.line = expr.line;
@@ -175,8 +176,9 @@ Result<Value> Evaluator::EvaluateCall(const Expr& expr) {
     }
   }
   context_.line = expr.line;
-  // The parser checked the arguments for the function of this name.
-  if (*callee.If<Function>() != expr.function) return Unsupported("assigning to '{}' is not supported", expr.name);
+  // The parser has checked the arguments against the builtin function of this name.
+  if (*callee.If<Function>() != expr.function)
+    return Unsupported("calling '{0}' after an assignment to '{0}' is not supported", expr.name);
   return CallFunction(context_, expr.function, arguments, keywords);
 }
 

@@ -1,5 +1,5 @@
-// Evaluating the expressions of a chat template: the state of a rendering, operators, the tables of everything that a
-// template may call by name, and the Evaluator. A rendering belongs to one thread.
+// Evaluation of the expressions of a chat template: the state of a rendering, the operators, the tables of functions,
+// methods, filters and tests, and the Evaluator. A rendering is used by one thread.
 #pragma once
 
 #include <array>
@@ -16,25 +16,25 @@
 
 namespace infinigen::jinja {
 
-// The state of one rendering that builtins work on.
+// The state of one rendering, shared by evaluator and builtins.
 struct Context {
   Budget budget;
-  std::tm now = {};                  // local time, which strftime_now formats
-  std::deque<Namespace> namespaces;  // the only owner; addresses are stable
-  int line = 0;                      // of the expression being evaluated, for messages
-  bool raised = false;               // the error is the template's own: raise_exception
+  std::tm now = {};                  // local time for strftime_now
+  std::deque<Namespace> namespaces;  // owns all namespaces; addresses are stable
+  int line = 0;                      // line of the expression being evaluated, for messages
+  bool raised = false;               // the error comes from raise_exception
 };
 
-using Arguments = std::vector<std::optional<Value>>;  // one for each parameter; empty where none was given
-// An argument of none counts as not given.
+using Arguments = std::vector<std::optional<Value>>;  // one per parameter; nullopt when not given
+// True when the argument was given and is not None.
 inline bool Given(const Arguments& arguments, size_t index) {
   return arguments[index].has_value() && !arguments[index]->Is<None>();
 }
 
 // ---- builtins (filters.cc, functions.cc) ----
 //
-// The parser looks names up in these tables, so an unknown one is refused before anything runs; the evaluator calls
-// what was found.
+// The parser looks up names in these tables, so an unknown name is an error before anything runs. The evaluator calls
+// the entries.
 
 enum class Receiver { kAny, kText, kDict };
 
@@ -42,11 +42,11 @@ struct Builtin {
   static constexpr size_t kMaxParameters = 4;
 
   std::string_view name;
-  // `self` is filtered or tested, or its method is called; it must have the type that `receiver` says.
+  // `self` is the value that is filtered or tested, or the object of the method; its type is that of `receiver`.
   Result<Value> (*call)(Context& context, const Value& self, const Arguments& arguments);
-  size_t required = 0;  // so many parameters, the first ones, must be given
+  size_t required = 0;  // number of leading parameters that must be given
   std::array<std::string_view, kMaxParameters> parameters = {};
-  Receiver receiver = Receiver::kAny;  // other than kAny for methods only
+  Receiver receiver = Receiver::kAny;  // kAny for filters and tests
 
   size_t parameter_count() const {
     size_t count = 0;
@@ -55,7 +55,7 @@ struct Builtin {
   }
 };
 
-// Null when the name is unknown. Tests return a bool.
+// Return null when the name is unknown. Tests return a bool.
 const Builtin* FindFilter(std::string_view name);
 const Builtin* FindTest(std::string_view name);
 const Builtin* FindMethod(std::string_view name);
@@ -71,17 +71,17 @@ Result<Value> CallFunction(Context& context, Function function, const std::vecto
 
 // ---- operators (operators.cc) ----
 
-// Python's and Jinja's rules for mixed types.
+// Types are mixed by the rules of Python and Jinja.
 Result<Value> ApplyBinary(Context& context, Operator op, const Value& left, const Value& right);
 Result<Value> Negate(const Value& value, bool negative);  // -x, or +x
 // ==, !=, <, <=, >, >=, in, not in.
 Result<bool> ApplyComparison(Context& context, Operator op, const Value& left, const Value& right);
 
-// Attributes are keys of dicts and names in namespaces. One that does not exist is undefined; one of an undefined value
-// is an error.
+// Attributes are keys of dicts and names in namespaces. An attribute that does not exist is undefined; an attribute of
+// an undefined value is an error.
 Result<Value> GetAttribute(Context& context, const Value& object, std::string_view name);
 Result<Value> GetItem(Context& context, const Value& object, const Value& key);
-// "a.b.0": the form in which filters take attributes.
+// `path` is "a.b.0", the form of attributes in filter arguments.
 Result<Value> GetPath(Context& context, const Value& object, const Value& path);
 
 struct SliceBounds {
@@ -91,13 +91,13 @@ Result<Value> GetSlice(Context& context, const Value& object, const SliceBounds&
 
 // ---- expressions (evaluator.cc) ----
 
-// The object that `loop` refers to.
+// The state behind the template's `loop` object.
 struct Loop {
   const List* items = nullptr;
   size_t index = 0;
 };
 
-// Names in nested scopes, loops, and every kind of Expr.
+// Evaluates every kind of Expr, with nested scopes of names and nested loops.
 class Evaluator {
  public:
   // `globals` must outlive the evaluator.
@@ -106,10 +106,10 @@ class Evaluator {
   Result<Value> Evaluate(const Expr& expr);
 
   Status Assign(const Targets& targets, const Value& value);
-  // Names assigned in between are forgotten. As many pops as pushes.
+  // Names that are assigned in a scope are dropped by PopScope. Every push needs a pop.
   void PushScope() { scopes_.emplace_back(); }
   void PopScope() { scopes_.pop_back(); }
-  // `loop` must outlive its pop.
+  // `loop` must live until PopLoop.
   void PushLoop(const Loop* loop) { loops_.push_back(loop); }
   void PopLoop() { loops_.pop_back(); }
 

@@ -1,4 +1,4 @@
-// The filters and tests of chat templates: value | name(arguments), value is name(argument).
+// The filters and tests of chat templates: `value | name(arguments)` and `value is name(argument)`.
 #include <charconv>
 #include <cmath>
 
@@ -7,7 +7,7 @@
 namespace infinigen::jinja {
 namespace {
 
-// Filters of text take any value and work on what it prints.
+// Text filters accept any value and work on its printed form.
 template <std::string (*kTransform)(std::string_view)>
 Result<Value> TransformText(Context& context, const Value& self, const Arguments&) {
   ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, self));
@@ -115,7 +115,7 @@ Result<Value> ReplaceText(Context& context, const Value& self, const Arguments& 
   return FindMethod("replace")->call(context, text, {needle, replacement, std::move(count)});
 }
 
-// Python's int(text): digits with optional sign and spaces around.
+// Python's int(text): digits with an optional sign and surrounding spaces.
 std::optional<int64_t> ParseInteger(std::string_view text) {
   text = Strip(text, std::nullopt, true, true);
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
@@ -157,15 +157,15 @@ Result<Value> Tojson(Context& context, const Value& self, const Arguments& argum
   if (Given(arguments, 1)) {
     int64_t indent = 0;
     if (!AsInteger(*arguments[1], indent))
-      return Unsupported("tojson with an indent that is no integer is not supported");
-    if (indent > 64) return Unsupported("tojson with an indent of more than 64 is not supported");
+      return Unsupported("tojson: an indent that is not an integer is not supported");
+    if (indent > 64) return Unsupported("tojson: an indent of more than 64 is not supported");
     style.indent = std::max<int64_t>(indent, 0);
     style.item_separator = ",";
   }
   if (Given(arguments, 2)) {
     const Sequence* pair = arguments[2]->sequence();
     if (!pair || pair->items.size() != 2 || !pair->items[0].text() || !pair->items[1].text()) {
-      return Invalid("separators of tojson must be two strings");
+      return Invalid("tojson: separators must be two strings");
     }
     style.item_separator = *pair->items[0].text();
     style.key_separator = *pair->items[1].text();
@@ -175,12 +175,12 @@ Result<Value> Tojson(Context& context, const Value& self, const Arguments& argum
   return MakeText(context.budget, std::move(text));
 }
 
-// The items for select and map, which take a false value for empty, iterable or not.
+// The items for select and map, which treat any false value as empty.
 Result<SequencePtr> IterateIfTrue(Context& context, const Value& value) {
   return Iterate(context.budget, IsTrue(value) ? value : Value(Undefined{}));
 }
 
-// select, reject (offset 0) and selectattr, rejectattr (offset 1, behind the attribute).
+// select and reject; with kByAttribute selectattr and rejectattr, which take the attribute as first argument.
 template <bool kKeep, bool kByAttribute>
 Result<Value> Select(Context& context, const Value& self, const Arguments& arguments) {
   constexpr size_t kTest = kByAttribute ? 1 : 0;
@@ -190,7 +190,7 @@ Result<Value> Select(Context& context, const Value& self, const Arguments& argum
     if (test_arguments.empty()) return Invalid("test '{}' takes no argument", test ? test->name : "");
     test_arguments[0] = arguments[kTest + 1];
   } else if (test && test->required > 0) {
-    return Invalid("test '{}' needs its argument", test->name);
+    return Invalid("test '{}' needs an argument", test->name);
   }
   ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
   List kept;
@@ -210,7 +210,7 @@ Result<Value> Select(Context& context, const Value& self, const Arguments& argum
 
 Result<Value> Map(Context& context, const Value& self, const Arguments& arguments) {
   if (arguments[0].has_value() == arguments[1].has_value())
-    return Invalid("filter 'map' takes a filter or an attribute");
+    return Invalid("filter 'map' takes either a filter or an attribute");
   const Builtin* filter = arguments[0] ? FindFilter(*arguments[0]->text()) : nullptr;
   ASSIGN_OR_RETURN(const SequencePtr items, IterateIfTrue(context, self));
   List mapped;
@@ -279,7 +279,7 @@ Result<Value> IsIterable(Context&, const Value& self, const Arguments&) {
   return Value(self.text() || self.sequence() || self.dict() || self.Is<Undefined>());
 }
 
-// Values with a length and subscripts; in Jinja also an undefined value.
+// Values with a length and subscripts, and in Jinja also undefined values.
 Result<Value> IsSequence(Context&, const Value& self, const Arguments&) {
   const Sequence* sequence = self.sequence();
   const bool indexed = sequence && sequence->kind != SequenceKind::kView && sequence->kind != SequenceKind::kGenerator;
@@ -324,7 +324,7 @@ constexpr Builtin kTests[] = {
     {">", Compares<Operator::kGt>, 1, {"other"}},
     {">=", Compares<Operator::kGe>, 1, {"other"}},
     {"boolean", IsOneOf<bool>},
-    {"callable", IsOneOf<Function, Undefined>},  // Undefined too, in Jinja
+    {"callable", IsOneOf<Function, Undefined>},  // in Jinja also undefined values
     {"defined", IsDefined},
     {"divisibleby", IsDivisible, 1, {"num"}},
     {"eq", Compares<Operator::kEq>, 1, {"other"}},

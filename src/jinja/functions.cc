@@ -24,7 +24,7 @@ Result<Value> Range(Context& context, const std::vector<Value>& arguments) {
   List items;
   for (int64_t i = start; step > 0 ? i < stop : i > stop;) {
     if (static_cast<int64_t>(items.size()) == kMaxRange) {
-      return Exhausted("range() of more than {} numbers", kMaxRange);
+      return Exhausted("range() of more than {} numbers is not allowed", kMaxRange);
     }
     items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
@@ -43,7 +43,7 @@ constexpr std::string_view kMonths[] = {"January", "February", "March",     "Apr
                                         "July",    "August",   "September", "October", "November", "December"};
 constexpr std::string_view kDays[] = {"Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"};
 
-// Appends one conversion; false when the letter is unknown. `pad`: to two digits.
+// Appends one conversion; false when the letter is unknown. `pad`: pad with zeros.
 bool AppendConversion(const std::tm& time, char letter, bool pad, std::string& out) {
   const auto two = [&](int value) { out += pad ? fmt::format("{:02}", value) : fmt::format("{}", value); };
   const std::string_view month = kMonths[static_cast<size_t>(time.tm_mon) % 12];
@@ -109,7 +109,7 @@ bool AppendConversion(const std::tm& time, char letter, bool pad, std::string& o
   }
 }
 
-// datetime.strftime, for the conversions that dates in prompts use; others are refused by name.
+// datetime.strftime for the conversions that occur in prompts; the error for another one names it.
 Result<std::string> FormatTime(const std::tm& time, std::string_view format) {
   std::string out;
   for (size_t i = 0; i < format.size(); ++i) {
@@ -121,7 +121,8 @@ Result<std::string> FormatTime(const std::tm& time, std::string_view format) {
     const bool unpadded = i < format.size() && format[i] == '-';
     if (unpadded) ++i;
     if (i >= format.size() || !AppendConversion(time, format[i], !unpadded, out)) {
-      return Unsupported("strftime_now: {} is not supported", infinigen::Quoted(format.substr(start, i + 1 - start)));
+      return Unsupported("strftime_now: format {} is not supported",
+                         infinigen::Quoted(format.substr(start, i + 1 - start)));
     }
   }
   return out;
@@ -156,7 +157,7 @@ Result<Value> MakeNamespace(Context& context, const std::vector<Value>& argument
   Namespace space;
   for (const auto& [name, value] : attributes.dict()->items) {
     if (!name.text() || name.text()->starts_with("_")) {
-      return Unsupported("a namespace attribute that is no name, or starts with '_', is not supported");
+      return Unsupported("namespace(): an attribute that is not a string or starts with '_' is not supported");
     }
     RETURN_IF_ERROR(context.budget.Make(name.text()->size() + 2 * sizeof(Value)));
     space.attributes[*name.text()] = value;
@@ -165,9 +166,9 @@ Result<Value> MakeNamespace(Context& context, const std::vector<Value>& argument
   return Value(&context.namespaces.back());
 }
 
-// ---- methods; the evaluator has checked what they are called on ----
+// ---- methods; the evaluator has checked the type of `self` ----
 
-// The string argument at `index`, which must be given.
+// The string argument at `index`. Precondition: it was given.
 Result<std::string_view> TextArgument(Context& context, std::string_view method, const Arguments& arguments,
                                       size_t index) {
   const std::string* text = arguments[index]->text();
@@ -204,7 +205,11 @@ Result<Value> StripText(Context& context, const Value& self, const Arguments& ar
   RETURN_IF_ERROR(context.budget.Read(self.text()->size()));
   std::optional<std::string_view> characters;
   if (Given(arguments, 0)) {
-    ASSIGN_OR_RETURN(characters, TextArgument(context, "strip", arguments, 0));
+    ASSIGN_OR_RETURN(characters, TextArgument(context,
+                                              kLeft && kRight ? "strip"
+                                              : kLeft         ? "lstrip"
+                                                              : "rstrip",
+                                              arguments, 0));
   }
   return MakeText(context.budget, std::string(Strip(*self.text(), characters, kLeft, kRight)));
 }
@@ -215,7 +220,9 @@ Result<Value> StartsOrEnds(Context& context, const Value& self, const Arguments&
   const bool tuple = given.sequence() && given.sequence()->kind == SequenceKind::kTuple;
   const List choices = tuple ? given.sequence()->items : List{given};
   for (const Value& choice : choices) {
-    if (!choice.text()) return Invalid("startswith() takes a string or a tuple of strings, not a {}", TypeName(choice));
+    if (!choice.text())
+      return Invalid("{}() takes a string or a tuple of strings, not a {}", kStart ? "startswith" : "endswith",
+                     TypeName(choice));
     RETURN_IF_ERROR(context.budget.Read(choice.text()->size()));
     if (kStart ? self.text()->starts_with(*choice.text()) : self.text()->ends_with(*choice.text())) return Value(true);
   }
@@ -224,7 +231,8 @@ Result<Value> StartsOrEnds(Context& context, const Value& self, const Arguments&
 
 template <bool kPrefix>
 Result<Value> RemoveAffix(Context& context, const Value& self, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const std::string_view affix, TextArgument(context, "removeprefix", arguments, 0));
+  ASSIGN_OR_RETURN(const std::string_view affix,
+                   TextArgument(context, kPrefix ? "removeprefix" : "removesuffix", arguments, 0));
   std::string_view text = *self.text();
   if (kPrefix && text.starts_with(affix)) text.remove_prefix(affix.size());
   if (!kPrefix && text.ends_with(affix)) text.remove_suffix(affix.size());
@@ -236,7 +244,7 @@ Result<Value> Split(Context& context, const Value& self, const Arguments& argume
   ASSIGN_OR_RETURN(const int64_t limit, IntegerArgument("split", arguments, 1, -1));
   if (!Given(arguments, 0)) return MakeTexts(context, SplitAtSpace(*self.text(), limit));
   ASSIGN_OR_RETURN(const std::string_view separator, TextArgument(context, "split", arguments, 0));
-  if (separator.empty()) return Invalid("split() with an empty separator");
+  if (separator.empty()) return Invalid("split(): the separator is empty");
   return MakeTexts(context, SplitAt(*self.text(), separator, limit));
 }
 
@@ -355,7 +363,7 @@ Result<Value> CallFunction(Context& context, Function function, const std::vecto
     case Function::kDict:
       return MakeDictOf(context, arguments, keywords);
   }
-  return Invalid("no such function");
+  CHECK(false);
 }
 
 const Builtin* FindMethod(std::string_view name) {

@@ -1,4 +1,4 @@
-// The lexer: source to tokens, with all of Jinja's whitespace rules, and the stream of tokens that the parsers read.
+// The lexer, which turns source into tokens and applies Jinja's white space rules, and TokenStream.
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -12,7 +12,7 @@ namespace {
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
-// "\r\n" and "\r" become "\n"; one newline at the end is dropped.
+// Replaces "\r\n" and "\r" by "\n" and removes one newline at the end.
 std::string NormalizeNewlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -39,10 +39,10 @@ class Lexer {
   }
 
  private:
-  // Text up to the next tag, and that tag.
+  // Lexes text up to the next tag, and that tag.
   Status LexText();
   Status LexComment();
-  // The inside of {{ }} or {% %}, with its end. Bracketed, the end can be written inside of it: {{ {'a': {}} }}.
+  // Lexes the inside of {{ }} or {% %} and its end. Inside brackets the end marks are ordinary: {{ {'a': {}} }}.
   Status LexTag(bool is_block);
   Status LexToken();
   Status LexNumber();
@@ -52,12 +52,12 @@ class Lexer {
 
   Status Add(TokenKind kind, std::string text) {
     if (tokens_.size() >= kMaxTokens) {
-      return Exhausted("chat template: line {}: more than {} tokens", line_, kMaxTokens);
+      return Exhausted("chat template: line {}: more than {} tokens are not supported", line_, kMaxTokens);
     }
     tokens_.push_back({kind, line_, std::move(text)});
     return Ok{};
   }
-  // Moves past `bytes`, counting lines.
+  // Moves on by `bytes` and counts lines.
   void Advance(size_t bytes) {
     const std::string_view passed = text_.substr(position_, bytes);
     line_ += static_cast<int>(std::count(passed.begin(), passed.end(), '\n'));
@@ -74,8 +74,8 @@ class Lexer {
   const std::string_view text_;
   size_t position_ = 0;
   int line_ = 1;
-  bool line_starting_ = true;  // the last thing consumed ended in a newline
-  std::string brackets_;       // closing brackets still expected
+  bool line_starting_ = true;  // the position is at the start of a line
+  std::string brackets_;       // expected closing brackets, innermost last
   std::vector<Token> tokens_;
 };
 
@@ -103,7 +103,7 @@ Status Lexer::LexText() {
   if (sign == '-') {
     data = Strip(data, std::nullopt, false, true);
   } else if (sign != '+' && type != '{') {
-    // lstrip_blocks: spaces between the start of a line and the tag are dropped.
+    // lstrip_blocks: white space between the start of a line and the tag is removed.
     const size_t line_start = data.rfind('\n') + 1;  // npos + 1 == 0
     const std::string_view indent = data.substr(line_start);
     if ((line_start > 0 || line_starting_) && Strip(indent, std::nullopt, true, false).empty()) {
@@ -161,7 +161,7 @@ Status Lexer::LexTag(bool is_block) {
       continue;
     }
     RETURN_IF_ERROR(LexToken());
-    // Its content must not be read as tags, so it cannot wait for the parser.
+    // Must be rejected here: the content of a raw block is not lexed as tags, so the parser cannot do it.
     if (is_block && tokens_.size() == first + 1 && tokens_.back().text == "raw") return NotSupported(line, "tag 'raw'");
   }
   return SyntaxError(line, is_block ? "the tag is not closed with '%}'" : "the expression is not closed with '}}'");
@@ -187,7 +187,7 @@ Status Lexer::LexNumber() {
   const auto char_at = [&](size_t at) { return at < text_.size() ? text_[at] : '\0'; };
   skip_digits();
   bool is_float = false;
-  if (position_ == 0 || text_[position_ - 1] != '.') {  // in x.0.1 the numbers are subscripts
+  if (position_ == 0 || text_[position_ - 1] != '.') {  // the numbers of x.0.1 are subscripts
     if (char_at(end) == '.' && IsDigit(char_at(end + 1))) {
       is_float = true;
       ++end;
@@ -203,14 +203,14 @@ Status Lexer::LexNumber() {
   std::string digits(text_.substr(position_, end - position_));
   const bool odd = digits.back() == '_' || digits.find("__") != std::string::npos || IsNameStart(char_at(end)) ||
                    (!is_float && digits.size() > 1 && digits[0] == '0');
-  if (odd) return NotSupported(line_, fmt::format("the number that starts with '{}'", digits));
+  if (odd) return NotSupported(line_, fmt::format("the form of the number that starts with '{}'", digits));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
   RETURN_IF_ERROR(Add(is_float ? TokenKind::kFloat : TokenKind::kInteger, std::move(digits)));
   Advance(end - position_);
   return Ok{};
 }
 
-// The code point written with `count` digits of base `base` at `at`, or nothing.
+// The code point written with `count` digits of base `base` at `at`; nullopt when invalid.
 std::optional<char32_t> ReadEscape(std::string_view text, size_t at, size_t count, int base) {
   if (at + count > text.size()) return std::nullopt;
   uint32_t value = 0;
@@ -221,7 +221,7 @@ std::optional<char32_t> ReadEscape(std::string_view text, size_t at, size_t coun
   return value;
 }
 
-// Python's escapes, as the codec unicode-escape reads them. False where that is an error, and for \N{...}.
+// Resolves Python's escapes as the codec unicode-escape does. False for invalid escapes and for \N{...}.
 bool Unescape(std::string_view text, std::string& out) {
   constexpr std::string_view kLetters = "abfnrtv\\'\"";
   constexpr std::string_view kMeanings = "\a\b\f\n\r\t\v\\'\"";
@@ -305,7 +305,7 @@ Error NotSupported(int line, std::string_view what) {
 
 Result<std::vector<Token>> Tokenize(std::string_view source) {
   if (source.size() > kMaxSourceBytes) {
-    return Exhausted("chat template: {} bytes, at most {} are accepted", source.size(), kMaxSourceBytes);
+    return Exhausted("chat template: the source has {} bytes; at most {} are allowed", source.size(), kMaxSourceBytes);
   }
   return Lexer(NormalizeNewlines(source)).Run();
 }

@@ -1,5 +1,4 @@
-// The parser of operands: constants, names, lists and dicts, and what follows them: attributes, subscripts, calls,
-// filters and tests.
+// Parses operands (constants, names, lists, dicts) and their postfixes (attributes, subscripts, calls, filters, tests).
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -88,7 +87,7 @@ Result<ExprPtr> ExpressionParser::ParseName() {
 }
 
 Result<ExprPtr> ExpressionParser::ParseLoop(int line) {
-  if (!stream_.SkipOperator(".")) return NotSupported(line, "'loop' other than as 'loop.index' and the like");
+  if (!stream_.SkipOperator(".")) return NotSupported(line, "'loop' without an attribute (such as 'loop.index')");
   ASSIGN_OR_RETURN(std::string name, stream_.ExpectName());
   if (std::find(std::begin(kLoopAttributes), std::end(kLoopAttributes), name) == std::end(kLoopAttributes)) {
     return NotSupported(line, fmt::format("'loop.{}'", name));
@@ -98,7 +97,7 @@ Result<ExprPtr> ExpressionParser::ParseLoop(int line) {
     if (!stream_.IsOperator("(")) return NotSupported(line, "'loop.cycle' without a call");
     ASSIGN_OR_RETURN(CallArguments arguments, ParseCallArguments());
     if (!arguments.keywords.empty() || arguments.positional.empty()) {
-      return SyntaxError(line, "'loop.cycle' takes one or more values");
+      return SyntaxError(line, "'loop.cycle' needs at least one value and takes no named arguments");
     }
     args = std::move(arguments.positional);
   }
@@ -154,7 +153,7 @@ Result<ExprPtr> ExpressionParser::ParseDict() {
   return Make(ExprKind::kDict, line, std::move(items));
 }
 
-// ---- what follows an operand ----
+// ---- postfixes ----
 
 Result<ExprPtr> ExpressionParser::ParsePostfix(ExprPtr node) {
   while (true) {
@@ -201,7 +200,7 @@ Result<ExprPtr> ExpressionParser::ParseSubscript(ExprPtr node) {
     if (!stream_.SkipOperator(":")) break;
     is_slice = true;
   }
-  if (stream_.IsOperator(",")) return NotSupported(line, "a subscript of several values");
+  if (stream_.IsOperator(",")) return NotSupported(line, "a subscript with several values");
   RETURN_IF_ERROR(stream_.ExpectOperator("]"));
   if (!is_slice) return Make(ExprKind::kItem, line, std::move(args));
   args.resize(4);
@@ -279,7 +278,7 @@ Result<ExprPtr> ExpressionParser::Bind(ExprKind kind, const Builtin& builtin, Ex
   for (size_t i = 0; i < builtin.required; ++i) {
     if (args[1 + i]) continue;
     return SyntaxError(
-        line, fmt::format("{} '{}' needs its argument '{}'", KindName(kind), builtin.name, builtin.parameters[i]));
+        line, fmt::format("{} '{}' needs the argument '{}'", KindName(kind), builtin.name, builtin.parameters[i]));
   }
   ASSIGN_OR_RETURN(ExprPtr node, Make(kind, line, std::move(args), std::string(builtin.name)));
   node->builtin = &builtin;

@@ -1,4 +1,4 @@
-// Operators, attributes, subscripts and slices of chat templates.
+// The operators, attributes, subscripts and slices of chat templates.
 #include <algorithm>
 #include <cmath>
 
@@ -29,7 +29,7 @@ Result<Value> IntegerPower(int64_t base, int64_t exponent) {
   int64_t out = 1;
   if (base == 0 || base == 1) return exponent == 0 ? Value(int64_t{1}) : Value(base);
   if (base == -1) return Value(exponent % 2 == 0 ? int64_t{1} : int64_t{-1});
-  for (; exponent > 0; --exponent) {  // at most 63 turns before it overflows
+  for (; exponent > 0; --exponent) {  // overflows after at most 63 iterations
     if (__builtin_mul_overflow(out, base, &out)) return Invalid("integer overflow");
   }
   return Value(out);
@@ -55,7 +55,7 @@ Result<Value> ApplyToIntegers(Operator op, int64_t a, int64_t b) {
       return Value(static_cast<double>(a) / static_cast<double>(b));
     default:
       if (b == 0) return Invalid("division by zero");
-      if (b == -1) {  // the one divisor whose quotient can overflow
+      if (b == -1) {  // the only divisor for which the quotient can overflow
         overflow = op == Operator::kFloorDiv && __builtin_sub_overflow(int64_t{0}, a, &out);
         break;
       }
@@ -105,7 +105,7 @@ Result<Value> Repeat(Context& context, const Value& value, int64_t times) {
   const Sequence& sequence = *value.sequence();
   uint64_t items = 0;
   if (__builtin_mul_overflow(count, sequence.items.size(), &items) || items > UINT64_MAX / sizeof(Value)) {
-    return Exhausted("the template makes values that are too large");
+    return Exhausted("the values that the template creates are too large");
   }
   RETURN_IF_ERROR(context.budget.Make(items * sizeof(Value)));
   List out;
@@ -157,7 +157,7 @@ Result<bool> Contains(Context& context, const Value& container, const Value& ite
   return false;
 }
 
-// Names of Python's methods, which `object.name` would return. Methods as values are not supported.
+// True for names of Python's methods, which `object.name` would return. Methods as values are not supported.
 bool IsMethodName(const Value& object, std::string_view name) {
   constexpr std::string_view kDict[] = {"clear", "copy",    "fromkeys",   "get",    "items", "keys",
                                         "pop",   "popitem", "setdefault", "update", "values"};
@@ -186,7 +186,7 @@ Result<Value> MissingAttribute(Context& context, const Value& object, std::strin
   return MakeUndefined(fmt::format("'{}' has no attribute {}", TypeName(object), Quoted(name)));
 }
 
-// The item at `index`, counted from the end when negative, or null.
+// The item at `index`, from the end when negative; null when out of range.
 const Value* At(const List& items, int64_t index) {
   const auto size = static_cast<int64_t>(items.size());
   if (index < -size || index >= size) return nullptr;
@@ -226,7 +226,7 @@ Result<Value> ApplyBinary(Context& context, Operator op, const Value& left, cons
   if (op == Operator::kAdd) return Add(context, left, right);
   if (op == Operator::kMul && right_integer && (left.text() || IsListOrTuple(left))) return Repeat(context, left, b);
   if (op == Operator::kMul && left_integer && (right.text() || IsListOrTuple(right))) return Repeat(context, right, a);
-  if (op == Operator::kMod && left.text()) return Unsupported("formatting of strings with '%' is not supported");
+  if (op == Operator::kMod && left.text()) return Unsupported("string formatting with '%' is not supported");
   return BadOperands(op, left, right);
 }
 
@@ -239,7 +239,7 @@ Result<Value> Negate(const Value& value, bool negative) {
     return Value(integer);
   }
   if (const double* real = value.If<double>()) return Value(negative ? -*real : *real);
-  return Invalid("a {} has no sign", TypeName(value));
+  return Invalid("the sign + or - cannot be applied to a {}", TypeName(value));
 }
 
 Result<bool> ApplyComparison(Context& context, Operator op, const Value& left, const Value& right) {

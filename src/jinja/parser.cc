@@ -1,4 +1,4 @@
-// The parser of statements, and of expressions down to the operators; operands are in operands.cc.
+// Parses statements, and expressions down to their operators; operands.cc parses operands.
 #include "jinja/parser.h"
 
 #include <algorithm>
@@ -21,10 +21,10 @@ class Parser {
   }
 
  private:
-  // Statements up to a tag that starts with one of `ends`; the stream stands at that name. Without ends: to the end of
-  // the source.
+  // Parses statements up to a tag that starts with one of `ends`; that name is then the current token. If `ends` is
+  // empty, parses to the end of the source.
   Result<Block> ParseBlock(std::initializer_list<std::string_view> ends);
-  // ParseBlock after the end of the current tag.
+  // Parses the end of the current tag, then a block.
   Result<Block> ParseBody(std::initializer_list<std::string_view> ends);
   Result<Statement> ParseStatement();
   Result<Statement> ParseIf(int line);
@@ -37,7 +37,7 @@ class Parser {
   TokenStream stream_;
   ExpressionParser expressions_;
   int nesting_ = 0;
-  int loops_ = 0;  // around the current statement, inside the innermost generation block
+  int loops_ = 0;  // nested loops around the current statement, within the innermost generation block
 };
 
 Statement MakeStatement(StatementKind kind, int line) {
@@ -86,7 +86,7 @@ Result<Block> Parser::ParseBlock(std::initializer_list<std::string_view> ends) {
 }
 
 Result<Block> Parser::ParseBody(std::initializer_list<std::string_view> ends) {
-  stream_.SkipOperator(":");  // Jinja allows it
+  stream_.SkipOperator(":");  // Jinja allows a colon here
   RETURN_IF_ERROR(stream_.Expect(TokenKind::kBlockEnd, "'%}'"));
   return ParseBlock(ends);
 }
@@ -100,7 +100,7 @@ Result<Statement> Parser::ParseStatement() {
   if (tag == "with") return ParseWith(line);
   if (tag == "generation") return ParseGeneration(line);
   if (tag == "break" || tag == "continue") {
-    if (loops_ == 0) return SyntaxError(line, fmt::format("'{}' outside of a loop", tag));
+    if (loops_ == 0) return SyntaxError(line, fmt::format("'{}' is only allowed inside a loop", tag));
     return MakeStatement(tag == "break" ? StatementKind::kBreak : StatementKind::kContinue, line);
   }
   if (tag == "print") {
@@ -110,7 +110,7 @@ Result<Statement> Parser::ParseStatement() {
     return out;
   }
   if (tag.starts_with("end") || tag == "else" || tag == "elif") {
-    return SyntaxError(line, fmt::format("'{}' closes nothing that is open here", tag));
+    return SyntaxError(line, fmt::format("'{}' without a matching tag before it", tag));
   }
   return NotSupported(line, fmt::format("tag '{}'", tag));
 }
@@ -190,7 +190,7 @@ Result<Statement> Parser::ParseWith(int line) {
 
 Result<Statement> Parser::ParseGeneration(int line) {
   Statement out = MakeStatement(StatementKind::kWith, line);
-  const int loops = std::exchange(loops_, 0);  // for Jinja its body is a macro: no loop to leave
+  const int loops = std::exchange(loops_, 0);  // Jinja treats the body as a macro, which cannot leave a loop
   ASSIGN_OR_RETURN(Block body, ParseBody({"endgeneration"}));
   loops_ = loops;
   out.blocks.push_back(std::move(body));
@@ -258,7 +258,7 @@ Result<ExprPtr> ExpressionParser::Make(ExprKind kind, int line, std::vector<Expr
   }
   node->args = std::move(args);
   if (node->depth > kMaxExpressionDepth) {
-    return Exhausted("chat template: line {}: an expression of more than {} levels", line, kMaxExpressionDepth);
+    return Exhausted("chat template: line {}: an expression has more than {} levels", line, kMaxExpressionDepth);
   }
   return node;
 }
@@ -416,7 +416,7 @@ Result<ExprPtr> ExpressionParser::ParseProduct() {
 
 Result<ExprPtr> ExpressionParser::ParsePower() {
   ASSIGN_OR_RETURN(ExprPtr node, ParseUnary(true));
-  while (stream_.IsOperator("**")) {  // to the left, as Jinja has it
+  while (stream_.IsOperator("**")) {  // left-associative, as in Jinja
     const int line = stream_.line();
     stream_.Next();
     ASSIGN_OR_RETURN(ExprPtr right, ParseUnary(true));

@@ -1,5 +1,5 @@
-// From the source of a chat template to a Program: tokens, the tree, and the parsers that make it. Parts of Jinja that
-// are not supported are refused by name, with kind kUnsupported; every message names the line. Any thread.
+// Parses the source of a chat template into a Program: tokens, syntax tree, and the parsers. Unsupported parts of Jinja
+// fail with kUnsupported and a message that names the part; every message names the line. Any thread.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace infinigen::jinja {
 // ---- tokens (lexer.cc) ----
 
 inline constexpr size_t kMaxSourceBytes = size_t{1} << 20;
-// Bounds the parsed template to tens of MB; published ones have a few thousand tokens.
+// Limits a parsed template to tens of MB. Published templates have a few thousand tokens.
 inline constexpr size_t kMaxTokens = 200'000;
 
 enum class TokenKind {
@@ -26,11 +26,11 @@ enum class TokenKind {
   kBlockBegin,  // {%
   kBlockEnd,    // %}
   kName,
-  kString,  // `text` is unescaped
+  kString,  // `text` is the unescaped content
   kInteger,
   kFloat,
   kOperator,
-  kEnd,  // of the source; always the last token
+  kEnd,  // end of the source; always the last token
 };
 
 struct Token {
@@ -39,15 +39,15 @@ struct Token {
   std::string text;
 };
 
-// Applies Jinja's whitespace rules (trim_blocks and lstrip_blocks are on, `-` and `+` signs, one newline dropped at the
-// end), so that the parser sees text exactly as it will be printed.
+// Applies Jinja's white space rules (trim_blocks, lstrip_blocks, the signs `-` and `+`, one newline removed at the
+// end), so that kData tokens contain the text exactly as it will be printed.
 Result<std::vector<Token>> Tokenize(std::string_view source);
 
-// "chat template: line N: ...", the form of every message about the source.
+// "chat template: line N: <reason>", and "chat template: line N: <what> is not supported".
 Error SyntaxError(int line, std::string_view reason);
 Error NotSupported(int line, std::string_view what);
 
-// The tokens with a place in them. The last token is kEnd and is never passed.
+// The tokens and the current position. The last token is kEnd; the position never moves beyond it.
 class TokenStream {
  public:
   explicit TokenStream(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
@@ -66,7 +66,7 @@ class TokenStream {
   Status ExpectOperator(std::string_view text);
   Status Expect(TokenKind kind, std::string_view description);
   Result<std::string> ExpectName();
-  // "unexpected ...", with the current token.
+  // The error "unexpected <current token>".
   Error Unexpected() const;
 
   static bool Is(const Token& token, TokenKind kind, std::string_view text) {
@@ -78,17 +78,17 @@ class TokenStream {
   size_t next_ = 0;
 };
 
-// ---- the tree ----
+// ---- syntax tree ----
 
-// Invariant: expressions nest at most kMaxExpressionDepth deep and statements kMaxNesting, so evaluating and destroying
-// may recurse.
-inline constexpr int kMaxNesting = 48;           // brackets and blocks as written
-inline constexpr int kMaxExpressionDepth = 200;  // also a + b + c + ..., which nests to the left
+// Invariant: expressions nest at most kMaxExpressionDepth deep and statements at most kMaxNesting, so evaluation and
+// destruction may recurse.
+inline constexpr int kMaxNesting = 48;           // nested brackets and blocks in the source
+inline constexpr int kMaxExpressionDepth = 200;  // depth of the tree; a + b + c + ... nests to the left
 
 enum class ExprKind {
   kConstant,     // constant
   kName,         // name
-  kLoop,         // loop.name; for loop.cycle, args
+  kLoop,         // loop.name; args only for loop.cycle
   kList,         // args
   kTuple,        // args
   kDict,         // args: key, value, key, value, ...
@@ -97,14 +97,14 @@ enum class ExprKind {
   kSlice,        // args[0][args[1]:args[2]:args[3]]; absent bounds are null
   kCall,         // name(args, keywords[i]=args[n+i])
   kMethod,       // args[0].name(args[1..]); builtin; absent arguments are null
-  kFilter,       // args[0] | name(args[1..]), likewise
-  kTest,         // args[0] is name(args[1..]), likewise
+  kFilter,       // args[0] | name(args[1..]); as kMethod
+  kTest,         // args[0] is name(args[1..]); as kMethod
   kNegate,       // -args[0]
   kPlus,         // +args[0]
   kNot,          // not args[0]
   kAnd,          // args[0] and args[1]
   kOr,           // args[0] or args[1]
-  kConditional,  // args[0] if args[1] else args[2], which may be null
+  kConditional,  // args[0] if args[1] else args[2]; args[2] may be null
   kCompare,      // args[0] ops[0] args[1] ops[1] args[2] ...
   kConcat,       // args[0] ~ args[1] ~ ...
   kBinary,       // args[0] ops[0] args[1]
@@ -137,17 +137,17 @@ struct Target {
 
 struct Targets {
   std::vector<Target> names;
-  bool unpack = false;  // a, b = ...: as many values as names
+  bool unpack = false;  // a, b = ...: the number of values must equal the number of names
 };
 
 enum class StatementKind {
   kText,      // text
   kPrint,     // exprs[0]
-  kIf,        // exprs[i] guards blocks[i]; one more block is the else
+  kIf,        // exprs[i] is the condition of blocks[i]; an additional block is the else
   kFor,       // targets in exprs[0] if exprs[1] (or null): blocks[0], else blocks[1]
   kSet,       // targets = exprs[0]
-  kSetBlock,  // targets = the text of blocks[0]
-  kWith,      // with_targets[i] = exprs[i] around blocks[0]; also {% generation %}, with none
+  kSetBlock,  // targets = the text that blocks[0] prints
+  kWith,      // blocks[0] in a scope with with_targets[i] = exprs[i]; {% generation %} has no targets
   kBreak,
   kContinue,
 };
@@ -165,7 +165,7 @@ struct Statement {
   std::vector<Targets> with_targets;
 };
 
-// A parsed template: plain data, immutable, shared by all renderings.
+// A parsed template. Immutable plain data, shared by all renderings.
 struct Program {
   Block body;
 };
@@ -181,15 +181,15 @@ std::vector<ExprPtr> Children(Exprs... exprs) {
   return out;
 }
 
-// From tokens to Expr, by recursive descent in Jinja's order of precedence. Every function, method, filter and test is
-// looked up here and refused by name when there is none.
+// Recursive descent parser from tokens to Expr, in Jinja's order of precedence. It looks up every function, method,
+// filter and test; an unknown one is an error that names it.
 class ExpressionParser {
  public:
   explicit ExpressionParser(TokenStream& stream) : stream_(stream) {}
 
-  // With or without the form `a if b else c`.
+  // `allow_conditional`: accept the form `a if b else c`.
   Result<ExprPtr> ParseExpression(bool allow_conditional = true);
-  // An expression, or several with commas between them: a tuple.
+  // One expression, or several separated by commas, which form a tuple.
   Result<ExprPtr> ParseTuple(bool allow_conditional = true, bool in_parentheses = false);
 
  private:
@@ -222,9 +222,9 @@ class ExpressionParser {
   Result<ExprPtr> ParseFilter(ExprPtr node);
   Result<ExprPtr> ParseTest(ExprPtr node);
   Result<CallArguments> ParseCallArguments();
-  // One argument for each parameter of `builtin`, null where absent, behind `self`.
+  // Makes the call of a builtin: `self`, then one argument per parameter, null where absent.
   Result<ExprPtr> Bind(ExprKind kind, const Builtin& builtin, ExprPtr self, CallArguments arguments, int line);
-  // Names of tests and filters given as strings: select('equalto', ...), map('upper').
+  // Checks names of tests and filters that are given as strings: select('equalto', ...), map('upper').
   Status CheckNamedArguments(const Expr& node);
   Result<ExprPtr> Make(ExprKind kind, int line, std::vector<ExprPtr> args, std::string name = "");
   Result<ExprPtr> MakeBinary(Operator op, int line, ExprPtr left, ExprPtr right);

@@ -1,4 +1,4 @@
-// Values as text: str(), repr() and json.dumps() of Python.
+// Values as text: Python's str(), repr() and json.dumps().
 
 #include <utf8proc.h>
 
@@ -12,7 +12,7 @@
 namespace infinigen::jinja {
 namespace {
 
-// repr(float): the shortest digits that read back, with an exponent outside of 1e-4 <= x < 1e16.
+// repr(float): the shortest digits that give the same number, with an exponent unless 1e-4 <= x < 1e16.
 std::string FloatText(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -80,7 +80,7 @@ void AppendQuoted(std::string_view text, std::string& out) {
   out.push_back(quote);
 }
 
-// repr(), and the part that str() shares with it.
+// repr(), and the part of str() that equals it.
 class Printer {
  public:
   Printer(Budget& budget, std::string& out) : budget_(budget), out_(out) {}
@@ -179,7 +179,9 @@ class JsonPrinter {
   }
 
  private:
-  static Error NotJson(const Value& value) { return Invalid("a {} cannot be written as JSON", TypeName(value)); }
+  static Error NotJson(const Value& value) {
+    return Invalid("tojson: a {} cannot be written as JSON", TypeName(value));
+  }
 
   Status NewLine(int level) {
     if (style_.indent < 0) return Ok{};
@@ -209,7 +211,7 @@ class JsonPrinter {
   Status PrintDict(const Dict& dict, int level) {
     std::vector<const std::pair<Value, Value>*> items;
     for (const auto& item : dict.items) {
-      if (!item.first.text()) return Unsupported("JSON keys other than strings are not supported");
+      if (!item.first.text()) return Unsupported("tojson: keys other than strings are not supported");
       items.push_back(&item);
     }
     if (style_.sort_keys) {

@@ -17,7 +17,7 @@ class Renderer {
 
   Result<std::string> Run(const Program& program) {
     ASSIGN_OR_RETURN(const Flow flow, RunBlock(program.body));
-    CHECK(flow == Flow::kNext);  // the parser allows break and continue in loops only
+    CHECK(flow == Flow::kNext);  // the parser allows break and continue only in loops
     return std::move(out_);
   }
 
@@ -65,7 +65,7 @@ class Renderer {
   }
 
   Status Print(std::string_view text) {
-    if (text.size() > output_left_) return Exhausted("the template prints too much");
+    if (text.size() > output_left_) return Exhausted("the template prints more text than the limit allows");
     output_left_ -= text.size();
     RETURN_IF_ERROR(context_.budget.Read(text.size()));
     out_ += text;
@@ -92,7 +92,7 @@ class Renderer {
     return Flow::kNext;
   }
 
-  // The items for which the loop's condition holds.
+  // The items of a loop that satisfy its condition.
   Result<SequencePtr> ItemsOf(const Statement& statement) {
     ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.exprs[0]));
     ASSIGN_OR_RETURN(SequencePtr all, Iterate(context_.budget, iterable));
@@ -113,7 +113,7 @@ class Renderer {
     ASSIGN_OR_RETURN(const SequencePtr sequence, ItemsOf(statement));
     const List& items = sequence->items;
     Loop loop{&items, 0};
-    bool completed = false;  // a turn reached the end of the body; when none does, Jinja runs the else block
+    bool completed = false;  // an iteration reached the end of the body; otherwise Jinja runs the else block
     for (; loop.index < items.size(); ++loop.index) {
       RETURN_IF_ERROR(context_.budget.Step());
       evaluator_.PushScope();
@@ -145,7 +145,7 @@ class Renderer {
     return Flow::kNext;
   }
 
-  // The values are evaluated outside of the new scope, as in Jinja.
+  // As in Jinja, the values are evaluated outside the new scope.
   Result<Flow> RunWith(const Statement& statement) {
     List values;
     for (const ExprPtr& expr : statement.exprs) {
@@ -164,7 +164,7 @@ class Renderer {
   Context& context_;
   Evaluator evaluator_;
   uint64_t output_left_;
-  std::string out_;  // of the innermost set block, or of the template
+  std::string out_;  // output of the innermost set block, or of the template
 };
 
 }  // namespace

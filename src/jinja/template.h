@@ -1,8 +1,9 @@
-// jinja::Template: the interpreter of chat templates, a part of Jinja (docs/chat-templates.md says which). Other
-// modules include this header alone; the values that a template reads are in jinja/value.h, which comes with it.
+// jinja::Template: an interpreter for chat templates. It supports a part of Jinja, listed in docs/chat-templates.md.
+// Other modules include only this header, which brings jinja/value.h (the values of template variables) with it.
 //
-// Parsed once, rendered for every request; immutable, so any thread may render. A template is foreign code and runs
-// under limits: none can make Parse or Render hang, crash, throw or read anything but its variables and the time.
+// A template is parsed once and rendered for every request. It is immutable, so any thread may render. Templates are
+// untrusted code and run under limits: no template can make Parse or Render hang, crash or throw, or read anything
+// except its variables and the time.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +24,18 @@ struct Program;  // jinja/parser.h
 using Variables = std::map<std::string, Value, std::less<>>;
 
 struct RenderLimits {
-  uint64_t steps = 0;         // evaluated nodes, and reads of 256 bytes of text
-  uint64_t made_bytes = 0;    // all values that are made, freed or not
-  uint64_t output_bytes = 0;  // printed text, including what goes into variables
+  uint64_t steps = 0;         // evaluated nodes, plus one for every 256 bytes of text that are read
+  uint64_t made_bytes = 0;    // size of all values that are created, including those freed again
+  uint64_t output_bytes = 0;  // printed text, including text that set blocks capture
 };
 
 class Template {
  public:
-  // Fails with kUnsupported and "chat template: line N: ... is not supported" for what the interpreter does not know.
+  // Fails with kUnsupported and "chat template: line N: ... is not supported" for unsupported parts of Jinja.
   static Result<Template> Parse(std::string_view source);
 
-  // Fails with the template's own words where it calls raise_exception, else with "chat template: line N: ...". `now`:
-  // local time, for strftime_now. Values of `variables` that borrow their text must outlive the call.
+  // Fails with the template's own message when it calls raise_exception, otherwise with "chat template: line N: ...".
+  // `now`: local time for strftime_now. Text that values of `variables` borrow must outlive the call.
   Result<std::string> Render(const Variables& variables, const RenderLimits& limits, const std::tm& now) const;
 
  private:

@@ -1,4 +1,4 @@
-// Python's operations on text, as far as chat templates use them.
+// Python's text operations that chat templates use.
 
 #include <utf8proc.h>
 
@@ -15,6 +15,7 @@ namespace {
 
 constexpr char32_t kInvalid = 0xFFFFFFFF;  // a byte that is not UTF-8
 
+// A character, or a byte that is not valid UTF-8.
 struct Unit {
   char32_t code_point;
   size_t bytes;
@@ -27,7 +28,7 @@ Unit UnitAt(std::string_view text, size_t position) {
   return scan.valid ? Unit{DecodeUtf8(text, position), scan.length} : Unit{kInvalid, 1};
 }
 
-// The last unit that ends at byte `end` > 0.
+// The unit that ends at byte `end` > 0.
 Unit UnitBefore(std::string_view text, size_t end) {
   for (size_t bytes = 2; bytes <= std::min<size_t>(4, end); ++bytes) {
     const Unit unit = UnitAt(text, end - bytes);
@@ -47,7 +48,7 @@ bool IsLowerLetter(char32_t code_point) {
   return code_point != kInvalid && utf8proc_category(Signed(code_point)) == UTF8PROC_CATEGORY_LL;
 }
 
-// Appends each unit of `text`, mapped by `map(code_point)`.
+// Maps every unit of `text` by map(code_point). Bytes that are not UTF-8 are kept; `map` is called for them too.
 template <class Map>
 std::string MapText(std::string_view text, Map map) {
   std::string out;
@@ -197,7 +198,7 @@ std::string Replace(std::string_view text, std::string_view needle, std::string_
     if (found == std::string_view::npos) break;
     out.append(text.substr(at, found - at)).append(replacement);
     at = found + needle.size();
-    if (needle.empty() && at < text.size()) {  // an empty needle stands before every character and at the end
+    if (needle.empty() && at < text.size()) {  // an empty needle matches before every character and at the end
       const size_t bytes = UnitAt(text, at).bytes;
       out.append(text.substr(at, bytes));
       at += bytes;

@@ -7,7 +7,7 @@ namespace infinigen::jinja {
 namespace {
 
 constexpr uint64_t kItemBytes = sizeof(Value);
-constexpr uint64_t kTextBytes = 64;  // a string object with its counters, without its characters
+constexpr uint64_t kTextBytes = 64;  // a string object with its reference counts, without its characters
 
 int Depth(const Value& value) {
   if (const Sequence* sequence = value.sequence()) return sequence->depth;
@@ -82,7 +82,8 @@ Result<Value> MakeSequence(Budget& budget, SequenceKind kind, List items) {
   auto sequence = std::make_shared<Sequence>();
   sequence->kind = kind;
   for (const Value& item : items) sequence->depth = std::max(sequence->depth, 1 + Depth(item));
-  if (sequence->depth > kMaxValueDepth) return Exhausted("lists are nested too deeply");
+  if (sequence->depth > kMaxValueDepth)
+    return Exhausted("lists are nested too deeply (more than {} levels)", kMaxValueDepth);
   sequence->items = std::move(items);
   return Value(SequencePtr(std::move(sequence)));
 }
@@ -101,7 +102,8 @@ Result<Value> MakeDict(Budget& budget, const std::vector<std::pair<Value, Value>
       dict->items.emplace_back(key, value);
     }
   }
-  if (dict->depth > kMaxValueDepth) return Exhausted("dicts are nested too deeply");
+  if (dict->depth > kMaxValueDepth)
+    return Exhausted("dicts are nested too deeply (more than {} levels)", kMaxValueDepth);
   return Value(DictPtr(std::move(dict)));
 }
 
@@ -188,7 +190,7 @@ Result<int> Order(Budget& budget, const Value& a, const Value& b) {
     if (std::isnan(da) || std::isnan(db)) return Invalid("NaN cannot be ordered");
     return da < db ? -1 : (da > db ? 1 : 0);
   }
-  if (a.text() && b.text()) {  // the order of UTF-8 bytes is that of code points
+  if (a.text() && b.text()) {  // UTF-8 bytes sort in the order of code points
     RETURN_IF_ERROR(budget.Read(std::min(a.text()->size(), b.text()->size())));
     return a.text()->compare(*b.text());
   }
@@ -218,7 +220,8 @@ const Value* Find(const Dict& dict, std::string_view key) {
 Result<SequencePtr> Iterate(Budget& budget, const Value& value) {
   if (const SequencePtr* sequence = value.If<SequencePtr>()) {
     if ((*sequence)->kind == SequenceKind::kGenerator) {
-      if ((*sequence)->consumed) return Unsupported("a filtered sequence is read a second time: add '| list' to it");
+      if ((*sequence)->consumed)
+        return Unsupported("a filtered sequence is read a second time; append '| list' to the filter");
       (*sequence)->consumed = true;
     }
     return *sequence;

@@ -1,11 +1,12 @@
-// The values of a chat template, what they may cost, and Python's operations on them: text, comparison, printing.
+// The values of chat templates, the budget that limits a rendering, and Python's operations on values: comparison,
+// printing, text.
 //
-// Value: what an expression evaluates to. Immutable and cheap to copy, because text and containers are shared; only a
-// Namespace can change. Constants of a parsed template are shared between threads; all other values belong to one
-// rendering, and so to one thread.
+// Value is the result of an expression. It is immutable, except for a Namespace, and cheap to copy, because text and
+// containers are shared. Constants of a parsed template are shared between threads; every other value belongs to one
+// rendering and therefore to one thread.
 //
-// Invariant: containers nest at most kMaxValueDepth deep, so printing, comparing and destroying may recurse. Namespaces
-// are owned by the rendering and referred to by pointer, so a namespace that holds itself does not leak.
+// Invariant: containers nest at most kMaxValueDepth deep, so printing, comparing and destroying may recurse. The
+// rendering owns the namespaces and values refer to them by pointer, so a namespace that contains itself does not leak.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +24,8 @@
 
 namespace infinigen::jinja {
 
-// What one rendering may cost. A template is foreign code: each evaluated node, each 256 bytes of text that are read
-// and each value that is made is counted, and a template that goes on for too long ends in an error.
+// Limits the cost of one rendering, because templates are untrusted. It counts evaluated nodes, text that is read (in
+// units of 256 bytes) and bytes of created values; a template that exceeds a limit ends with an error.
 class Budget {
  public:
   Budget(uint64_t max_steps, uint64_t max_made_bytes) : steps_left_(max_steps), bytes_left_(max_made_bytes) {}
@@ -35,18 +36,18 @@ class Budget {
     return Ok{};
   }
 
-  // Reading `bytes` of text.
+  // Charges for reading `bytes` of text.
   Status Read(uint64_t bytes) { return Step(1 + bytes / kBytesPerStep); }
 
-  // Making a value of `bytes`. What is freed again still counts, so this bounds the memory in use.
+  // Charges for creating a value of `bytes`. Freed values still count, so this also limits the memory in use.
   Status Make(uint64_t bytes) {
-    if (bytes > bytes_left_) return Exhausted("the template makes values that are too large");
+    if (bytes > bytes_left_) return Exhausted("the values that the template creates are too large");
     bytes_left_ -= bytes;
     return Read(bytes);
   }
 
  private:
-  static constexpr uint64_t kBytesPerStep = 256;  // scanning that much costs about as much as evaluating a node
+  static constexpr uint64_t kBytesPerStep = 256;  // scanning these takes about as long as evaluating a node
 
   uint64_t steps_left_;
   uint64_t bytes_left_;
@@ -60,7 +61,7 @@ inline constexpr int kMaxValueDepth = 32;
 
 // A variable, attribute or element that does not exist.
 struct Undefined {
-  Text reason;  // the message for uses that are errors; may be null
+  Text reason;  // message for a use that is an error; may be null
 };
 
 struct None {};
@@ -69,8 +70,8 @@ enum class SequenceKind {
   kList,
   kTuple,
   kRange,
-  kView,       // result of dict.items(): has a length, no subscripts
-  kGenerator,  // result of select, map and the like: can be read once
+  kView,       // result of dict.items(): has a length but no subscripts
+  kGenerator,  // result of select, map and the like: can be read only once
 };
 
 struct Sequence;
@@ -94,13 +95,13 @@ class Value {
   Value(DictPtr value) : rep_(std::move(value)) {}      // NOLINT
   Value(Namespace* value) : rep_(value) {}              // NOLINT
   Value(Function value) : rep_(value) {}                // NOLINT
-  Value(const char*) = delete;                          // would become a bool
+  Value(const char*) = delete;                          // would convert to bool
 
   template <class T>
   bool Is() const {
     return std::holds_alternative<T>(rep_);
   }
-  // All of these are null when the value is of another type.
+  // These return null when the value has another type.
   template <class T>
   const T* If() const {
     return std::get_if<T>(&rep_);
@@ -130,11 +131,11 @@ struct Sequence {
   SequenceKind kind = SequenceKind::kList;
   List items;
   int depth = 1;                  // 1 + the depth of the deepest item
-  mutable bool consumed = false;  // generators only, which never outlive their rendering
+  mutable bool consumed = false;  // for generators, which belong to one rendering
 };
 
 struct Dict {
-  std::vector<std::pair<Value, Value>> items;  // in order of insertion; keys are distinct and hashable
+  std::vector<std::pair<Value, Value>> items;  // in order of insertion; keys are unique and hashable
   int depth = 1;
 };
 
@@ -143,31 +144,31 @@ struct Namespace {
 };
 
 Value MakeUndefined(std::string reason);
-// The error that Jinja raises when an undefined value is used for more than its truth, its length or its text.
+// The error for a use of an undefined value other than its truth, length or text.
 Error UndefinedError(const Undefined& value);
 
 // Constructors that charge the budget.
 Result<Value> MakeText(Budget& budget, std::string text);
 Result<Value> MakeSequence(Budget& budget, SequenceKind kind, List items);
-// A later value replaces an earlier one under an equal key, in the place of the earlier.
+// For equal keys, the later value replaces the earlier one and keeps its position.
 Result<Value> MakeDict(Budget& budget, const std::vector<std::pair<Value, Value>>& items);
 
 bool IsTrue(const Value& value);
-// An int, or a bool as 0 or 1; false for other types.
+// Sets `out` from an int or a bool (as 0 or 1); returns false for other types.
 bool AsInteger(const Value& value, int64_t& out);
-// Python's name of the type, as in Jinja's messages: "str object", "None".
+// The name of the type as in Jinja's messages: "str object", "None".
 std::string TypeName(const Value& value);
 
 Result<bool> Equals(Budget& budget, const Value& a, const Value& b);
-// Negative, zero or positive. Fails where Python's `<` does, and for NaN.
+// Returns a negative number, zero or a positive number. Fails where Python's `<` fails, and for NaN.
 Result<int> Order(Budget& budget, const Value& a, const Value& b);
-// The value under `key`, or null.
+// The value of `key`, or null.
 Result<const Value*> Find(Budget& budget, const Dict& dict, const Value& key);
 const Value* Find(const Dict& dict, std::string_view key);
 
-// The items a loop over `value` visits; fails where it cannot be iterated. Marks a generator as read.
+// The items of a loop over `value`; fails when it is not iterable. Marks a generator as consumed.
 Result<SequencePtr> Iterate(Budget& budget, const Value& value);
-// len(); fails for values that have none.
+// len(); fails for values without a length.
 Result<int64_t> Length(Budget& budget, const Value& value);
 
 // ---- values as text, in Python's forms (print.cc) ----
@@ -175,13 +176,13 @@ Result<int64_t> Length(Budget& budget, const Value& value);
 // str(): what {{ value }} prints.
 Result<std::string> ToText(Budget& budget, const Value& value);
 
-// repr(), for messages: one line. Quoted: repr() of a string.
+// repr(), on one line. Quoted is repr() of a string.
 Result<std::string> ToRepr(Budget& budget, const Value& value);
 std::string Quoted(std::string_view text);
 
 struct JsonStyle {
-  int64_t indent = -1;  // spaces for each level; negative: all on one line
-  bool ascii = false;   // escape what is not ASCII
+  int64_t indent = -1;  // spaces per level; negative: everything on one line
+  bool ascii = false;   // escape characters outside ASCII
   bool sort_keys = false;
   std::string item_separator = ", ";
   std::string key_separator = ": ";
@@ -192,39 +193,40 @@ Result<std::string> ToJson(Budget& budget, const Value& value, const JsonStyle& 
 
 // ---- Python's operations on text (text.cc) ----
 //
-// Positions and lengths count characters. A byte that is not UTF-8 counts as a character and is never changed. Pure
-// functions, any thread, linear time.
+// Positions and lengths are in characters. A byte that is not valid UTF-8 counts as one character and is never changed.
+// Pure functions, any thread, linear time.
 
-// str.isspace(): the property White_Space and the four separators U+001C to U+001F.
+// str.isspace(): the property White_Space, and the separators U+001C to U+001F.
 bool IsSpace(char32_t code_point);
 
 std::vector<std::string_view> Characters(std::string_view text);
 size_t CountCharacters(std::string_view text);
-// The byte at which character `index` starts; text.size() where there are fewer.
+// Byte offset of character `index`; text.size() when there are fewer characters.
 size_t ByteOffset(std::string_view text, size_t index);
 
-// First occurrence at or after byte `from`, or npos. Linear also for hostile needles, unlike string_view::find.
+// First occurrence at or after byte `from`, or npos. Linear time for any needle, unlike string_view::find.
 size_t FindText(std::string_view text, std::string_view needle, size_t from = 0);
 
-// Strips the characters of `characters`; white space when absent.
+// Removes characters of the set `characters`, or white space when it is absent, from the ends.
 std::string_view Strip(std::string_view text, std::optional<std::string_view> characters, bool left, bool right);
 
-// At most `limit` cuts; all when negative.
+// Splits at most `limit` times; without a limit when negative.
 std::vector<std::string_view> SplitAtSpace(std::string_view text, int64_t limit);
-std::vector<std::string_view> SplitAt(std::string_view text, std::string_view separator, int64_t limit);  // not empty
+// `separator` must not be empty.
+std::vector<std::string_view> SplitAt(std::string_view text, std::string_view separator, int64_t limit);
 std::vector<std::string_view> SplitLines(std::string_view text);
 
-// Occurrences of `needle` that replace() would replace, at most `limit` (negative: all).
+// Number of occurrences of `needle` that replace() would replace, at most `limit` (negative: no limit).
 size_t CountReplacements(std::string_view text, std::string_view needle, int64_t limit);
 std::string Replace(std::string_view text, std::string_view needle, std::string_view replacement, size_t count);
 
-// These map one character to one.
+// These map each character to one character.
 std::string Upper(std::string_view text);
 std::string Lower(std::string_view text);
 std::string Capitalize(std::string_view text);
 std::string TitleWords(std::string_view text);    // Jinja's filter: words start after space and ( { [ < -
 std::string TitleLetters(std::string_view text);  // str.title(): words are runs of letters
-// str.islower(), str.isupper(): at least one letter has a case, and no letter has the other one.
+// str.islower(), str.isupper(): at least one letter has the case, and no letter has the other case.
 bool HasOnlyCase(std::string_view text, bool upper);
 
 }  // namespace infinigen::jinja

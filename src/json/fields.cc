@@ -9,9 +9,9 @@
 namespace infinigen {
 namespace {
 
-constexpr size_t kNameBytes = 64;  // of a foreign name in a message
+constexpr size_t kNameBytes = 64;  // longest field name in a message
 
-// "a, b and c".
+// "a, b and c"
 std::string Listed(std::initializer_list<std::string_view> names) {
   std::string text;
   size_t left = names.size();
@@ -40,7 +40,7 @@ std::string_view KindOf(const nlohmann::json& value) {
 }
 
 std::optional<int64_t> WholeNumber(const nlohmann::json& value) {
-  // Negative integers are stored as signed, all others as unsigned.
+  // nlohmann stores negative integers as signed and all others as unsigned.
   if (value.is_number_unsigned()) {
     const uint64_t number = value.get<uint64_t>();
     if (number > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
@@ -215,7 +215,7 @@ void FieldReader::RefuseUnknown(bool (*harmless)(std::string_view)) {
     if (seen_.contains(name) || (harmless != nullptr && harmless(name))) continue;
     if (wording_ == FieldWording::kPlain)
       return Fail(Unsupported("{}: option {} is not supported", where_, Quoted(name, kNameBytes)));
-    return Refuse(name, fmt::format("({}) is unknown: it may change what the model computes", Shown(value)),
+    return Refuse(name, fmt::format("({}) is unknown and could change what the model computes", Shown(value)),
                   ErrorKind::kUnsupported);
   }
 }
@@ -224,7 +224,7 @@ void FieldReader::RefuseOtherThan(std::initializer_list<std::string_view> names)
   if (!object_.is_object()) return;
   for (const auto& [name, value] : object_.items())
     if (std::find(names.begin(), names.end(), name) == names.end())
-      return Refuse(Escaped(name, kNameBytes), "is none of " + Listed(names));
+      return Refuse(Escaped(name, kNameBytes), "is unknown; known are " + Listed(names));
 }
 
 Status FieldReader::status() const {

@@ -1,7 +1,7 @@
-// FieldReader: typed access to the fields of one foreign JSON object: a configuration file, a part of a tokenizer file,
-// the body of a request, a line of questions. It keeps the first thing that is wrong and returns defaults from then on,
-// so that a parser reads as a list of fields and asks once, by status() or problem(). It remembers which fields were
-// asked for, and refuses the others by name. One thread.
+// FieldReader: typed access to the fields of one untrusted JSON object, such as a configuration file, a part of a
+// tokenizer file or the body of a request. It records the first error and returns defaults after it, so a parser reads
+// as a list of fields and checks for errors once, with status() or problem(). It also records which fields were read
+// and can reject all others. One thread.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace infinigen {
 
-// How a wrong field is reported.
+// Form of the message about a wrong field.
 enum class FieldWording : uint8_t {
   kValue,  // "config.json: field 'x' is 3, expected true or false"
   kPlain,  // "pre_tokenizer Split: field 'x' must be true or false"
@@ -26,56 +26,57 @@ enum class FieldWording : uint8_t {
 
 struct FieldProblem {
   ErrorKind kind = ErrorKind::kInvalid;
-  std::string field;    // with its prefix; empty when the problem concerns no single field
+  std::string field;    // with prefix; empty when the problem is not about a single field
   std::string message;  // one line
 };
 
 class FieldReader {
  public:
-  // `where` begins the messages of kValue and kPlain; `prefix` ("rope_scaling.") begins the names of fields in
-  // messages. `object` outlives the reader; when it is no object, that is the first error.
+  // `where`: start of the messages of kValue and kPlain. `prefix` ("rope_scaling."): put before field names in
+  // messages. `object` must outlive the reader. If it is not a JSON object, that is the first error.
   FieldReader(const nlohmann::json& object, std::string where, std::string prefix = "",
               FieldWording wording = FieldWording::kValue);
 
-  // Whether the field is there and not null. Does not count as asking for it.
+  // True when the field exists and is not null. Does not count as a read.
   bool Has(const char* name) const;
-  // The field, counted as asked for. Find: null when absent. Get: null when absent or the value null.
+  // Reads the field. Find: nullptr when absent. Get: nullptr when absent or JSON null.
   const nlohmann::json* Find(const char* name);
   const nlohmann::json* Get(const char* name);
-  // Whether the field was asked for.
+  // True when the field was read.
   bool Seen(const char* name) const { return seen_.count(name) != 0; }
-  // Known, and without effect here.
+  // Counts the field as read: it is known and has no effect.
   void Ignore(const char* name) { seen_.insert(name); }
 
-  // In all of these but Unsigned, the value null counts as absent.
+  // `absent` is the value for an absent field. JSON null counts as absent, except in Unsigned.
   bool Bool(const char* name, bool absent);
   std::string String(const char* name, std::string absent = "");
   std::string RequiredString(const char* name);
-  // A whole number in [1, limit], written without a fraction. Without `absent` it must be there.
+  // A whole number in [1, limit], written without a fraction. Required unless `absent` is given.
   int64_t Size(const char* name, int64_t limit, std::optional<int64_t> absent = std::nullopt);
-  // A whole number of at least 0. null is refused: an id that is stated as null is not an id that is left out.
+  // A whole number >= 0. JSON null is an error: an id that is null is not the same as no id.
   uint64_t Unsigned(const char* name, uint64_t absent);
-  // A finite number above 0.
+  // A finite number > 0. Required unless `absent` is given.
   double Positive(const char* name, std::optional<double> absent = std::nullopt);
-  // nullopt: absent, or wrong. Integer takes 3.0 for 3.
+  // nullopt when absent or wrong. Integer accepts 3.0 as 3.
   std::optional<int64_t> Integer(const char* name, int64_t least, int64_t most);
   std::optional<double> Number(const char* name, double least, double most);
   // One id or a list of ids, each in [0, 2^31).
   std::vector<int64_t> TokenIds(const char* name);
-  // Refuses every value but `only` (or absent): for fields whose other values are not computed.
+  // Fails unless the field is absent or equals `only`: for fields with a single supported value.
   void Only(const char* name, const nlohmann::json& only);
 
-  // Both keep the first error only. Refuse: "<where>: field '<name>' <reason>", or "'<name>': <reason>" for kApi.
+  // Both record the error only if it is the first. Refuse's message is "<where>: field '<name>' <reason>", or
+  // "'<name>': <reason>" for kApi.
   void Fail(Error error);
   void Refuse(std::string_view name, std::string_view reason, ErrorKind kind = ErrorKind::kInvalid);
-  // The error of a reader of an object inside this one.
+  // Takes over the error of a reader of a nested object.
   void Adopt(const FieldReader& inner);
   // For messages: "<where>: field '<prefix><name>'".
   std::string At(std::string_view name) const;
 
-  // Refuses each field that was not asked for and that `harmless` (null: none) does not know.
+  // Fails for the first field that was not read, unless `harmless` (may be null) returns true for it.
   void RefuseUnknown(bool (*harmless)(std::string_view) = nullptr);
-  // Refuses each field that is not in `names`; counts none as asked for.
+  // Fails for the first field that is not in `names`. Does not count as a read.
   void RefuseOtherThan(std::initializer_list<std::string_view> names);
 
   const std::string& where() const { return where_; }
@@ -83,7 +84,7 @@ class FieldReader {
   Status status() const;
 
  private:
-  // Refuses a value: "is <value>, expected <expected>" and so on, by the wording.
+  // Fails for a value of the wrong type or range, in the words of wording_.
   void Mismatch(const char* name, const nlohmann::json& value, std::string_view expected);
 
   const nlohmann::json& object_;
@@ -94,13 +95,13 @@ class FieldReader {
   std::optional<FieldProblem> problem_;
 };
 
-// A value as JSON on one short line, for messages.
+// The value as JSON, on one line and shortened, for messages.
 std::string Shown(const nlohmann::json& value);
 
 // "an integer", "a string", "an object" …
 std::string_view KindOf(const nlohmann::json& value);
 
-// 3 and 3.0; nullopt for 3.5, for what is no number and for what 64 bits cannot hold.
+// The value as an integer, also when written as 3.0; nullopt for 3.5, non-numbers and numbers beyond 64 bits.
 std::optional<int64_t> WholeNumber(const nlohmann::json& value);
 
 }  // namespace infinigen

@@ -12,11 +12,11 @@ namespace {
 
 constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
 
-// A = Qᵀ T Q with T tridiagonal. Rows of Q are kept, not columns: both phases then work on contiguous rows.
+// A = Qᵀ T Q with T tridiagonal. Q is stored by rows, so that both phases work on contiguous memory.
 class Decomposition {
  public:
   Decomposition(std::span<const double> matrix, int64_t n)
-      : n_(static_cast<size_t>(n)), a_(matrix.begin(), matrix.end()), q_(n_ * n_), diagonal_(n_), beside_(n_) {
+      : n_(static_cast<size_t>(n)), a_(matrix.begin(), matrix.end()), q_(n_ * n_), diagonal_(n_), off_diagonal_(n_) {
     for (size_t i = 0; i < n_; ++i) q_[i * n_ + i] = 1;
   }
 
@@ -29,19 +29,19 @@ class Decomposition {
       ReflectBasis(k + 1, beta, v, w);
     }
     for (size_t i = 0; i < n_; ++i) diagonal_[i] = a_[i * n_ + i];
-    for (size_t i = 0; i + 1 < n_; ++i) beside_[i] = a_[i * n_ + i + 1];
+    for (size_t i = 0; i + 1 < n_; ++i) off_diagonal_[i] = a_[i * n_ + i + 1];
   }
 
-  // QL: the off-diagonal elements go to zero from the top; a zero in the middle splits the matrix.
+  // QL: off-diagonal elements converge to zero from the top; a zero in the middle splits the matrix.
   void Diagonalise() {
     double norm = 0;
-    for (size_t i = 0; i < n_; ++i) norm = std::max(norm, std::fabs(diagonal_[i]) + std::fabs(beside_[i]));
-    const double negligible = kEpsilon * norm;  // the reduction above is no more exact than that
+    for (size_t i = 0; i < n_; ++i) norm = std::max(norm, std::fabs(diagonal_[i]) + std::fabs(off_diagonal_[i]));
+    const double negligible = kEpsilon * norm;  // the accuracy of the reduction above
     for (size_t first = 0; first < n_; ++first) {
-      // Two sweeps per value are usual; a matrix that needs fifty is not finite.
+      // Two sweeps per eigenvalue are usual; only a matrix that is not finite needs fifty.
       for (int sweep = 0;; ++sweep) {
         size_t last = first;
-        while (last + 1 < n_ && std::fabs(beside_[last]) > negligible) ++last;
+        while (last + 1 < n_ && std::fabs(off_diagonal_[last]) > negligible) ++last;
         if (last == first) break;
         CHECK(sweep < 50);
         Sweep(first, last);
@@ -68,8 +68,8 @@ class Decomposition {
  private:
   double* Row(std::vector<double>& matrix, size_t i) { return matrix.data() + i * n_; }
 
-  // The reflection I − beta·v·vᵀ that leaves only the first of row k's elements behind the diagonal; v is zero up to
-  // k. 0: they are zero already.
+  // The reflection I − beta·v·vᵀ that zeroes the elements of row k behind k + 1; v is zero up to k. Returns beta, or 0
+  // when they are zero already.
   double Reflector(size_t k, std::vector<double>& v) {
     const double* row = Row(a_, k);
     double largest = 0;
@@ -78,7 +78,7 @@ class Decomposition {
     largest = std::max(largest, std::fabs(row[k + 1]));
     double square = 0;
     for (size_t i = k + 1; i < n_; ++i) {
-      v[i] = row[i] / largest;  // no square can overflow or vanish
+      v[i] = row[i] / largest;  // scaled, so that no square overflows or underflows
       square += v[i] * v[i];
     }
     const double length = v[k + 1] > 0 ? -std::sqrt(square) : std::sqrt(square);
@@ -120,21 +120,21 @@ class Decomposition {
     }
   }
 
-  // One implicit QL sweep over rows [first, last], shifted by the eigenvalue of the leading 2×2 block that is nearer to
-  // its first element: a bulge is made at the lower end and chased upwards by rotations.
+  // One implicit QL sweep over rows [first, last]. The shift is the eigenvalue of the leading 2×2 block that is nearer
+  // to its first element. Rotations create a bulge at the lower end and chase it upwards.
   void Sweep(size_t first, size_t last) {
-    const double half = (diagonal_[first + 1] - diagonal_[first]) / (2 * beside_[first]);
+    const double half = (diagonal_[first + 1] - diagonal_[first]) / (2 * off_diagonal_[first]);
     const double root = std::hypot(half, 1.0);
-    const double shift = diagonal_[first] - beside_[first] / (half + (half < 0 ? -root : root));
+    const double shift = diagonal_[first] - off_diagonal_[first] / (half + (half < 0 ? -root : root));
     double g = diagonal_[last] - shift;
     double sine = 1, cosine = 1, moved = 0;
     for (size_t i = last; i-- > first;) {
-      const double f = sine * beside_[i], b = cosine * beside_[i];
+      const double f = sine * off_diagonal_[i], b = cosine * off_diagonal_[i];
       const double length = std::hypot(f, g);
-      beside_[i + 1] = length;
+      off_diagonal_[i + 1] = length;
       if (length == 0) {  // the matrix splits here; the rest of the sweep would divide by zero
         diagonal_[i + 1] -= moved;
-        beside_[last] = 0;
+        off_diagonal_[last] = 0;
         return;
       }
       sine = f / length;
@@ -147,8 +147,8 @@ class Decomposition {
       Rotate(i, sine, cosine);
     }
     diagonal_[first] -= moved;
-    beside_[first] = g;
-    beside_[last] = 0;
+    off_diagonal_[first] = g;
+    off_diagonal_[last] = 0;
   }
 
   void Rotate(size_t i, double sine, double cosine) {
@@ -165,7 +165,7 @@ class Decomposition {
   std::vector<double> a_;  // [n][n]
   std::vector<double> q_;  // [n][n]
   std::vector<double> diagonal_;
-  std::vector<double> beside_;  // [i]: between diagonal i and i + 1; the last is scratch
+  std::vector<double> off_diagonal_;  // [i]: between diagonal i and i + 1; the last is scratch
 };
 
 }  // namespace

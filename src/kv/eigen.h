@@ -1,6 +1,6 @@
-// Eigenvalues and eigenvectors of a real symmetric matrix, in double. Householder reduction to tridiagonal form, then
-// QL with implicit shifts: O(n³), about 10 ms for n = 128. The answer is the same on every run: values descending,
-// every vector's largest component positive. Any thread.
+// Eigenvalues and eigenvectors of a real symmetric matrix, in double, by Householder reduction to tridiagonal form and
+// QL with implicit shifts: O(n³), about 10 ms for n = 128. Deterministic: values descend, and the component of each
+// vector with the largest magnitude is positive. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace infinigen {
 
 struct SymmetricEigen {
   std::vector<double> values;   // [n], descending
-  std::vector<double> vectors;  // [n][n]: row i is the unit vector of values[i]
+  std::vector<double> vectors;  // [n][n]: row i is the unit eigenvector of values[i]
 };
 
-// `matrix` [n][n] is symmetric and finite, n > 0.
+// Precondition: `matrix` [n][n] is symmetric and finite, n > 0.
 SymmetricEigen DecomposeSymmetric(std::span<const double> matrix, int64_t n);
 
 }  // namespace infinigen

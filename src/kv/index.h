@@ -1,42 +1,62 @@
-// Where the index of a cache lies, and its size: the seam between a selection method and everything that allocates,
-// shares or saves what the method keeps. It knows bytes and rows; what they mean is the method's (kv/select.h).
+// Sketches and page bounds on the host: the plain code that defines what an index (kv/index_view.h) contains and how it
+// scores rows. Every backend's own implementation is tested against it; integer sketches must agree bit for bit. Pure
+// functions, any thread.
+//
+// Integer sketches. A row's scale is the smallest bf16 s with largest · s ≥ max |number|; value = number / s, rounded
+// to nearest, halves to even. A query is rounded to 15 bits: value = number / t, t = max |number| / 16319, so that a
+// sum of 512 products fits into 32 bits. Then score = (float(Σ query value · key value) · t) · s. The sum is exact, so
+// the score is the same on every machine.
+//
+// bf16 sketches. score = Σ query · key in ascending order, by fused multiply-adds.
+//
+// Page bounds (Quest, docs/quest.md).
+//
+//     score of a page = Σ_i (q_i > 0 ? q_i · greatest_i : q_i · least_i)  ≥  q · k  for every key k of the page
+//
+// Bounds are rounded outward to bf16: the least component down, the greatest up. Rounding commutes with minimum and
+// maximum, so bounds do not depend on the order or grouping in which keys are added. Bounds are taken over keys as
+// computed, in f32, before they are rounded to the stored type. Outward rounding makes them valid for keys stored as
+// bf16 or f16 too: whatever the key is rounded to lies between the bf16 numbers on either side of it (except f16 below
+// 2^-14, which is coarser than bf16 there; the error is at most 2^-25). For int8 and int4 entries they are valid up to
+// the quantisation error, half a step.
+//
+// A row that is a multiple of 16 resets the bounds of its page; every other row widens them. So the rows of a page must
+// be added in ascending order. After a rewind into the middle of a page, its bounds may still cover keys that were
+// overwritten: wider than needed, but valid.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
-#include "kv/ids.h"
 #include "kv/index_view.h"
-#include "kv/view.h"
 
 namespace infinigen {
 
-struct IndexGeometry {
-  IndexLayout layout;
-  int64_t layers = 0;  // layers that have an index: those that select
-  int64_t kv_heads = 0;
-  int64_t sequences = 0;  // slots
-  int64_t rows = 0;       // of the longest sequence
+// Rounds `numbers` [dims] into row `row` of a block. Numbers that are not finite are stored as zero.
+void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers);
+// The stored numbers of a row.
+std::vector<float> LoadSketch(const SketchLayout& layout, const std::byte* block, int64_t row);
 
-  // One sequence in one layer.
-  size_t slot_bytes() const { return static_cast<size_t>(kv_heads) * layout.head_bytes(rows); }
-  size_t layer_bytes() const { return static_cast<size_t>(sequences) * slot_bytes(); }
-  size_t total_bytes() const { return static_cast<size_t>(layers) * layer_bytes(); }
-  // The rows of an extent: of one KV head, and of a sequence in all layers. The latter is what goes with a shared
-  // extent.
-  size_t head_extent_bytes() const { return layout.head_bytes(kExtentTokens); }
-  size_t extent_bytes() const { return static_cast<size_t>(layers * kv_heads) * head_extent_bytes(); }
-  // One token in all layers.
-  size_t token_bytes() const {
-    return static_cast<size_t>(layers * kv_heads) * layout.block_bytes / static_cast<size_t>(layout.block_rows);
-  }
-
-  // Layer `n` of those that have an index, in memory of total_bytes().
-  LayerIndex Layer(std::byte* memory, int64_t n) const {
-    return {.data = memory + static_cast<size_t>(n) * layer_bytes(),
-            .head_stride = layout.head_bytes(rows),
-            .slot_stride = slot_bytes()};
-  }
+struct QuantisedQuery {
+  std::vector<int32_t> values;
+  float scale = 0;
 };
+QuantisedQuery QuantiseQuery(std::span<const float> numbers);
+
+// Scores of rows [0, rows) of one head's blocks, for a query that is already scaled by 1/√head_dim.
+std::vector<float> ScoreSketches(const SketchLayout& layout, const std::byte* head, int64_t rows,
+                                 std::span<const float> query);
+
+// The nearest bf16 not above, or not below, a finite number, clamped to the largest finite bf16.
+BF16 RoundDownToBF16(float number);
+BF16 RoundUpToBF16(float number);
+
+// Adds the key of row `row` to `bounds` [2][head_dim], the bounds of the row's page. Numbers that are not finite count
+// as zero.
+void AddToBounds(std::span<BF16> bounds, int64_t row, std::span<const float> key);
+
+// The score of a page, for a query that is already scaled by 1/√head_dim.
+float PageScore(std::span<const BF16> bounds, std::span<const float> query);
 
 }  // namespace infinigen

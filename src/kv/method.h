@@ -1,6 +1,6 @@
-// A KV method: which entries are retained, which of them a step attends to, how they are stored. Three independent
-// choices (docs/heart.md); the presets of the command line are points in this space. Made once per run, when model and
-// memory are known (runtime/plan.h), and never changed after that.
+// KvMethod: which entries are retained and which of them a step attends to (docs/heart.md). Presets of the command line
+// are named combinations. Resolved once per run, when model and memory are known (runtime/plan.h); immutable after
+// that.
 #pragma once
 
 #include <algorithm>
@@ -8,24 +8,23 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/ids.h"
-#include "kv/index.h"
+#include "kv/index_view.h"
 #include "kv/retain.h"
 #include "kv/select.h"
 #include "kv/selection_view.h"
-#include "kv/sketch_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 
 // The query that is compared with the index of layer i.
 enum class GuessSource : uint8_t {
-  kSelf,       // layer i's own: no guess; right where fetching needs no hiding
-  kPrevLayer,  // the attention input of layer i-1 through layer i's query weight
+  kSelf,       // layer i's own query: no guess; best where there is no fetch to overlap
+  kPrevLayer,  // the attention input of layer i-1, multiplied by layer i's query weight
   kPrevMid,    // the residual stream after layer i-1's attention, with layer i's norm and query weight
   kPrevStep,   // layer i's query of the previous step, rotated to the current position
 };
 
-// From keys to sketches; docs/skew.md.
+// How keys are projected to sketches; docs/skew.md.
 enum class ProjectionKind : uint8_t { kRotation, kPair, kNone };
 
 std::string_view Name(GuessSource source);
@@ -33,21 +32,21 @@ std::string_view Name(ProjectionKind kind);
 std::string_view Name(SketchType type);
 
 struct KvMethod {
-  std::string_view preset = "full";  // the name that the user knows; a literal
+  std::string_view preset = "full";  // name of the preset; a literal
   const SelectMethod* select = &kSelectAll;
   GuessSource from = GuessSource::kSelf;
   SelectRule rule;
-  double largest_cap = 0;    // the largest cap that a single sequence may ask for; rule.cap where that is more
-  bool mean_counts = false;  // all heads of a sequence choose the mean of their counts (published)
-  int64_t dense_layers = 0;  // the first layers, which attend to everything and never evict
+  double largest_cap = 0;    // the largest cap that a request may set, if more than rule.cap
+  bool mean_counts = false;  // as published: all heads of a sequence choose the mean of their counts
+  int64_t dense_layers = 0;  // number of first layers that attend to everything and never evict
   SketchType sketch_type = SketchType::kInt8;
-  double ratio = 0;         // sketch size as a share of head_dim, as asked for
-  int64_t sketch_dims = 0;  // numbers of a sketch
+  double ratio = 0;         // requested sketch size as a share of head_dim
+  int64_t sketch_dims = 0;  // numbers in a sketch
   ProjectionKind projection = ProjectionKind::kNone;
-  bool prompt_columns = false;  // each prompt chooses its own sketch columns
-  bool measure_mass = false;
-  const RetainPolicy* retain = nullptr;  // which entries a full cache evicts; null: everything is retained
-  RetainLimit limit;                     // rows that an evicting layer retains
+  bool prompt_columns = false;           // each prompt chooses its own sketch columns
+  bool measure_mass = false;             // measure the attention mass that selections cover (MassTotals)
+  const RetainPolicy* retain = nullptr;  // null: everything is retained
+  RetainLimit limit;                     // how much an evicting layer retains
 
   bool selects() const { return select != &kSelectAll; }
   bool selects(LayerId layer) const { return selects() && layer.value() >= dense_layers; }
@@ -57,15 +56,15 @@ struct KvMethod {
   bool evicts(LayerId layer) const { return evicts() && layer.value() >= dense_layers; }
   double LargestCap() const { return std::max(rule.cap, largest_cap); }
   RetainRule retain_rule() const { return {retain->on_append, retain->on_select, retain->sums_attention, rule.sinks}; }
-  // Whether layer i's selection is computed from something that layer i-1 leaves behind.
+  // Layer i's selection is computed from activations of layer i-1.
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };
 
-// The row quotas of a method that evicts. `sequences` run at once; they share a limit in bytes unless the limit names
+// The row quotas of a method that evicts. A limit in bytes is divided among `sequences`, unless the limit itself states
 // another number.
 QuotaRule QuotasOf(const KvMethod& method, const EntryLayout& layout, int64_t layers, int64_t sequences);
 
-// The basis of one layer's sketches in host memory; SketchBasis says what the matrices do.
+// The sketch basis of one layer in host memory; see SketchBasis.
 struct SketchMatrices {
   std::vector<float> query;       // [kv_heads][head_dim][dims]
   std::vector<float> key;         // [kv_heads][head_dim][dims]

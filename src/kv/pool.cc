@@ -32,7 +32,8 @@ Result<SeqSlot> Pool::Admit(const RowQuota& quota, std::span<const SharedId> pre
   CHECK(quota.retained > 0 && quota.retained <= quota.rows && quota.rows <= options_.max_tokens);
   CHECK(prefix.empty() || options_.evicting_layers() == 0);
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
-  if (vacant == sequences_.end()) return Exhausted("all {} sequence slots of the KV pool are taken", sequences_.size());
+  if (vacant == sequences_.end())
+    return Exhausted("all {} sequence slots of the KV pool are in use", sequences_.size());
   const SeqSlot slot(vacant - sequences_.begin());
   const int64_t have = std::ssize(prefix) * kExtentTokens;
   RETURN_IF_ERROR(Extend(slot, {have, have}, quota));
@@ -60,7 +61,7 @@ Status Pool::Grow(SeqSlot slot, int64_t rows) {
   return Extend(slot, have, {rows, rows});
 }
 
-// Extents from those that the slot has to those of the quota; nothing happens where they cannot be had.
+// Adds the extents between the quotas `have` and `quota` to a slot. On an error nothing changes.
 Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   const uint64_t row_bytes = options_.layout.row_bytes();
   Demands demands;
@@ -71,7 +72,7 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   }
   if (Status room = MakeRoom(demands); !room.ok()) {
     if (room.error().kind != ErrorKind::kExhausted) return room.error();
-    return Exhausted("a sequence of {} tokens needs {} of KV pool: {}", quota.rows,
+    return Exhausted("a sequence of {} tokens needs {} of the KV pool, {}", quota.rows,
                      FormatSize(QuotaBytes(options_, quota)), room.error().message);
   }
   std::array<Buffer, 2> last;
@@ -100,7 +101,7 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   return Ok();
 }
 
-// Makes so many whole extents free, and leaves room under the limit for last extents of so many bytes.
+// Allocates slabs until the demanded whole extents are free and the last extents still fit under the limit.
 Status Pool::MakeRoom(const Demands& demands) {
   const uint64_t extent_bytes = options_.layout.extent_bytes();
   const auto missing = [&](size_t space) {
@@ -112,11 +113,11 @@ Status Pool::MakeRoom(const Demands& demands) {
     return extents <= room / extent_bytes &&
            demands[0].last_bytes + demands[1].last_bytes <= room - extents * extent_bytes;
   };
-  // Free slabs may hold more extents than are wanted now, in room that others need.
+  // Free slabs may hold extents of a space that needs none now; their bytes can go to another slab or last extent.
   if (!fits())
     for (Space& space : spaces_) DropFreeSlabs(space);
   if (!fits())
-    return Exhausted("{} of {} are free",
+    return Exhausted("only {} of {} are free",
                      FormatSize(options_.limit_bytes - mapped_bytes_ +
                                 (spaces_[0].free.size() + spaces_[1].free.size()) * extent_bytes),
                      FormatSize(options_.limit_bytes));
@@ -145,7 +146,7 @@ Status Pool::MapSlab(Space& space, size_t extents) {
   const size_t index = static_cast<size_t>(vacant - space.slabs.begin());
   if (vacant == space.slabs.end()) space.slabs.emplace_back();
   for (size_t i = extents; i-- > 0;)
-    space.free.push_back({memory.data() + i * extent_bytes, index});  // ascending, from the back
+    space.free.push_back({memory.data() + i * extent_bytes, index});  // TakeExtent takes from the back
   space.slabs[index] = {.memory = std::move(memory), .extents = extents, .free = extents};
   return Ok();
 }
@@ -187,7 +188,7 @@ void Pool::GiveBack(int64_t layer, std::byte* data, size_t slab) {
 void Pool::Release(SeqSlot slot) {
   SetRows(slot, 0);
   Sequence& sequence = sequences_[slot.index()];
-  // Backwards, so that the next sequence gets them in ascending order.
+  // Backwards, so that the next sequence gets extents at ascending addresses.
   for (int64_t layer = options_.layers; layer-- > 0;) {
     const int64_t whole = QuotaOf(quota(slot), layer) / kExtentTokens;
     for (int64_t extent = options_.extents_per_slot(); extent-- > 0;) {
@@ -211,28 +212,28 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   Sequence& sequence = sequences_[slot.index()];
   CHECK(sequence.admitted && options_.evicting_layers() == 0 && !is_shared(slot, extent));
   CHECK(extent >= 0 && (extent + 1) * kExtentTokens <= sequence.tokens);
-  Buffer side;
-  if (options_.side_bytes > 0) {
-    if (options_.limit_bytes - mapped_bytes_ < options_.side_bytes)
+  Buffer index;
+  if (options_.index_bytes > 0) {
+    if (options_.limit_bytes - mapped_bytes_ < options_.index_bytes)
       for (Space& space : spaces_) DropFreeSlabs(space);
-    if (options_.limit_bytes - mapped_bytes_ < options_.side_bytes)
-      return Exhausted("{} of {} of KV pool are free", FormatSize(options_.limit_bytes - mapped_bytes_),
+    if (options_.limit_bytes - mapped_bytes_ < options_.index_bytes)
+      return Exhausted("only {} of {} of the KV pool are free", FormatSize(options_.limit_bytes - mapped_bytes_),
                        FormatSize(options_.limit_bytes));
-    ASSIGN_OR_RETURN(side, Buffer::Make(side_memory_, options_.side_bytes));
+    ASSIGN_OR_RETURN(index, Buffer::Make(index_memory_, options_.index_bytes));
   }
   const auto vacant = std::find_if(shared_.begin(), shared_.end(), [](const Shared& s) { return !s.exists; });
   const SharedId id(vacant - shared_.begin());
   if (vacant == shared_.end()) shared_.emplace_back();
   Shared& shared = shared_[id.index()];
-  shared = {.exists = true, .users = 1, .data = {}, .slabs = {}, .side = std::move(side)};
+  shared = {.exists = true, .users = 1, .data = {}, .slabs = {}, .index = std::move(index)};
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     const size_t at = TableIndex(layer, slot, extent);
     shared.data.push_back(tables_[at]);
     shared.slabs.push_back(slab_of_[at]);
   }
-  mapped_bytes_ += shared.side.bytes();
+  mapped_bytes_ += shared.index.bytes();
   shared_of_[SlotIndex(slot, extent)] = id.value();
-  ++sequence.shared;  // what it was counted for, the shared extent is from now on
+  ++sequence.shared;  // its bytes now count for the shared extent
   return id;
 }
 
@@ -255,7 +256,7 @@ void Pool::Drop(SharedId id) {
   CHECK(shared.exists && shared.users == 0);
   for (int64_t layer = options_.layers; layer-- > 0;)
     GiveBack(layer, shared.data[static_cast<size_t>(layer)], shared.slabs[static_cast<size_t>(layer)]);
-  mapped_bytes_ -= shared.side.bytes();
+  mapped_bytes_ -= shared.index.bytes();
   shared = {};
   CountUsed(0, QuotaBytes(options_, {kExtentTokens, kExtentTokens}));
 }

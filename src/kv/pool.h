@@ -1,18 +1,18 @@
-// The pool: where entries live. Host memory under a hard byte limit, handed out in extents (kv/view.h).
+// Pool: the memory where entries live, under a hard byte limit, handed out in extents (kv/view.h). Called from the
+// engine's thread only.
 //
-// A sequence is admitted with a quota of rows and gets all its extents at once: whole ones out of slabs, which the pool
-// keeps and hands on, and a last one of exactly the rows that are left, of its own. Layers that evict have a quota of
-// their own, smaller than the sequence. Admission and growth are the only places that can refuse; in between the
-// sequence fills its quota whatever its neighbours do, and a step takes no memory.
-// (Memory that was never written costs nothing: pages come with the first row in them.) Called from the engine's thread
-// only.
+// A sequence is admitted with a quota of rows and gets all its extents at once: whole extents out of slabs, which the
+// pool reuses, and one last extent, allocated separately, of exactly the remaining rows. Evicting layers have a smaller
+// quota. Only admission and growth can fail for lack of memory: once admitted, a sequence can fill its quota whatever
+// other sequences do, and a step allocates nothing. (Unwritten memory costs nothing: the operating system maps a page
+// when its first row is written.)
 //
-// A full extent, in all layers at once, can be shared: from then on nobody writes to it, other sequences may begin with
-// it, and it outlives the one that made it until it is dropped. With it comes memory for what is kept of these rows
-// beside entries (sketches), under the same limit.
+// A full extent, in all layers at once, can be shared. From then on it is read-only, other sequences may begin with it,
+// and it stays in the pool after its sequence is released, until it is dropped. The index of its rows is saved with it,
+// under the same byte limit.
 //
-// Invariants: mapped bytes ≤ limit at every moment; an extent belongs to one (sequence, layer), is shared, or is free;
-// a free extent belongs to a slab. A pool without sequences and shared extents can admit whatever the limit holds.
+// Invariants: mapped bytes ≤ limit at all times; an extent belongs to one (sequence, layer), is shared, or is free; a
+// free extent belongs to a slab. A pool without sequences and shared extents can admit anything that fits the limit.
 #pragma once
 
 #include <algorithm>
@@ -33,64 +33,64 @@ struct PoolOptions {
   int64_t max_sequences = 0;
   int64_t max_tokens = 0;  // per sequence
   uint64_t limit_bytes = 0;
-  int64_t evicting_from = INT64_MAX;  // layers from here on have the second quota
-  int64_t device_layers = 0;          // the first so many layers lie in the device memory
-  size_t side_bytes = 0;              // that come with a shared extent
+  int64_t evicting_from = INT64_MAX;  // layers from this one on have the quota for evicting layers
+  int64_t device_layers = 0;          // number of first layers that lie in device memory
+  size_t index_bytes = 0;             // index that is saved with a shared extent
 
   bool evicts(int64_t layer) const { return layer >= evicting_from; }
   int64_t evicting_layers() const { return std::max<int64_t>(0, layers - evicting_from); }
   int64_t extents_per_slot() const { return (max_tokens + kExtentTokens - 1) / kExtentTokens; }
 };
 
-// Rows of one sequence: in layers that keep everything, and in those that evict.
+// Rows that a sequence may have in each layer.
 struct RowQuota {
-  int64_t rows = 0;
-  int64_t retained = 0;
+  int64_t rows = 0;      // in layers that retain everything
+  int64_t retained = 0;  // in layers that evict
 };
 
 class Pool {
  public:
-  // `memory` outlives the pool, and so does `device`, where the first layers may be nearer to who computes.
+  // Both allocators outlive the pool. `device` holds the first device_layers layers; null if there are none.
   Pool(const PoolOptions& options, Allocator& memory, Allocator* device = nullptr);
 
-  // A slot with room for the quota, or kExhausted with the numbers. `prefix`: the sequence begins with these, which are
-  // part of the quota; only where no layer evicts.
+  // A slot with room for the quota, or kExhausted. `prefix`: shared extents that the sequence begins with, counted in
+  // the quota; only if no layer evicts.
   Result<SeqSlot> Admit(const RowQuota& quota, std::span<const SharedId> prefix = {});
   Result<SeqSlot> Admit(int64_t rows) { return Admit({rows, rows}); }
-  // A larger quota, or kExhausted and all as before. Precondition: no layer evicts; the quota so far is whole extents.
+  // Raises the quota to `rows`; on kExhausted nothing changes. Precondition: no layer evicts, and the current quota is
+  // whole extents.
   Status Grow(SeqSlot slot, int64_t rows);
-  // The sequence has so many tokens from now on; layers that evict hold as many of them as they may. Precondition:
-  // tokens ≤ quota.rows.
+  // Sets the number of tokens of the sequence, for used_bytes(). Precondition: tokens ≤ quota.rows.
   void SetRows(SeqSlot slot, int64_t tokens);
   void Release(SeqSlot slot);
 
-  // The sequence's extent, which is full, becomes shared; kExhausted when there is no memory for what comes with it.
+  // Makes a full extent of the sequence shared; kExhausted when there is no memory for its index.
   Result<SharedId> Share(SeqSlot slot, int64_t extent);
-  // The sequence takes a shared extent in place of its own, which is the same or not written yet.
+  // Replaces an extent of the sequence, which has the same content or is unwritten, by a shared one.
   void Adopt(SeqSlot slot, int64_t extent, SharedId id);
-  // [side_bytes] of host memory, the sharer's to fill.
-  std::byte* side(SharedId id) const { return shared_[id.index()].side.data(); }
-  // Precondition: no sequence has it.
+  // [index_bytes] of host memory for the index of a shared extent; the caller fills it.
+  std::byte* index(SharedId id) const { return shared_[id.index()].index.data(); }
+  // Frees a shared extent. Precondition: no sequence uses it.
   void Drop(SharedId id);
   bool is_shared(SeqSlot slot, int64_t extent) const { return shared_of_[SlotIndex(slot, extent)] >= 0; }
-  // Whole extents, in all layers, that could be had now; with two memories perhaps less.
+  // Number of extents, each in all layers, that could be allocated now. With two memories an upper bound.
   int64_t free_extents() const;
 
-  // [max_sequences][extents_per_slot] host pointers; null where no extent is.
+  // [max_sequences][extents_per_slot] host pointers; null where there is no extent.
   std::span<std::byte* const> Table(LayerId layer) const;
-  // [max_sequences] rows of a layer; 0 where no sequence is.
+  // [max_sequences] the quotas in a layer; 0 for a free slot.
   std::span<const int32_t> quotas(LayerId layer) const {
     return options_.evicts(layer.value()) ? retained_quotas_ : quotas_;
   }
   RowQuota quota(SeqSlot slot) const { return {quotas_[slot.index()], retained_quotas_[slot.index()]}; }
-  // Raised whenever a table or quota changed.
+  // Incremented whenever a table or quota changes.
   uint64_t table_version() const { return table_version_; }
 
   const PoolOptions& options() const { return options_; }
-  // Rows of entries that exist, in bytes; now, and at most so far.
+  // Bytes of the entries that exist now, and their maximum so far.
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }
-  // Taken from the machine: slabs and last extents.
+  // Bytes allocated: slabs, last extents and saved indexes.
   uint64_t mapped_bytes() const { return mapped_bytes_; }
 
   // Bytes that a quota takes.
@@ -100,8 +100,8 @@ class Pool {
   struct Sequence {
     bool admitted = false;
     int64_t tokens = 0;
-    int64_t shared = 0;          // of its extents
-    std::array<Buffer, 2> last;  // by space: the extents of each layer's remainder; empty when none has one
+    int64_t shared = 0;          // number of shared extents that it uses
+    std::array<Buffer, 2> last;  // [space] the last, shorter extents of all its layers; empty when there are none
   };
   struct Slab {
     Buffer memory;
@@ -114,18 +114,18 @@ class Pool {
   };
   struct Shared {
     bool exists = false;
-    int64_t users = 0;             // sequences
+    int64_t users = 0;             // sequences that use it
     std::vector<std::byte*> data;  // [layers]
     std::vector<size_t> slabs;     // [layers]
-    Buffer side;
+    Buffer index;
   };
-  // One of the two memories.
+  // Host or device memory.
   struct Space {
     Allocator* memory = nullptr;
-    std::vector<Slab> slabs;  // one that was given back has no memory; its place is used again
+    std::vector<Slab> slabs;  // a freed slab has no memory, and its element is reused
     std::vector<FreeExtent> free;
   };
-  // What a sequence takes of each space.
+  // Memory that a request needs in one space.
   struct Demand {
     size_t extents = 0;
     uint64_t last_bytes = 0;
@@ -136,7 +136,7 @@ class Pool {
     return options_.evicts(layer) ? quota.retained : quota.rows;
   }
   size_t SpaceOf(int64_t layer) const { return layer < options_.device_layers ? 1 : 0; }
-  // Of what exists of a sequence and is not shared.
+  // Bytes of a sequence's entries that are not shared.
   uint64_t OwnBytes(SeqSlot slot) const;
   void CountUsed(uint64_t more, uint64_t less);
   Status Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota);
@@ -155,14 +155,14 @@ class Pool {
   }
 
   PoolOptions options_;
-  HostAllocator side_memory_;             // wherever the pool lives; outlives shared_
-  std::array<Space, 2> spaces_;           // the pool's memory, and the device one
+  HostAllocator index_memory_;            // outlives shared_
+  std::array<Space, 2> spaces_;           // `memory` and `device` of the constructor
   std::vector<Sequence> sequences_;       // [max_sequences]
-  std::vector<int32_t> quotas_;           // [max_sequences] rows of layers that keep everything
+  std::vector<int32_t> quotas_;           // [max_sequences] rows of layers that retain everything
   std::vector<int32_t> retained_quotas_;  // [max_sequences] rows of layers that evict
   std::vector<std::byte*> tables_;        // [layers][max_sequences][extents_per_slot]
-  std::vector<size_t> slab_of_;           // the same shape: where a whole extent came from
-  std::vector<Shared> shared_;            // by SharedId; the place of one that was dropped is used again
+  std::vector<size_t> slab_of_;           // [layers][max_sequences][extents_per_slot] slab of a whole extent
+  std::vector<Shared> shared_;            // by SharedId; ids of dropped extents are reused
   std::vector<int32_t> shared_of_;        // [max_sequences][extents_per_slot] SharedId, or -1
   uint64_t mapped_bytes_ = 0;
   uint64_t used_bytes_ = 0;

@@ -23,7 +23,7 @@ const RetainPolicy* FindRetainPolicy(std::string_view name) {
 
 int64_t QuotaRule::Quota(int64_t final_tokens) const {
   if (limit.bytes == 0) {
-    // ⌊share · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
+    // ⌊share · n⌋ with a margin for rounding: 0.29 · 100 is 29, though the double 0.29 is slightly less.
     const int64_t rows = static_cast<int64_t>(limit.share * static_cast<double>(final_tokens) + 1e-9);
     return std::clamp<int64_t>(rows, 1, final_tokens);
   }
@@ -36,7 +36,8 @@ int64_t QuotaRule::Quota(int64_t final_tokens) const {
 
 int64_t QuotaRule::LargestQuota(int64_t max_tokens) const {
   if (limit.bytes == 0) return Quota(max_tokens);
-  // Longer sequences leave less to the layers that evict, shorter ones need less: the most is where all just fits.
+  // Longer sequences leave fewer bytes to the evicting layers, shorter ones need fewer rows. The quota is largest for a
+  // sequence that just fits without eviction.
   const uint64_t fit = SequenceBytes() / (static_cast<uint64_t>(layers) * row_bytes);
   return std::clamp<int64_t>(static_cast<int64_t>(std::min(fit, static_cast<uint64_t>(max_tokens))), 1, max_tokens);
 }
@@ -77,19 +78,19 @@ void UpdatePriorities(const RetainRule& rule, const SelectRule& select, int64_t 
 std::vector<int32_t> Survivors(std::span<const float> priorities, const RetainRule& rule, int64_t quota) {
   const int64_t rows = static_cast<int64_t>(priorities.size());
   CHECK(quota > 0 && quota <= rows);
-  // As if the next token came: the newest half of the quota is not to be touched.
+  // Protection as it applies when the next token is appended.
   const Protection protection(rows, quota, rule.sinks);
-  std::vector<int32_t> stay, others;
-  for (int32_t row = 0; row < rows; ++row) (protection.Covers(row) ? stay : others).push_back(row);
+  std::vector<int32_t> survivors, others;
+  for (int32_t row = 0; row < rows; ++row) (protection.Covers(row) ? survivors : others).push_back(row);
   std::sort(others.begin(), others.end(), [&](int32_t a, int32_t b) {
-    const float ma = ComparablePriority(priorities[static_cast<size_t>(a)]),
-                mb = ComparablePriority(priorities[static_cast<size_t>(b)]);
-    return ma != mb ? ma > mb : a > b;
+    const float pa = ComparablePriority(priorities[static_cast<size_t>(a)]),
+                pb = ComparablePriority(priorities[static_cast<size_t>(b)]);
+    return pa != pb ? pa > pb : a > b;
   });
-  others.resize(static_cast<size_t>(quota) - stay.size());
-  stay.insert(stay.end(), others.begin(), others.end());
-  std::sort(stay.begin(), stay.end());
-  return stay;
+  others.resize(static_cast<size_t>(quota) - survivors.size());
+  survivors.insert(survivors.end(), others.begin(), others.end());
+  std::sort(survivors.begin(), survivors.end());
+  return survivors;
 }
 
 }  // namespace infinigen

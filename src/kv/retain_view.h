@@ -1,45 +1,47 @@
-// Who stays when a cache is full, as plain structs for both kv (which decides) and the backends (which keep the
-// eviction state).
+// The eviction state of a cache, as plain structs for both kv (which decides) and the backends (which keep the state).
 //
-// A layer that evicts keeps at most `quota` rows of a sequence. Until it is full, row = position. From then on every
-// new token takes the row of a victim, one per KV head, so rows are no longer in the order of positions, and each head
-// has its own. Two numbers are kept per row and KV head: the position of the token that lives there, and a priority.
-// The victim is the row with the smallest priority that is not protected; policies (kv/retain.h) differ in what a
-// priority is.
+// An evicting layer retains at most `quota` rows of a sequence. Until the cache is full, row = position. From then on
+// every new token overwrites the row of an evicted entry, chosen separately for each KV head, so rows are no longer in
+// the order of positions and heads differ. Each row of each KV head has two numbers: the position of the token that it
+// holds, and a priority. The unprotected row with the smallest priority is evicted; policies (kv/retain.h) differ in
+// how priorities are set.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 
+#include "kv/index_view.h"
+#include "kv/view.h"
+
 namespace infinigen {
 
 // The priority of a new entry.
 enum class InitialPriority : uint8_t {
-  kZero,       // it has still to earn one
-  kPosition,   // the order of arrival
-  kScrambled,  // a fixed pseudo-random number of the position
+  kZero,       // raised later, by selections or attention
+  kPosition,   // newer entries have higher priority
+  kScrambled,  // pseudo-random, a fixed function of the position
 };
-// What happens to the priority of a row that was selected by score.
+// How the priority of a row changes when the row is selected by score.
 enum class PriorityUpdate : uint8_t {
-  kKeep,
-  kCount,  // + 1; when the largest of a head exceeds kPriorityLimit, all of the head are halved
-  kStamp,  // becomes the current position
+  kKeep,   // not at all
+  kCount,  // + 1; when one exceeds kPriorityLimit, all priorities of the head are halved
+  kStamp,  // set to the current position
 };
-inline constexpr float kPriorityLimit = 255.0f;  // counters of a byte
+inline constexpr float kPriorityLimit = 255.0f;  // as published: counters of one byte
 
 struct RetainRule {
   InitialPriority on_append = InitialPriority::kPosition;
   PriorityUpdate on_select = PriorityUpdate::kKeep;
-  bool sums_attention = false;  // priorities grow by the attention weights of every step
-  int32_t sinks = 0;            // first tokens that never leave
+  bool sums_attention = false;  // every step adds its attention weights to the priorities
+  int32_t sinks = 0;            // first tokens, which are never evicted
 };
 
-// The eviction state of one layer for every sequence slot; memory of the compute device. Without positions the layer
-// retains everything, and row = position.
+// The eviction state of one layer for every slot; memory of the compute device. Null positions: the layer retains
+// everything, and row = position.
 struct EvictionState {
   int32_t* positions = nullptr;  // [slots][kv_heads][capacity]
-  float* priorities = nullptr;   // the same shape
+  float* priorities = nullptr;   // [slots][kv_heads][capacity]
   int64_t capacity = 0;
   int64_t kv_heads = 0;
   const int32_t* quotas = nullptr;  // [slots]
@@ -53,8 +55,8 @@ struct EvictionState {
   }
 };
 
-// Who cannot be a victim when the token at `position` comes to `quota` rows: the newest ⌊quota / 2⌋, and the sinks as
-// far as they leave somebody to evict.
+// The positions that are exempt from eviction when the token at `position` is appended to a cache of `quota` rows: the
+// newest ⌊quota / 2⌋, and the sinks, limited so that at least one row can be evicted.
 struct Protection {
   constexpr Protection(int64_t position, int64_t quota, int64_t asked_sinks)
       : sinks(std::min(asked_sinks, quota - quota / 2 - 1)), newest(position - quota / 2) {}
@@ -64,12 +66,12 @@ struct Protection {
   int64_t newest;  // positions from here on
 };
 
-// A priority that is not a number (of a model that makes none) is the least of all.
+// NaN, which a broken model can produce, counts as the smallest priority.
 constexpr float ComparablePriority(float priority) {
   return priority == priority ? priority : -std::numeric_limits<float>::infinity();
 }
 
-// The priority of kScrambled: the same on every device, exact in f32.
+// The priority for kScrambled: exact in f32, so it is the same on every device.
 constexpr float ScrambledPriority(int32_t position, int64_t head) {
   uint64_t x = static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(head) + 1;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -87,5 +89,13 @@ constexpr float PriorityAtAppend(InitialPriority kind, int32_t position, int64_t
   }
   return 0.0f;
 }
+
+// One layer's cache for every slot: the parts that eviction must change together. Sketches and eviction state are
+// optional.
+struct LayerCache {
+  LayerEntries entries;
+  LayerSketches sketches;
+  EvictionState retained;
+};
 
 }  // namespace infinigen

@@ -1,21 +1,41 @@
-// Selection methods: how a decode step decides which retained rows it attends to.
+// Selection: which retained rows a token attends to. Two parts: SelectMethod describes a method, that is, what its
+// index contains and how its rows may be chosen; the functions below turn scores into a list of rows, the same way for
+// every method. Those functions are the plain host code that defines a selection; every backend's own implementation is
+// tested against it. Pure functions, any thread.
 //
-// A method scores rows by its index (kv/index_view.h); kv/selection.h turns scores into a list of rows, the same way
-// for every method. So a method is described by what it keeps of a row and by how its rows may be chosen. Each has a
-// file of its own in kv/select/; docs/methods.md shows how to add one. model/index_ops.h is the one place where a
-// method meets the backend operations that append to its index and score it.
+// Each method has its own file in kv/select/; docs/adding-a-method.md shows how to add one. model/index_ops.h maps a
+// method to the backend operations that append to its index and score rows by it.
+//
+// For one sequence and one KV head, with scores s_g(j) of its G query heads for the rows j that have a score:
+//
+//   1. The heads' scores have different ranges, so each is compared with its own maximum m_g:
+//          r(j) = max over g of (s_g(j) − m_g)      ≤ 0, and 0 for the best row of each head
+//   2. passing = #{ j : r(j) ≥ −alpha };  most = max(⌊cap · n⌋, min_rows);  count = clamp(passing, min_rows, most)
+//      (mean_counts: `passing` is replaced by its mean over the sequence's KV heads, rounded down)
+//   3. chosen = the `count` rows with the largest r; among equals, newer rows first
+//   4. attended = chosen ∪ the first `sinks` tokens ∪ the `window` tokens before the current ∪ the current
+//
+// "Newer", "first" and "before" refer to positions, which are equal to rows until a layer evicts. A score that is NaN
+// never passes. With force_count, steps 2 and 3 are replaced: the sinks, the window and the current token are taken
+// first, then the other rows with the largest r until there are force_count.
+//
+// Pages (page_rows > 1): every row of a page has the page's score, and the rows with a score are those of the pages
+// that are complete before the current row; later rows count as window. `count` is rounded down to whole pages, but to
+// at least one. All rows of a page tie and ties go to newer rows, so pages are chosen whole. With force_count, `count`
+// is the number of whole pages that fit beside the rows of step 4, and the pages are chosen among all.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "kv/index_view.h"
-#include "kv/sketch_view.h"
+#include "kv/selection_view.h"
 
 namespace infinigen {
 
-// What the size of an index follows from.
+// What the size of an index depends on.
 struct IndexShape {
   int64_t head_dim = 0;
   SketchType sketch_type = SketchType::kInt8;
@@ -23,25 +43,64 @@ struct IndexShape {
 };
 
 struct SelectMethod {
-  std::string_view name;     // as --kv-select takes it
-  std::string_view summary;  // for help
-  // The index of `shape`; null: the method keeps none.
+  std::string_view name;     // value of --kv-select
+  std::string_view summary;  // for help texts
+  // The layout of the method's index; null: it has none.
   IndexLayout (*index)(const IndexShape& shape) = nullptr;
-  // Scores need the index and a query, never the keys: then a guessed query can choose a layer's rows ahead of it.
+  // Presets guess by default: scores need only the index and a query, not the keys, so a guessed query can select a
+  // layer's rows in advance.
   bool can_guess = false;
-  // The index of a single row can be written anew: when its entry is evicted, or when a sequence is rewound.
+  // The index of a single row can be rewritten, as eviction requires. Without it a sequence is rewound to the start of
+  // a page.
   bool rewrites_rows = true;
-  // Rows that are chosen together, in runs that begin at multiples of it.
+  // Rows are chosen in runs of this many, which begin at its multiples.
   int64_t page_rows = 1;
-  // Keys are projected to sketches, by a basis that is calibrated once per model.
+  // The index needs a SketchBasis, which is calibrated once per model.
   bool uses_basis = false;
+
+  // Eviction can drop rows: there is no index, or it consists of sketches, which the backends' AssignRows and
+  // CopySurvivors void and copy with the entries. An index of another kind needs the same there.
+  constexpr bool EvictsIndex() const { return rewrites_rows && (index == nullptr || uses_basis); }
 };
 
-// kSelectAll attends to every retained row: it chooses nothing and keeps nothing.
-extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectOracle;
+// kSelectAll attends to every retained row; it has no index.
+extern const SelectMethod kSelectAll, kSelectSketch, kSelectQuest, kSelectPageMean, kSelectOracle;
 
 std::span<const SelectMethod* const> SelectMethods();
-// Null where no method has the name.
+// Null when no method has the name.
 const SelectMethod* FindSelectMethod(std::string_view name);
+
+struct SelectedRows {
+  std::vector<int32_t> rows;  // ascending, unique
+  int64_t chosen = 0;         // how many of them were chosen by score
+};
+
+// Step 1. scores [group][visible], row-major. A result is NaN when all scores of the row are.
+std::vector<float> RelativeScores(std::span<const float> scores, int64_t group);
+
+// The number of rows that pass the threshold.
+int64_t CountPassing(std::span<const float> relative, float alpha);
+
+// Step 2: how many rows are chosen of n retained rows, of which `visible` have a score.
+int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page = 1);
+
+// The n rows of a cache, which include the current token's.
+struct RetainedRows {
+  // Nothing was evicted: the current row is the last.
+  RetainedRows(int64_t current) : n(current + 1), position(current) {}  // NOLINT(google-explicit-constructor)
+  RetainedRows(int64_t rows, int64_t current, const int32_t* of_rows)
+      : n(rows), position(current), positions(of_rows) {}
+
+  int64_t n;
+  int64_t position;                    // of the current token
+  const int32_t* positions = nullptr;  // [n]; null: row = position
+
+  int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
+};
+
+// Steps 3 and 4, with `count` from ChosenCount. relative [visible], visible ≤ n. With pages, `rule` is that of
+// SelectCall::RuleFor.
+SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
+                        const RetainedRows& retained, int64_t page = 1);
 
 }  // namespace infinigen

@@ -1,34 +1,43 @@
-// What is asked of a selection and what comes out of it, as plain structs for both kv and the backends. The rule itself
-// is written down, and implemented plainly, in kv/selection.h.
+// What a decode step selects and fetches, as plain structs for both kv and the backends. kv/select.h defines the
+// selection itself.
+//
+// Fetching: where the pool is remote, selected entries are copied to a fetch buffer on the compute device. The buffer
+// has `capacity` cells for every (sequence, KV head) of a layer. If it is a hot set, cells keep their entries from step
+// to step, tables record which rows they hold, and only misses are fetched. Otherwise the i-th selected row goes to
+// cell i, everything is fetched in every step, and layers share the memory.
+//
+// A selection with more rows than there are cells is not fetched: attention reads all of it in the pool, over the link.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kv/retain_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 
-// Who is chosen, for one sequence. `n` is the number of its retained rows, the current token's included; "first" and
-// "before" are meant in the order of positions.
+// How the rows of one sequence are chosen. `n` is its number of retained rows, including the current token's; "first"
+// and "before" refer to positions.
 struct SelectRule {
   float alpha = 5.0f;    // chosen: relative score ≥ −alpha; infinity: no threshold
-  double cap = 0.2;      // at most ⌊cap · n⌋ rows are chosen ...
-  int32_t min_rows = 1;  // ... but at least so many, cap or threshold or not
-  int32_t sinks = 0;     // first rows, always attended
-  int32_t window = 0;    // rows just before the current token, always attended
-  // > 0, for benchmarks: attend exactly min(this, n) rows, whatever the scores' height; more than sinks + window.
+  double cap = 0.2;      // at most ⌊cap · n⌋ rows are chosen
+  int32_t min_rows = 1;  // at least this many are chosen, whatever threshold and cap say
+  int32_t sinks = 0;     // first tokens, always attended
+  int32_t window = 0;    // tokens just before the current one, always attended
+  // > 0, for benchmarks: attend to exactly min(force_count, n) rows, without a threshold. Must exceed sinks + window.
   int32_t force_count = 0;
 
-  // ⌊cap · n⌋ of the number that was meant: 0.29 of 100 is 29, though its double is a little less.
+  // ⌊cap · n⌋ with a margin for rounding: 0.29 · 100 is 29, though the double 0.29 is slightly less.
   constexpr int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }
 };
 
-// What was selected so far, summed over steps, KV heads and tokens of one sequence in one layer.
+// Selected rows of one sequence in one layer, summed over steps, tokens and KV heads.
 struct SelectionTotals {
   uint64_t chosen = 0;    // by threshold and cap
   uint64_t attended = 0;  // chosen, sinks, window, current token
-  uint64_t retained = 0;  // rows there were to choose from
+  uint64_t retained = 0;  // rows in the cache
 
   constexpr void Add(const SelectionTotals& other) {
     chosen += other.chosen;
@@ -37,8 +46,8 @@ struct SelectionTotals {
   }
 };
 
-// The rows that each (token, KV head) attends to: ascending, without repetition, the current token's included. Memory
-// of the compute device.
+// The rows that each (token, KV head) attends to, including the current token's: ascending, unique. Memory of the
+// compute device.
 struct Selection {
   int32_t* rows = nullptr;    // [tokens][kv_heads][capacity]
   int32_t* counts = nullptr;  // [tokens][kv_heads]
@@ -49,22 +58,22 @@ struct Selection {
   constexpr int32_t& Count(int64_t token, int64_t head) const { return counts[token * kv_heads + head]; }
 };
 
-// Of one call, for all its tokens. Arrays are memory of the compute device.
+// Arguments of one selection, for all tokens of a batch. Arrays are memory of the compute device.
 struct SelectCall {
   const SelectRule* rules = nullptr;  // [slots]
-  SelectionTotals* totals = nullptr;  // [slots], added to
-  bool current_known = true;          // the current token can be chosen by its score, its sketch being there already
-  bool mean_counts = false;           // every head of a sequence chooses the mean of the heads' counts
+  SelectionTotals* totals = nullptr;  // [slots]; the call adds to them
+  bool current_known = true;          // the current token is in the index, so it can be chosen by score
+  bool mean_counts = false;           // every head of a sequence chooses as many rows as the heads do on average
   int64_t max_rows = 0;               // the largest row + 1 in the batch
-  EvictionState retained;             // where rows are not in the order of positions; its positions then decide
-  int64_t page = 1;                   // rows that are chosen together, see kv/selection.h
+  EvictionState retained;             // of an evicting layer: gives the positions of rows
+  int64_t page = 1;                   // rows that are chosen together, see kv/select.h
 
-  // Rows with a score: of pages, those that are complete before the current row. A row that was taken over counts,
-  // but has no score until its sketch is there.
+  // Rows that can have a score. With pages: the rows of pages that are complete before the current row. In an evicting
+  // layer the current token's row is included; its score is NaN until its sketch is appended.
   constexpr int64_t Visible(int64_t current) const {
     return page > 1 ? current / page * page : current + (current_known || retained ? 1 : 0);
   }
-  // The rule of a slot; rows after the last complete page are like a window.
+  // The rule of a slot; rows after the last complete page count as window.
   constexpr SelectRule RuleFor(int64_t slot, int64_t current) const {
     SelectRule rule = rules[slot];
     rule.window = std::max(rule.window, static_cast<int32_t>(current % page));
@@ -72,17 +81,94 @@ struct SelectCall {
   }
 };
 
-// `count` rows as whole pages: rounded down, but not to none.
+// `count` rounded down to whole pages, but to at least one page unless it is 0.
 constexpr int64_t WholePages(int64_t count, int64_t page) {
   return count <= 0 ? 0 : std::max(page, count / page * page);
 }
 
-// Shares of true attention mass that lay inside selections, of one layer: one number per query head and token.
+// Share of the true attention mass that the selections of one layer covered: one sample per query head and token.
 struct MassTotals {
   static constexpr int kBins = 1000;
   uint64_t count = 0;
   double sum = 0;
-  uint64_t bins[kBins + 1] = {};  // by ⌊share · kBins⌋
+  uint64_t bins[kBins + 1] = {};  // histogram over ⌊share · kBins⌋
+};
+
+// ---- fetching ----
+
+// One layer's cells; memory of the compute device. Invariant of a hot set, between operations: cell_of[r] = c ≥ 0 if
+// and only if holds[c] = r. A hot set filled with 0xff bytes is empty.
+struct FetchBuffer {
+  EntryLayout layout;
+  std::byte* data = nullptr;  // [slots][kv_heads][capacity] entries
+  int64_t capacity = 0;
+  // Tables of a hot set; null if the buffer is not a hot set.
+  int32_t* holds = nullptr;    // [slots][kv_heads][capacity] the row that a cell holds; -1: empty
+  int32_t* used = nullptr;     // [slots][kv_heads][capacity] position of the latest token that used the cell; -1: none
+  int32_t* cell_of = nullptr;  // [slots][kv_heads][rows] the cell of a row; -1: not on the device
+  int64_t rows = 0;
+
+  constexpr bool hot() const { return holds != nullptr; }
+  constexpr int64_t List(int64_t slot, int64_t head) const { return slot * layout.kv_heads + head; }
+  constexpr std::byte* Entry(int64_t slot, int64_t head, int64_t cell) const {
+    return data + static_cast<size_t>(List(slot, head) * capacity + cell) * layout.entry_bytes();
+  }
+  constexpr int32_t* Holds(int64_t slot, int64_t head) const { return holds + List(slot, head) * capacity; }
+  constexpr int32_t* Used(int64_t slot, int64_t head) const { return used + List(slot, head) * capacity; }
+  constexpr int32_t* CellOf(int64_t slot, int64_t head) const { return cell_of + List(slot, head) * rows; }
+};
+
+// Where the rows of a selection are read from, and which of them must be fetched. Shaped like the selection. A negative
+// "cell" encodes a row that is read from the pool (InPool).
+struct FetchList {
+  int32_t* cells = nullptr;        // [tokens][kv_heads][capacity] cell of each listed row, or InPool(row)
+  int32_t* misses = nullptr;       // [tokens][kv_heads][capacity] indices of the listed rows to fetch, ascending
+  int32_t* miss_counts = nullptr;  // [tokens][kv_heads]
+  int32_t* own = nullptr;          // [tokens][kv_heads] cell of the token's own entry, or InPool(row)
+  int64_t capacity = 0;
+  int64_t kv_heads = 0;
+
+  constexpr int32_t* Cells(int64_t token, int64_t head) const { return cells + (token * kv_heads + head) * capacity; }
+  constexpr int32_t* Misses(int64_t token, int64_t head) const { return misses + (token * kv_heads + head) * capacity; }
+  constexpr int32_t& MissCount(int64_t token, int64_t head) const { return miss_counts[token * kv_heads + head]; }
+  constexpr int32_t& Own(int64_t token, int64_t head) const { return own[token * kv_heads + head]; }
+
+  // Encodes a row without a cell; applied again, it decodes.
+  static constexpr int32_t InPool(int32_t row) { return ~row; }
+};
+
+// Hits and misses of one sequence in one layer, summed over steps and KV heads.
+struct FetchTotals {
+  uint64_t wanted = 0;   // selected rows, without the current token's own
+  uint64_t fetched = 0;  // misses: rows that were fetched, or read over the link
+
+  constexpr void Add(const FetchTotals& other) {
+    wanted += other.wanted;
+    fetched += other.fetched;
+  }
+};
+
+// How long steps stall on a layer's fetch, by the compute device's clock. Memory of that device.
+struct FetchClock {
+  uint64_t ready_ns = 0;    // when the latest step had no other work left
+  uint64_t arrived_ns = 0;  // when its entries had arrived
+  uint64_t waited_ns = 0;   // sum of the stalls counted so far
+
+  constexpr uint64_t wait_ns() const { return arrived_ns > ready_ns ? arrived_ns - ready_ns : 0; }
+};
+
+// For benchmarks without a hot set: which rows of a list are fetched when a given share of them counts as hits. The
+// fetched rows are spread evenly over the list.
+struct FetchShare {
+  static constexpr int64_t kWhole = 1 << 16;
+  int64_t share = kWhole;  // of kWhole
+
+  static constexpr FetchShare Beside(double hits) {
+    return {kWhole - static_cast<int64_t>(hits * static_cast<double>(kWhole))};
+  }
+  // How many of the first `items` rows are fetched, and whether row `item` is.
+  constexpr int64_t Of(int64_t items) const { return items * share / kWhole; }
+  constexpr bool Takes(int64_t item) const { return Of(item + 1) > Of(item); }
 };
 
 }  // namespace infinigen

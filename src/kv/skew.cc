@@ -5,12 +5,12 @@
 #include <numeric>
 
 #include "kv/eigen.h"
-#include "kv/sketch_view.h"
 
 namespace infinigen {
 namespace {
 
-// Of the mean eigenvalue: directions that the calibration text did not visit are taken as this small, not as absent.
+// Share of the mean eigenvalue that is added to all: directions that do not occur in the calibration text count as
+// small rather than absent.
 constexpr double kRegularisation = 1e-4;
 constexpr int64_t kLargestHeadDim = 512;
 
@@ -20,7 +20,7 @@ bool Finite(std::span<const double> values) {
   return std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
 }
 
-// kRegularisation · tr/d; 1 for a matrix without any energy, whose columns are then all alike.
+// kRegularisation · tr/d; 1 for a zero matrix, so that all columns are alike.
 double Regulariser(std::span<const double> matrix, int64_t d) {
   double trace = 0;
   for (int64_t i = 0; i < d; ++i) trace += matrix[At(i, i, d)];
@@ -40,7 +40,7 @@ std::vector<double> Congruence(std::span<const double> rows, std::span<const dou
   return result;
 }
 
-// Column c of `to` is `from` divided by its largest magnitude, which becomes the scale.
+// Stores `from`, divided by its largest magnitude, as column c of `to`; the magnitude becomes the scale.
 void RoundColumn(std::span<const double> from, int64_t c, std::vector<F16>& to, std::vector<float>& scale) {
   double largest = 0;
   for (const double value : from) largest = std::max(largest, std::fabs(value));
@@ -49,9 +49,9 @@ void RoundColumn(std::span<const double> from, int64_t c, std::vector<F16>& to, 
     to[static_cast<size_t>(c) * from.size() + i] = ToF16(largest > 0 ? static_cast<float>(from[i] / largest) : 0);
 }
 
-// The pair, from the rotation's parts: M = AΛAᵀ, Λ^½AᵀNAΛ^½ = WΣ²Wᵀ, query AΛ^-½WΣ^½, key AΛ^½WΣ^-½. Centred keys have
-// the covariance Σ in these columns, so balanced they are AΛ^-½WΣ and AΛ^½WΣ^-1. `lambda` and `rotated` = AᵀNA are
-// regularised.
+// The pair of projections, computed from the rotation A: M = AΛAᵀ, Λ^½AᵀNAΛ^½ = WΣ²Wᵀ, query AΛ^-½WΣ^½, key AΛ^½WΣ^-½.
+// Centred keys have the covariance Σ in these columns, so the balanced pair is AΛ^-½WΣ and AΛ^½WΣ^-1. `lambda` and
+// `rotated` = AᵀNA are regularised.
 void FitPair(const SymmetricEigen& query, std::span<const double> lambda, std::vector<double> rotated, int64_t d,
              Skew::Head& head) {
   std::vector<double> root(lambda.size());
@@ -59,7 +59,7 @@ void FitPair(const SymmetricEigen& query, std::span<const double> lambda, std::v
   for (int64_t i = 0; i < d; ++i)
     for (int64_t j = 0; j < d; ++j) rotated[At(i, j, d)] *= root[static_cast<size_t>(i)] * root[static_cast<size_t>(j)];
   const SymmetricEigen joint = DecomposeSymmetric(rotated, d);
-  // Rounding can leave a tiny value at or below zero.
+  // Rounding errors can make a tiny eigenvalue zero or negative.
   const double least = std::max(joint.values[0] * 1e-24, 1e-200);
   std::vector<double> query_column(lambda.size()), key_column(lambda.size());
   for (int64_t c = 0; c < d; ++c) {
@@ -101,7 +101,7 @@ void FitHead(std::span<const double> m, std::span<const double> mean, std::span<
   FitPair(query, lambda, std::move(rotated), d, head);
 }
 
-// What the columns of one KV head are in a basis, unrounded to f32; column -1 is zero.
+// The columns of one KV head in a basis, as f32.
 class Columns {
  public:
   Columns(const Skew::Head& head, ProjectionKind kind, int64_t head_dim)
@@ -147,7 +147,7 @@ SketchMatrices EmptyBasis(int64_t kv_heads, int64_t head_dim, int64_t dims) {
 
 int64_t SketchDims(int64_t head_dim, double ratio) {
   CHECK(head_dim > 0 && ratio > 0 && ratio <= 1);
-  // 0.3 · 80 must stay 24, though 0.3 in floating point may be a little more.
+  // Margin for rounding: 0.3 · 80 must give 24, though 0.3 in floating point may be slightly more.
   const double wanted = ratio * static_cast<double>(head_dim) - 1e-4;
   const int64_t steps = static_cast<int64_t>(std::ceil(wanted / static_cast<double>(kSketchDimStep)));
   return std::clamp<int64_t>(steps, 1, std::max<int64_t>(head_dim / kSketchDimStep, 1)) * kSketchDimStep;
@@ -208,8 +208,10 @@ Status Skew::FitLayer(LayerId layer, const SkewMoments& moments, ThreadPool& thr
   CHECK(moments.kv_heads() == shape_.kv_heads && moments.head_dim() == shape_.head_dim);
   for (KvHead head : IdRange<KvHead>(shape_.kv_heads))
     if (!Finite(moments.QueryMoment(head)) || !Finite(moments.KeyMean(head)) || !Finite(moments.KeyCovariance(head)))
-      return Invalid("layer {}, KV head {}: queries or keys are not finite, so there is nothing to calibrate by",
-                     layer.value(), head.value());
+      return Invalid(
+          "layer {}, KV head {}: queries or keys are not finite, so the model cannot be calibrated (are its weights "
+          "damaged?)",
+          layer.value(), head.value());
   threads.Run(shape_.kv_heads, [&](int64_t task, int) {
     const KvHead head(task);
     FitHead(moments.QueryMoment(head), moments.KeyMean(head), moments.KeyCovariance(head), shape_.head_dim,

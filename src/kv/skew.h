@@ -1,10 +1,12 @@
-// Skew: the change of basis that makes small sketches possible, for every layer and KV head of one model. Found once by
-// calibration (model/calibrate.h), kept in a file (kv/skew_file.h); what it is and why: docs/skew.md.
+// Skew: the rotation that gathers a key's energy in few columns, so that small sketches suffice; one for every layer
+// and KV head of a model. Found once by calibration (model/calibrate.h) and stored in a file; docs/skew.md has the
+// theory and the file format.
 //
-// The matrices are held in the rounded form of the file, so a skew that was just computed and one that was read give
-// the same sketches. Immutable once filled; any thread may read it.
+// Matrices are held rounded as in the file, so a skew gives the same sketches whether it was just computed or read.
+// Immutable once filled; any thread may read it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,18 +15,18 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
-#include "kv/ids.h"
 #include "kv/method.h"
+#include "kv/view.h"
 #include "tensor/dtype.h"
 #include "tensor/view.h"
 
 namespace infinigen {
 
-// Numbers per sketch: ratio · head_dim rounded up to a multiple of 8, at most head_dim rounded down to one; 8 when
-// head_dim is less (the columns that are missing are zero). 0 < ratio ≤ 1.
+// Numbers in a sketch: ratio · head_dim rounded up to a multiple of 8, at most head_dim rounded down to a multiple
+// of 8. If head_dim < 8 the result is 8, and the missing columns are zero. Precondition: 0 < ratio ≤ 1.
 int64_t SketchDims(int64_t head_dim, double ratio);
 
-// Which model a skew belongs to; see model/identity.h.
+// Hash of the model that a skew belongs to; see IdentifyModel (model/calibrate.h).
 struct ModelIdentity {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -33,25 +35,25 @@ struct ModelIdentity {
   std::string Hex() const;  // 32 digits
 };
 
-// The first tokens of a text draw attention whatever they are; their keys are unlike all others and would bend the
-// statistics.
+// The first tokens of a text attract attention whatever they are. Their keys are unlike all others and would distort
+// the statistics, so they are left out.
 inline constexpr int64_t kCalibrationSinks = 4;
 
-// Second moments of one layer's queries and keys, as they are attended with (after RoPE). Sums are taken in f32 over
-// blocks of 64 rows and in double over blocks; keys are shifted by the mean of the first rows seen, so that a large
-// mean costs no precision. One thread calls; the pool helps. The result does not depend on its number of threads.
+// Second moments of one layer's queries and keys after RoPE. Sums are f32 within blocks of 64 rows and double across
+// blocks. Keys are shifted by the mean of the first rows added, so that a large mean costs no precision. Called from
+// one thread; the result does not depend on the size of the thread pool.
 class SkewMoments {
  public:
   SkewMoments(int64_t heads, int64_t kv_heads, int64_t head_dim);
 
-  // Rows [first_row, first_row + count) of the text: queries [count][heads · head_dim], keys [count][kv_heads ·
-  // head_dim], f32, on the host.
+  // Adds rows [first_row, first_row + count) of the text: queries [count][heads · head_dim], keys [count][kv_heads ·
+  // head_dim], f32, host memory.
   void Add(int64_t first_row, const ConstTensor& queries, const ConstTensor& keys, ThreadPool& threads);
 
   int64_t kv_heads() const { return kv_heads_; }
   int64_t head_dim() const { return head_dim_; }
 
-  // Each is zero as long as nothing was added to it.
+  // Zero until rows are added.
   std::vector<double> QueryMoment(KvHead head) const;    // [head_dim][head_dim]: E[q qᵀ] over its query heads
   std::vector<double> KeyMean(KvHead head) const;        // [head_dim]
   std::vector<double> KeyCovariance(KvHead head) const;  // [head_dim][head_dim]
@@ -72,14 +74,13 @@ class SkewMoments {
   std::vector<std::vector<float>> shift_;  // [kv_heads][head_dim]; empty until the first keys
 };
 
-// Bases (SketchMatrices, kv/method.h) have balanced columns: centred keys of the calibration text have RMS 1 in each.
-// That of plain dimensions, for ProjectionKind::kNone, knows no text and takes them as they are: the first `dims`, or
-// columns[kv_head][dims] of them (see Skew::Basis).
+// The basis for ProjectionKind::kNone, which needs no calibration: plain dimensions of the key, either the first `dims`
+// or columns[kv_head][dims] (see LargestColumns).
 SketchMatrices PlainBasis(int64_t kv_heads, int64_t head_dim, int64_t dims);
 SketchMatrices PlainBasis(int64_t kv_heads, int64_t head_dim, int64_t dims, std::span<const int32_t> columns);
 
-// The `dims` columns of each KV head with the largest sums, ascending; of equal sums the earlier. sums
-// [kv_heads][head_dim]. The result, [kv_heads][dims], holds -1 for columns that do not exist (head_dim < dims).
+// The `dims` columns of each KV head with the largest sums, ascending; among equal sums, the first. sums
+// [kv_heads][head_dim]. The result [kv_heads][dims] contains -1 for columns that do not exist (head_dim < dims).
 std::vector<int32_t> LargestColumns(std::span<const double> sums, int64_t kv_heads, int64_t dims);
 
 struct SkewShape {
@@ -91,48 +92,49 @@ struct SkewShape {
   bool operator==(const SkewShape&) const = default;
 };
 
-// What a skew was calibrated on.
+// The model and text that a skew was calibrated on.
 struct SkewOrigin {
   ModelIdentity model;
   int64_t tokens = 0;
-  int64_t positions = 0;  // it is made for sequences of up to so many tokens
+  int64_t positions = 0;  // the longest sequence, in tokens, that it was calibrated for
   std::string text;       // name of the text
 };
 
 class Skew {
  public:
-  // Every layer's numbers are zero until FitLayer. Precondition: the shape's sizes are positive, head_dim ≤ 512.
+  // A layer is zero until FitLayer. Precondition: the sizes are positive, head_dim ≤ 512.
   Skew(const SkewShape& shape, SkewOrigin origin);
 
-  // Refused when the moments are not finite: a broken model.
+  // Fails when the moments are not finite, which means that the model is broken.
   Status FitLayer(LayerId layer, const SkewMoments& moments, ThreadPool& threads);
 
   const SkewShape& shape() const { return shape_; }
   const SkewOrigin& origin() const { return origin_; }
 
-  // With the first `dims` columns, or with columns[kv_head][dims] of each head, as LargestColumns gives them.
+  // The sketch basis of a layer, from the first `dims` columns or from columns[kv_head][dims] (see LargestColumns).
+  // Columns are balanced: in each, centred keys of the calibration text have RMS 1.
   SketchMatrices Basis(LayerId layer, ProjectionKind kind, int64_t dims) const;
   SketchMatrices Basis(LayerId layer, ProjectionKind kind, int64_t dims, std::span<const int32_t> columns) const;
 
-  // The rotation itself, not balanced: [kv_heads][head_dim][head_dim], a column is an eigenvector. What the columns of
-  // a prompt are chosen by: Σ|qA| + Σ|kA|.
+  // The rotation A, not balanced: [kv_heads][head_dim][head_dim], columns are eigenvectors. A prompt chooses its own
+  // columns by Σ|qA| + Σ|kA|.
   std::vector<float> Rotation(LayerId layer) const;
 
-  // The share of E[(q·(k − mean))²] that the first `dims` columns hold; the mean over KV heads. Not for kNone.
+  // Share of E[(q·(k − mean))²] that the first `dims` columns hold, averaged over KV heads. Precondition: not kNone.
   double HeldEnergy(LayerId layer, ProjectionKind kind, int64_t dims) const;
 
-  // One KV head's numbers as they lie in the file. Columns are contiguous: [column][head_dim].
+  // One KV head as in the file. Matrices are stored by column: [column][head_dim].
   struct Head {
     std::vector<F16> rotation;
-    std::vector<F16> pair_query, pair_key;            // balanced; each column divided by its scale
+    std::vector<F16> pair_query, pair_key;            // balanced; each column is divided by its scale
     std::vector<float> key_mean;                      // [head_dim]
-    std::vector<float> rotation_rms;                  // [column]: of centred keys
+    std::vector<float> rotation_rms;                  // [column] RMS of centred keys
     std::vector<float> pair_query_scale;              // [column]
     std::vector<float> pair_key_scale;                // [column]
     std::vector<float> rotation_energy, pair_energy;  // [column]
   };
   const Head& head(LayerId layer, KvHead head) const { return heads_[Index(layer, head)]; }
-  Head& mutable_head(LayerId layer, KvHead head) { return heads_[Index(layer, head)]; }  // for the reader of files
+  Head& mutable_head(LayerId layer, KvHead head) { return heads_[Index(layer, head)]; }  // for ParseSkew
 
  private:
   size_t Index(LayerId layer, KvHead head) const;
@@ -141,5 +143,25 @@ class Skew {
   SkewOrigin origin_;
   std::vector<Head> heads_;  // [layers][kv_heads]
 };
+
+// ---- the file (format: docs/skew.md) ----
+
+inline constexpr uint32_t kSkewVersion = 1;  // of the file format
+
+// The content of a skew file. The name of the text is cut to 255 bytes.
+std::string SerialiseSkew(const Skew& skew);
+
+// Checks every size against the bytes at hand before using it; errors state file, place and reason. `path` is used in
+// messages only.
+Result<Skew> ParseSkew(std::span<const std::byte> file, const std::string& path);
+
+// A file ends with this checksum of all bytes before it.
+uint64_t SkewChecksum(std::span<const std::byte> bytes);
+
+// Reads a file. Fails if it belongs to another model or has another shape.
+Result<Skew> ReadSkew(const std::string& path, const ModelIdentity& model, const SkewShape& shape);
+
+// Writes the file atomically: to a temporary file in the same directory, which is then renamed.
+Status WriteSkew(const Skew& skew, const std::string& path);
 
 }  // namespace infinigen

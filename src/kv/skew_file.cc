@@ -1,5 +1,3 @@
-#include "kv/skew_file.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,18 +13,19 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/mmap_file.h"
+#include "base/size.h"
+#include "kv/skew.h"
 
 namespace infinigen {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are used as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "the file's numbers are little-endian");
 
 constexpr std::string_view kMagic = "IGSKEW\r\n";
 constexpr size_t kChecksumBytes = 8;
 constexpr size_t kMaxNameBytes = 255;
-// Far beyond any model; they keep every product below within 64 bits.
+// Far beyond any model, and small enough that no product below overflows 64 bits.
 constexpr uint64_t kMaxPositions = uint64_t{1} << 40;
 constexpr uint32_t kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxFileHeadDim = 512;
 
@@ -43,7 +42,7 @@ constexpr size_t kFixedBytes = kMagic.size() + sizeof(Header);
 
 uint64_t HeadBytes(uint64_t head_dim) { return 3 * head_dim * head_dim * sizeof(F16) + 6 * head_dim * sizeof(float); }
 
-// Calls f with the place and the numbers of every array of a head, in the order of the file.
+// Calls f(name, numbers) for every array of a head, in the order of the file.
 template <class SomeHead, class F>
 void ForEachArray(SomeHead& head, F&& f) {
   f("rotation", head.rotation);
@@ -76,8 +75,8 @@ Status CheckSizes(const Header& header, uint64_t file_bytes, const std::string& 
       payload ? CheckedAdd(*payload, kFixedBytes + header.name_bytes + kChecksumBytes) : std::nullopt;
   if (!wanted) return Invalid("{}: header: {} layers of {} heads overflow", path, header.layers, header.kv_heads);
   if (file_bytes < *wanted)
-    return Invalid("{}: {} bytes long, its header announces {} (truncated file?)", path, file_bytes, *wanted);
-  if (file_bytes > *wanted) return Invalid("{}: {} bytes behind the end of the data", path, file_bytes - *wanted);
+    return Invalid("{}: {} bytes long, but its header implies {} (truncated file?)", path, file_bytes, *wanted);
+  if (file_bytes > *wanted) return Invalid("{}: {} extra bytes after the end of the data", path, file_bytes - *wanted);
   return Ok();
 }
 
@@ -89,8 +88,9 @@ Result<Header> ParseHeader(std::span<const std::byte> file, const std::string& p
   Header header;
   std::memcpy(&header, file.data() + kMagic.size(), sizeof(header));
   if (header.version != kSkewVersion)
-    return Unsupported("{}: format version {}, this program reads version {} ({})", path, header.version, kSkewVersion,
-                       header.version < kSkewVersion ? "the file is stale" : "the file is from a newer program");
+    return Unsupported(
+        "{}: format version {}, this program reads version {} ({})", path, header.version, kSkewVersion,
+        header.version < kSkewVersion ? "the file is outdated; calibrate again" : "the file is from a newer program");
   RETURN_IF_ERROR(CheckSizes(header, file.size(), path));
   return header;
 }
@@ -111,7 +111,7 @@ Status Written(int fd, std::string_view bytes, const std::string& path) {
   return Ok();
 }
 
-// 0666 less the process's mask; mkstemp's own 0600 would keep a shared model's file from everyone else.
+// 0666 without the bits of the umask. The 0600 of mkstemp would make the file of a shared model unreadable for others.
 mode_t UsualMode() {
   const mode_t mask = ::umask(0);
   ::umask(mask);
@@ -152,7 +152,7 @@ Result<Skew> ParseSkew(std::span<const std::byte> file, const std::string& path)
   uint64_t checksum = 0;
   std::memcpy(&checksum, file.data() + file.size() - kChecksumBytes, kChecksumBytes);
   if (checksum != SkewChecksum(file.first(file.size() - kChecksumBytes)))
-    return Invalid("{}: checksum does not match, the file is damaged", path);
+    return Invalid("{}: the checksum does not match: the file is damaged", path);
   const char* name = reinterpret_cast<const char*>(file.data()) + kFixedBytes;
   Skew skew({.layers = header.layers, .kv_heads = header.kv_heads, .head_dim = header.head_dim},
             {.model = {header.model_high, header.model_low},
@@ -182,11 +182,12 @@ Result<Skew> ReadSkew(const std::string& path, const ModelIdentity& model, const
   ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
   ASSIGN_OR_RETURN(Skew skew, ParseSkew(file.bytes(), path));
   if (skew.origin().model != model)
-    return Invalid("{}: made for another model, or for this one before it changed (identity {}, this model has {})",
+    return Invalid("{}: calibrated for another model, or for an earlier version of this one (identity {}, expected {})",
                    path, skew.origin().model.Hex(), model.Hex());
   if (skew.shape() != shape)
-    return Invalid("{}: has {} layers, {} KV heads, head_dim {}; the model has {}, {}, {}", path, skew.shape().layers,
-                   skew.shape().kv_heads, skew.shape().head_dim, shape.layers, shape.kv_heads, shape.head_dim);
+    return Invalid("{}: made for {} layers, {} KV heads, head_dim {}; the model has {}, {}, {}", path,
+                   skew.shape().layers, skew.shape().kv_heads, skew.shape().head_dim, shape.layers, shape.kv_heads,
+                   shape.head_dim);
   return skew;
 }
 

@@ -5,12 +5,12 @@
 namespace infinigen {
 namespace {
 
-constexpr int64_t kRows = 64;  // of a block: 32 KiB at head_dim 128, the first-level cache
+constexpr int64_t kRows = 64;  // in a block: 32 KiB at head_dim 128, which fits the first-level cache
 constexpr int64_t kTileRows = 4, kTileColumns = 8;
 
 int64_t Padded(int64_t width) { return (width + kTileColumns - 1) / kTileColumns * kTileColumns; }
 
-// Up to kRows rows side by side, padded with zero columns to whole tiles.
+// Up to kRows rows, padded with zero columns to whole tiles.
 class Block {
  public:
   explicit Block(int64_t head_dim)
@@ -23,7 +23,7 @@ class Block {
   }
   bool full() const { return count_ == kRows; }
 
-  // products += XᵀX (upper triangle), sum += the rows; the block is empty afterwards.
+  // products += XᵀX (upper triangle), sum += the sum of the rows; then empties the block.
   void AddTo(double* products, double* sum) {
     for (int64_t r = 0; r < count_; ++r)
       for (int64_t i = 0; i < head_dim_; ++i) sum[i] += static_cast<double>(rows_[static_cast<size_t>(r * width_ + i)]);
@@ -57,7 +57,7 @@ std::vector<double> Mean(const std::vector<double>& sum, int64_t count) {
   return mean;
 }
 
-// Both triangles of products / count.
+// products / count, with the lower triangle filled in.
 std::vector<double> Moment(const std::vector<double>& products, int64_t count, int64_t d) {
   std::vector<double> moment(products.size());
   if (count == 0) return moment;

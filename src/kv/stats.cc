@@ -35,26 +35,26 @@ void KvStats::AddUpLayers() {
 
 KvStats KvStats::operator-(const KvStats& before) const {
   CHECK(before.layers.size() == layers.size());
-  KvStats rest = *this;
-  rest.steps -= before.steps;
-  rest.evicted -= before.evicted;
-  rest.read_bytes -= before.read_bytes;
-  rest.fetch.wanted -= before.fetch.wanted;
-  rest.fetch.fetched -= before.fetch.fetched;
-  rest.fetched_bytes -= before.fetched_bytes;
-  rest.stall_ns -= before.stall_ns;
+  KvStats difference = *this;
+  difference.steps -= before.steps;
+  difference.evicted -= before.evicted;
+  difference.read_bytes -= before.read_bytes;
+  difference.fetch.wanted -= before.fetch.wanted;
+  difference.fetch.fetched -= before.fetch.fetched;
+  difference.fetched_bytes -= before.fetched_bytes;
+  difference.stall_ns -= before.stall_ns;
   for (size_t i = 0; i < layers.size(); ++i) {
-    LayerKvStats& of = rest.layers[i];
+    LayerKvStats& layer = difference.layers[i];
     const LayerKvStats& old = before.layers[i];
-    of.totals.chosen -= old.totals.chosen;
-    of.totals.attended -= old.totals.attended;
-    of.totals.retained -= old.totals.retained;
-    of.seen -= old.seen;
-    of.mass.count -= old.mass.count;
-    of.mass.sum -= old.mass.sum;
-    for (int bin = 0; bin <= MassTotals::kBins; ++bin) of.mass.bins[bin] -= old.mass.bins[bin];
+    layer.totals.chosen -= old.totals.chosen;
+    layer.totals.attended -= old.totals.attended;
+    layer.totals.retained -= old.totals.retained;
+    layer.seen -= old.seen;
+    layer.mass.count -= old.mass.count;
+    layer.mass.sum -= old.mass.sum;
+    for (int bin = 0; bin <= MassTotals::kBins; ++bin) layer.mass.bins[bin] -= old.mass.bins[bin];
   }
-  return rest;
+  return difference;
 }
 
 void KvStats::Add(const KvStats& other) {

@@ -1,26 +1,26 @@
-// What a run attended to, per layer and in all. Ratios are sums over decode steps (docs/heart.md).
+// KvStats: what the decode steps of a run attended to, fetched and evicted, per layer and in total. All counts are sums
+// over steps; docs/heart.md defines the ratios. Plain data.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "kv/fetch_view.h"
 #include "kv/selection_view.h"
 
 namespace infinigen {
 
 struct LayerKvStats {
   bool selects = false;
-  SelectionTotals totals;  // of a dense layer: everything retained is attended, nothing is chosen
-  uint64_t seen = 0;       // tokens so far, evicted ones included; counted as retained rows are
-  MassTotals mass;         // empty unless measured
+  SelectionTotals totals;  // in a dense layer attended = retained, and chosen = 0
+  uint64_t seen = 0;       // as totals.retained, but including evicted rows
+  MassTotals mass;         // zero unless measured
 
-  // Chosen by threshold and cap / retained; of a dense layer 1.
+  // Rows chosen by score / retained rows; 1 in a dense layer.
   double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }
-  // Sinks, window and current token that were not chosen anyway / retained.
+  // Sinks, window and current token, as far as they were not chosen by score / retained rows.
   double extra_ratio() const { return selects ? Share(totals.attended - totals.chosen) : 0.0; }
-  // Everything attended / tokens so far.
+  // Attended rows / all tokens so far.
   double attended_ratio() const {
     return seen == 0 ? 1.0 : static_cast<double>(totals.attended) / static_cast<double>(seen);
   }
@@ -34,34 +34,34 @@ struct LayerKvStats {
 struct KvStats {
   std::vector<LayerKvStats> layers;
   int64_t steps = 0;
-  uint64_t evicted = 0;           // entries that made room for others, in prefills and steps
-  uint64_t read_bytes = 0;        // of entries that attention read in decode steps
+  uint64_t evicted = 0;           // entries evicted by prefills and steps
+  uint64_t read_bytes = 0;        // entries that attention read in decode steps
   FetchTotals fetch;              // of layers whose selected entries are fetched
-  bool fetches = false;           // there are such
-  uint64_t hot_bytes = 0;         // of the hot set
-  uint64_t fetched_bytes = 0;     // that came from the pool to where attention reads
-  uint64_t stall_ns = 0;          // that steps waited for them, of all sequences; 0 where they are read in place
+  bool fetches = false;           // some layer fetches selected entries
+  uint64_t hot_bytes = 0;         // size of the hot set
+  uint64_t fetched_bytes = 0;     // entries copied or read from the pool
+  uint64_t stall_ns = 0;          // time that steps waited for fetches; 0 where entries are read in place
   uint64_t entry_row_bytes = 0;   // one token's entries in all layers
   uint64_t sketch_row_bytes = 0;  // one token's sketches in all layers
 
-  // Of the rows that were wanted near, those that were there.
+  // Selected rows that were on the device already / selected rows.
   double hit_ratio() const {
     return fetch.wanted == 0 ? 0.0 : 1.0 - static_cast<double>(fetch.fetched) / static_cast<double>(fetch.wanted);
   }
 
-  // selected_ratio and extra_ratio of all layers that select, taken together.
+  // Sum over the layers that select: for selected_ratio and extra_ratio.
   LayerKvStats Selecting() const;
-  // attended_ratio of all layers.
+  // Sum over all layers: for attended_ratio.
   LayerKvStats All() const;
-  // From here on there are two layers: all that select, and the others.
+  // Reduces `layers` to two: the sum of those that select, and the sum of the others.
   void AddUpLayers();
-  // What came since `before`, earlier of the same run.
+  // The difference to an earlier snapshot of the same run.
   KvStats operator-(const KvStats& before) const;
-  // And what another run of the same model did; nothing and something is that.
+  // Adds the counts of another run of the same model. Adding to empty stats copies `other`.
   void Add(const KvStats& other);
 };
 
-// The mean share, and the share below which `percent` of all lie. Both 0 when nothing was measured.
+// Mean and percentile of the covered shares; 0 when nothing was measured.
 double MeanShare(const MassTotals& mass);
 double SharePercentile(const MassTotals& mass, double percent);
 

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "kv/store_view.h"
 
 namespace infinigen {
 namespace {
@@ -24,7 +23,7 @@ void StoreGroupCodes(StoreType type, std::span<const float> numbers, std::byte* 
   const float scale = ToFloat(fitted.scale), minimum = ToFloat(fitted.minimum);
   if (type == StoreType::kInt4) std::fill_n(codes, (numbers.size() + 1) / 2, std::byte{0});
   for (size_t i = 0; i < numbers.size(); ++i) {
-    // To nearest, halves to even. A scale of zero: the group is its minimum.
+    // To nearest, halves to even. A scale of zero means that all numbers equal the minimum.
     const float steps = scale > 0 ? std::nearbyint((Storable(numbers[i]) - minimum) / scale) : 0.0f;
     const auto code = static_cast<uint32_t>(std::clamp(steps, 0.0f, static_cast<float>(largest)));
     if (type == StoreType::kInt8)
@@ -44,7 +43,7 @@ void LoadGroupCodes(StoreType type, const std::byte* header, const std::byte* co
   }
 }
 
-// f(numbers, header, codes) for every group of a row at `row`.
+// Calls f(numbers, header, codes) for every group of the quantised row at `row`.
 template <class Number, class Byte, class F>
 void ForGroups(StoreType type, std::span<Number> numbers, Byte* row, F&& f) {
   const auto dim = static_cast<int64_t>(numbers.size());

@@ -1,6 +1,6 @@
-// Entries in plain host form: how a row of numbers is rounded into its stored type and what is read back. For the
-// integer types this and kv/store_view.h are the definition that every backend's own form is tested against, bit for
-// bit.
+// Stored keys and values on the host: rounds numbers to their stored type and reads them back. For the integer types
+// this code, with the format in kv/view.h, is the definition; every backend's own implementation must agree bit for
+// bit. Pure functions, any thread.
 #pragma once
 
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace infinigen {
 
-// Writes StoredBytes(type, row.size()) bytes at `out`, which needs no alignment.
+// Rounds a key or value to StoredBytes(type, row.size()) bytes at `out`, which needs no alignment.
 void StoreRow(StoreType type, std::span<const float> row, std::byte* out);
-// The stored numbers.
+// The numbers of a stored key or value.
 void LoadRow(StoreType type, const std::byte* in, std::span<float> row);
 
 }  // namespace infinigen

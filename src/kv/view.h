@@ -1,13 +1,24 @@
-// How entries lie in memory, as plain structs that both kv (which decides) and the backends (which move bytes) see.
+// How entries lie in memory: the ids, structs and number formats that kv (which decides) and the backends (which move
+// bytes) share. Plain data, no ownership.
 //
-// An extent holds 256 tokens of one layer, head-major, key and value of one token adjacent:
+// An extent holds 256 rows of one layer, head by head, with key and value of a row adjacent:
 //
 //     extent: [kv_heads][256 rows][2: key, value][head_dim]
 //
-// (quantised rows of numbers: kv/store_view.h)
-// so one head's rows are contiguous, and ascending row is ascending address inside an extent. The last extent of a
-// sequence's quota has just the rows that the quota leaves for it: [kv_heads][rest][2][head_dim]. A table lists the
-// extents of each sequence in each layer. Rows never diverge between heads: every append adds one row to all of them.
+// So the rows of one head are contiguous, in ascending order. The last extent of a sequence holds only the rows that
+// are left of its quota: [kv_heads][rest][2][head_dim]. A table lists the extents of each sequence in each layer. All
+// KV heads have the same number of rows, because every append adds one row to each of them.
+//
+// A key or value of `dim` numbers that is stored as int8 or int4 is a quantised row:
+//
+//     row: [groups]{scale f16, minimum f16}, then [dim] codes          groups of 64 numbers, the last may be shorter
+//
+// An int8 code is a byte. Two int4 codes share a byte, the even one in the low half; in a row of odd length the last
+// high half is zero. Rows are not aligned. number = code · scale + minimum, a fused multiply-add in f32; the product is
+// exact (8 bits by 11), so a separate multiplication and addition give the same number.
+//
+// A group's minimum is rounded down and its scale up, so no number is clipped: each is read back within half a scale.
+// Before that, NaN becomes zero and numbers beyond the range of f16 become ±65504.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +26,20 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kv/ids.h"
+#include "base/strong_index.h"
 #include "tensor/dtype.h"
 
 namespace infinigen {
 
+using LayerId = StrongIndex<struct LayerIdTag>;
+using KvHead = StrongIndex<struct KvHeadTag>;
+using SeqSlot = StrongIndex<struct SeqSlotTag>;    // number of an admitted sequence, valid until it is released
+using SharedId = StrongIndex<struct SharedIdTag>;  // a shared extent: the entries of 256 tokens in every layer
+
 inline constexpr int64_t kExtentTokens = 256;
 
-// How the numbers of a key or value are stored. The integers are codes of groups of kStoreGroup numbers, each with a
-// scale and a minimum of its own.
+// How the numbers of a key or value are stored. Integer types are quantised in groups of kStoreGroup numbers, each
+// group with its own scale and minimum.
 enum class StoreType : uint8_t { kF32, kF16, kBF16, kInt8, kInt4 };
 
 inline constexpr StoreType kStoreTypes[] = {StoreType::kF32, StoreType::kF16, StoreType::kBF16, StoreType::kInt8,
@@ -53,10 +69,10 @@ constexpr std::string_view Name(StoreType type) {
 inline constexpr int64_t kStoreGroup = 64;
 
 constexpr int64_t StoreGroups(int64_t dim) { return (dim + kStoreGroup - 1) / kStoreGroup; }
-// Of the scales and minima before a row's codes: an f16 each.
+// The scales and minima (f16) before a row's codes.
 constexpr int64_t StoreHeaderBytes(int64_t dim) { return 4 * StoreGroups(dim); }
 
-// Of one key or value; codes of 4 bits end with a whole byte.
+// Bytes of one key or value; int4 codes are padded to a whole byte.
 constexpr size_t StoredBytes(StoreType type, int64_t dim) {
   switch (type) {
     case StoreType::kF32:
@@ -72,6 +88,31 @@ constexpr size_t StoredBytes(StoreType type, int64_t dim) {
   return 0;
 }
 
+inline constexpr float kLargestStored = 65504.0f;  // the largest f16
+
+constexpr int32_t LargestCode(StoreType type) { return type == StoreType::kInt8 ? 255 : 15; }
+
+struct GroupHeader {
+  F16 scale, minimum;
+};
+static_assert(sizeof(GroupHeader) == 4);
+
+// The header of a group with numbers in [low, high]. Precondition: both are within ±kLargestStored.
+constexpr GroupHeader FitGroup(float low, float high, int32_t largest_code) {
+  GroupHeader header;
+  header.minimum = ToF16(low + 0.0f);  // + 0: stores −0 as +0
+  if (ToFloat(header.minimum) > low) {
+    const uint16_t bits = header.minimum.bits;
+    header.minimum.bits = static_cast<uint16_t>((bits & 0x7fff) == 0   ? 0x8001
+                                                : (bits & 0x8000) != 0 ? bits + 1
+                                                                       : bits - 1);
+  }
+  const float scale = (high - ToFloat(header.minimum)) / static_cast<float>(largest_code) + 0.0f;
+  header.scale = ToF16(scale);
+  if (ToFloat(header.scale) < scale) ++header.scale.bits;
+  return header;
+}
+
 struct EntryLayout {
   StoreType type = StoreType::kF32;
   int64_t kv_heads = 0;
@@ -79,19 +120,19 @@ struct EntryLayout {
 
   constexpr size_t key_bytes() const { return StoredBytes(type, head_dim); }
   constexpr size_t entry_bytes() const { return 2 * key_bytes(); }
-  // One token in one layer, all heads.
+  // All heads of one token in one layer.
   constexpr size_t row_bytes() const { return static_cast<size_t>(kv_heads) * entry_bytes(); }
   constexpr size_t extent_bytes() const { return static_cast<size_t>(kExtentTokens) * row_bytes(); }
 };
 
-// The entries of one layer for every sequence slot. Both arrays lie in memory of the compute device.
+// The entries of one layer for every slot. Both arrays lie in memory of the compute device.
 struct LayerEntries {
   EntryLayout layout;
   std::byte* const* extents = nullptr;  // [slots][extents_per_slot]
   int64_t extents_per_slot = 0;
-  const int32_t* quotas = nullptr;  // [slots] rows that the slot's extents hold together
+  const int32_t* quotas = nullptr;  // [slots] rows that the slot's extents have room for
 
-  // The first entry of `head` in an extent; its other rows follow at entry_bytes().
+  // The first entry of `head` in an extent; the next rows follow every entry_bytes().
   constexpr std::byte* HeadInExtent(int64_t slot, int64_t extent, int64_t head) const {
     const int64_t rows = std::min(int64_t{kExtentTokens}, quotas[slot] - extent * kExtentTokens);
     return extents[slot * extents_per_slot + extent] + static_cast<size_t>(head * rows) * layout.entry_bytes();

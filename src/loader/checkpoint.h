@@ -1,6 +1,6 @@
-// Checkpoint: all tensors of a model directory by name, whether they lie in one model.safetensors or in shards named by
-// model.safetensors.index.json. Move-only; what it hands out stays valid when it moves, and lives as long as it does.
-// Read-only after Open, so any number of threads may use it.
+// Checkpoint: all tensors of a Hugging Face model directory, stored either in one model.safetensors or in several
+// shards listed by model.safetensors.index.json. Move-only; spans and string views from it survive a move and are valid
+// as long as the checkpoint lives. Read-only after Open, so any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace infinigen {
 
-// The weight_map of an index file: tensor names, and for each the shard that holds it.
+// The weight_map of an index file: which shard contains each tensor.
 struct ShardIndex {
   struct Entry {
     std::string tensor;
-    uint32_t shard = 0;  // into `shards`
+    uint32_t shard = 0;  // index into `shards`
   };
-  std::vector<std::string> shards;  // plain file names, each once
-  std::vector<Entry> entries;       // ascending by tensor name, each once
+  std::vector<std::string> shards;  // file names without a directory, unique
+  std::vector<Entry> entries;       // sorted by tensor name, unique
 };
 
 // `path` is used in messages only.
@@ -30,12 +30,11 @@ Result<ShardIndex> ParseShardIndex(std::string_view text, const std::string& pat
 
 class Checkpoint final : public TensorSource {
  public:
-  // Maps and checks every file. Weights in another format (pytorch_model.bin, GGUF) are refused by name.
+  // Maps and checks every file. The error for weights in another format (pytorch_model.bin, GGUF) names the file.
   static Result<Checkpoint> Open(const std::string& directory);
 
   std::span<const StoredTensor> tensors() const override { return tensors_; }
   std::string where() const override;
-  std::span<const SafetensorsFile> files() const { return files_; }
 
  private:
   Checkpoint(std::vector<SafetensorsFile> files, std::vector<StoredTensor> tensors)
@@ -43,7 +42,7 @@ class Checkpoint final : public TensorSource {
   static Result<Checkpoint> Make(std::vector<SafetensorsFile> files);
 
   std::vector<SafetensorsFile> files_;
-  std::vector<StoredTensor> tensors_;  // of all files; views into files_, which does not change
+  std::vector<StoredTensor> tensors_;  // of all files, sorted by name; views into files_
 };
 
 }  // namespace infinigen

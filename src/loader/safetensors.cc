@@ -6,29 +6,29 @@
 #include <numeric>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/size.h"
 #include "base/utf8.h"
-#include "json/events.h"
+#include "json/parse.h"
 #include "loader/tensor_source.h"
 
 namespace infinigen {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tensor bytes are used as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "tensor bytes are used without conversion");
 
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own reader
-// Both bound what a hostile header can make us hold (under 30 MiB); the largest public models have
-// a few thousand tensors with names of under 100 bytes.
+// Together these limit the memory that a hostile header can take to 30 MiB. The largest public models have a few
+// thousand tensors with names of less than 100 bytes.
 constexpr size_t kMaxTensors = 65536;
 constexpr size_t kMaxNameBytes = 256;
-constexpr JsonLimits kHeaderLimits = {.max_depth = 16};  // headers nest three deep
+constexpr JsonLimits kHeaderLimits = {.max_depth = 16};  // real headers nest three deep
 
 struct FileType {
   std::string_view name;
   uint32_t bits;
 };
-// Everything that the format defines. Only F32, F16 and BF16 can be computed with, see TensorEntry::type.
+// All types of the format. The engine computes only with F32, F16 and BF16 (TensorEntry::type).
 constexpr FileType kFileTypes[] = {
     {"F32", 32},    {"F16", 16},    {"BF16", 16},       {"F64", 64},       {"I64", 64},    {"I32", 32},
     {"I16", 16},    {"I8", 8},      {"U64", 64},        {"U32", 32},       {"U16", 16},    {"U8", 8},
@@ -79,14 +79,14 @@ class HeaderHandler final : public JsonHandler {
     TensorEntry* const tensor = tensors_.empty() ? nullptr : &tensors_.back();
     if (where_ == Where::kShape) {
       if (tensor->rank == kMaxTensorRank)
-        return Fail(Invalid("{}: {}: more than {} dimensions", path(), Place(), kMaxTensorRank));
-      if (value > INT64_MAX) return Fail(Invalid("{}: {}: extent {} overflows", path(), Place(), value));
+        return Fail(Invalid("{}: {}: more than {} dimensions are not supported", path(), Place(), kMaxTensorRank));
+      if (value > INT64_MAX) return Fail(Invalid("{}: {}: dimension {} overflows 63 bits", path(), Place(), value));
       tensor->extents[tensor->rank++] = static_cast<int64_t>(value);
       return true;
     }
     if (where_ != Where::kOffsets) return JsonHandler::Scalar(number);
     if (offsets_seen_ == 2)
-      return Fail(Invalid("{}: {}: more than two numbers, expected [begin, end]", path(), Place()));
+      return Fail(Invalid("{}: {}: more than two numbers; expected [begin, end]", path(), Place()));
     (offsets_seen_++ == 0 ? tensor->begin : tensor->end) = value;
     return true;
   }
@@ -111,7 +111,7 @@ class HeaderHandler final : public JsonHandler {
   }
 
  private:
-  // Where the next event belongs. k…Value: after the key, before what it names.
+  // The parser's position. k…Value: after a key, before its value.
   enum class Where {
     kOutside,
     kTop,
@@ -140,10 +140,10 @@ class HeaderHandler final : public JsonHandler {
       return Enter(Where::kMetadataValue);
     }
     if (name.size() > kMaxNameBytes)
-      return Fail(Invalid("{}: header: tensor name {} is {} bytes long, at most {} are accepted", path(), Quoted(name),
+      return Fail(Invalid("{}: header: tensor name {} has {} bytes; at most {} are allowed", path(), Quoted(name),
                           name.size(), kMaxNameBytes));
     if (tensors_.size() == kMaxTensors)
-      return Fail(Unsupported("{}: header: more than {} tensors", path(), kMaxTensors));
+      return Fail(Unsupported("{}: header: more than {} tensors are not supported", path(), kMaxTensors));
     tensors_.emplace_back();
     tensors_.back().name = name;
     fields_seen_ = 0;
@@ -173,7 +173,7 @@ class HeaderHandler final : public JsonHandler {
 
   bool FinishNumbers() {
     if (where_ == Where::kOffsets && offsets_seen_ != 2)
-      return Fail(Invalid("{}: {}: {} numbers, expected [begin, end]", path(), Place(), offsets_seen_));
+      return Fail(Invalid("{}: {}: {} of two numbers; expected [begin, end]", path(), Place(), offsets_seen_));
     return Enter(Where::kTensor);
   }
 
@@ -195,7 +195,7 @@ class HeaderHandler final : public JsonHandler {
   std::string field_;
 };
 
-// shape · element size, in bytes; nullopt when it overflows or does not fill whole bytes.
+// Bytes of the tensor: shape · element size. nullopt when that overflows or is not a whole number of bytes.
 std::optional<uint64_t> ShapeBytes(const TensorEntry& tensor) {
   uint64_t bits = tensor.element_bits;
   for (const int64_t extent : tensor.shape()) {
@@ -209,17 +209,17 @@ std::optional<uint64_t> ShapeBytes(const TensorEntry& tensor) {
 
 Status CheckTensor(const TensorEntry& tensor, uint64_t data_bytes, const std::string& path) {
   if (tensor.begin > tensor.end)
-    return Invalid("{}: tensor {}: data_offsets [{}, {}] run backwards", path, Quoted(tensor.name), tensor.begin,
+    return Invalid("{}: tensor {}: data_offsets [{}, {}]: end is before begin", path, Quoted(tensor.name), tensor.begin,
                    tensor.end);
   if (tensor.end > data_bytes)
-    return Invalid("{}: tensor {}: data_offsets [{}, {}] end behind the data section of {} bytes (truncated file?)",
+    return Invalid("{}: tensor {}: data_offsets [{}, {}] exceed the data section of {} bytes (is the file truncated?)",
                    path, Quoted(tensor.name), tensor.begin, tensor.end, data_bytes);
   const std::optional<uint64_t> bytes = ShapeBytes(tensor);
   if (!bytes)
-    return Invalid("{}: tensor {}: shape {} of {} has no size in bytes (overflow)", path, Quoted(tensor.name),
-                   FormatShape(tensor.shape()), tensor.dtype);
+    return Invalid("{}: tensor {}: the size of shape {} and dtype {} overflows or is not a whole number of bytes", path,
+                   Quoted(tensor.name), FormatShape(tensor.shape()), tensor.dtype);
   if (*bytes != tensor.end - tensor.begin)
-    return Invalid("{}: tensor {}: data_offsets [{}, {}] hold {} bytes, shape {} of {} needs {}", path,
+    return Invalid("{}: tensor {}: data_offsets [{}, {}] span {} bytes, but shape {} and dtype {} need {}", path,
                    Quoted(tensor.name), tensor.begin, tensor.end, tensor.end - tensor.begin,
                    FormatShape(tensor.shape()), tensor.dtype, *bytes);
   return Ok{};
@@ -236,32 +236,34 @@ Status CheckTiling(const std::vector<TensorEntry>& tensors, uint64_t data_bytes,
   for (const uint32_t index : order) {
     const TensorEntry& tensor = tensors[index];
     if (tensor.begin < reached)
-      return Invalid("{}: tensor {}: data_offsets [{}, {}] overlap the tensor before it, which ends at {}", path,
+      return Invalid("{}: tensor {}: data_offsets [{}, {}] overlap the previous tensor, which ends at {}", path,
                      Quoted(tensor.name), tensor.begin, tensor.end, reached);
     if (tensor.begin > reached)
-      return Invalid("{}: tensor {}: begins at byte {} of the data section, {} bytes before it belong to no tensor",
-                     path, Quoted(tensor.name), tensor.begin, tensor.begin - reached);
+      return Invalid(
+          "{}: tensor {}: starts at byte {} of the data section, after a gap of {} bytes that belong to no tensor",
+          path, Quoted(tensor.name), tensor.begin, tensor.begin - reached);
     reached = tensor.end;
   }
   if (reached != data_bytes)
-    return Invalid("{}: {} bytes behind the last tensor belong to no tensor", path, data_bytes - reached);
+    return Invalid("{}: {} bytes after the last tensor belong to no tensor", path, data_bytes - reached);
   return Ok{};
 }
 
 Result<std::string_view> HeaderText(std::span<const std::byte> file, const std::string& path) {
   if (file.size() < kLengthBytes)
-    return Invalid("{}: {} bytes long, too short for a safetensors file (8 bytes of header length)", path, file.size());
+    return Invalid("{}: file of {} bytes is too short: a safetensors file starts with the header's length in 8 bytes",
+                   path, file.size());
   uint64_t length = 0;
   std::memcpy(&length, file.data(), kLengthBytes);
   if (length > kMaxHeaderBytes)
-    return Invalid("{}: header of {} bytes, at most {} are accepted (not a safetensors file?)", path, length,
-                   kMaxHeaderBytes);
+    return Invalid("{}: header length is {} bytes, more than the allowed {} (is this a safetensors file?)", path,
+                   length, kMaxHeaderBytes);
   if (length > file.size() - kLengthBytes)
-    return Invalid("{}: header of {} bytes, but only {} follow its length (truncated file?)", path, length,
+    return Invalid("{}: header length is {} bytes, but only {} bytes follow (is the file truncated?)", path, length,
                    file.size() - kLengthBytes);
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
   if (text.empty() || text[0] != '{')
-    return Invalid("{}: header does not begin with '{{' at byte 8 (not a safetensors file?)", path);
+    return Invalid("{}: the header at byte 8 does not start with '{{' (is this a safetensors file?)", path);
   return text;
 }
 

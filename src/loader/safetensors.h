@@ -1,9 +1,9 @@
-// SafetensorsFile: one mapped .safetensors file whose header has been checked in full. Move-only; spans and names live
-// as long as the object. Read-only after Open, so any number of threads may use it.
+// SafetensorsFile: one mapped .safetensors file with a fully checked header. Move-only; spans and names are valid as
+// long as the object lives. Read-only after Open, so any thread may use it.
 //
-// The format: 8 bytes little-endian header length N, N bytes of JSON ({"name": {"dtype","shape","data_offsets"}, …,
-// "__metadata__": {string: string}}), then the data. Like the format's own reader we require the tensors to tile the
-// data section exactly: no hole, no overlap, nothing behind the last one.
+// The format: header length N (8 bytes, little-endian), N bytes of JSON ({"name": {"dtype","shape","data_offsets"}, …,
+// "__metadata__": {string: string}}), then the data section. As in the format's own reader, the tensors must cover the
+// data section exactly: no gap, no overlap, no bytes after the last tensor.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ inline constexpr size_t kMaxTensorRank = 8;
 
 struct TensorEntry {
   std::string name;
-  std::string_view dtype;  // as the file spells it; points to static text
+  std::string_view dtype;  // the file's spelling; points to static text
   uint32_t element_bits = 0;
   uint32_t rank = 0;
   std::array<int64_t, kMaxTensorRank> extents{};
@@ -33,12 +33,12 @@ struct TensorEntry {
   uint64_t end = 0;
 
   std::span<const int64_t> shape() const { return {extents.data(), rank}; }
-  // None for the types that the engine does not compute with (integers, F64, F8, …).
+  // nullopt for types the engine cannot compute with (integers, F64, F8, …).
   std::optional<WeightType> type() const;
 };
 
-// The header alone, for files that are in memory already. Sorted by name; `path` is used in messages only.
-// `file` is the whole file; `data_begin` receives the offset of the data section.
+// Parses and checks the header of a file in memory; returns its tensors sorted by name. `file` is the whole file,
+// `path` its name in messages; `data_begin` receives the offset of the data section.
 Result<std::vector<TensorEntry>> ParseSafetensorsHeader(std::span<const std::byte> file, const std::string& path,
                                                         size_t* data_begin);
 
@@ -47,8 +47,8 @@ class SafetensorsFile {
   static Result<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
-  std::span<const TensorEntry> tensors() const { return tensors_; }  // ascending by name
-  const TensorEntry* Find(std::string_view name) const;              // null when there is none
+  std::span<const TensorEntry> tensors() const { return tensors_; }  // sorted by name
+  const TensorEntry* Find(std::string_view name) const;              // null when not found
   std::span<const std::byte> Data(const TensorEntry& tensor) const;
 
  private:

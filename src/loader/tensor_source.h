@@ -1,6 +1,6 @@
-// TensorSource: the tensors of a model by name, whatever file format they come from. Checkpoint (safetensors)
-// implements it; another format is another implementation and one more case in OpenTensorSource. Read-only once it is
-// open, so any number of threads may use it; what it hands out lives as long as it does.
+// TensorSource: the tensors of a model by name, independent of the file format. Checkpoint (safetensors) implements it;
+// to support another format, write another implementation and select it in OpenTensorSource. Read-only after opening,
+// so any thread may use it. Spans and string views from it are valid as long as the source lives.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace infinigen {
 
-// The source has checked that name, type, shape and bytes agree.
+// One tensor of the model. The source has checked that type, shape and number of bytes agree.
 struct StoredTensor {
   std::string_view name;
-  std::string_view path;             // the file that holds it, for messages
+  std::string_view path;             // the file that contains it, for messages
   std::string_view type_name;        // as the file spells it
-  std::optional<WeightType> type;    // none: the engine does not compute with it (integers, F64, F8, …)
-  std::span<const int64_t> shape;    // outermost extent first
+  std::optional<WeightType> type;    // nullopt: a type the engine cannot compute with (integers, F64, F8, …)
+  std::span<const int64_t> shape;    // outermost dimension first
   std::span<const std::byte> bytes;  // host memory, of any alignment
 };
 
@@ -30,18 +30,18 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
 
-  // Ascending by name, each name once.
+  // Sorted by name; names are unique.
   virtual std::span<const StoredTensor> tensors() const = 0;
-  // The only file, or the directory of several: for messages about all of them.
+  // The file if there is only one, otherwise the directory. For messages about the whole source.
   virtual std::string where() const = 0;
 
-  const StoredTensor* Find(std::string_view name) const;  // null when there is none
+  const StoredTensor* Find(std::string_view name) const;  // null when not found
 };
 
-// The weights of a model directory. Formats that are not read are refused by name.
+// Opens the weights of a model directory. The error for an unsupported format names the format.
 Result<std::unique_ptr<const TensorSource>> OpenTensorSource(const std::string& directory);
 
-// "[64,32]".
+// For example "[64,32]".
 std::string FormatShape(std::span<const int64_t> shape);
 
 }  // namespace infinigen

@@ -1,19 +1,18 @@
-// CacheAttention: what attention does with the cache in one layer. The KV method, composed from backend operations in
-// the order that a layer's plan (model/layer_plan.h) leaves fixed:
+// CacheAttention: the part of a layer that uses the cache. It composes the KV method from backend operations, as the
+// layer's plan (model/layer_plan.h) prescribes:
 //
-//   prefill   new entries and their index are appended; every token attends to all entries before it.
-//             An evicting layer does so on a stage with room for the whole prompt; then only survivors enter the pool.
-//   step      Prepare: in an evicting layer a row for each new entry, which in a full cache is a victim's; the entry
-//   and
-//                      its index are appended; rows are selected, unless the layer before has done that (SelectAhead);
-//                      selected entries of a remote pool are on their way to the device from then on.
-//             Attend:  waits for what is fetched, then attends to the selected rows, or to all.
-//   run       a chunk of one sequence as steps, token after token where a layer evicts, else in parts.
+//   prefill   Appends new entries and their index; every token attends to all entries before it. An evicting layer does
+//             this in a temporary cache for the whole prompt (PromptCache), then copies only the survivors to the pool.
+//   step      Prepare: in an evicting layer, assigns a row to each new entry, in a full cache by evicting one; appends
+//                      the entry and its index; selects rows, unless the layer before has done so (SelectAhead); starts
+//                      to fetch selected entries of a remote pool.
+//             Attend:  waits for the fetch, then attends to the selected rows, or to all rows.
+//   run       A chunk of one sequence as steps: token by token in an evicting layer, otherwise several at a time.
 //
-// Where the pool is remote, whatever reads all rows of a layer reads them on a stage (model/layer_stage.h).
+// Where the pool is remote, operations that read all rows of a layer read them on a stage (model/layer_stage.h).
 //
-// kv decides (rules, quotas), the backend moves bytes, this puts them in order. It owns the method's memory on the
-// compute device: index, bases, counters. Called by the decoder only; allocates nothing after Start.
+// Owns the method's memory on the compute device: index, sketch bases, fetch buffers. Called by the decoder only;
+// allocates nothing after Start.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +23,12 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "kv/fetch_view.h"
 #include "kv/method.h"
 #include "kv/pool.h"
-#include "kv/stats.h"
+#include "kv/selection_view.h"
 #include "model/config.h"
 #include "model/executor.h"
 #include "model/index_ops.h"
-#include "model/kv_counts.h"
 #include "model/layer_plan.h"
 #include "model/layer_stage.h"
 #include "model/layer_views.h"
@@ -39,12 +36,12 @@
 
 namespace infinigen {
 
-// What a layer makes of its tokens: queries and keys are rotated; `out` receives attention's result.
+// Queries, keys and values of a layer's tokens; queries and keys are rotated.
 struct LayerHeads {
   Tensor q;       // [count][heads·head_dim]
-  Tensor select;  // the same shape: the query that selects rows, which is q or a guess of it
+  Tensor select;  // [count][heads·head_dim] the query that selects rows: q, or a guess of it
   Tensor k, v;    // [count][kv_heads·head_dim]
-  Tensor out;     // as q
+  Tensor out;     // [count][heads·head_dim] receives the output of attention
 
   LayerHeads Rows(int64_t first, int64_t count) const {
     return {q.Rows(first, count), select.Rows(first, count), k.Rows(first, count), v.Rows(first, count),
@@ -52,10 +49,10 @@ struct LayerHeads {
   }
 };
 
-// Tokens of a step or a run, and the largest row + 1 among them.
+// Tokens of a step or a run.
 struct StepTokens {
   TokenBatch batch;
-  int64_t max_rows = 0;
+  int64_t max_rows = 0;  // at least the largest row + 1
 
   StepTokens Range(int64_t first, int64_t count) const { return {batch.Range(first, count), max_rows}; }
 };
@@ -63,7 +60,7 @@ struct StepTokens {
 template <Backend B>
 class CacheAttention {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   CacheAttention(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : backend_(backend),
         shape_(shape),
@@ -75,7 +72,7 @@ class CacheAttention {
         index_(backend, *method_.select, work, views_),
         stage_(backend, pool) {}
 
-  // `bases` [layers]; those of layers without sketches are ignored.
+  // Allocates and initialises the device memory. `bases` [layers]; those of layers without sketches are ignored.
   Status Start(std::span<const SketchMatrices> bases) {
     if (method_.evicts()) Put(std::vector<int32_t>(static_cast<size_t>(shape_.tokens())), work_.zeros);
     if (shape_.remote) {
@@ -90,8 +87,8 @@ class CacheAttention {
     if (method_.measure_mass) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.mass);
     Put(std::vector<SelectRule>(static_cast<size_t>(shape_.pool.max_sequences), method_.rule), work_.rules);
     if (shape_.fetches) {
-      ASSIGN_OR_RETURN(device_memory_, Buffer::Make(backend_.compute_memory(), shape_.fetch_bytes()));
-      views_.SetFetchBuffers(device_memory_.data());
+      ASSIGN_OR_RETURN(fetch_memory_, Buffer::Make(backend_.compute_memory(), shape_.fetch_bytes()));
+      views_.SetFetchBuffers(fetch_memory_.data());
       Put(std::vector<FetchTotals>(totals), work_.fetch_totals);
     }
     if (!method_.select->uses_basis) return Ok();
@@ -117,7 +114,8 @@ class CacheAttention {
     backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
   }
 
-  // The index of an extent's rows: host [index layers][kv_heads][head_extent_bytes]. The host waits.
+  // Copies the index of an extent's rows to or from `host` [index layers][kv_heads][head_extent_bytes]. SaveIndex
+  // waits.
   void SaveIndex(SeqSlot slot, int64_t extent, std::byte* host) {
     const size_t bytes = shape_.index().head_extent_bytes();
     Ticket copied;
@@ -133,9 +131,9 @@ class CacheAttention {
     });
   }
 
-  // Brings tables and quotas to the compute device where they changed. Once per step or unit, before anything else.
+  // Uploads the extent tables and quotas if they changed. Called once per step or unit, before anything else.
   void UploadTables() {
-    if (tables_seen_ == pool_.table_version()) return;
+    if (tables_version_ == pool_.table_version()) return;
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       const std::span<std::byte* const> table = pool_.Table(layer);
       backend_.Upload(Queue::kCompute, table.data(), table.size_bytes(), work_.tables + layer.index() * table.size());
@@ -145,11 +143,10 @@ class CacheAttention {
     };
     upload_quotas(LayerId(0), work_.quotas);
     if (method_.evicts()) upload_quotas(LayerId(config_.layers - 1), work_.retained_quotas);
-    tables_seen_ = pool_.table_version();
+    tables_version_ = pool_.table_version();
   }
 
-  // The hot set holds nothing of the sequence from here on: it is new, or its rows were written by other passes than
-  // steps.
+  // Empties the hot set of a sequence: it is new, or another pass than a step has written its rows.
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
       if (shape_.hot_rows > 0 && shape_.fetches && method_.selects(layer))
@@ -158,12 +155,12 @@ class CacheAttention {
 
   // ---- a prompt ----
 
-  // Memory on the stages for a prompt that brings the sequence to `rows` rows.
+  // Allocates memory on the stages for a prompt that ends at row `rows`; ClosePrompt frees it.
   Status OpenPrompt(SeqSlot slot, int64_t rows) { return shape_.stages_prompts() ? stage_.Open(slot, rows) : Ok(); }
   void ClosePrompt(SeqSlot slot) {
     if (shape_.remote && !stages_steps()) stage_.Close(slot);
   }
-  // Before the first chunk of a layer, which adds to the sequence's first `first` rows; and after the last one.
+  // Called before a layer's first chunk, when the sequence has `first` rows, and after its last chunk.
   void BeginPromptLayer(const LayerPlan& plan, SeqSlot slot, int64_t first) {
     if (plan.entries == EntrySource::kStage) stage_.BeginLayer(plan.layer, slot, first);
     Forget(plan.layer, slot);
@@ -172,7 +169,7 @@ class CacheAttention {
     if (plan.entries == EntrySource::kStage) stage_.EndLayer(plan.layer, slot, first, rows);
   }
 
-  // The entries that a layer's pass reads and appends to.
+  // The entries that a pass reads and appends to: in the pool or on a stage.
   LayerEntries Entries(const LayerPlan& plan) const {
     const LayerEntries pool = views_.Entries(plan.layer);
     return plan.entries == EntrySource::kStage ? stage_.Staged(plan.layer, pool) : pool;
@@ -181,44 +178,45 @@ class CacheAttention {
     if (plan.has_index) index_.Append(plan.layer, batch, keys);
   }
 
-  // A chunk in a layer that retains everything; the index is the caller's to append.
+  // A chunk in a layer that retains everything. The caller appends the index.
   void Prefill(const LayerPlan& plan, const TokenRun& run, const TokenBatch& batch, const LayerHeads& heads) {
     const LayerEntries entries = Entries(plan);
     backend_.Append(Queue::kCompute, batch, heads.k, heads.v, entries);
     backend_.AttendPrefill(Queue::kCompute, heads.q, run, Attention(plan), entries, heads.out);
   }
 
-  // The tables of a stage for a prompt of `tokens`.
-  void OpenStage(const PromptCache& stage, int64_t tokens) {
+  // Fills in the table of a prompt's temporary cache.
+  void OpenPromptCache(const PromptCache& prompt, int64_t tokens) {
     std::vector<std::byte*> extents;
     for (int64_t row = 0; row < tokens; row += kExtentTokens)
-      extents.push_back(stage.entries + static_cast<size_t>(row) * pool_.options().layout.row_bytes());
-    Put(extents, stage.extents);
-    Put(std::vector<int32_t>{static_cast<int32_t>(tokens)}, stage.quota);
+      extents.push_back(prompt.entries + static_cast<size_t>(row) * pool_.options().layout.row_bytes());
+    Put(extents, prompt.extents);
+    Put(std::vector<int32_t>{static_cast<int32_t>(tokens)}, prompt.quota);
   }
-  // A chunk in a layer that evicts. After the prompt's last token the survivors are in the pool.
-  void PrefillStaged(const LayerPlan& plan, const PromptCache& stage, int64_t prompt_tokens, const TokenRun& run,
-                     const TokenBatch& batch, const LayerHeads& heads) {
+  // A chunk in a layer that evicts. After the prompt's last chunk, copies the survivors to the pool.
+  void PrefillEvicting(const LayerPlan& plan, const PromptCache& prompt, int64_t prompt_tokens, const TokenRun& run,
+                       const TokenBatch& batch, const LayerHeads& heads) {
     const Queue queue = Queue::kCompute;
     const RetainRule rule = method_.retain_rule();
-    TokenBatch staged = batch;
-    staged.slots = work_.zeros;
-    const TokenRun staged_run{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
-    backend_.AssignRows(queue, staged, rule, stage.cache, work_.own_rows);
-    backend_.Append(queue, staged, heads.k, heads.v, stage.cache.entries);
-    if (plan.has_index) index_.Append(plan.layer, staged, heads.k, stage.index());
-    backend_.AttendPrefill(queue, heads.q, staged_run, Attention(plan), stage.cache.entries, heads.out);
-    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, staged_run, Attention(plan), stage.cache);
-    if (rule.on_select != PriorityUpdate::kKeep) Seed(plan, stage, prompt_tokens, run, staged, heads);
+    TokenBatch batch_in_prompt = batch;
+    batch_in_prompt.slots = work_.zeros;
+    const TokenRun run_in_prompt{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
+    backend_.AssignRows(queue, batch_in_prompt, rule, prompt.cache, work_.own_rows);
+    backend_.Append(queue, batch_in_prompt, heads.k, heads.v, prompt.cache.entries);
+    if (plan.has_index) index_.Append(plan.layer, batch_in_prompt, heads.k, prompt.index());
+    backend_.AttendPrefill(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache.entries, heads.out);
+    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache);
+    if (rule.on_select != PriorityUpdate::kKeep)
+      SeedPriorities(plan, prompt, prompt_tokens, run, batch_in_prompt, heads);
     if (run.first_row + run.count == prompt_tokens) {
       backend_.AwaitPool();
-      backend_.CopySurvivors(queue, rule, stage.cache, prompt_tokens, run.slot, views_.Cache(plan.layer));
+      backend_.CopySurvivors(queue, rule, prompt.cache, prompt_tokens, run.slot, views_.Cache(plan.layer));
     }
   }
 
   // ---- a step ----
 
-  // Around the layers of a step. `sequences` have their rows before it, and live until the step ends.
+  // Called before and after the layers of a step. `sequences`: rows before the step; valid until EndStep.
   void BeginStep(std::span<const SlotRows> sequences) {
     if (!shape_.remote) return;
     backend_.AwaitPool();
@@ -232,21 +230,21 @@ class CacheAttention {
     staged_ = {};
     if (shape_.remote) backend_.CountWaits(Queue::kCompute, work_.clocks, config_.layers);
   }
-  // A step enqueues the same operations whatever the rows, and the host observes nothing.
+  // A step enqueues the same operations whatever the rows, and nothing is reported to the host.
   bool replayable() const { return !stages_steps() && !method_.measure_mass && !observer_; }
 
-  // Selects the layer's rows by guessed queries before the layer starts, and starts to fetch them.
+  // Selects a layer's rows by guessed queries before the layer runs, and starts to fetch them.
   void SelectAhead(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     const StepTokens own = TokensFor(plan, tokens);
     if (plan.evicts) AssignRows(plan, own.batch, work_.own_rows);
     Select(plan, own, queries);
   }
 
-  // Everything of a step that needs no fetched entry.
+  // The part of a step that needs no fetched entries.
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     Prepare(plan, TokensFor(plan, tokens), heads, work_.own_rows);
   }
-  // Attention over what was selected, or over all rows.
+  // Attends to the selected rows, or to all rows.
   void Attend(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     AttendTo(plan, TokensFor(plan, tokens), heads);
   }
@@ -256,7 +254,7 @@ class CacheAttention {
     const StepTokens tokens = TokensFor(plan, all);
     const int64_t count = tokens.batch.count;
     if (plan.evicts) {
-      // Each token meets the cache that the token before it left.
+      // Each token may evict a row, so the next token needs the updated cache.
       for (int64_t i = 0; i < count; ++i) {
         const StepTokens one = tokens.Range(i, 1);
         Prepare(plan, one, heads.Rows(i, 1), work_.own_rows + i * shape_.owned.kv_heads);
@@ -266,7 +264,7 @@ class CacheAttention {
     }
     backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, Entries(plan));
     AppendIndex(plan, tokens.batch, heads.k);
-    // Selections exist for so many tokens at once.
+    // There is memory for the selections of this many tokens.
     const int64_t part = plan.selects ? shape_.select_tokens() : count;
     for (int64_t first = 0; first < count; first += part) {
       const int64_t n = std::min(part, count - first);
@@ -277,14 +275,14 @@ class CacheAttention {
     }
   }
 
-  // ---- what is not a pass ----
+  // ---- synthetic entries and observers ----
 
-  // Synthetic rows: entries and index of a batch, in the pool.
+  // Appends entries and index of a batch to the pool.
   void AppendInPlace(const LayerPlan& plan, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     backend_.Append(Queue::kCompute, batch, k, v, views_.Entries(plan.layer));
     AppendIndex(plan, batch, k);
   }
-  // Eviction state of a sequence of `tokens`, of which the newest are retained.
+  // Writes the eviction state of a sequence of `tokens` tokens whose newest rows are retained.
   void FillEvictionState(SeqSlot slot, int64_t tokens) {
     if (!method_.evicts()) return;
     const int64_t rows = std::min(tokens, pool_.quota(slot).retained);
@@ -302,19 +300,14 @@ class CacheAttention {
     }
   }
 
-  // What the steps of `counts` attended to: those of all sequences so far, or of the sequences that had `slot`. The
-  // host waits.
-  KvStats Stats(const StepCounts& counts) { return KvCounts<B>(backend_, shape_, work_, pool_).All(counts); }
-  KvStats Stats(const StepCounts& counts, SeqSlot slot) {
-    return KvCounts<B>(backend_, shape_, work_, pool_).Of(counts, slot);
-  }
+  // See Instruments::ObserveSelection.
   void Observe(SelectionObserver observer, std::optional<SeqSlot> slot) {
     observer_ = std::move(observer);
     observed_ = slot;
   }
 
  private:
-  // An evicting layer numbers rows by place, not by position.
+  // In an evicting layer a token's row differs from its position.
   StepTokens TokensFor(const LayerPlan& plan, const StepTokens& tokens) const {
     if (!plan.evicts) return tokens;
     return {views_.EvictingBatch(tokens.batch), std::min(tokens.max_rows, shape_.retained_rows())};
@@ -323,12 +316,12 @@ class CacheAttention {
     return {.heads = shape_.owned.heads, .scale = plan.spec->attention_scale};
   }
 
-  // A row for each new entry: the next one, or in a full cache a victim's.
+  // Assigns a row to each new entry: the next free one, or in a full cache that of the evicted entry.
   void AssignRows(const LayerPlan& plan, const TokenBatch& batch, int32_t* rows) {
     backend_.AssignRows(Queue::kCompute, batch, method_.retain_rule(), views_.Cache(plan.layer), rows);
   }
 
-  // `rows` are the batch's in an evicting layer, still to be assigned.
+  // `rows`: where an evicting layer stores the rows that it assigns to the batch.
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads, int32_t* rows) {
     if (plan.evicts && !plan.ahead) AssignRows(plan, tokens.batch, rows);
     backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Entries(plan.layer));
@@ -345,15 +338,15 @@ class CacheAttention {
   void AttendTo(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if (plan.entries == EntrySource::kFetched) return AttendFetched(plan, tokens, heads);
     if (plan.selects)
-      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
-                                     Entries(plan), heads.out);
+      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
+                                     Attention(plan), Entries(plan), heads.out);
     AttendToAll(plan, tokens, heads);
   }
   void AttendFetched(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Chosen(plan.layer), Attention(plan),
+      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer), Attention(plan),
                              views_.Entries(plan.layer), views_.Fetched(plan.layer), views_.List(plan.layer),
                              heads.out);
     }
@@ -361,7 +354,7 @@ class CacheAttention {
   void AttendToAll(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
-    const bool staged = !staged_.empty();  // in a step; the stage of a run has the new entries already
+    const bool staged = !staged_.empty();  // only in a step: a run has appended to the stage already
     if (staged) {
       stage_.AwaitFetched(plan.layer, Clock(plan.layer));
       backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, cache.entries);
@@ -376,10 +369,10 @@ class CacheAttention {
     if (next < config_.layers) StageLayer(LayerId(next));
   }
 
-  // Chooses rows, and starts to fetch those that are not on the device.
+  // Selects rows, and starts to fetch the misses.
   void Select(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     const Queue queue = Queue::kCompute;
-    const Selection& chosen = views_.Chosen(plan.layer);
+    const Selection& selected = views_.Selected(plan.layer);
     const SelectCall call{.rules = work_.rules,
                           .totals = work_.totals + plan.layer.value() * shape_.pool.max_sequences,
                           .current_known = plan.knows_current(),
@@ -389,8 +382,8 @@ class CacheAttention {
                           .page = method_.select->page_rows};
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
-    index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, chosen);
-    if (plan.evicts) backend_.UpdatePriorities(queue, tokens.batch, method_.retain_rule(), call, chosen);
+    index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, selected);
+    if (plan.evicts) backend_.UpdatePriorities(queue, tokens.batch, method_.retain_rule(), call, selected);
     if (plan.entries == EntrySource::kFetched) Fetch(plan, tokens.batch);
   }
   void Fetch(const LayerPlan& plan, const TokenBatch& batch) {
@@ -398,19 +391,19 @@ class CacheAttention {
       const LayerId layer = plan.layer;
       const Queue queue = Queue::kCompute;
       FetchTotals* totals = work_.fetch_totals + layer.value() * shape_.pool.max_sequences;
-      backend_.AssignCells(queue, batch, views_.Chosen(layer), views_.Fetched(layer), shape_.forced_hits,
+      backend_.AssignCells(queue, batch, views_.Selected(layer), views_.Fetched(layer), shape_.forced_hits,
                            views_.List(layer), totals);
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
-      backend_.FetchMisses(Queue::kFetch, batch, views_.Chosen(layer), views_.Entries(layer), views_.Fetched(layer),
+      backend_.FetchMisses(Queue::kFetch, batch, views_.Selected(layer), views_.Entries(layer), views_.Fetched(layer),
                            views_.List(layer), Clock(layer));
       fetched_[views_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
   }
 
-  // The last queries of a prompt give its entries their first eviction priorities.
-  void Seed(const LayerPlan& plan, const PromptCache& stage, int64_t prompt_tokens, const TokenRun& run,
-            const TokenBatch& batch, const LayerHeads& heads) {
-    // As many as the smallest selection by default: enough to tell which rows matter, a few percent of a long prefill.
+  // Initialises the priorities of a prompt's entries by the selections of its last tokens.
+  void SeedPriorities(const LayerPlan& plan, const PromptCache& prompt, int64_t prompt_tokens, const TokenRun& run,
+                      const TokenBatch& batch, const LayerHeads& heads) {
+    // As many as rows in the smallest default selection: enough to rank the rows, and a few percent of a long prefill.
     constexpr int64_t kSeeds = 256;
     const int64_t end = run.first_row + run.count;
     SelectCall call{.rules = work_.rules + run.slot.value(),
@@ -420,17 +413,17 @@ class CacheAttention {
     for (int64_t row = std::max(run.first_row, prompt_tokens - kSeeds); row < end; row += shape_.select_tokens()) {
       const int64_t first = row - run.first_row, count = std::min(shape_.select_tokens(), end - row);
       const TokenBatch part = batch.Range(first, count);
-      const Selection& chosen = views_.Chosen(plan.layer);
-      call.retained = {};  // rows of the stage are positions
-      index_.Select(plan.layer, part, call, heads.q.Rows(first, count), Attention(plan), stage.cache, chosen);
-      call.retained = stage.cache.retained;
-      backend_.UpdatePriorities(Queue::kCompute, part, method_.retain_rule(), call, chosen);
+      const Selection& selected = views_.Selected(plan.layer);
+      call.retained = {};  // in the prompt's cache, row = position
+      index_.Select(plan.layer, part, call, heads.q.Rows(first, count), Attention(plan), prompt.cache, selected);
+      call.retained = prompt.cache.retained;
+      backend_.UpdatePriorities(Queue::kCompute, part, method_.retain_rule(), call, selected);
     }
   }
 
   // ---- whole layers of a remote pool ----
 
-  // Steps read all rows.
+  // Steps read all rows of a remote pool.
   bool stages_steps() const { return shape_.remote && !method_.selects(); }
   Status StartStage() {
     RETURN_IF_ERROR(stage_.Start());
@@ -446,11 +439,11 @@ class CacheAttention {
 
   void Observe(const LayerPlan& plan, const TokenBatch& batch, const LayerHeads& heads) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Chosen(plan.layer), Attention(plan), Entries(plan),
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Selected(plan.layer), Attention(plan), Entries(plan),
                            work_.mass + plan.layer.value());
     if (observer_) ReportSelection(plan.layer, batch);
   }
-  // The host waits, for every list.
+  // The host waits for every list.
   void ReportSelection(LayerId layer, const TokenBatch& batch) {
     const auto fetch = [&](const int32_t* from, int64_t count) {
       std::vector<int32_t> host(static_cast<size_t>(count));
@@ -458,14 +451,14 @@ class CacheAttention {
       return host;
     };
     const int64_t heads = shape_.owned.kv_heads;
-    const Selection& chosen = views_.Chosen(layer);
+    const Selection& selected = views_.Selected(layer);
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
-    const std::vector<int32_t> counts = fetch(chosen.counts, batch.count * heads);
+    const std::vector<int32_t> counts = fetch(selected.counts, batch.count * heads);
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t token = static_cast<int64_t>(i) / heads, head = static_cast<int64_t>(i) % heads;
       const SeqSlot slot(slots[static_cast<size_t>(token)]);
       if (observed_ && slot != *observed_) continue;
-      observer_(layer, slot, KvHead(shape_.owned.first_kv_head + head), fetch(chosen.Rows(token, head), counts[i]));
+      observer_(layer, slot, KvHead(shape_.owned.first_kv_head + head), fetch(selected.Rows(token, head), counts[i]));
     }
   }
 
@@ -482,13 +475,13 @@ class CacheAttention {
   const Pool& pool_;
   LayerViews views_;
   IndexOps<B> index_;
-  LayerStage<B> stage_;               // empty unless the pool is remote
-  std::span<const SlotRows> staged_;  // the sequences of a step whose layers are staged
+  LayerStage<B> stage_;               // unused unless the pool is remote
+  std::span<const SlotRows> staged_;  // the sequences of the current step, if its layers are staged
   SelectionObserver observer_;
-  std::optional<SeqSlot> observed_;  // the slot that is observed; none: all
-  std::array<Ticket, 2> fetched_;    // the latest fetches, by turn
-  Buffer index_memory_, device_memory_;
-  uint64_t tables_seen_ = 0;
+  std::optional<SeqSlot> observed_;  // none: all slots
+  std::array<Ticket, 2> fetched_;    // ends of the latest fetches, by LayerViews::Turn
+  Buffer index_memory_, fetch_memory_;
+  uint64_t tables_version_ = 0;  // Pool::table_version of the uploaded tables
 };
 
 }  // namespace infinigen

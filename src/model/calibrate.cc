@@ -11,13 +11,13 @@
 namespace infinigen {
 namespace {
 
-// Every row is seen at so many positions. With one instead, sketches of the shipped model find 0.1 to 0.2 points less
-// of the attention mass; the cost is a small part of the prefill either way.
+// Number of positions that every row is rotated to. With one, sketches of the shipped model cover 0.1 to 0.2 percentage
+// points less of the attention mass; the cost is a small part of the prefill either way.
 constexpr int64_t kCopies = 4;
-// A model for a longer context than this is mostly used with less of it: half of the positions are taken from here.
+// Models with a longer context are mostly used with less of it, so half of the copies go to positions below this.
 constexpr int64_t kNearPositions = 32768;
 
-// How far each row of the text is turned for each of its copies.
+// The rotation offset of each row of the text for each of its copies.
 class Spread {
  public:
   Spread(const ModelConfig& config, int64_t positions, int64_t rows) {
@@ -35,12 +35,12 @@ class Spread {
     }
   }
 
-  // A layer that does not rotate has one copy: the rows themselves.
+  // A layer without RoPE has one copy: the rows themselves.
   int64_t copies(int32_t rope) const { return rope == LayerSpec::kNoRope ? 1 : std::ssize(offsets_); }
 
-  // Rows [first_row, …) as copy `copy` has them.
-  ConstTensor Turned(int32_t rope, int64_t copy, int64_t first_row, const ConstTensor& rows, ThreadPool& threads,
-                     std::vector<float>& memory) const {
+  // `rows`, which are rows [first_row, …) of the text, rotated for copy `copy`. Uses `memory` for the result.
+  ConstTensor Rotated(int32_t rope, int64_t copy, int64_t first_row, const ConstTensor& rows, ThreadPool& threads,
+                      std::vector<float>& memory) const {
     if (rope == LayerSpec::kNoRope) return rows;
     memory.resize(static_cast<size_t>(rows.rows * rows.cols));
     const std::vector<double>& offsets = offsets_[static_cast<size_t>(copy)];
@@ -61,7 +61,7 @@ class Spread {
   std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
-// Turns a prefill's queries and keys into the skew, layer by layer.
+// Fits the skew to a prefill's queries and keys, layer by layer.
 class Collector {
  public:
   Collector(const ModelConfig& config, SkewOrigin origin, int threads)
@@ -78,8 +78,8 @@ class Collector {
     }
     const int32_t rope = config_.specs[layer.index()].rope;
     for (int64_t copy = 0; copy < spread_.copies(rope); ++copy)
-      moments_->Add(first_row, spread_.Turned(rope, copy, first_row, queries, threads_, query_memory_),
-                    spread_.Turned(rope, copy, first_row, keys, threads_, key_memory_), threads_);
+      moments_->Add(first_row, spread_.Rotated(rope, copy, first_row, queries, threads_, query_memory_),
+                    spread_.Rotated(rope, copy, first_row, keys, threads_, key_memory_), threads_);
   }
 
   const Status& fitted() const { return fitted_; }
@@ -107,7 +107,7 @@ class Collector {
   LayerId layer_;
   int64_t layers_done_ = 0;
   std::optional<SkewMoments> moments_;            // of layer_
-  std::vector<float> query_memory_, key_memory_;  // of one unit, turned
+  std::vector<float> query_memory_, key_memory_;  // rotated rows of one unit
 };
 
 // Observes an executor's prefills for as long as it lives.
@@ -128,11 +128,11 @@ class PrefillWatch {
 
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options) {
   CHECK(!executor.options().method.selects());
-  CHECK(!executor.options().owned);  // a skew is of all heads
+  CHECK(!executor.options().owned);  // a skew has all heads
   const int64_t count =
       std::min({static_cast<int64_t>(text.tokens.size()), kCalibrationTokens, executor.options().max_tokens});
   if (count < kLeastCalibrationTokens)
-    return Invalid("{}: {} tokens are too few to calibrate by, at least {} are needed", text.name, count,
+    return Invalid("{}: {} tokens are too few for calibration, at least {} are needed", text.name, count,
                    kLeastCalibrationTokens);
   const int64_t positions = options.positions > 0 ? options.positions : executor.config().max_positions;
   Collector collector(executor.config(),
@@ -141,11 +141,11 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
   ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
   const PrefillWatch watch(executor, [&](LayerId layer, int64_t first_row, const ConstTensor& queries,
                                          const ConstTensor& keys) { collector.Add(layer, first_row, queries, keys); });
-  const auto goes_on = [&](int64_t done, int64_t units) {
+  const auto should_continue = [&](int64_t done, int64_t units) {
     return collector.fitted().ok() && (!options.progress || options.progress(done, units));
   };
   ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(std::span(text.tokens).first(static_cast<size_t>(count)),
-                                                      PrefillKind::kDense, goes_on));
+                                                      PrefillKind::kDense, should_continue));
   RETURN_IF_ERROR(collector.fitted());
   if (!whole) return Invalid("calibration was interrupted");
   return collector.Finish();
@@ -159,7 +159,7 @@ CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens) {
   return text;
 }
 
-// Dimensions i and i + head_dim/2 are one plane, as in the backends' Rope.
+// Dimensions i and i + head_dim/2 form a plane, as in the backends' Rope.
 void TurnRows(std::span<const float> frequencies, std::span<const double> offsets, std::span<float> rows) {
   const size_t half = frequencies.size();
   CHECK(half > 0 && !offsets.empty() && rows.size() % (offsets.size() * 2 * half) == 0);

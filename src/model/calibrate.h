@@ -1,11 +1,11 @@
-// Calibration: one prefill over a text, from which the skew of every layer is fitted. Prefill is layer-major, so the
-// statistics of one layer are complete before the next begins, and only one layer's are held. Called from the
-// executor's thread.
+// Calibration: fits the skew of every layer to the queries and keys of one prefill over a text. Prefill is layer-major,
+// so the statistics of one layer are complete before the next begins, and only one layer's are in memory. Called from
+// the executor's thread.
 //
-// RoPE turns queries and keys by their positions, so a basis fitted to positions 0 … 2,047 fails at 8,000: the planes
-// that turn slowly have then only been seen from one side. A text as long as the context would do, at its price.
-// Instead every row is turned on to positions spread over the whole context, as if it had stood there; measured
-// (docs/skew.md), that is worth as much.
+// RoPE rotates queries and keys by their positions, so a basis fitted to positions 0 … 2,047 fails at 8,000: planes
+// that rotate slowly have covered only a part of a turn. A text as long as the context would solve this but take long.
+// Instead every row is rotated to positions spread over the whole context, as if the token were there; measurements
+// show the same quality (docs/skew.md).
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,14 @@
 
 #include "base/result.h"
 #include "kv/skew.h"
+#include "model/config.h"
 #include "model/executor.h"
+#include "model/weights.h"
 
 namespace infinigen {
 
 inline constexpr int64_t kCalibrationTokens = 2048;
-// Below this there is hardly a covariance: sinks, and a few keys.
+// Fewer tokens leave too few keys beside the sinks for a covariance.
 inline constexpr int64_t kLeastCalibrationTokens = 16;
 
 struct CalibrationText {
@@ -29,25 +31,31 @@ struct CalibrationText {
   std::vector<int32_t> tokens;
 };
 
-// Called after every unit of the prefill; false gives up.
+// Called after every prefill unit; returning false aborts.
 using CalibrationProgress = std::function<bool(int64_t done, int64_t units)>;
 
 struct CalibrationOptions {
   ModelIdentity model;    // stored in the skew
-  int64_t positions = 0;  // for sequences of up to so many tokens; 0: what the model was made for
+  int64_t positions = 0;  // the longest sequence to calibrate for, in tokens; 0: the model's max_positions
   int threads = 1;
   CalibrationProgress progress;
 };
 
-// Reads the first kCalibrationTokens tokens, or as many as the executor's context has. Precondition: the executor has a
-// free sequence and attends to everything.
+// Uses the first kCalibrationTokens tokens of the text, at most the executor's context. Precondition: the executor has
+// a free slot, attends to everything, and owns all heads.
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options);
 
-// For a model without a tokenizer: pseudo-random ids, the same on every machine.
+// Pseudo-random ids for a model without a tokenizer; the same on every machine.
 CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens);
 
-// Turns queries or keys from where they stand to other positions: row r of `rows` [count][heads · head_dim] by
-// offsets[r] positions. `frequencies`: RopeInverseFrequencies.
+// Rotates queries or keys to other positions: row r of `rows` [count][heads · head_dim] by offsets[r] positions.
+// `frequencies`: from RopeInverseFrequencies.
 void TurnRows(std::span<const float> frequencies, std::span<const double> offsets, std::span<float> rows);
+
+// The identity of a model ties a skew to the model that it was calibrated on: a hash that changes when queries or keys
+// change, cheap for a model of any size (docs/skew.md). It covers the fields of the configuration that change the
+// computation; and of the embedding, every query and key projection, and their norms and biases: shape, type, and at
+// most 64 KiB of evenly spaced rows. Name, directory and the division of weights into files do not matter.
+ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights);
 
 }  // namespace infinigen

@@ -8,12 +8,13 @@
 namespace infinigen {
 namespace {
 
-// What no backend computes in one layer: the field and the reason, or empty.
+// The first field of a layer that no backend supports, with the reason; empty if there is none.
 std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
   if (spec.window != 0) return fmt::format("window {}: no backend computes sliding-window attention", spec.window);
   if (spec.attention_soft_cap != 0)
     return fmt::format("attention_soft_cap {}: no backend computes soft-capped attention scores",
                        spec.attention_soft_cap);
+  if (spec.qk_norm == QkNorm::kWhole) return "qk_norm whole: no backend computes norms of q and k over all heads";
   if (spec.norm_placement == NormPlacement::kBothSides)
     return "norm_placement both sides: no backend computes norms on the output of attention and MLP";
   if (spec.norm_placement != config.specs.front().norm_placement)
@@ -78,7 +79,7 @@ std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_d
     result[i] = frequency;
     if (rope.scaling == RopeScaling::kLinear) result[i] = frequency / factor;
     if (rope.scaling != RopeScaling::kLlama3) continue;
-    // Long wavelengths are stretched by `factor`, short ones stay, those between are mixed.
+    // Long wavelengths are stretched by `factor`, short ones are unchanged, those between are interpolated.
     const auto context = static_cast<double>(rope.original_max_positions);
     const auto low_wavelength = static_cast<float>(context / rope.low_freq_factor);
     const auto high_wavelength = static_cast<float>(context / rope.high_freq_factor);

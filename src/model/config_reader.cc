@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "backend/backend.h"
 #include "base/mmap_file.h"
-#include "json/tree.h"
+#include "json/parse.h"
 #include "model/family.h"
 
 namespace infinigen {
@@ -16,10 +17,43 @@ namespace {
 
 using nlohmann::json;
 
-static_assert(kHeadDimLimit <= kMaxHeadDim, "a head that loads must also run");
+static_assert(kHeadDimLimit <= kMaxHeadDim, "every head_dim that loads must be supported by attention");
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;  // real files have about 1 KiB
 constexpr int kMaxConfigDepth = 16;
+
+// Fields that do not change what a trained model computes, grouped by reason. Each name is written by some version of
+// transformers or a well-known exporter.
+constexpr std::string_view kHarmless[] = {
+    // Bookkeeping.
+    "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "unsloth_version", "unsloth_fixed",
+    "transformers.js_config", "is_llama_config", "tokenizer_class", "tokenizer_name", "prefix", "finetuning_task",
+    "task_specific_params", "id2label", "label2id", "num_labels", "problem_type", "max_sequence_length",
+    "output_projection",
+    // How transformers runs the model.
+    "use_cache", "return_dict", "output_hidden_states", "output_attentions", "torchscript", "use_bfloat16",
+    "tf_legacy_loss", "chunk_size_feed_forward", "pretraining_tp", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_autoset", "_attn_implementation_internal", "_flash_attn_2_enabled", "_experts_implementation",
+    "_experts_implementation_internal", "_output_attentions", "experts_implementation", "tie_last_hidden_states",
+    "is_decoder", "gradient_checkpointing", "use_return_dict",
+    // Training.
+    "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "layerdrop", "init_std", "initializer_range", "neftune_noise_alpha",
+    // Token ids for the tokenizer or a training script.
+    "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+    // Sampling defaults that older versions wrote here; the user states them.
+    "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "bad_words_ids", "num_return_sequences", "output_scores", "output_logits", "return_dict_in_generate",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff", "assistant_confidence_threshold",
+    "assistant_lookbehind", "target_lookbehind", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "penalty_alpha", "guidance_scale", "renormalize_logits"};
+
+bool IsHarmless(std::string_view name) {
+  return std::find(std::begin(kHarmless), std::end(kHarmless), name) != std::end(kHarmless);
+}
 
 // "llama and opt", "llama, opt and qwen2".
 std::string KnownModelTypes() {
@@ -43,7 +77,7 @@ Result<const ModelFamily*> ReadFamily(FieldReader& fields) {
   return family;
 }
 
-// `architectures` names the class that wrote the weights: a classifier, say, has no output matrix.
+// `architectures` names the class that wrote the weights. Other classes, such as classifiers, lack the output matrix.
 void CheckClasses(FieldReader& fields, const ModelFamily& family) {
   const json* names = fields.Get("architectures");
   if (names == nullptr) return;
@@ -66,7 +100,7 @@ void RefuseQuantised(FieldReader& fields) {
   }
 }
 
-// Features of other families: absent, or set to what leaves them off. A family that has one reads its field itself.
+// Features of other families must be absent or switched off. A family that supports one has read its field already.
 void RefuseFeatures(FieldReader& fields) {
   const auto only = [&](const char* name, const json& off) {
     if (!fields.Seen(name)) fields.Only(name, off);
@@ -104,8 +138,7 @@ void ReadTokenIds(FieldReader& fields, ModelConfig& config) {
   config.eos_ids = fields.TokenIds("eos_token_id");
 }
 
-// An id outside the vocabulary can never be generated, so it ends nothing: exporters that shrink a model leave such
-// ids.
+// Ids outside the vocabulary are never generated. Exporters that shrink a vocabulary leave such ids behind.
 void DropUnreachable(std::vector<int64_t>& ids, int64_t vocab) {
   std::erase_if(ids, [vocab](int64_t id) { return id >= vocab; });
 }
@@ -135,7 +168,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& p
   ReadTokenIds(fields, config);
   config.family->read(fields, config);
   RefuseFeatures(fields);
-  fields.RefuseUnknown(IsHarmlessConfigField);
+  fields.RefuseUnknown(IsHarmless);
   RETURN_IF_ERROR(fields.status());
   if (const Status supported = CheckSupported(config); !supported.ok())
     return Unsupported("{}: {}", path, supported.error().message);
@@ -162,7 +195,7 @@ Result<ModelConfig> LoadModelConfig(const std::string& directory) {
   ASSIGN_OR_RETURN(const std::string generation, ReadSmallFile(generation_path, kMaxFileBytes));
   ASSIGN_OR_RETURN(std::vector<int64_t> ids, ParseGenerationEosIds(generation, generation_path));
   DropUnreachable(ids, config.vocab);
-  // As in transformers, the generation config overrules; where it names no end, the model's own stays.
+  // As in transformers, ids of the generation config replace those of config.json.
   if (!ids.empty()) config.eos_ids = std::move(ids);
   return config;
 }

@@ -1,9 +1,9 @@
-// config.json of a Hugging Face model directory → ModelConfig. This file reads what every family has; the family
-// (model/family.h) reads the rest. Called once while a model is opened, from any thread.
+// Reads config.json of a Hugging Face model directory into a ModelConfig: here the fields that every family has, in
+// model/family.h the others. Called once while a model is opened, from any thread.
 //
-// Every field of the file is either used, known not to change what is computed (harmless_fields.cc), or refused
-// by name: an unknown field may be one whose absence would make the result wrong. Absent fields take the defaults of
-// transformers; the sizes have none and must be there.
+// Every field of the file is used, or known not to change the computation (kHarmless), or rejected by name, because
+// ignoring an unknown field could give wrong results. Absent fields take the defaults of transformers; sizes have no
+// default and are required.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,21 @@
 
 namespace infinigen {
 
-// Far above any model, and small enough that layers · hidden · heads · head_dim, the largest product anywhere, stays
-// below 2^60.
+// Far above any model, and small enough that the largest product, layers · hidden · heads · head_dim, is below 2^60.
 inline constexpr int64_t kMaxVocab = int64_t{1} << 24;
 inline constexpr int64_t kMaxHidden = int64_t{1} << 20;
 inline constexpr int64_t kMaxFfn = int64_t{1} << 22;
 inline constexpr int64_t kMaxLayers = int64_t{1} << 12;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 14;
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
-// The widest head that the backends' attention takes; the widest published one is 256.
+// The largest head_dim that the backends' attention supports; the largest published one is 256.
 inline constexpr int64_t kHeadDimLimit = 512;
 
-// `text` is the file's content; `path` is used in messages only. The name stays empty.
+// `text` is the content of the file; `path` is used in messages only. ModelConfig::name stays empty.
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path);
 
-// The end-of-text ids of a generation_config.json (an id or a list of ids); empty when it names none. Everything else
-// in that file is a sampling preference, which is the user's to state, and is not looked at.
+// The end-of-text ids of a generation_config.json (one id or a list); empty if it has none. The other fields of that
+// file are sampling preferences, which the user states, so they are ignored.
 Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path);
-
-// Training settings, bookkeeping and sampling defaults, as transformers 4.x and 5.x write them.
-bool IsHarmlessConfigField(std::string_view name);
 
 }  // namespace infinigen

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "model/decoder_executor.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 
@@ -15,12 +15,13 @@ Result<GpuCeilings> MeasureGpu() { return MeasureCeilings(); }
 
 Status CheckGpuLayout(const EntryLayout& layout) {
   if (layout.head_dim % 8 == 0 && layout.head_dim <= 256) return Ok();
-  return Unsupported("heads of {} numbers: on a GPU they are a multiple of 8, and at most 256", layout.head_dim);
+  return Unsupported("head_dim {} is not supported on a GPU: it must be a multiple of 8 and at most 256",
+                     layout.head_dim);
 }
 
 namespace {
 
-// By the sizes of the matrices, which are nearly all of a layer's bytes.
+// Counts matrices only, which are nearly all of a layer's bytes.
 void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes,
                         MemoryPlan& plan) {
   uint64_t largest = 0;
@@ -67,19 +68,19 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), shape.owned.heads,
                                                      shape.owned.kv_heads, config.head_dim);
-  // Vectors are there twice, the second time in the type of activations; small tensors lie in blocks of some MiB.
+  // Vectors are stored twice, the second time in the activation type; small tensors are packed in blocks of some MiB.
   constexpr uint64_t kBlocksBytes = uint64_t{16} << 20;
   plan.workspace_bytes += kBlocksBytes + static_cast<uint64_t>(config.layers * (10 * config.hidden + 2 * config.ffn)) *
                                              SizeOf(options.activation);
   AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
-  // Those layers never evict.
+  // Device layers are dense layers, which never evict.
   plan.device_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.device_layers * options.max_tokens) *
                            static_cast<uint64_t>(pool.layout.row_bytes());
   (options.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.fetch_bytes();
   using Stage = LayerStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
-  // Where steps walk all rows every sequence has its place on the stages, elsewhere only the prompts that are read.
+  // Where steps read all rows, every sequence has memory on the stages; otherwise only prompts during their prefill.
   if (!options.method.selects())
     plan.stage_bytes += static_cast<uint64_t>(options.max_batch) * Stage::SlotBytes(pool, shape.stage_rows());
   for (const int64_t rows : {options.max_tokens, options.planned_side_tokens()})
@@ -91,7 +92,7 @@ Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, co
                                                    const ExecutorOptions& options, SketchSource sketches) {
   ASSIGN_OR_RETURN(const GpuInfo device, FindCudaDevice());
   RETURN_IF_ERROR(CheckGpuLayout(PoolFor(config, options).layout));
-  // What driver and libraries take for themselves is part of what may be used.
+  // The limit includes the memory of driver and libraries, which the backend cannot control.
   const uint64_t limit = options.device_memory_bytes;
   ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> backend,
                    CudaBackend::Open({.activation = options.activation,

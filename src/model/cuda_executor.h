@@ -1,4 +1,5 @@
-// The executor of a GPU, and what a GPU is; where the build has no GPU backend, everything here says so.
+// The executor for a GPU, and the properties of the GPU. In a build without CUDA every function that can fail returns
+// kUnsupported (no_cuda_executor.cc).
 #pragma once
 
 #include <memory>
@@ -9,21 +10,21 @@
 
 namespace infinigen {
 
-// What the driver and the libraries take of a GPU's memory for themselves: in no plan, and part of any limit.
+// GPU memory that the driver and libraries use: not part of a plan, but counted against the limit.
 inline constexpr uint64_t kGpuMarginBytes = uint64_t{768} << 20;
 
 Result<GpuInfo> FindGpu();
 Result<GpuCeilings> MeasureGpu();
 
-// Entries that the GPU's attention can read; kUnsupported names what it cannot.
+// kUnsupported, with the reason, if the GPU's attention cannot read entries of this layout.
 Status CheckGpuLayout(const EntryLayout& layout);
 
-// How large a hot set may be: bytes, and room for so many selections of every sequence (0: no such limit).
+// The largest size of a hot set.
 struct HotSetLimit {
   uint64_t bytes = 0;
-  double selections = 0;
+  double selections = 0;  // cells per list, as a multiple of the largest selection; 0: no such limit
 };
-// Slots of each (sequence, layer, KV head) that a hot set within the limit has; 0 when they would not hold one
+// Cells of each (sequence, layer, KV head) in the largest hot set within the limit; 0 when that could not hold one
 // selection. `options` are those of the run, without a hot set.
 int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const HotSetLimit& limit);
 

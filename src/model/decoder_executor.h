@@ -1,5 +1,5 @@
-// DecoderExecutor: the Executor of any backend. Included only by the files that name a backend: executor.cc and
-// cuda_executor.cc.
+// DecoderExecutor: the Executor over a Decoder, for any backend. Included only by executor.cc and cuda_executor.cc,
+// which name the backends.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,14 @@
 
 namespace infinigen {
 
-// Where selected entries are fetched, the dense layers keep theirs on the device.
+// The pool is reached over a link.
+inline bool IsRemote(const ExecutorOptions& options) {
+  return options.device == Device::kCuda && !options.pool_on_device;
+}
+
+// With a remote pool and selection, the dense layers' entries stay on the device: they are read whole in every step.
 inline int64_t DeviceLayers(const ExecutorOptions& options) {
-  const bool remote = options.device == Device::kCuda && !options.pool_on_device;
-  return remote && options.method.selects() ? options.method.dense_layers : 0;
+  return IsRemote(options) && options.method.selects() ? options.method.dense_layers : 0;
 }
 
 inline OwnedHeads OwnedBy(const ModelConfig& config, const ExecutorOptions& options) {
@@ -37,13 +41,8 @@ inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& opt
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
                    .device_layers = DeviceLayers(options)};
-  pool.side_bytes = WorkspaceShape{config, pool, options.method, owned}.index().extent_bytes();
+  pool.index_bytes = WorkspaceShape{config, pool, options.method, owned}.index().extent_bytes();
   return pool;
-}
-
-// The pool is behind a link.
-inline bool IsRemote(const ExecutorOptions& options) {
-  return options.device == Device::kCuda && !options.pool_on_device;
 }
 
 template <Backend B>
@@ -79,8 +78,9 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
       Begin(slot);
       return slot;
     }
-    return Exhausted("of {} for {} sequences, the layers that never evict leave nothing for a sequence of {} tokens",
-                     FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
+    return Exhausted(
+        "the KV limit of {} for {} sequences is too small: the dense layers of a sequence of {} tokens take it all",
+        FormatSize(options_.method.limit.bytes), options_.max_batch, final_tokens);
   }
 
   // ---- Sharing ----
@@ -90,26 +90,26 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
     ASSIGN_OR_RETURN(const SeqSlot slot, pool_.Admit({quota, quota}, prefix));
     Begin(slot);
     for (size_t extent = 0; extent < prefix.size(); ++extent)
-      decoder_->LoadIndex(slot, static_cast<int64_t>(extent), pool_.side(prefix[extent]));
+      decoder_->LoadIndex(slot, static_cast<int64_t>(extent), pool_.index(prefix[extent]));
     return slot;
   }
   Status Grow(SeqSlot slot, int64_t rows) override { return pool_.Grow(slot, WholeExtents(rows)); }
   int64_t Quota(SeqSlot slot) const override { return pool_.quota(slot).rows; }
   int64_t free_extents() const override { return pool_.free_extents(); }
 
-  // Columns that a prompt chose are those of its own sketches only.
+  // Sketches in columns that a prompt chose are useless to other prompts.
   bool can_share() const override { return !options_.method.prompt_columns; }
   Result<SharedId> Share(SeqSlot slot, int64_t extent) override {
     ASSIGN_OR_RETURN(const SharedId id, pool_.Share(slot, extent));
     backend_.AwaitPool();
-    AwaitQueues();  // all of it is at home, whoever reads it next
-    decoder_->SaveIndex(slot, extent, pool_.side(id));
+    AwaitQueues();  // all entries of the extent must be in the pool
+    decoder_->SaveIndex(slot, extent, pool_.index(id));
     return id;
   }
   void Adopt(SeqSlot slot, int64_t extent, SharedId id) override {
-    AwaitQueues();  // nobody reads or writes what others will have
+    AwaitQueues();  // no queue may still use the extent that is replaced
     pool_.Adopt(slot, extent, id);
-    decoder_->LoadIndex(slot, extent, pool_.side(id));
+    decoder_->LoadIndex(slot, extent, pool_.index(id));
   }
   void DropShared(SharedId id) override {
     AwaitQueues();
@@ -118,14 +118,14 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   uint64_t shared_extent_bytes() const override {
     return Pool::QuotaBytes(pool_.options(), {kExtentTokens, kExtentTokens});
   }
-  uint64_t shared_index_bytes() const override { return pool_.options().side_bytes; }
+  uint64_t shared_index_bytes() const override { return pool_.options().index_bytes; }
 
   // ---- running ----
 
   void SetRule(SeqSlot slot, const SelectRule& rule) override { decoder_->SetRule(slot, rule); }
   void Release(SeqSlot slot) override {
     EndPrefill(slot);
-    AwaitQueues();  // nobody reads or writes what others will have
+    AwaitQueues();  // no queue may still use the sequence's memory
     pool_.Release(slot);
   }
 
@@ -203,7 +203,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   std::string name_;
   std::unique_ptr<B> owned_backend_;
   B& backend_;
-  Pool pool_;  // its memory is the backend's: declared after it
+  Pool pool_;  // allocated by the backend, so declared after it
   std::unique_ptr<Decoder<B>> decoder_;
   std::vector<std::optional<PrefillJob>> jobs_;  // [max_batch]; set while a sequence prefills
 };
@@ -212,15 +212,15 @@ template <Backend B>
 MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   const PoolOptions pool = PoolFor(config, options);
   const WorkspaceShape shape = Decoder<B>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
-  // A limit that holds no row is counted as if it held one: the plan then exceeds it, and is refused.
+  // A limit too small for one row is planned as one row: the plan then exceeds the limit and is rejected.
   const int64_t retained =
       options.method.evicts() ? std::max<int64_t>(1, shape.quotas().Quota(options.max_tokens)) : options.max_tokens;
   const uint64_t sequence_bytes = Pool::QuotaBytes(pool, {options.max_tokens, retained});
   return {.weights_bytes = weights_bytes,
           .workspace_bytes = Workspace::Bytes(shape),
           .sketch_bytes = shape.index().total_bytes(),
-          .prefill_bytes = Decoder<B>::JobBytes(shape, options.max_tokens) +
-                           Decoder<B>::JobBytes(shape, options.planned_side_tokens()),
+          .prefill_bytes = PrefillJob::DenseBytes(shape, options.max_tokens) +
+                           PrefillJob::DenseBytes(shape, options.planned_side_tokens()),
           .pool_bytes = static_cast<uint64_t>(options.max_batch) * sequence_bytes,
           .pool_bytes_per_token = sequence_bytes / static_cast<uint64_t>(options.max_tokens)};
 }

@@ -12,7 +12,7 @@
 namespace infinigen {
 namespace {
 
-// `pattern` with '#' matching one or more digits.
+// Whether `text` matches `pattern`, in which '#' stands for one or more digits.
 bool Matches(std::string_view pattern, std::string_view text) {
   for (; !pattern.empty(); pattern.remove_prefix(1)) {
     if (pattern[0] == '#') {
@@ -34,6 +34,7 @@ std::span<const ModelFamily* const> Families() {
   static constexpr std::array kFamilies = {
       &kLlamaFamily,
       &kOptFamily,
+      &kQwen2Family,
   };
   return kFamilies;
 }

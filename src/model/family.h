@@ -1,6 +1,6 @@
-// Model families: everything that is special to one kind of checkpoint, as one table per family. A family is a file in
-// model/families/ and a line in family.cc; docs/families.md tells how to add one. Called while a model is opened, from
-// any thread.
+// Model families: everything that is specific to one kind of checkpoint, as one table for each family. A family is a
+// file in model/families/ and a line in family.cc; docs/families.md shows how to add one. Called while a model is
+// opened, from any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +14,42 @@
 
 namespace infinigen {
 
-// What a parameter is called in the files, between prefix and ".weight" or ".bias". '#' stands for the layer's number.
+// The name of a parameter in the files, between prefix and ".weight" or ".bias". '#' stands for the layer number.
 struct RoleName {
   WeightRole role;
   std::string_view module;
 };
 
-// A published model's dimensions, for benchmarks with random weights.
+// The dimensions of a published model, for benchmarks with random weights.
 struct PublishedShape {
   std::string_view name;
-  std::string_view config;  // the text of its config.json, as far as dimensions go
+  std::string_view config;  // its config.json, reduced to dimensions
 };
 
 // All members are static data.
 struct ModelFamily {
-  std::string_view name;                          // in messages and reports
+  std::string_view name;                          // for messages and reports
   std::span<const std::string_view> model_types;  // values of config.json's model_type
   std::span<const std::string_view> classes;      // values of config.json's architectures; the usual one first
-  // Ways in which exporters begin the names of everything but the output matrix; the usual one first.
+  // Prefixes that exporters use for all names except that of the output matrix; the usual one first.
   std::span<const std::string_view> prefixes;
   std::span<const RoleName> modules;  // every role that a model of the family can have
-  // Tensors that some exporters write although they carry no parameter, after the prefix; '#' stands for a number. Any
-  // other tensor without a role means that the model is not what its config says.
+  // Names, after the prefix, of tensors that some exporters write although they are no parameters; '#' stands for a
+  // number. Any other tensor without a role means that the config does not describe the model.
   std::span<const std::string_view> extra_tensors;
   std::span<const PublishedShape> shapes;
-  // Reads the family's own fields of config.json. The sizes that every family has are in `config` already
-  // (model/config_reader.h); errors go to fields.Fail.
+  // Reads the family's own fields of config.json. The sizes common to all families are in `config` already
+  // (model/config_reader.h). Errors go to fields.Fail.
   void (*read)(FieldReader& fields, ModelConfig& config);
-  // Takes part in the identity of a model (model/identity.h), so it never changes: the next family takes the next one.
+  // Part of the hash of a model (model/calibrate.h), so it must never change; a new family takes the next number.
   int64_t identity_number;
 };
 
 // In the order in which messages name them.
 std::span<const ModelFamily* const> Families();
-const ModelFamily* FindFamily(std::string_view model_type);  // null when there is none
+const ModelFamily* FindFamily(std::string_view model_type);  // null if unknown
 
-// The tensor's name. The family must have the role.
+// The name of a parameter's tensor. Precondition: the family has the role.
 std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter);
 bool IsExtraTensor(const ModelFamily& family, std::string_view prefix, std::string_view name);
 

@@ -1,5 +1,3 @@
-#include "model/identity.h"
-
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -8,14 +6,15 @@
 #include <string>
 #include <string_view>
 
+#include "model/calibrate.h"
 #include "model/family.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 namespace {
 
-constexpr int64_t kSampleBytes = 64 << 10;  // of one tensor
-// Part of what is hashed: raise it when the hash takes in other things.
+constexpr int64_t kSampleBytes = 64 << 10;  // hashed bytes of one tensor
+// Hashed first; must change whenever the hash covers other data.
 constexpr std::string_view kRecipe = "infinigen model identity 1";
 
 class Hasher {
@@ -32,7 +31,7 @@ class Hasher {
   void Number(int64_t value) { Bytes(&value, sizeof(value)); }
   void Real(double value) { Bytes(&value, sizeof(value)); }
 
-  // Rows 0, step, 2·step, ...; a parameter that the model does not have has no rows.
+  // Hashes rows 0, step, 2·step, …; an absent parameter has no rows.
   void Tensor(std::string_view role, const WeightView& tensor) {
     Text(role);
     Number(tensor.rows);
@@ -68,18 +67,19 @@ void AddNorm(const NormSpec& norm, Hasher& hash) {
 }
 
 void AddLayer(const LayerSpec& spec, Hasher& hash) {
-  for (const int64_t value : {int64_t{spec.rope}, spec.window, int64_t{spec.qkv_bias}, int64_t{spec.o_bias},
-                              int64_t{spec.qk_norm}, static_cast<int64_t>(spec.norm_placement), int64_t{spec.mlp.gated},
-                              static_cast<int64_t>(spec.mlp.activation), int64_t{spec.mlp.bias}})
+  for (const int64_t value :
+       {int64_t{spec.rope}, spec.window, int64_t{spec.qkv_bias}, int64_t{spec.o_bias},
+        static_cast<int64_t>(spec.qk_norm), static_cast<int64_t>(spec.norm_placement), int64_t{spec.mlp.gated},
+        static_cast<int64_t>(spec.mlp.activation), int64_t{spec.mlp.bias}})
     hash.Number(value);
   hash.Real(static_cast<double>(spec.attention_scale));
   hash.Real(static_cast<double>(spec.attention_soft_cap));
   AddNorm(spec.norm, hash);
 }
 
-// What AddConfig says of all layers at once. It is all that there is to say of models whose layers are alike and have
-// nothing that Llama and OPT lack, which skew files know by this hash; AddRest adds what others have beyond it.
-LayerSpec SaidOfAll(const ModelConfig& config) {
+// The layer that AddConfig hashes for all layers. For models whose layers are alike and have only features of Llama and
+// OPT it is complete; existing skew files depend on their hash. AddRest hashes what differs from it in other models.
+LayerSpec CommonLayer(const ModelConfig& config) {
   LayerSpec spec = PlainLayer(config.head_dim);
   const LayerSpec& first = config.specs.front();
   if (config.ropes.empty()) spec.rope = LayerSpec::kNoRope;
@@ -92,7 +92,7 @@ LayerSpec SaidOfAll(const ModelConfig& config) {
 }
 
 void AddConfig(const ModelConfig& config, Hasher& hash) {
-  const LayerSpec spec = SaidOfAll(config);
+  const LayerSpec spec = CommonLayer(config);
   for (const int64_t value :
        {config.family == nullptr ? 0 : config.family->identity_number, config.layers, config.hidden, config.heads,
         config.kv_heads, config.head_dim, config.ffn, config.vocab, config.embed_dim,
@@ -106,9 +106,9 @@ void AddConfig(const ModelConfig& config, Hasher& hash) {
 }
 
 void AddRest(const ModelConfig& config, Hasher& hash) {
-  const LayerSpec said = SaidOfAll(config);
+  const LayerSpec common = CommonLayer(config);
   for (size_t layer = 0; layer < config.specs.size(); ++layer) {
-    if (config.specs[layer] == said) continue;
+    if (config.specs[layer] == common) continue;
     hash.Text("layer");
     hash.Number(static_cast<int64_t>(layer));
     AddLayer(config.specs[layer], hash);
@@ -121,7 +121,7 @@ void AddRest(const ModelConfig& config, Hasher& hash) {
     hash.Number(static_cast<int64_t>(rope.order));
     hash.Number(rope.rotary_dims);
   }
-  if (config.final_norm && *config.final_norm != said.norm) {
+  if (config.final_norm && *config.final_norm != common.norm) {
     hash.Text("final norm");
     AddNorm(*config.final_norm, hash);
   }
@@ -131,7 +131,7 @@ void AddRest(const ModelConfig& config, Hasher& hash) {
   hash.Real(static_cast<double>(config.logit_soft_cap));
 }
 
-// Parameters that queries and keys follow from, by the names that are hashed; empty: not hashed.
+// The hashed name of a parameter that queries or keys depend on; empty: not hashed.
 std::string_view HashedName(WeightRole role) {
   switch (role) {
     case WeightRole::kEmbedding:
@@ -162,9 +162,9 @@ ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights) {
     const std::string_view name = HashedName(parameter.role);
     if (name.empty()) return;
     const bool head_norm = parameter.role == WeightRole::kQueryNorm || parameter.role == WeightRole::kKeyNorm;
-    if (head_norm && !view) return;  // hashes of models without them are older than these norms
+    if (head_norm && !view) return;  // hashes of models without head norms must stay as they were before these existed
     if (parameter.role == WeightRole::kAttentionNorm && parameter.part == WeightPart::kWeight)
-      hash.Number(parameter.layer);  // a layer begins
+      hash.Number(parameter.layer);  // the first parameter of a layer
     hash.Tensor(parameter.part == WeightPart::kWeight ? std::string(name) : fmt::format("{}.bias", name),
                 WeightView(view));
   });

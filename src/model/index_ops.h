@@ -1,5 +1,5 @@
-// IndexOps: the one place where a selection method (kv/select.h) meets the backend operations that keep its index and
-// choose rows by it. A new method adds one row to the table and the functions that the row names.
+// IndexOps: maps a selection method (kv/select.h) to the backend operations that append to its index and select rows by
+// it. A new method adds one line to the table and the functions that the line names. Called by CacheAttention only.
 #pragma once
 
 #include <algorithm>
@@ -15,41 +15,42 @@ namespace infinigen {
 template <Backend B>
 class IndexOps {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   IndexOps(B& backend, const SelectMethod& method, const Workspace& work, const LayerViews& views)
-      : backend_(backend), work_(work), views_(views), row_(Find(method)) {}
+      : backend_(backend), work_(work), views_(views), ops_(Find(method)) {}
 
-  // New keys [count][kv_heads·head_dim] of the batch's rows, in the layer's own index or in `index`.
+  // Appends the keys [count][kv_heads·head_dim] of the batch to the layer's own index, or to `index`.
   void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys) {
     Append(layer, batch, keys, views_.Index(layer));
   }
   void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
-    (this->*row_->append)(layer, batch, keys, index);
+    (this->*ops_->append)(layer, batch, keys, index);
   }
 
-  // The rows of `cache` that each token attends to, by queries [count][heads·head_dim], into `selection`.
+  // Selects the rows of `cache` that each token attends to, by queries [count][heads·head_dim].
   void Select(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
               const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
-    (this->*row_->select)(layer, batch, call, queries, attention, cache, selection);
+    (this->*ops_->select)(layer, batch, call, queries, attention, cache, selection);
   }
 
  private:
-  struct Row {
+  struct MethodOps {
     const SelectMethod* method;
     void (IndexOps::*append)(LayerId, const TokenBatch&, const Tensor&, const LayerIndex&);
     void (IndexOps::*select)(LayerId, const TokenBatch&, const SelectCall&, const Tensor&, const AttentionShape&,
                              const LayerCache&, const Selection&);
   };
-  static const Row* Find(const SelectMethod& method) {
-    static constexpr Row kRows[] = {
+  static const MethodOps* Find(const SelectMethod& method) {
+    static constexpr MethodOps kMethods[] = {
         {&kSelectAll, nullptr, nullptr},
         {&kSelectSketch, &IndexOps::AppendSketches, &IndexOps::SelectBySketch},
         {&kSelectQuest, &IndexOps::AppendBounds, &IndexOps::SelectByBounds},
+        {&kSelectPageMean, &IndexOps::AppendPageSums, &IndexOps::SelectByPageMeans},
         {&kSelectOracle, nullptr, &IndexOps::SelectByKeys},
     };
-    const auto* found =
-        std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.method == &method; });
-    CHECK(found != std::end(kRows));
+    const auto* found = std::find_if(std::begin(kMethods), std::end(kMethods),
+                                     [&](const MethodOps& ops) { return ops.method == &method; });
+    CHECK(found != std::end(kMethods));
     return found;
   }
 
@@ -72,6 +73,15 @@ class IndexOps {
                          selection);
   }
 
+  void AppendPageSums(LayerId, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+    backend_.AppendPageSums(Queue::kCompute, batch, keys, views_.PageSums(index));
+  }
+  void SelectByPageMeans(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                         const AttentionShape& attention, const LayerCache&, const Selection& selection) {
+    backend_.SelectPageMeans(Queue::kCompute, queries, batch, call, attention, views_.PageSums(views_.Index(layer)),
+                             selection);
+  }
+
   void SelectByKeys(LayerId, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
                     const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
     backend_.SelectExact(Queue::kCompute, queries, batch, call, attention, cache.entries, selection);
@@ -80,7 +90,7 @@ class IndexOps {
   B& backend_;
   const Workspace& work_;
   const LayerViews& views_;
-  const Row* row_;
+  const MethodOps* ops_;
 };
 
 }  // namespace infinigen

@@ -1,21 +1,26 @@
-// What the device counted of selections and fetches, brought to the host and added up: the numbers of `kv_stats`.
-// Called by CacheAttention only, between steps.
+// KvStats from its two sources: StepCounter counts steps and rows on the host; selections, fetches and stalls are
+// counted on the device and downloaded by KvCounts. Called by the decoder only, between steps.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
+#include "kv/pool.h"
 #include "kv/stats.h"
+#include "model/executor.h"
 #include "model/workspace.h"
 
 namespace infinigen {
 
-// Steps, and rows of one KV head in one layer.
+// Sums over the tokens of decode steps, for one KV head in one layer.
 struct StepCounts {
   int64_t steps = 0;
-  uint64_t seen = 0;      // Σ tokens so far, over all tokens of steps
-  uint64_t retained = 0;  // the same in a layer that evicts
-  uint64_t evicted = 0;   // in prefills and steps
+  uint64_t seen = 0;      // rows that a layer without eviction holds
+  uint64_t retained = 0;  // rows that a layer with eviction holds
+  uint64_t evicted = 0;   // rows evicted by prefills and steps
 
   void Add(const StepCounts& other) {
     steps += other.steps;
@@ -25,22 +30,69 @@ struct StepCounts {
   }
 };
 
+// Counts steps for each slot, over all sequences that had it.
+class StepCounter {
+ public:
+  explicit StepCounter(const Pool& pool)
+      : pool_(pool), counts_(static_cast<size_t>(pool.options().max_sequences)) {}  // the pool outlives it
+
+  // A step of several sequences counts once in All(), and once for each of its slots.
+  void AddStep(std::span<const StepItem> items) {
+    ++steps_;
+    for (const StepItem& item : items) AddToken(item.slot, item.row);
+  }
+  // Tokens of one sequence that attended as in decode steps.
+  void AddRun(const TokenRun& run) {
+    steps_ += run.count;
+    for (int64_t i = 0; i < run.count; ++i) AddToken(run.slot, run.first_row + i);
+  }
+  // Tokens of a dense prefill: only evictions count.
+  void AddPrefill(const TokenRun& run) { AddEvicted(run.slot, run.first_row, run.count); }
+
+  StepCounts All() const {
+    StepCounts all;
+    for (const StepCounts& counts : counts_) all.Add(counts);
+    all.steps = steps_;
+    return all;
+  }
+  const StepCounts& Of(SeqSlot slot) const { return counts_[slot.index()]; }
+
+ private:
+  void AddToken(SeqSlot slot, int64_t row) {
+    StepCounts& counts = counts_[slot.index()];
+    ++counts.steps;
+    counts.seen += static_cast<uint64_t>(row) + 1;
+    counts.retained += static_cast<uint64_t>(std::min(row + 1, pool_.quota(slot).retained));
+    AddEvicted(slot, row, 1);
+  }
+  // Tokens [first, first + count) were appended: each beyond the quota evicts one row.
+  void AddEvicted(SeqSlot slot, int64_t first, int64_t count) {
+    const int64_t quota = pool_.quota(slot).retained;
+    counts_[slot.index()].evicted +=
+        static_cast<uint64_t>(std::max<int64_t>(0, first + count - std::max(first, quota)));
+  }
+
+  const Pool& pool_;
+  int64_t steps_ = 0;
+  std::vector<StepCounts> counts_;  // [max_sequences]
+};
+
 template <Backend B>
 class KvCounts {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   KvCounts(B& backend, const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : backend_(backend), shape_(shape), config_(shape.config), method_(shape.method), work_(work), pool_(pool) {}
 
-  // Of all sequences so far. The host waits.
+  // The statistics of all sequences so far. The host waits for the device.
   KvStats All(const StepCounts& counts) {
     KvStats stats = Sum(counts, 0, shape_.pool.max_sequences);
-    const std::vector<MassTotals> mass = Fetch(work_.mass, config_.layers);
+    const std::vector<MassTotals> mass = Download(work_.mass, config_.layers);
     for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
-    for (const FetchClock& clock : Fetch(work_.clocks, config_.layers)) stats.stall_ns += clock.waited_ns;
+    for (const FetchClock& clock : Download(work_.clocks, config_.layers)) stats.stall_ns += clock.waited_ns;
     return stats;
   }
-  // Of those that had the slot, layers added up; mass and waiting are not counted by sequence.
+  // The statistics of the sequences that had the slot, with layers added up. Mass and stalls are not counted per slot.
   KvStats Of(const StepCounts& counts, SeqSlot slot) {
     KvStats stats = Sum(counts, slot.value(), slot.value() + 1);
     stats.AddUpLayers();
@@ -48,7 +100,7 @@ class KvCounts {
   }
 
  private:
-  // Of slots [begin, end).
+  // The sum over slots [begin, end).
   KvStats Sum(const StepCounts& counts, int64_t begin, int64_t end) {
     const EntryLayout& layout = pool_.options().layout;
     const auto heads = static_cast<uint64_t>(shape_.owned.kv_heads);
@@ -59,27 +111,28 @@ class KvCounts {
     stats.evicted = counts.evicted * static_cast<uint64_t>(pool_.options().evicting_layers()) * heads;
     stats.layers.resize(static_cast<size_t>(config_.layers));
     const int64_t sequences = shape_.pool.max_sequences;
-    const auto totals = Fetch(work_.totals, config_.layers * sequences);
-    const auto fetches = Fetch(work_.fetch_totals, config_.layers * sequences);
+    const auto totals = Download(work_.totals, config_.layers * sequences);
+    const auto fetches = Download(work_.fetch_totals, config_.layers * sequences);
     const auto add_slots = [&](const auto& all, LayerId layer, auto& sum) {
       for (int64_t slot = begin; slot < end; ++slot)
         sum.Add(all[static_cast<size_t>(layer.value() * sequences + slot)]);
     };
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      LayerKvStats& of = stats.layers[layer.index()];
-      of.selects = method_.selects(layer);
-      if (of.selects)
-        add_slots(totals, layer, of.totals);
+      LayerKvStats& counted = stats.layers[layer.index()];
+      counted.selects = method_.selects(layer);
+      if (counted.selects)
+        add_slots(totals, layer, counted.totals);
       else
-        of.totals.attended = of.totals.retained = (method_.evicts(layer) ? counts.retained : counts.seen) * heads;
-      of.seen = counts.seen * heads;
-      stats.read_bytes += of.totals.attended * layout.entry_bytes();
+        counted.totals.attended = counted.totals.retained =
+            (method_.evicts(layer) ? counts.retained : counts.seen) * heads;
+      counted.seen = counts.seen * heads;
+      stats.read_bytes += counted.totals.attended * layout.entry_bytes();
       const bool on_device = shape_.remote && layer.value() < pool_.options().device_layers;
-      if (shape_.fetches && of.selects) {
+      if (shape_.fetches && counted.selects) {
         stats.fetches = true;
         add_slots(fetches, layer, stats.fetch);
       } else if (!on_device) {
-        stats.fetched_bytes += of.totals.attended * layout.entry_bytes();
+        stats.fetched_bytes += counted.totals.attended * layout.entry_bytes();
       }
     }
     if (shape_.hot_rows > 0) stats.hot_bytes = shape_.fetch_bytes();
@@ -87,9 +140,9 @@ class KvCounts {
     return stats;
   }
 
-  // Empty where there is none.
+  // Downloads an array; empty if it does not exist.
   template <class T>
-  std::vector<T> Fetch(const T* from, int64_t count) {
+  std::vector<T> Download(const T* from, int64_t count) {
     if (from == nullptr) return {};
     std::vector<T> host(static_cast<size_t>(count));
     backend_.Synchronize(backend_.Download(Queue::kCompute, from, host.size() * sizeof(T), host.data()));

@@ -1,5 +1,5 @@
-// LayerMath: the arithmetic of a layer that has nothing to do with the cache: norms, projections, rotation, MLP, and
-// the one place where a layer's output joins the residual stream. Called by the decoder only.
+// LayerMath: the part of a layer that does not use the cache: norms, projections, rotation, MLP, and the addition to
+// the residual stream. Called by the decoder only.
 #pragma once
 
 #include <initializer_list>
@@ -15,17 +15,17 @@ namespace infinigen {
 template <Backend B>
 class LayerMath {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   LayerMath(B& backend, const WorkspaceShape& shape, const Workspace& work)
       : backend_(backend), shape_(shape), head_dim_(shape.config.head_dim), work_(work) {}
 
-  // The input of attention or MLP: x itself, or a norm of it in the workspace.
+  // The input of attention or MLP: x itself, or its norm in the workspace.
   Tensor Input(const LayerSpec& spec, const NormWeights& norm, const Tensor& x) {
     if (spec.norm_placement == NormPlacement::kAfterResidual) return x;
     return Norm(spec.norm, norm, x, work_.normed.Rows(0, x.rows));
   }
 
-  // Queries of `input` [count][hidden], with the layer's head norms; not yet rotated.
+  // Computes the queries of `input` [count][hidden] with the layer's head norms, unrotated.
   void Query(const LayerSpec& spec, const LayerWeights& w, const Tensor& input, const Tensor& q) {
     MatMul(input, {To(w.q, q)});
     NormHeads(spec, w.q_norm, q);
@@ -36,14 +36,14 @@ class LayerMath {
     NormHeads(spec, w.q_norm, q);
     NormHeads(spec, w.k_norm, k);
   }
-  // Turns each head to the positions of the batch that was uploaded last, where the layer rotates.
+  // Rotates each head by the positions of the batch that was uploaded last, if the layer uses RoPE.
   void Rotate(const LayerSpec& spec, const Tensor& x) {
     if (spec.rope != LayerSpec::kNoRope) backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows), x);
   }
-  // The rotation table of `count` tokens, of RoPE table `table`.
+  // Cosines and sines of `count` tokens in RoPE table `table`.
   Tensor RopeRows(int64_t table, int64_t count) const { return work_.rope.Rows(table * shape_.tokens(), count); }
 
-  // What the MLP's last projection is applied to.
+  // The MLP without its last projection.
   Tensor MlpHidden(const LayerSpec& spec, const LayerWeights& w, const Tensor& x) {
     const Tensor input = Input(spec, w.mlp_norm, x), up = work_.up.Rows(0, x.rows);
     if (!spec.mlp.gated) {
@@ -56,8 +56,8 @@ class LayerMath {
     return gate;
   }
 
-  // x += h · output + bias: the output of attention or MLP joins the residual stream, its bias once. Where heads are
-  // split over processes, their partial sums are added up here.
+  // x += h · output + bias: adds the output of attention or MLP to the residual stream. The only place that does so: if
+  // heads are ever split over processes, partial sums must be added and the bias counted once here.
   void Join(const LayerSpec& spec, const Linear& output, const NormWeights& norm, const Tensor& h, const Tensor& x) {
     MatMul(h, {To(output, x, Epilogue::kAdd)});
     if (spec.norm_placement == NormPlacement::kAfterResidual) Norm(spec.norm, norm, x, x);
@@ -73,9 +73,9 @@ class LayerMath {
   void Project(const Linear& linear, const Tensor& x, const Tensor& out) { MatMul(x, {To(linear, out)}); }
 
  private:
-  // Each head of x [count][heads·head_dim] in place, where the layer has such norms.
+  // Normalises each head of x [count][heads·head_dim] in place, if the layer has head norms.
   void NormHeads(const LayerSpec& spec, const NormWeights& w, const Tensor& x) {
-    if (!spec.qk_norm) return;
+    if (spec.qk_norm == QkNorm::kNone) return;
     CHECK(x.stride == x.cols && x.cols % head_dim_ == 0);
     const Tensor heads{x.data, x.type, x.rows * (x.cols / head_dim_), head_dim_, head_dim_};
     backend_.RmsNorm(Queue::kCompute, heads, w.weight, spec.norm.eps, heads);

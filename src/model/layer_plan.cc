@@ -11,7 +11,7 @@ EntrySource SourceOf(const WorkspaceShape& shape, Pass pass, LayerId layer) {
     if (!method.selects()) return EntrySource::kStage;
     return shape.fetches && method.selects(layer) ? EntrySource::kFetched : EntrySource::kPool;
   }
-  // A prompt's evicting layers have memory of another kind (PromptCache).
+  // Evicting layers prefill in a PromptCache instead of a stage.
   return method.evicts(layer) ? EntrySource::kPool : EntrySource::kStage;
 }
 

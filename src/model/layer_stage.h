@@ -1,15 +1,16 @@
-// Whole layers of a remote pool on the compute device.
+// LayerStage: device memory for whole layers of a remote pool.
 //
-// A GPU reaches entries in pinned host memory over a link. Operations that walk all rows of a layer would cross it row
-// by row; instead the layer is moved in bulk, by the copy engines, while another layer computes. Layers take turns on
-// two stages: even ones use the first, odd ones the second.
+// A GPU reaches entries in pinned host memory over a link. An operation that reads all rows of a layer would be slow
+// over the link, so the copy engines move the layer in bulk while another layer computes. There are two stages: even
+// layers use the first, odd layers the second.
 //
-//     prefill of layer i   chunks are appended to the stage and attended to there; then the layer is written out to the
-//                          pool while layer i + 1 computes on the other stage
-//     step of layer i      fetched while layer i - 1 computes; the new entries go both pool and to the stage
+//     prefill of layer i   chunks are appended to the stage and read there; then the layer is written out to the pool
+//                          while layer i + 1 computes on the other stage
+//     step of layer i      the layer is fetched while layer i - 1 computes; new entries are appended both to the pool
+//                          and to the stage
 //
-// A sequence has memory of its own on both stages while it is open, in the geometry of its extents in the pool, so that
-// an extent moves as it is. Called by the decoder only, and only where the pool is remote.
+// While a sequence is open it has memory on both stages, divided into extents as in the pool, so that an extent is one
+// copy. Called by CacheAttention only, and only where the pool is remote.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,7 @@ class LayerStage {
  public:
   static constexpr int64_t kStages = 2;
 
-  // Both outlive it.
+  // Both arguments outlive the object.
   LayerStage(B& backend, const Pool& pool) : backend_(backend), pool_(pool), slots_(Sequences()) {
     tables_.resize(static_cast<size_t>(kStages) * TableSize(), nullptr);
   }
@@ -41,7 +42,7 @@ class LayerStage {
   static size_t TableBytes(const PoolOptions& pool) {
     return static_cast<size_t>(kStages * pool.max_sequences * pool.extents_per_slot()) * sizeof(std::byte*);
   }
-  // Of one sequence with so many rows.
+  // Bytes on both stages for one sequence of `rows` rows.
   static size_t SlotBytes(const PoolOptions& pool, int64_t rows) {
     const int64_t extents = (rows + kExtentTokens - 1) / kExtentTokens;
     return static_cast<size_t>(kStages * extents) * pool.layout.extent_bytes();
@@ -53,7 +54,7 @@ class LayerStage {
     return Ok();
   }
 
-  // Takes memory for a sequence of up to so many rows.
+  // Allocates memory for a sequence of up to `rows` rows.
   Status Open(SeqSlot slot, int64_t rows) {
     Slot& of = slots_[slot.index()];
     const size_t bytes = SlotBytes(pool_.options(), rows);
@@ -69,7 +70,7 @@ class LayerStage {
     return Ok();
   }
 
-  // Gives the memory back when all queues are done with it.
+  // Frees the memory once all queues have finished with it.
   void Close(SeqSlot slot) {
     Slot& of = slots_[slot.index()];
     if (of.memory.bytes() == 0) return;
@@ -83,7 +84,7 @@ class LayerStage {
 
   bool is_open(SeqSlot slot) const { return slots_[slot.index()].memory.bytes() > 0; }
 
-  // A layer's entries on its stage; `pool` are those in the pool.
+  // The layer's entries on its stage. `pool`: the same entries in the pool.
   LayerEntries Staged(LayerId layer, const LayerEntries& pool) const {
     LayerEntries staged = pool;
     staged.extents =
@@ -93,8 +94,9 @@ class LayerStage {
 
   // ---- a step ----
 
-  // Everything enqueued for compute so far is pool before what follows is fetched.
+  // Fetches after this call see everything that the compute queue has written so far.
   void BeginFetching() { backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute)); }
+  // Starts to copy a layer of all sequences to its stage, once the stage is free.
   void Fetch(LayerId layer, std::span<const SlotRows> sequences, FetchClock* clock) {
     const size_t stage = static_cast<size_t>(Stage(layer));
     backend_.Wait(Queue::kFetch, free_[stage]);
@@ -108,12 +110,12 @@ class LayerStage {
     backend_.NoteReady(Queue::kCompute, clock);
     backend_.Wait(Queue::kCompute, fetched_[static_cast<size_t>(Stage(layer))]);
   }
-  // Compute needs the layer no more, and the next may be fetched in its place.
+  // The compute queue has enqueued its last use of the layer; the stage is free after that.
   void Release(LayerId layer) { free_[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kCompute); }
 
   // ---- a prefill ----
 
-  // Before the first chunk of a layer: `rows` earlier rows are brought.
+  // Before a layer's first chunk: copies the `rows` rows that the sequence has already.
   void BeginLayer(LayerId layer, SeqSlot slot, int64_t rows) {
     const Ticket written = slots_[slot.index()].written[static_cast<size_t>(Stage(layer))];
     backend_.Wait(Queue::kCompute, written);
@@ -124,7 +126,7 @@ class LayerStage {
     backend_.Move(Queue::kFetch, moves_);
     backend_.Wait(Queue::kCompute, backend_.Record(Queue::kFetch));
   }
-  // After its last chunk: rows [first, rows) go pool.
+  // After a layer's last chunk: starts to write rows [first, rows) to the pool.
   void EndLayer(LayerId layer, SeqSlot slot, int64_t first, int64_t rows) {
     backend_.Wait(Queue::kWriteout, backend_.Record(Queue::kCompute));
     moves_.clear();
@@ -132,7 +134,7 @@ class LayerStage {
     backend_.Move(Queue::kWriteout, moves_);
     written_out_ = slots_[slot.index()].written[static_cast<size_t>(Stage(layer))] = backend_.Record(Queue::kWriteout);
   }
-  // What was written out is at pool before what compute does next.
+  // Makes the compute queue wait until all write-outs are in the pool.
   void AwaitWriteout() {
     backend_.Wait(Queue::kCompute, written_out_);
     written_out_ = {};
@@ -155,11 +157,12 @@ class LayerStage {
     backend_.Upload(Queue::kCompute, tables_.data(), tables_.size() * sizeof(std::byte*), table_memory_.data());
   }
 
-  // Rows [first, rows), from the beginning of first's extent on. Of an extent that is not full, only its rows.
+  // Adds the copies of rows [first, rows), rounded down to the beginning of first's extent. An extent that is not full
+  // is copied head by head, without its unused rows.
   void AddMoves(LayerId layer, SeqSlot slot, int64_t first, int64_t rows, bool to_pool) {
     const EntryLayout& layout = pool_.options().layout;
     const int64_t quota = pool_.quotas(layer)[slot.index()];
-    rows = std::min(rows, quota);  // a layer that evicts holds no more
+    rows = std::min(rows, quota);  // in a layer that evicts
     const std::span<std::byte* const> pool = pool_.Table(layer);
     for (int64_t extent = first / kExtentTokens; extent * kExtentTokens < rows; ++extent) {
       const int64_t holds = std::min(kExtentTokens, quota - extent * kExtentTokens);
@@ -183,10 +186,11 @@ class LayerStage {
   const Pool& pool_;
   std::vector<Slot> slots_;         // [max_sequences]
   std::vector<std::byte*> tables_;  // [stages][max_sequences][extents_per_slot]
-  Buffer table_memory_;             // the same, for the device
+  Buffer table_memory_;             // copy of tables_ on the device
   std::vector<ByteMove> moves_;
-  std::array<Ticket, kStages> fetched_{}, free_{};
-  Ticket written_out_;
+  std::array<Ticket, kStages> fetched_{};  // the latest fetch to each stage
+  std::array<Ticket, kStages> free_{};     // the latest use of each stage by the compute queue
+  Ticket written_out_;                     // the latest write-out
 };
 
 }  // namespace infinigen

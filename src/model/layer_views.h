@@ -1,14 +1,14 @@
-// LayerViews: each layer's part of the cache as views: entries, index, eviction state, the buffer of fetched entries,
-// selections. Addresses on the compute device only; it owns nothing and moves nothing.
+// LayerViews: each layer's part of the cache as views: entries, index, eviction state, fetch buffer and selections. It
+// only computes addresses on the compute device; it owns nothing.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "kv/fetch_view.h"
 #include "kv/method.h"
 #include "kv/pool.h"
+#include "kv/selection_view.h"
 #include "model/config.h"
 #include "model/workspace.h"
 
@@ -16,14 +16,14 @@ namespace infinigen {
 
 class LayerViews {
  public:
-  // All outlive it.
+  // All arguments outlive the object.
   LayerViews(const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
       : shape_(shape), config_(shape.config), method_(shape.method), index_(shape.index()), work_(work), pool_(pool) {}
 
-  // Memory that is allocated later: the index, index.total_bytes();
+  // Memory that is allocated after construction: the index [IndexGeometry::total_bytes], and the fetch buffers
+  // [fetch_layers] of {data, holds, used, cell_of}.
   void SetIndex(std::byte* memory) { index_memory_ = memory; }
-  // and [fetch_layers] of data, holds, used, cell_of.
-  void SetFetchBuffers(std::byte* buffer) { fetch_memory_ = buffer; }
+  void SetFetchBuffers(std::byte* memory) { fetch_memory_ = memory; }
 
   LayerEntries Entries(LayerId layer) const {
     const PoolOptions& pool = pool_.options();
@@ -45,7 +45,7 @@ class LayerViews {
     const bool sketches = method_.has_index(layer) && method_.select->uses_basis;
     return {Entries(layer), sketches ? Sketches(Index(layer)) : LayerSketches(), Retained(layer)};
   }
-  // A step's tokens as layers that evict see them.
+  // A step's tokens with their rows in layers that evict.
   TokenBatch EvictingBatch(const TokenBatch& batch) const {
     TokenBatch evicting = batch;
     evicting.positions = batch.rows;
@@ -65,7 +65,7 @@ class LayerViews {
             .slot_stride = index.slot_stride};
   }
 
-  // Visits the index of an extent's rows: visit(address, i) for list i of [index layers][kv_heads].
+  // Calls visit(address, i) for the index of an extent's rows; i counts [index layers][kv_heads].
   template <class Visit>
   void ForIndexOf(SeqSlot slot, int64_t extent, Visit visit) const {
     size_t i = 0;
@@ -83,6 +83,10 @@ class LayerViews {
             .slot_stride = index.slot_stride};
   }
 
+  LayerPageSums PageSums(const LayerIndex& index) const {
+    return {.layout = {.kv_heads = shape_.owned.kv_heads, .head_dim = config_.head_dim}, .index = index};
+  }
+
   SketchBasis Basis(LayerId layer) const {
     const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
     const int64_t matrix = slots * shape_.owned.kv_heads * config_.head_dim * method_.sketch_dims;
@@ -97,11 +101,12 @@ class LayerViews {
             .per_slot = method_.prompt_columns};
   }
 
+  // Consecutive layers alternate between the selections and fetch lists of the workspace, if it has two.
   size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
-  const Selection& Chosen(LayerId layer) const { return work_.selection[Turn(layer)]; }
+  const Selection& Selected(LayerId layer) const { return work_.selection[Turn(layer)]; }
   const FetchList& List(LayerId layer) const { return work_.fetch_lists[Turn(layer)]; }
 
-  // Where a layer's fetched entries are: places that all layers share in turn, or its part of the hot set.
+  // A layer's fetch buffer: its part of the hot set, or memory that all layers share in turn.
   FetchBuffer Fetched(LayerId layer) const {
     const int64_t lists = shape_.pool.max_sequences * shape_.owned.kv_heads, capacity = shape_.fetch_rows();
     FetchBuffer buffer{.layout = pool_.options().layout, .data = fetch_memory_, .capacity = capacity};

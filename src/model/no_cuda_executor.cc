@@ -1,4 +1,4 @@
-// Compiled instead of cuda_executor.cc where the build has no GPU backend.
+// Compiled instead of cuda_executor.cc in builds without CUDA.
 #include "base/check.h"
 #include "model/cuda_executor.h"
 

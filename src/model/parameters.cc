@@ -15,7 +15,7 @@ const LayerSpec& SpecOf(const ModelConfig& config, const Parameter& parameter) {
 ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) {
   const bool bias = parameter.part == WeightPart::kBias;
   if (parameter.role == WeightRole::kQueryNorm || parameter.role == WeightRole::kKeyNorm) {
-    if (bias || !SpecOf(config, parameter).qk_norm) return {};
+    if (bias || SpecOf(config, parameter).qk_norm == QkNorm::kNone) return {};
     return {.rows = 1, .cols = config.head_dim, .meaning = "head_dim"};
   }
   const bool final = parameter.role == WeightRole::kFinalNorm;
@@ -25,7 +25,7 @@ ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) 
   return {.rows = 1, .cols = config.hidden, .stored = norm.affine, .meaning = "hidden"};
 }
 
-// The weight of a linear map (rows are outputs) or a table.
+// The shape of a linear map's weight (rows are outputs) or of a table.
 ParameterShape MatrixShape(const ModelConfig& config, const Parameter& parameter) {
   const int64_t hidden = config.hidden, ffn = config.ffn;
   const int64_t q_size = config.heads * config.head_dim, kv_size = config.kv_heads * config.head_dim;

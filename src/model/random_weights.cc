@@ -1,22 +1,22 @@
-// Random weights for benchmarks. A value depends on the seed, its matrix and its position alone, so that any number of
-// threads gives the same bytes.
+// Random weights for benchmarks. A value depends only on the seed, its matrix and its position, so the result does not
+// depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <utility>
 
 #include "base/thread_pool.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 
 namespace infinigen {
 namespace {
 
-// Elements of one task: large enough to hide the hand-over, small enough to balance two threads.
+// Elements of one task: large enough to hide the overhead of a task, small enough to balance the threads.
 constexpr int64_t kTaskElements = int64_t{1} << 18;
 constexpr float kBiasDeviation = 0.02f;
 
-// Mixes all bits of a counter (the finaliser of SplitMix64): one call gives four 16-bit values.
+// Mixes all bits of a counter (the finaliser of SplitMix64). One call gives four 16-bit values.
 uint64_t Mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15u;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -28,7 +28,7 @@ float FromFloat(float value, float /*tag*/) { return value; }
 BF16 FromFloat(float value, BF16 /*tag*/) { return ToBF16(value); }
 F16 FromFloat(float value, F16 /*tag*/) { return ToF16(value); }
 
-// Uniform around `mean` with the given standard deviation: elements [begin, end) of the stream `stream`.
+// Fills elements [begin, end) of the stream `stream`: uniform around `mean` with the given standard deviation.
 template <class T>
 void FillRange(T* data, int64_t begin, int64_t end, uint64_t stream, float mean, float deviation) {
   const float step = deviation * std::sqrt(3.0f) / 32768.0f;  // 16 bits onto [-√3σ, √3σ)
@@ -47,9 +47,9 @@ class RandomMaker {
   RandomMaker(WeightStorage& storage, DType type, uint64_t seed, int threads)
       : storage_(storage), type_(type), seed_(seed), pool_(threads) {}
 
-  // The next parameter. Each call draws from a stream of its own.
+  // Makes the next parameter. Each call draws from its own stream.
   Status Make(const ModelConfig& config, const Parameter& parameter, const ParameterShape& shape, WeightView& matrix) {
-    // Rows that are looked up, not multiplied, have unit variance; products of the others have that of their input.
+    // Embeddings have unit variance; other matrices preserve the variance of their input.
     const bool looked_up = parameter.role == WeightRole::kEmbedding && !config.tied_embeddings;
     return Fill(WeightTypeOf(type_), shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)),
                 matrix);
@@ -70,7 +70,7 @@ class RandomMaker {
     ASSIGN_OR_RETURN(Buffer buffer, Buffer::Make(storage_.allocator, static_cast<size_t>(view->bytes())));
     std::byte* const data = buffer.data();
     storage_.buffers.push_back(std::move(buffer));
-    // Positions are below 2^40: streams differ in the bits above, then all bits are mixed.
+    // Positions are below 2^40, so streams differ in the bits above.
     const uint64_t stream = Mix(seed_) ^ (next_stream_++ << 40);
     const int64_t elements = shape.count();
     DispatchPlain(type, [&](auto tag) {

@@ -1,6 +1,5 @@
-// Sequence: one sequence of an executor, from admission to release. The loop "admit, prefill, look at logits, release"
-// for everything that drives an executor without the engine: calibration, evaluation, benchmarks. Same thread as the
-// executor's.
+// Sequence: owns one sequence of an executor, from admission to release, for code that uses an executor without the
+// engine: calibration, evaluation, benchmarks. Called from the executor's thread.
 #pragma once
 
 #include <functional>
@@ -14,7 +13,7 @@ namespace infinigen {
 
 class Sequence {
  public:
-  // Called after every prefill unit; false gives the prefill up.
+  // Called after every prefill unit; returning false aborts the prefill.
   using OnUnit = std::function<bool(int64_t done, int64_t units)>;
 
   // kExhausted when there is no room now. The executor outlives the sequence.
@@ -34,8 +33,8 @@ class Sequence {
 
   SeqSlot slot() const { return slot_; }
 
-  // `tokens` become rows first_row, first_row + 1, …; rows before them stay, and a prefill before this one ends. False:
-  // on_unit gave up. Afterwards Logits may be asked for, until EndPrefill or the next prefill.
+  // Ends any earlier prefill and prefills `tokens` as rows first_row, first_row + 1, …; rows before them stay. False if
+  // on_unit aborted. Logits are available until EndPrefill or the next prefill.
   Result<bool> Prefill(std::span<const int32_t> tokens, PrefillKind kind, const OnUnit& on_unit,
                        int64_t first_row = 0) {
     executor_->EndPrefill(slot_);
@@ -43,9 +42,9 @@ class Sequence {
     const int64_t units = executor_->PrefillUnits(slot_);
     for (int64_t done = 1;; ++done) {
       const bool whole = executor_->RunPrefillUnit(slot_);
-      const bool goes_on = !on_unit || on_unit(done, units);
+      const bool aborted = on_unit && !on_unit(done, units);
       if (whole) return true;
-      if (!goes_on) return false;
+      if (aborted) return false;
     }
   }
   // Logits [count][vocab] after tokens [first, first + count) of the prefill.

@@ -1,10 +1,10 @@
-// WeightStream: matrices of layers that do not fit on the device. They stay in host memory and are copied over the link
-// while other layers compute.
+// WeightStream: weights of layers that do not fit on the device. Their matrices stay in host memory and are copied over
+// the link while other layers compute. Called by the decoder only.
 //
-// The streamed layers are spread evenly over the depth, so that one is copied while the resident layers between two of
-// them compute. The matrices of a layer are one block, which is one copy. The device has two device blocks for blocks,
-// used in turn. In the order of a forward pass a layer's block is prefetched; a layer that is asked for and is not
-// there is copied then, so any order of layers works. Norms and biases stay on the device. Called by the decoder only.
+// Streamed layers are spread evenly over the depth, so that one is copied while the resident layers between two of them
+// compute. The matrices of a layer are one block in host memory, which is one copy. The device has memory for two
+// blocks. Blocks are prefetched in the order of a forward pass; a layer that is used in another order is copied on
+// demand. Norms and biases stay on the device.
 #pragma once
 
 #include <algorithm>
@@ -17,26 +17,26 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 
 namespace infinigen {
 
-// Which layers are streamed when the share `on_device` of them stays: as evenly spread as can be, the last one
-// included.
+// Whether a layer is streamed when the share `on_device` of the layers is resident. Streamed layers are spread evenly;
+// the last layer is one of them.
 inline bool IsStreamed(int64_t layer, int64_t layers, double on_device) {
   const auto streamed = static_cast<int64_t>(std::llround((1.0 - on_device) * static_cast<double>(layers)));
   return (layer + 1) * streamed / layers > layer * streamed / layers;
 }
 
-// Calls visit(matrix) for the matrices of a layer, in the order in which they lie in a block.
+// Calls visit(matrix) for the matrices of a layer, in the order of a block.
 template <class Visit>
 void VisitMatrices(LayerWeights& layer, Visit&& visit) {
   VisitLayer(0, layer, [&](const Parameter&, auto& view) {
     if constexpr (std::is_same_v<decltype(view), WeightView&>) visit(view);
   });
 }
-// Bytes that a matrix takes in a block, where each starts at a multiple of 256.
+// Bytes of a matrix in a block, where each begins at a multiple of 256.
 inline size_t MatrixBytes(const WeightView& matrix) { return (static_cast<size_t>(matrix.bytes()) + 255) / 256 * 256; }
 inline size_t BlockBytes(LayerWeights layer) {
   size_t bytes = 0;
@@ -49,8 +49,8 @@ class WeightStream {
  public:
   explicit WeightStream(B& backend) : backend_(backend) {}
 
-  // `layers` have their matrices where they were loaded. Those of streamed layers are copied to host memory that the
-  // link reads fast; their views have no address from here on, except in what Use returns.
+  // Copies the matrices of streamed layers to pinned host memory and sets their views in `layers` to null; from here on
+  // only Use returns their addresses.
   Status Start(std::span<LayerWeights> layers, double on_device) {
     const auto count = static_cast<int64_t>(layers.size());
     blocks_.resize(layers.size());
@@ -64,7 +64,7 @@ class WeightStream {
         if (!matrix) return;
         std::memcpy(block.data() + at, matrix.data, static_cast<size_t>(matrix.bytes()));
         at += MatrixBytes(matrix);
-        matrix.data = nullptr;  // Use gives it an address
+        matrix.data = nullptr;
       });
       largest = std::max(largest, block.bytes());
       blocks_[static_cast<size_t>(i)] = std::move(block);
@@ -74,7 +74,7 @@ class WeightStream {
       if (streamed_.empty()) break;
       ASSIGN_OR_RETURN(block.memory, Buffer::Make(backend_.compute_memory(), largest));
     }
-    // From here on both device blocks are full, and Done keeps them so.
+    // From here on both device blocks are full; Done refills them.
     for (size_t i = 0; i < std::min(device_blocks_.size(), streamed_.size()); ++i) Bring(streamed_[i], i);
     return Ok();
   }
@@ -82,7 +82,7 @@ class WeightStream {
   bool streams_any() const { return !streamed_.empty(); }
   bool streams(LayerId layer) const { return !streamed_.empty() && blocks_[layer.index()].bytes() > 0; }
 
-  // The layer with its matrices where compute can read them, from here on until Done.
+  // The layer's weights with matrices on the device, valid for the compute queue until Done.
   LayerWeights Use(LayerId layer, LayerWeights weights) {
     if (!streams(layer)) return weights;
     const size_t block_index = Find(layer.value());
@@ -100,7 +100,8 @@ class WeightStream {
     return weights;
   }
 
-  // Compute has enqueued its last use of the layer: the next streamed layer that is not on the device takes its block.
+  // To be called after the last use of the layer was enqueued: starts to copy the next streamed layer that is not on
+  // the device to its block.
   void Done(LayerId layer) {
     if (!streams(layer)) return;
     const size_t block_index = Find(layer.value());
@@ -129,7 +130,7 @@ class WeightStream {
   }
   size_t Oldest() const { return device_blocks_[0].used <= device_blocks_[1].used ? 0 : 1; }
 
-  // The layer that had the block may not be Done: the prompt in the middle of it copies it again.
+  // On demand. The block's present layer may still be in use by a prompt, which copies it again later.
   void BringNow(int32_t layer, size_t block_index) {
     DeviceBlock& at = device_blocks_[block_index];
     if (std::exchange(at.in_use, false)) at.free = backend_.Record(Queue::kCompute);
@@ -146,17 +147,17 @@ class WeightStream {
   }
 
   B& backend_;
-  std::vector<Buffer> blocks_;     // [layers]; empty where a layer is resident
-  std::vector<int32_t> streamed_;  // layers, ascending
+  std::vector<Buffer> blocks_;     // [layers] in host memory; empty if the layer is resident
+  std::vector<int32_t> streamed_;  // the streamed layers, ascending
   std::array<DeviceBlock, 2> device_blocks_;
   uint64_t uses_ = 0;
 };
 
-// A model's weights where `backend` reads them: views of the same shapes, on a GPU into its memory. Layers beyond the
-// share `on_device` are streamed: their matrices stay on the host.
+// Copies a model's weights to memory that `backend` reads (on a GPU: device memory) and returns their views. The share
+// `on_device` of the layers is resident; matrices of the others are streamed.
 template <Backend B>
 Result<WeightViews> LoadWeightsTo(B& backend, WeightStream<B>& stream, const WeightViews& host, double on_device) {
-  // Types are checked before anything is copied, those of streamed matrices too.
+  // Check all types, including those of streamed matrices, before anything is copied.
   RETURN_IF_ERROR(VisitParameters(host, [&](const Parameter&, const auto& view) -> Status {
     if constexpr (std::is_same_v<decltype(view), const WeightView&>)
       return backend.CheckWeight(view.type);

@@ -8,13 +8,13 @@
 
 #include "base/utf8.h"
 #include "model/family.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 
 namespace infinigen {
 namespace {
 
-// Small vectors are packed into blocks of this size: a page each would let a file of many tiny tensors take far more
-// memory than it has bytes.
+// Vectors are packed into blocks of this size. With a page for each, a file of many tiny tensors could take far more
+// memory than its size.
 constexpr size_t kVectorBlockBytes = size_t{64} << 10;
 constexpr size_t kVectorAlignment = 64;
 
@@ -38,7 +38,7 @@ class WeightLoader {
  private:
   std::string NameOf(const Parameter& parameter) const { return TensorName(*config_.family, prefix_, parameter); }
 
-  // The embedding is in every model: its name tells which prefix the file uses.
+  // Every model has an embedding; its name shows which prefix the file uses.
   Status FindPrefix() {
     for (const std::string_view prefix : config_.family->prefixes) {
       prefix_ = prefix;
@@ -53,7 +53,7 @@ class WeightLoader {
                    config_.layers);
   }
 
-  // The stored bytes of a parameter, after name, type and shape were checked.
+  // The stored bytes of a parameter. Checks name, type and shape.
   Result<WeightView> Require(const Parameter& parameter, const ParameterShape& expected) {
     const std::string name = NameOf(parameter);
     const StoredTensor* const tensor = source_.Find(name);
@@ -65,17 +65,17 @@ class WeightLoader {
     const std::array<int64_t, 2> extents = {expected.rows, expected.cols};
     const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
     if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
-      return Invalid("{}: tensor '{}' has shape {}, config.json implies {} ({})", tensor->path, name,
+      return Invalid("{}: tensor '{}' has shape {}, but config.json implies {} ({})", tensor->path, name,
                      FormatShape(tensor->shape), FormatShape(wanted), expected.meaning);
     Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, expected.rows, expected.cols);
     if (!view.ok()) return Invalid("{}: tensor '{}': {}", tensor->path, name, view.error().message);
     if (view->bytes() != std::ssize(tensor->bytes))
-      return Invalid("{}: tensor '{}' has {} bytes, its shape {} needs {}", tensor->path, name, tensor->bytes.size(),
-                     FormatShape(tensor->shape), view->bytes());
+      return Invalid("{}: tensor '{}' has {} bytes, but its shape {} needs {}", tensor->path, name,
+                     tensor->bytes.size(), FormatShape(tensor->shape), view->bytes());
     return view;
   }
 
-  // In place, unless its bytes lie at an odd address for their type.
+  // A view into the file, or a copy if the data is not aligned for its type.
   Status LoadInto(WeightView& matrix, const Parameter& parameter, const ParameterShape& shape) {
     ASSIGN_OR_RETURN(matrix, Require(parameter, shape));
     if (reinterpret_cast<uintptr_t>(matrix.data) % AlignmentOf(matrix.type) == 0) return Ok();
@@ -106,7 +106,7 @@ class WeightLoader {
     return std::span(data, static_cast<size_t>(length));
   }
 
-  // Widened to f32.
+  // A copy, converted to f32.
   Status LoadInto(ConstTensor& vector, const Parameter& parameter, const ParameterShape& shape) {
     if (!shape.stored) {
       ASSIGN_OR_RETURN(vector, Constant(parameter, shape.cols));
@@ -119,7 +119,7 @@ class WeightLoader {
     return Ok();
   }
 
-  // The ones or zeros of a norm without parameters; one vector of each serves them all.
+  // Ones or zeros for norms without parameters; shared by all of them.
   Result<ConstTensor> Constant(const Parameter& parameter, int64_t length) {
     const bool ones = parameter.part == WeightPart::kWeight;
     ConstTensor& constant = constants_[ones];
@@ -136,11 +136,11 @@ class WeightLoader {
     WeightView& head = weights.lm_head.weight;
     if (shape.stored || source_.Find(name)) RETURN_IF_ERROR(LoadInto(head, parameter, shape));
     if (shape.stored) return Ok();
-    // Some exporters write the shared matrix twice. A second one that differs belongs to another model.
+    // Some exporters write a tied matrix twice. If the copies differ, the matrix is not tied.
     const WeightView& embedding = weights.embedding;
     if (head &&
         (head.type != embedding.type || std::memcmp(head.data, embedding.data, static_cast<size_t>(head.bytes())) != 0))
-      return Invalid("{}: tensor '{}' differs from the embedding, but config.json says tie_word_embeddings",
+      return Invalid("{}: tensor '{}' differs from the embedding, but config.json sets tie_word_embeddings",
                      source_.where(), name);
     head = embedding;
     return Ok();
@@ -149,7 +149,7 @@ class WeightLoader {
   Status RefuseExtras() const {
     for (const StoredTensor& tensor : source_.tensors()) {
       if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name))
-        return Unsupported("{}: tensor {} of shape {} has no place in a {} model as config.json describes it",
+        return Unsupported("{}: tensor {} of shape {} is unknown in the {} model that config.json describes",
                            tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name);
     }
     return Ok();
@@ -160,8 +160,8 @@ class WeightLoader {
   WeightStorage& storage_;
   std::string_view prefix_;
   std::unordered_set<const StoredTensor*> used_;
-  std::array<ConstTensor, 2> constants_;  // zeros and ones, f32; null until asked for
-  std::byte* block_next_ = nullptr;       // free space of the last vector block
+  std::array<ConstTensor, 2> constants_;  // zeros and ones, f32; null until needed
+  std::byte* block_next_ = nullptr;       // free part of the last vector block
   size_t block_left_ = 0;
 };
 

@@ -5,10 +5,11 @@
 namespace infinigen {
 namespace {
 
-// Rows of logits computed at once when a whole prompt's are wanted: enough to amortise reading the head, 16 MiB at 128K
-// words.
+// Rows of logits computed at once for a prompt: enough to amortise reading the output matrix; 16 MiB at a vocabulary of
+// 128K.
 constexpr int64_t kLogitRows = 32;
 
+// Hands out consecutive parts of a block, 64-byte aligned; without a block it only adds up their sizes.
 class Carver {
  public:
   explicit Carver(std::byte* base) : base_(base) {}
@@ -81,29 +82,29 @@ void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
                 .quotas = w.retained_quotas};
 }
 
-PromptCache WalkStage(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
+PromptCache WalkPromptCache(Carver& carver, const WorkspaceShape& shape, int64_t tokens) {
   const EntryLayout& layout = shape.pool.layout;
   const int64_t heads = shape.owned.kv_heads, extents = (tokens + kExtentTokens - 1) / kExtentTokens;
-  PromptCache stage;
-  stage.quota = carver.Array<int32_t>(1);
-  stage.extents = carver.Array<std::byte*>(extents);
+  PromptCache prompt;
+  prompt.quota = carver.Array<int32_t>(1);
+  prompt.extents = carver.Array<std::byte*>(extents);
   std::byte* entries = carver.Take(static_cast<size_t>(tokens) * layout.row_bytes());
-  stage.cache.entries = {
-      .layout = layout, .extents = stage.extents, .extents_per_slot = extents, .quotas = stage.quota};
-  stage.entries = entries;
+  prompt.cache.entries = {
+      .layout = layout, .extents = prompt.extents, .extents_per_slot = extents, .quotas = prompt.quota};
+  prompt.entries = entries;
   if (shape.method.has_index()) {
     const size_t head_bytes = shape.sketch_layout().head_bytes(tokens);
-    stage.cache.sketches = {.layout = shape.sketch_layout(),
-                            .data = carver.Take(static_cast<size_t>(heads) * head_bytes),
-                            .head_stride = head_bytes,
-                            .slot_stride = static_cast<size_t>(heads) * head_bytes};
+    prompt.cache.sketches = {.layout = shape.sketch_layout(),
+                             .data = carver.Take(static_cast<size_t>(heads) * head_bytes),
+                             .head_stride = head_bytes,
+                             .slot_stride = static_cast<size_t>(heads) * head_bytes};
   }
-  stage.cache.retained = {.positions = carver.Array<int32_t>(heads * tokens),
-                          .priorities = carver.Array<float>(heads * tokens),
-                          .capacity = tokens,
-                          .kv_heads = heads,
-                          .quotas = stage.quota};
-  return stage;
+  prompt.cache.retained = {.positions = carver.Array<int32_t>(heads * tokens),
+                           .priorities = carver.Array<float>(heads * tokens),
+                           .capacity = tokens,
+                           .kv_heads = heads,
+                           .quotas = prompt.quota};
+  return prompt;
 }
 
 Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
@@ -151,13 +152,13 @@ Workspace Workspace::Carve(std::byte* base, const WorkspaceShape& shape) {
 
 size_t PromptCache::Bytes(const WorkspaceShape& shape, int64_t tokens) {
   Carver carver(nullptr);
-  WalkStage(carver, shape, tokens);
+  WalkPromptCache(carver, shape, tokens);
   return carver.used();
 }
 
 PromptCache PromptCache::Carve(std::byte* base, const WorkspaceShape& shape, int64_t tokens) {
   Carver carver(base);
-  return WalkStage(carver, shape, tokens);
+  return WalkPromptCache(carver, shape, tokens);
 }
 
 }  // namespace infinigen

@@ -1,5 +1,5 @@
-// The decoder's fixed memory on the compute device: one block, carved once. What a plan prints is what is allocated,
-// because both come from the same walk.
+// Workspace: the decoder's fixed memory on the compute device, one block that is carved into arrays. The same walk over
+// the arrays computes the planned size and the addresses, so a plan always equals the allocation.
 #pragma once
 
 #include <algorithm>
@@ -7,44 +7,44 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kv/cache_view.h"
-#include "kv/fetch_view.h"
 #include "kv/method.h"
 #include "kv/pool.h"
+#include "kv/retain_view.h"
+#include "kv/selection_view.h"
 #include "model/config.h"
 #include "tensor/view.h"
 
 namespace infinigen {
 
-// What the sizes follow from.
+// Everything that the sizes depend on. Referenced objects outlive it.
 struct WorkspaceShape {
   const ModelConfig& config;
   const PoolOptions& pool;
   const KvMethod& method;
-  OwnedHeads owned;  // pool.layout.kv_heads are its KV heads
+  OwnedHeads owned;  // owned.kv_heads = pool.layout.kv_heads
   int64_t max_batch = 1;
   int64_t chunk = 1;  // tokens of a prefill unit
   DType activation = DType::kF32;
-  bool remote = false;     // the pool is behind a link
-  bool fetches = false;    // selected entries are copied to the device
+  bool remote = false;     // the pool is reached over a link
+  bool fetches = false;    // selected entries are fetched
   double forced_hits = 0;  // share of a selection that counts as hits, for benchmarks
-  int64_t hot_rows = 0;    // hot-set slots of each (sequence, layer, KV head); 0: no hot set
+  int64_t hot_rows = 0;    // hot-set cells of each (sequence, layer, KV head); 0: no hot set
 
-  // What a layer leaves for the next one's guess: a norm's output, or the residual stream itself.
+  // Type of the input of a guess, which is the output of a norm, or the residual stream (f32).
   DType guess_type() const {
     return config.specs.front().norm_placement == NormPlacement::kBefore ? activation : DType::kF32;
   }
   int64_t query_width() const { return owned.heads * config.head_dim; }
   int64_t key_width() const { return owned.kv_heads * config.head_dim; }
 
-  // Tokens of any call.
+  // The most tokens that any operation processes at once.
   int64_t tokens() const { return std::max(max_batch, chunk); }
-  // Tokens whose selections exist at once; a longer run of steps goes in parts.
+  // The most tokens that select at once; a longer run of steps is divided.
   int64_t select_tokens() const { return std::max<int64_t>(max_batch, 8); }
   SketchLayout sketch_layout() const {
     return {.type = method.sketch_type, .kv_heads = owned.kv_heads, .dims = method.sketch_dims};
   }
-  // What the selection method keeps beside the entries.
+  // The selection method's index; empty if it has none.
   IndexGeometry index() const {
     if (!method.has_index()) return {};
     return {.layout = method.select->index({config.head_dim, method.sketch_type, method.sketch_dims}),
@@ -54,15 +54,15 @@ struct WorkspaceShape {
             .rows = retained_rows()};
   }
   QuotaRule quotas() const { return QuotasOf(method, pool.layout, config.layers, pool.max_sequences); }
-  // Rows of the longest sequence in layers that evict.
+  // The most rows of a sequence in layers that evict.
   int64_t retained_rows() const { return method.evicts() ? quotas().LargestQuota(pool.max_tokens) : pool.max_tokens; }
-  // A prompt has memory on the stages of a remote pool while it is read. Where steps walk all rows, every sequence has
-  // it for good; layers that evict have a stage of another kind.
+  // A prompt gets memory on the stages of a remote pool for the time of its prefill. Not needed where steps read all
+  // rows, because sequences then have stage memory permanently, nor for evicting layers, which use a PromptCache.
   bool stages_prompts() const { return remote && method.selects() && (!method.evicts() || method.dense_layers > 0); }
-  // Rows of the longest sequence on the stage of a remote pool, where steps walk them all.
+  // The most rows of a sequence on a stage, where steps read all rows of a remote pool.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? retained_rows() : pool.max_tokens; }
-  // Rows that a step attends to at most, in layers that select, by the method's own rule. A sequence whose rule lets it
-  // have more reads them where they are.
+  // The most rows that a step selects by the method's own rule. If a request sets a larger cap, its selections may not
+  // fit the fetch buffer; they are then read in the pool.
   int64_t selected_rows() const {
     const SelectRule& rule = method.rule;
     const int64_t n = retained_rows(), page = method.select->page_rows;
@@ -70,22 +70,21 @@ struct WorkspaceShape {
     const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
   }
-  // Where the guess is what the layer before began with, a layer's entries are on their way while that one still waits
-  // for its own: two layers have a selection at once.
+  // With kPrevLayer a layer's fetch starts while the layer before still uses its own selection, so two are needed.
   bool fetches_early() const { return fetches && method.from == GuessSource::kPrevLayer; }
   int64_t selections() const { return fetches_early() ? 2 : 1; }
-  // Places of each (sequence, KV head) for entries that were fetched: of the layers that need them at once, or of a hot
-  // set in every layer.
+  // Cells of each (sequence, KV head) in a fetch buffer, and number of fetch buffers: one for each layer that selects
+  // if they are a hot set, otherwise one for each concurrent selection.
   int64_t fetch_rows() const { return hot_rows > 0 ? hot_rows : selected_rows(); }
   int64_t fetch_layers() const {
     return !fetches ? 0 : hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : selections();
   }
-  // Of one layer, sequence and KV head, tables included.
+  // Fetch buffer of one layer, sequence and KV head, including the tables of a hot set.
   size_t fetch_list_bytes() const {
     const size_t tables = hot_rows > 0 ? static_cast<size_t>(2 * fetch_rows() + retained_rows()) * sizeof(int32_t) : 0;
     return static_cast<size_t>(fetch_rows()) * pool.layout.entry_bytes() + tables;
   }
-  // Of one layer; the next one's entries are as well aligned as its own.
+  // Fetch buffer of one layer, padded so that the next layer's is aligned.
   size_t fetch_layer_bytes() const {
     return (static_cast<size_t>(pool.max_sequences * owned.kv_heads) * fetch_list_bytes() + 255) / 256 * 256;
   }
@@ -93,15 +92,15 @@ struct WorkspaceShape {
 };
 
 struct Workspace {
-  // T = shape.tokens(), S = shape.select_tokens(); activation type unless said otherwise.
+  // T = shape.tokens(), S = shape.select_tokens(). Tensors have the activation type unless a type is stated.
   Tensor step_residual;  // [max_batch][hidden] f32
   Tensor normed;         // [T][hidden]
-  Tensor narrow;         // [T][embed_dim], models with projections only
-  Tensor q;              // [T][heads·head_dim], owned heads here and below
+  Tensor narrow;         // [T][embed_dim]; only for models with projections
+  Tensor q;              // [T][heads·head_dim]; owned heads here and below
   Tensor k, v;           // [T][kv_heads·head_dim]
-  Tensor mixed;          // [T][heads·head_dim], attention's output
-  Tensor gate, up;       // [T][ffn]; gate only where an MLP is gated
-  Tensor rope;           // [ropes·T][head_dim] f32: cosines, sines; one table after the other
+  Tensor mixed;          // [T][heads·head_dim], output of attention
+  Tensor gate, up;       // [T][ffn]; gate only if some MLP is gated
+  Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other
   Tensor frequencies;    // [ropes][head_dim/2] f32
   Tensor logits;         // [max(max_batch, kLogitRows)][vocab] f32
 
@@ -111,39 +110,39 @@ struct Workspace {
   std::byte** tables = nullptr;  // [layers][max_sequences][extents_per_slot]
   int32_t* quotas = nullptr;     // [max_sequences]
 
-  // Only where layers evict.
+  // Only if layers evict.
   int32_t* retained_rows = nullptr;      // [T] the last row of each token's cache
   int32_t* retained_quotas = nullptr;    // [max_sequences]
   int32_t* own_rows = nullptr;           // [T][kv_heads]
-  int32_t* zeros = nullptr;              // [T] slots of a stage, which has one
-  EvictionState eviction;                // of the first layer that evicts; the others follow
-  SelectionTotals* uncounted = nullptr;  // [1] of selections that are no step
+  int32_t* zeros = nullptr;              // [T] slots in a PromptCache, which has only slot 0
+  EvictionState eviction;                // of the first layer that evicts; the next layers' follow
+  SelectionTotals* uncounted = nullptr;  // [1] totals of selections outside of steps, which are ignored
 
   // Only for methods that need them.
-  Tensor step_guess;                   // [max_batch][hidden], what the layer before left for the next one's guess
+  Tensor step_guess;                   // [max_batch][hidden], input of the next layer's guess
   Tensor guess_q;                      // [T][heads·head_dim], the guessed query
   Tensor last_q;                       // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
   Tensor sketch_q;                     // [S][heads·dims] f32
-  std::array<Selection, 2> selection;  // of S tokens; the second only where a shape has two selections
-  std::array<FetchList, 2> fetch_lists;  // of the selections, where they are fetched
-  FetchTotals* fetch_totals = nullptr;   // [layers][max_sequences], likewise
-  FetchClock* clocks = nullptr;          // [layers], where the pool is remote
+  std::array<Selection, 2> selection;  // of S tokens; the second only if shape.selections() is 2
+  std::array<FetchList, 2> fetch_lists;  // of the selections, if they are fetched
+  FetchTotals* fetch_totals = nullptr;   // [layers][max_sequences], if selections are fetched
+  FetchClock* clocks = nullptr;          // [layers], if the pool is remote
   SelectRule* rules = nullptr;           // [max_sequences]
   SelectionTotals* totals = nullptr;     // [layers][max_sequences]
   MassTotals* mass = nullptr;            // [layers]
-  float* basis = nullptr;                // [sketch_layers][1 or max_sequences] of query, key, key_offset
+  float* basis = nullptr;                // [index layers] of {query, key, key_offset}, see LayerViews::Basis
 
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.
   static Workspace Carve(std::byte* base, const WorkspaceShape& shape);
 };
 
-// Where the prompt of a sequence that evicts lies while one layer is prefilled: a cache of one slot with room for all
-// of it. Only survivors enter the pool.
+// The temporary cache of a prompt in one layer that evicts: one slot with room for the whole prompt. Only the survivors
+// are copied to the pool.
 struct PromptCache {
   LayerCache cache;
   std::byte* entries = nullptr;   // [tokens] rows, extent after extent
-  std::byte** extents = nullptr;  // the table, still to be written
+  std::byte** extents = nullptr;  // [extents] the table, written by CacheAttention::OpenPromptCache
   int32_t* quota = nullptr;       // [1]
 
   LayerIndex index() const { return {cache.sketches.data, cache.sketches.head_stride, cache.sketches.slot_stride}; }

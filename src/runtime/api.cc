@@ -1,5 +1,5 @@
-// The public C++ API (include/infinigen/infinigen.h) over runtime. Here Results become exceptions, and requests, whose
-// callbacks run on the engine's thread, become streams that any thread can read.
+// Implements the public C++ API (include/infinigen/infinigen.h) on top of runtime. Results become exceptions here, and
+// requests, whose callbacks run on the engine's thread, become streams that any thread can read.
 #include <infinigen/infinigen.h>
 
 #include <atomic>
@@ -10,20 +10,20 @@
 #include <random>
 #include <utility>
 
-#include "runtime/describe.h"
 #include "runtime/engine_thread.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
+#include "runtime/report.h"
+#include "runtime/requests.h"
 #include "runtime/run_options.h"
-#include "runtime/text.h"
 
 namespace infinigen::v1 {
 namespace {
 
-// Tokens that go through a layer in one turn: short prompts get going together, and no stream waits for more.
+// Prompt tokens that go through one layer per turn: short prompts start together, and running streams wait for no more.
 constexpr int64_t kTurnPrefillTokens = 256;
-// The shortest context that an engine starts with where memory does not hold what the model was made for.
+// The shortest context that an engine starts with if memory does not hold the model's context.
 constexpr int64_t kLeastContext = 256;
 
 [[noreturn]] void Throw(const infinigen::Error& error) {
@@ -77,14 +77,15 @@ SamplingOptions SamplingOf(const Sampling& sampling) {
 
 void CheckSampling(const Sampling& s) {
   const auto refuse = [](const char* what) { Throw(Invalid("sampling: {}", what)); };
-  if (!(s.temperature >= 0 && s.temperature <= 1000)) refuse("the temperature is not between 0 and 1000");
-  if (s.top_k < 0) refuse("top_k is negative");
-  if (!(s.top_p > 0 && s.top_p <= 1)) refuse("top_p is not above 0 and at most 1");
-  if (!(s.min_p >= 0 && s.min_p <= 1)) refuse("min_p is not between 0 and 1");
-  if (!(s.repeat_penalty > 0 && s.repeat_penalty <= 1000)) refuse("the repeat penalty is not above 0 and at most 1000");
-  if (s.repeat_window < 0) refuse("the repeat window is negative");
+  if (!(s.temperature >= 0 && s.temperature <= 1000)) refuse("temperature must be between 0 and 1000");
+  if (s.top_k < 0) refuse("top_k must not be negative");
+  if (!(s.top_p > 0 && s.top_p <= 1)) refuse("top_p must be above 0 and at most 1");
+  if (!(s.min_p >= 0 && s.min_p <= 1)) refuse("min_p must be between 0 and 1");
+  if (!(s.repeat_penalty > 0 && s.repeat_penalty <= 1000)) refuse("repeat_penalty must be above 0 and at most 1000");
+  if (s.repeat_window < 0) refuse("repeat_window must not be negative");
   for (const float penalty : {s.presence_penalty, s.frequency_penalty})
-    if (!(penalty >= -1000 && penalty <= 1000)) refuse("a penalty is not between -1000 and 1000");
+    if (!(penalty >= -1000 && penalty <= 1000))
+      refuse("presence_penalty and frequency_penalty must be between -1000 and 1000");
 }
 
 Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
@@ -131,7 +132,8 @@ struct Model::Impl {
   std::string chat_refusal;
 
   const Tokenizer& tokenizer() const {
-    if (model->tokenizer == nullptr) Throw(Invalid("{} has no tokenizer: prompts are token ids", model->config.name));
+    if (model->tokenizer == nullptr)
+      Throw(Invalid("{} has no tokenizer; pass prompts as token ids", model->config.name));
     return *model->tokenizer;
   }
 };
@@ -225,12 +227,12 @@ Plan MakePlan(const Model& model, const Options& options) { return PlanAccess::M
 
 // ---- Engine and Stream ----
 
-// What a running engine is made of, in the order in which it is made; streams hold it weakly.
+// The parts of a running engine, in the order of construction. Streams hold weak pointers to it.
 struct EngineCore {
-  std::shared_ptr<const void> model;  // keeps the weights that the executor reads
+  std::shared_ptr<const void> model;  // keeps the executor's weights alive
   std::unique_ptr<Executor> executor;
   infinigen::Engine engine;
-  EngineThread thread;  // last: it uses the others
+  EngineThread thread;  // last member: it uses the others
 
   EngineCore(std::shared_ptr<const void> model_, std::unique_ptr<Executor> executor_,
              const infinigen::EngineOptions& options)
@@ -280,7 +282,7 @@ struct Stream::Impl {
   }
 
   const std::weak_ptr<EngineCore> core;
-  RequestId id;  // fixed when Submit returns
+  RequestId id;  // set before Submit returns, then constant
   TextStream decoder;
   std::atomic<bool> cancelled{false};
 
@@ -363,7 +365,8 @@ Stream Engine::Submit(const Request& request) {
   if (request.max_tokens < 0) Throw(Invalid("max_tokens is {}, it must not be negative", request.max_tokens));
   const Tokenizer* const tokenizer = impl_->model->model->tokenizer.get();
   if (tokenizer == nullptr && !request.stop.empty())
-    Throw(Invalid("the model has no tokenizer, so there is no text to look for stop strings in"));
+    Throw(Invalid("stop strings need a tokenizer, and this model has none"));
+  if (request.prompt.empty() && request.tokens.empty()) Throw(Invalid("the request has neither prompt nor tokens"));
   auto stream = std::make_shared<Stream::Impl>(impl_->core, tokenizer, request.stop);
   infinigen::Request inner{.prompt = request.tokens,
                            .max_new_tokens = request.max_tokens,

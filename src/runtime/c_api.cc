@@ -1,5 +1,5 @@
-// The C ABI (include/infinigen/infinigen_c.h) over the C++ API. Every function body runs inside Guard, so that whatever
-// is thrown becomes a status and a sentence; nothing crosses the boundary.
+// Implements the C ABI (include/infinigen/infinigen_c.h) on top of the C++ API. Every function body runs inside Guard,
+// which turns exceptions into a status and a message.
 #include <infinigen/infinigen.h>
 #include <infinigen/infinigen_c.h>
 
@@ -31,8 +31,8 @@ struct infinigen_request {
 };
 struct infinigen_stream {
   v1::Stream stream;
-  std::string piece;                   // that _next gave out last
-  std::optional<v1::Outcome> outcome;  // once it was waited for
+  std::string piece;                   // the text that _next returned last
+  std::optional<v1::Outcome> outcome;  // set by _wait
 };
 
 namespace {
@@ -44,7 +44,7 @@ infinigen_status Fail(infinigen_status status, std::string_view message) {
   return status;
 }
 
-// An argument that must not be NULL.
+// Throws if the argument is NULL.
 template <class T>
 T& Given(T* pointer, const char* name) {
   if (pointer == nullptr) throw v1::Error(v1::ErrorKind::kInvalid, std::string(name) + " is NULL");
@@ -69,13 +69,13 @@ infinigen_status Guard(F body) noexcept {
 }
 static_assert(INFINIGEN_EXHAUSTED == static_cast<int>(v1::ErrorKind::kExhausted) + 1);
 
-// Fills as much of a struct as the caller's version of it has.
+// Fills the members that the caller's version of the struct has.
 template <class T>
 void Fill(T* target, T value) {
   const size_t size = target->size;
   if (size < sizeof(size_t) || size > sizeof(T))
     throw v1::Error(v1::ErrorKind::kInvalid,
-                    "the member size of a struct is not set to its sizeof, or is of a later version");
+                    "the member `size` of a struct must be its sizeof; it is unset, or from a later version");
   value.size = size;
   std::memcpy(target, &value, size);
 }
@@ -103,8 +103,7 @@ T Number(std::string_view name, std::string_view text) {
   T value{};
   const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (failure != std::errc() || rest != text.data() + text.size())
-    throw v1::Error(v1::ErrorKind::kInvalid,
-                    std::string(name) + ": '" + std::string(text) + "' is not a number it takes");
+    throw v1::Error(v1::ErrorKind::kInvalid, std::string(name) + ": '" + std::string(text) + "' is not a valid number");
   return value;
 }
 
@@ -135,12 +134,14 @@ constexpr Field kFields[] = {
     {"stop", [](v1::Request& r, Name, Text t) { r.stop.push_back(t); }},
     {"ignore-eos", [](v1::Request& r, Name n, Text t) { r.ignore_eos = Flag(n, t); }},
     {"kv-full", [](v1::Request& r, Name n, Text t) { r.kv_full = Flag(n, t); }},
-    {"kv-alpha", [](v1::Request& r, Name n, Text t) { r.kv_alpha = Number<float>(n, t); }},  // "inf" too
+    {"kv-alpha", [](v1::Request& r, Name n, Text t) { r.kv_alpha = Number<float>(n, t); }},  // also "inf"
     {"kv-cap", [](v1::Request& r, Name n, Text t) { r.kv_cap = Number<double>(n, t); }},
 };
 
 v1::Callbacks CallbacksOf(const infinigen_callbacks* given) {
   if (given == nullptr) return {};
+  if (given->size < offsetof(infinigen_callbacks, cancelled) + sizeof(given->cancelled))
+    throw v1::Error(v1::ErrorKind::kInvalid, "callbacks.size is not set to sizeof(infinigen_callbacks)");
   infinigen_callbacks all{};
   std::memcpy(&all, given, std::min(given->size, sizeof(all)));
   v1::Callbacks callbacks;
@@ -302,7 +303,7 @@ infinigen_status infinigen_request_set(infinigen_request* request, const char* n
     const auto field =
         std::find_if(std::begin(kFields), std::end(kFields), [&](const Field& f) { return f.name == wanted; });
     if (field == std::end(kFields))
-      throw v1::Error(v1::ErrorKind::kInvalid, "a request has no field '" + std::string(wanted) + "'");
+      throw v1::Error(v1::ErrorKind::kInvalid, "unknown request field '" + std::string(wanted) + "'");
     field->set(Given(request, "request").request, wanted, &Given(value, "value"));
   });
 }

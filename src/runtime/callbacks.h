@@ -1,6 +1,6 @@
-// What runtime tells its caller while it works, and what it asks. A library has no terminal and no signals: warnings,
-// progress and cancellation are functions that the caller passes in. Each may be empty. They are called on the thread
-// that called into runtime, and must not call back into it.
+// Callbacks from runtime and eval to their caller. A library has no terminal and handles no signals, so the caller
+// passes functions for warnings, progress and cancellation. Each may be empty. They are called on the thread that
+// called runtime, and must not call back into it.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ enum class WorkKind : uint8_t { kCalibration, kPrefill };
 struct WorkProgress {
   WorkKind kind = WorkKind::kPrefill;
   int64_t done = 0, total = 0;  // units of work
-  int64_t tokens = 0;           // that all units together take through the model
+  int64_t tokens = 0;           // tokens that all units together process
 };
 
 struct Callbacks {
   // One sentence without a line end.
   std::function<void(std::string_view message)> on_warning;
-  // Long work begins that the caller did not ask for by name: "calibrating NAME on TEXT (once per model)".
+  // Long work begins that the caller did not request by name: "calibrating NAME on TEXT (once per model)".
   std::function<void(std::string_view message)> on_notice;
-  // How far a long evaluation is, in words; replaces the text before. Empty: it is done.
+  // Progress of a long evaluation in words. Each text replaces the one before; an empty text removes it.
   std::function<void(std::string_view text)> on_status;
   std::function<void(const WorkProgress& progress)> on_progress;
-  // Asked between units of work; true ends the work early.
+  // Called between units of work; true ends the work early.
   std::function<bool()> cancelled;
 
   void Warn(std::string_view message) const {

@@ -1,8 +1,7 @@
-// EngineThread: the thread on which an engine lives. Other threads hand it tasks, which it runs between turns of the
-// engine's loop; everything that touches the model happens here, so nothing of it needs a lock.
+// EngineThread: the thread that runs an engine's loop. Other threads post tasks, which it runs between two turns of the
+// loop. Only this thread touches the engine and the model, so they need no locks.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -17,19 +16,19 @@ class EngineThread {
  public:
   using Task = std::function<void(Engine&)>;
 
-  // `engine` outlives it. `after_turn` is called on the thread after every turn that had work, and after tasks.
+  // `engine` outlives it. `after_turn` runs on this thread after every turn of the engine.
   EngineThread(Engine& engine, std::function<void()> after_turn);
-  // Cancels what runs and ends. Its clients are told, on this thread.
+  // Cancels all requests, runs their on_done on this thread, and joins it.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
 
-  // Any thread. In order; before the next turn.
+  // Any thread. Tasks run in the order of the calls, before the next turn.
   void Post(Task task);
 
  private:
   void Run();
-  // Waits while there is nothing to do. False: end.
+  // Runs the posted tasks; if `idle`, waits for one first. False: the thread is to end.
   bool RunTasks(bool idle);
 
   Engine& engine_;
@@ -38,7 +37,7 @@ class EngineThread {
   std::condition_variable woken_;
   std::vector<Task> tasks_;
   bool ending_ = false;
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;  // last member: it uses the others as soon as it starts
 };
 
 }  // namespace infinigen

@@ -1,5 +1,3 @@
-#include "runtime/kv_options.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <limits>
 
 #include "base/size.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 namespace {
@@ -16,7 +15,7 @@ using Request = KvRequest*;
 
 bool IsPercent(std::string_view text) { return !text.empty() && text.back() == '%'; }
 
-// A whole number or fraction, all of `text`.
+// Parses all of `text` as a finite number.
 bool ParseNumber(std::string_view text, double* value) {
   const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), *value);
   return failure == std::errc() && rest == text.data() + text.size() && std::isfinite(*value);
@@ -29,8 +28,8 @@ std::string ParseInteger(const std::string& text, int64_t least, int64_t* value)
   const auto [rest, failure] = std::from_chars(begin, text.data() + text.size(), number);
   if (failure != std::errc() || rest != text.data() + text.size() || begin == rest)
     return fmt::format("'{}' is not a whole number", text);
-  if (number < least) return fmt::format("{} is too small, the least is {}", number, least);
-  if (number > kMost) return fmt::format("{} is too large, the most is {}", number, kMost);
+  if (number < least) return fmt::format("{} is too small, the minimum is {}", number, least);
+  if (number > kMost) return fmt::format("{} is too large, the maximum is {}", number, kMost);
   *value = number;
   return {};
 }
@@ -43,7 +42,7 @@ std::string SetInteger(const std::string& text, int64_t least, T* value) {
   return wrong;
 }
 
-// One of several words, each with its meaning.
+// A word that an option accepts, and the value it stands for.
 template <class T>
 struct Word {
   std::string_view word;
@@ -105,14 +104,14 @@ std::string SetAlpha(const std::string& text, Request request) {
   else if (ParseNumber(text, &value) && value >= 0)
     request->alpha = static_cast<float>(value);
   else
-    return fmt::format("'{}' is neither a number of at least 0 nor inf", text);
+    return fmt::format("'{}' is not a number of at least 0, nor inf", text);
   return {};
 }
 
 std::string SetRatio(const std::string& text, Request request) {
   double share = 0;
   std::string wrong = ParseShare(text, &share);
-  if (wrong.empty() && share == 0) wrong = "a sketch needs a size above 0";
+  if (wrong.empty() && share == 0) wrong = "the size of a sketch must be above 0";
   if (wrong.empty()) request->ratio = share;
   return wrong;
 }
@@ -121,7 +120,7 @@ std::string SetLimit(const std::string& text, Request request) {
   if (IsPercent(text)) {
     double share = 0;
     if (!ParseShare(text, &share).empty() || share == 0)
-      return fmt::format("'{}' is not a share, write for example 20%", text);
+      return fmt::format("'{}' is not a share above 0; write for example 20%", text);
     request->limit_share = share;
     request->limit_bytes.reset();
     return {};
@@ -146,12 +145,12 @@ std::string SetHome(const std::string& text, Request request) {
   return {};
 }
 
-// 2x: as much as two selections take.
+// A size, or "2x": room for two selections.
 std::string SetHot(const std::string& text, Request request) {
   if (text.ends_with('x')) {
     double times = 0;
     if (!ParseNumber(std::string_view(text).substr(0, text.size() - 1), &times) || times < 1)
-      return fmt::format("'{}' is not 1x or more", text);
+      return fmt::format("'{}' is not a factor of at least 1x", text);
     request->hot_selections = times;
     request->hot_bytes.reset();
     return {};
@@ -166,8 +165,8 @@ std::string SetHot(const std::string& text, Request request) {
 std::string SetForceHits(const std::string& text, Request request) {
   double value = 0;
   if (!ParseNumber(text, &value)) return fmt::format("'{}' is not a number", text);
-  if (value < 0) return fmt::format("{} is too small, it must be at least 0", text);
-  if (value > 1) return fmt::format("{} is too large, the most is 1", text);
+  if (value < 0) return fmt::format("{} is too small, the minimum is 0", text);
+  if (value > 1) return fmt::format("{} is too large, the maximum is 1", text);
   request->force_hits = value;
   return {};
 }
@@ -181,13 +180,13 @@ std::string SetSwitch(const std::string& text, bool* value) {
 }
 
 std::string EvictHelp() {
-  std::string help = "which entries leave a full cache: none (a sequence that does not fit is refused)";
+  std::string help = "which entry a full cache evicts: none (a sequence that does not fit is refused)";
   for (const RetainPolicy* policy : RetainPolicies()) help += fmt::format(", {} ({})", policy->name, policy->summary);
-  return help + " (default none; counter where --kv-limit is a share)";
+  return help + " (default: the preset's, usually none; counter if --kv-limit is a share)";
 }
 
 std::string SelectHelp() {
-  std::string help = "which entries are attended to:";
+  std::string help = "which entries a step attends to:";
   for (const SelectMethod* method : SelectMethods())
     help += fmt::format("{} {} ({})", help.back() == ':' ? "" : ",", method->name, method->summary);
   return help + " (default: the preset's)";
@@ -196,77 +195,81 @@ std::string SelectHelp() {
 void AddSelection(std::vector<KvOption>& options) {
   options.push_back({"kv-select", "KIND", SelectHelp(), SetSelect});
   options.push_back({"kv-alpha", "X",
-                     fmt::format("select entries whose score is within X of the best; inf: all (default {}, quest inf)",
+                     fmt::format("select the entries whose score is within X of the best score; inf: no threshold "
+                                 "(default {}, quest inf)",
                                  kDefaultAlpha),
                      SetAlpha});
-  options.push_back({"kv-cap", "SHARE",
-                     fmt::format("select at most this share, 0.05 or 5%; 1: no cap (default {})", kDefaultCap),
-                     [](const std::string& text, Request r) { return ParseShare(text, &r->cap); }});
+  options.push_back(
+      {"kv-cap", "SHARE",
+       fmt::format("select at most this share of the entries, 0.05 or 5%; 1: no cap (default {})", kDefaultCap),
+       [](const std::string& text, Request r) { return ParseShare(text, &r->cap); }});
   options.push_back({"kv-min", "N",
-                     fmt::format("select at least N, so shorter texts are attended to whole (default {}, quest {})",
+                     fmt::format("select at least N entries, so short texts are attended to in full (default {}, "
+                                 "quest {})",
                                  kDefaultMinRows, kQuestMinRows),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->min_rows); }});
   options.push_back(
       {"kv-sinks", "N",
-       fmt::format("always attend to the first N tokens, and never evict them (default {}, h2o and quest 0)",
+       fmt::format("always attend to the first N tokens and never evict them (default {}, h2o and quest 0)",
                    kDefaultSinks),
        [](const std::string& text, Request r) { return SetInteger(text, 0, &r->sinks); }});
   options.push_back({"kv-window", "N",
                      fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->window); }});
   options.push_back({"kv-dense-layers", "N",
-                     "the first N layers attend to everything (default 0 with --kv-from self, else 2; quest 2)",
+                     "the first N layers attend to every entry (default 0 with --kv-from self, otherwise 2; quest 2)",
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->dense_layers); }});
   options.push_back(
       {"kv-from", Words<GuessSource>(kSources),
-       "which query is compared with the sketches or pages: the layer's own, a guess from the layer before (from its "
-       "input, "
-       "or from the stream after its attention), or the last step's (default self; prev-layer where entries come over "
-       "the link to a "
-       "GPU)",
+       "the query that ranks the entries: self (the layer's own), prev-layer (guessed from the input of the layer "
+       "before), prev-mid (guessed from the middle of the layer before, after its attention), prev-step (of the "
+       "previous token) (default self; prev-layer if entries are fetched to a GPU)",
        [](const std::string& text, Request r) { return SetWord<GuessSource>(text, kSources, &r->from); }});
   options.push_back({"kv-counts", Words<bool>(kCounts),
-                     "how many entries a head selects: its own count, or the mean of all heads (default ragged)",
+                     "how many entries a head selects: ragged (each its own number), mean (the mean of all heads) "
+                     "(default ragged)",
                      [](const std::string& text, Request r) { return SetWord<bool>(text, kCounts, &r->mean_counts); }});
 }
 
 void AddSketches(std::vector<KvOption>& options) {
   options.push_back({"kv-ratio", "SHARE",
-                     fmt::format("size of a sketch, as a share of its key (default {})", kDefaultRatio), SetRatio});
+                     fmt::format("size of a sketch as a share of the key (default {})", kDefaultRatio), SetRatio});
   options.push_back(
       {"kv-sketch-type", Words<SketchType>(kSketchTypes), "stored type of sketches (default int8)",
        [](const std::string& text, Request r) { return SetWord<SketchType>(text, kSketchTypes, &r->sketch_type); }});
   options.push_back({"kv-projection", Words<std::optional<ProjectionKind>>(kProjections),
-                     "from keys to sketches: the skewing rotation, the pair with the least error, plain dimensions; "
-                     "auto: pair, or rotation with --kv-columns prompt (default auto)",
+                     "how keys become sketches: rotation (the skew), pair (separate projections of queries and keys "
+                     "with the least error), none (plain dimensions), auto (pair, or rotation with --kv-columns "
+                     "prompt) (default auto)",
                      [](const std::string& text, Request r) {
                        return SetWord<std::optional<ProjectionKind>>(text, kProjections, &r->projection);
                      }});
   options.push_back(
       {"kv-columns", Words<bool>(kColumns),
-       "sketch columns fixed by calibration, or chosen by each prompt (default fixed)",
+       "sketch columns: fixed (by calibration), prompt (chosen by each prompt) (default fixed)",
        [](const std::string& text, Request r) { return SetWord<bool>(text, kColumns, &r->prompt_columns); }});
-  options.push_back({"kv-skew", "FILE", "skew file to use (default: the model's, made on first use)",
+  options.push_back({"kv-skew", "FILE", "skew file, see infinigen calibrate (default: the model's, made on first use)",
                      [](const std::string& text, Request r) { return r->skew_file = text, std::string(); }});
 }
 
 void AddStorage(std::vector<KvOption>& options) {
   options.push_back(
       {"kv-type", Words<std::optional<StoreType>>(kTypes),
-       "stored type of entries; int8 and int4 are codes in groups of 64; auto: the preset's, else that "
-       "of the model's matrices (default auto)",
+       "stored type of entries; int8 and int4 quantise in groups of 64; auto: the preset's, or the type of the "
+       "model's matrices (default auto)",
        [](const std::string& text, Request r) { return SetWord<std::optional<StoreType>>(text, kTypes, &r->type); }});
   options.push_back({"kv-limit", "SIZE",
-                     fmt::format("hard limit of the pool, for example 8GiB, or a share that every sequence may keep, "
-                                 "for example 20% (default: what memory allows; h2o and streaming {}%)",
+                     fmt::format("hard limit of the KV pool: a size for all sequences, for example 8GiB, or a share "
+                                 "of each sequence to retain, for example 20% (default: the memory that is free; h2o "
+                                 "and streaming {}%)",
                                  100 * kDefaultLimit),
                      SetLimit});
   options.push_back({"kv-evict", "POLICY", EvictHelp(), SetEvict});
   options.push_back(
-      {"kv-home", "host|device", "where entries live: in host memory, or on the GPU (default host)", SetHome});
+      {"kv-home", "host|device", "where the KV pool is: in host memory, or on the GPU (default host)", SetHome});
   options.push_back({"kv-hot", "SIZE|Nx",
-                     "entries kept on the GPU: bytes, or room for N selections (default: what is left); needs "
-                     "--device cuda",
+                     "size of the hot set, which keeps fetched entries on the GPU: bytes, or room for N selections; "
+                     "0: off (default: all free GPU memory); needs --device cuda",
                      SetHot});
 }
 
@@ -275,9 +278,9 @@ void AddMeasurement(std::vector<KvOption>& options) {
                      "for benchmarks: attend to exactly N entries per head, sinks and window included",
                      [](const std::string& text, Request r) { return SetInteger(text, 1, &r->force_count); }});
   options.push_back({"kv-force-hits", "X",
-                     "for benchmarks: this share of a selection counts as hits of the hot set; needs --device cuda",
+                     "for benchmarks: treat this share of each selection as hits of the hot set; needs --device cuda",
                      SetForceHits});
-  options.push_back({"mass-recall", "", "measure the share of true attention inside the selection (slow)",
+  options.push_back({"mass-recall", "", "also measure the share of true attention inside the selection (slow)",
                      [](const std::string& text, Request r) { return SetSwitch(text, &r->measure_mass); }});
 }
 
@@ -314,7 +317,7 @@ std::string ParsePresets(std::string_view text, bool list, std::vector<const KvP
 }
 
 std::string PresetHelp() {
-  std::string help = "how the cache is kept:";
+  std::string help = "KV method:";
   for (const KvPreset& preset : KvPresets())
     help += fmt::format("{} {} ({})", help.back() == ':' ? "" : ",", preset.name, preset.summary);
   return help;
@@ -325,7 +328,7 @@ std::string ParseShare(std::string_view text, double* share) {
   const bool percent = IsPercent(text);
   const std::string_view digits = text.substr(0, text.size() - (percent ? 1 : 0));
   if (!ParseNumber(digits, &value) || value < 0 || value > (percent ? 100 : 1))
-    return fmt::format("'{}' is not a share, write for example 0.05 or 5%", text);
+    return fmt::format("'{}' is not a share; write for example 0.05 or 5%", text);
   *share = percent ? value / 100 : value;
   return {};
 }

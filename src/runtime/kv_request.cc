@@ -12,16 +12,16 @@ namespace {
 
 // Without a limit, h2o and streaming take kDefaultLimit.
 constexpr std::array<KvPreset, 8> kPresets = {{
-    {.name = "full", .summary = "attend to everything"},
-    {.name = "infinigen", .summary = "attend to what a guess selects", .select = &kSelectSketch},
-    {.name = "oracle", .summary = "the true best, slow, for measurement", .select = &kSelectOracle},
-    {.name = "h2o", .summary = "keep heavy hitters", .evict = &kRetainH2o, .sinks = 0},
-    {.name = "streaming", .summary = "keep first and last", .evict = &kRetainStreaming},
-    {.name = "int8", .summary = "everything, in 8 bits", .type = StoreType::kInt8},
-    {.name = "int4", .summary = "everything, in 4 bits", .type = StoreType::kInt4},
-    // As published: the best pages and nothing else.
+    {.name = "full", .summary = "attend to every entry"},
+    {.name = "infinigen", .summary = "attend to the entries that sketches rank highest", .select = &kSelectSketch},
+    {.name = "oracle", .summary = "attend to the truly best entries; slow, for measurement", .select = &kSelectOracle},
+    {.name = "h2o", .summary = "retain the most attended entries", .evict = &kRetainH2o, .sinks = 0},
+    {.name = "streaming", .summary = "retain only the first and the newest entries", .evict = &kRetainStreaming},
+    {.name = "int8", .summary = "attend to every entry, stored in 8 bits", .type = StoreType::kInt8},
+    {.name = "int4", .summary = "attend to every entry, stored in 4 bits", .type = StoreType::kInt4},
+    // As published: the best pages, without sinks and window.
     {.name = "quest",
-     .summary = "the pages with the best bounds",
+     .summary = "attend to the pages whose bounds rank highest",
      .select = &kSelectQuest,
      .alpha = std::numeric_limits<float>::infinity(),
      .sinks = 0,
@@ -37,16 +37,18 @@ std::vector<std::string_view> PoliciesWithoutSelection() {
   return names;
 }
 
-// A preset that evicts by itself has a limit of its own.
+// Presets that evict have a default limit.
 bool HasLimit(const KvRequest& request) {
   return request.limit_share || request.limit_bytes || request.preset->evict != nullptr;
 }
 
 Status CheckHotSet(const KvRequest& request) {
   const double hits = request.force_hits.value_or(0);
-  if (hits >= 1) return Invalid("--kv-force-hits {}: some entries are always fetched, it is below 1", hits);
+  if (hits >= 1) return Invalid("--kv-force-hits {}: must be below 1, because some entries are always fetched", hits);
   if (hits > 0 && request.wants_hot_set())
-    return Invalid("--kv-force-hits stands for a hot set: it goes with --kv-hot 0");
+    return Invalid(
+        "--kv-force-hits replaces the hot set, so it cannot be combined with --kv-hot; pass --kv-hot 0 or leave it "
+        "out");
   return Ok();
 }
 
@@ -55,23 +57,25 @@ Status CheckEviction(const KvRequest& request) {
   const SelectMethod& select = request.selection();
   if (policy == nullptr) {
     if (!request.limit_share || request.one_of_several) return Ok();
-    return Invalid(
-        "--kv-limit {:.6g}%: a share makes entries leave, and here none does; pass --kv-evict POLICY, or a size",
-        100 * *request.limit_share);
+    return Invalid("--kv-limit {:.6g}%: a share needs an eviction policy; pass --kv-evict POLICY, or a size like 8GiB",
+                   100 * *request.limit_share);
   }
   if (!HasLimit(request))
     return Invalid("--kv-evict {} needs a limit: pass --kv-limit, as a size or a share like 80%", policy->name);
   if (policy->needs_selection() && &select == &kSelectAll)
-    return Invalid("--kv-evict {} goes by selections, and --kv-select all makes none; pass one of {}", policy->name,
-                   fmt::join(PoliciesWithoutSelection(), ", "));
+    return Invalid("--kv-evict {} ranks entries by selections, and --kv-select all makes none; use one of {}",
+                   policy->name, fmt::join(PoliciesWithoutSelection(), ", "));
   if (policy->sums_attention && &select != &kSelectAll)
-    return Invalid("--kv-evict {} goes by the attention to everything retained: pass --kv-select all", policy->name);
+    return Invalid("--kv-evict {} needs the attention to every retained entry; pass --kv-select all", policy->name);
   if (!select.rewrites_rows)
     return Unsupported(
-        "--kv-evict {}: {} keeps an index of whole pages, which cannot follow a key that leaves; it retains all",
-        policy->name, select.name);
+        "--kv-evict {} cannot be combined with --kv-select {}: a page's index cannot drop an evicted key", policy->name,
+        select.name);
+  if (!select.EvictsIndex())
+    return Unsupported("--kv-evict {} cannot be combined with --kv-select {}: the backends cannot evict from its index",
+                       policy->name, select.name);
   if (request.prompt_columns && select.uses_basis)
-    return Unsupported("--kv-columns prompt is not there together with --kv-evict {}", policy->name);
+    return Unsupported("--kv-columns prompt cannot be combined with --kv-evict {}", policy->name);
   return Ok();
 }
 
@@ -79,16 +83,15 @@ Status CheckSketches(const KvRequest& request) {
   const SelectMethod& select = request.selection();
   if (!request.prompt_columns || &select == &kSelectAll) return Ok();
   if (select.index != nullptr && !select.uses_basis)
-    return Unsupported("--kv-columns prompt: {} selects by bounds of pages, which have no columns to choose",
-                       select.name);
+    return Unsupported("--kv-columns prompt: {} has no sketches, so there are no columns to choose", select.name);
   if (select.uses_basis && request.projection_kind() == ProjectionKind::kPair)
     return Unsupported(
-        "--kv-columns prompt: columns are compared by what they hold of queries and keys alike, and the pair's two "
-        "sides differ; pass --kv-projection rotation or none");
+        "--kv-columns prompt: needs one projection for queries and keys, and --kv-projection pair has two; pass "
+        "--kv-projection rotation or none");
   return Ok();
 }
 
-// Sinks and window are counted among the rows that a benchmark forces, so they give way to them.
+// A forced count includes sinks and window, so these shrink to fit into it.
 SelectRule RuleOf(const KvRequest& request) {
   const KvPreset& preset = *request.preset;
   SelectRule rule{.alpha = request.alpha.value_or(preset.alpha),
@@ -104,7 +107,8 @@ SelectRule RuleOf(const KvRequest& request) {
   return rule;
 }
 
-// Entries that come over a link are wanted long before they are needed (docs/decisions/0008).
+// Entries that are fetched over a link must be requested a layer ahead, so the default is a guess
+// (docs/decisions/0008).
 GuessSource SourceOf(const KvRequest& request, bool fetches) {
   const bool may_guess = request.selection().can_guess && request.dense_layers != 0;
   return request.from.value_or(fetches && may_guess ? GuessSource::kPrevLayer : GuessSource::kSelf);
@@ -127,28 +131,27 @@ const KvPreset* FindPreset(std::string_view name) {
 
 const RetainPolicy* KvRequest::eviction() const {
   if (evict) return *evict;
-  // Where rows are selected one by one, a share lets the least selected leave.
-  const bool by_rows = &selection() != &kSelectAll && selection().page_rows == 1;
+  // With a share as limit, methods that select single rows evict the least selected row by default.
+  const bool by_rows = selects() && selection().page_rows == 1;
   return limit_share && by_rows ? &kRetainCounter : preset->evict;
 }
 
 ProjectionKind KvRequest::projection_kind() const {
-  // Columns that a prompt chooses are those of the rotation: the pair's two sides cannot be compared.
+  // Columns can be chosen by a prompt only if queries and keys share one projection, which the pair does not.
   return projection.value_or(prompt_columns ? ProjectionKind::kRotation : ProjectionKind::kPair);
 }
 
 Status CheckKvRequest(const KvRequest& request) {
   if (request.home == KvHome::kDisk)
-    return Unsupported("--kv-home disk:{} is not part of this version; available: host, device", request.disk_path);
+    return Unsupported("--kv-home disk:{} is not supported; use host or device", request.disk_path);
   RETURN_IF_ERROR(CheckHotSet(request));
   RETURN_IF_ERROR(CheckEviction(request));
   RETURN_IF_ERROR(CheckSketches(request));
-  const bool guesses =
-      &request.selection() != &kSelectAll && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
+  const bool guesses = request.selects() && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
   if (guesses && request.dense_layers == 0)
     return Invalid(
-        "--kv-from {} guesses from what came before, so it needs at least one dense layer: pass --kv-dense-layers 1 "
-        "or more",
+        "--kv-from {} guesses a query before its layer runs, so the first layer must be dense; pass "
+        "--kv-dense-layers 1 or more",
         Name(*request.from));
   return Ok();
 }
@@ -162,7 +165,7 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
   const RetainPolicy* const retain = request.eviction();
   if (dense_layers >= config.layers && retain != nullptr)
     return Invalid(
-        "--kv-dense-layers {}: all {} layers are dense, and dense layers never evict; --kv-limit could not hold",
+        "--kv-dense-layers {}: all {} layers would be dense, and dense layers never evict, so --kv-limit cannot be met",
         dense_layers, config.layers);
 
   const SelectRule rule = RuleOf(request);

@@ -1,16 +1,62 @@
 #include "runtime/launch.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "kv/skew.h"
-#include "runtime/skew_store.h"
+#include "model/calibrate.h"
+#include "text/calibration_text.h"
 
 namespace infinigen {
 namespace {
+
+// Enough for the 2,048 calibration tokens of any text; the rest is not encoded.
+constexpr size_t kTextBytes = size_t{64} << 10;
+
+// Also true if the path cannot be examined: reading it then fails with its name, instead of the file being ignored.
+bool Exists(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
+std::string BesideModel(const std::string& directory) {
+  return (std::filesystem::path(directory) / kSkewFileName).string();
+}
+
+Error WithAdvice(Error error, const std::string& advice) {
+  error.message += "; " + advice;
+  return error;
+}
+
+// Reads the skew from the model's directory or the cache; nullopt if neither has one.
+Result<std::optional<Skew>> LookUp(const ModelConfig& config, const ModelIdentity& identity,
+                                   const std::string& directory, const Callbacks& callbacks) {
+  if (directory.empty()) return std::optional<Skew>();
+  const std::string beside = BesideModel(directory);
+  if (Exists(beside)) {
+    Result<Skew> skew = ReadSkew(beside, identity, ShapeOf(config));
+    if (!skew.ok())
+      return WithAdvice(skew.error(),
+                        fmt::format("delete it, or replace it with: infinigen calibrate -m {}", directory));
+    return std::optional<Skew>(std::move(skew).value());
+  }
+  const std::string cached = CachedSkewPath(identity);
+  if (cached.empty() || !Exists(cached)) return std::optional<Skew>();
+  Result<Skew> skew = ReadSkew(cached, identity, ShapeOf(config));
+  if (skew.ok()) return std::optional<Skew>(std::move(skew).value());
+  callbacks.Warn(fmt::format("{}; calibrating again", skew.error().message));
+  return std::optional<Skew>();
+}
 
 SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
   const auto plain = [heads = config.kv_heads, d = config.head_dim, dims](std::span<const double> sums) {
@@ -28,15 +74,15 @@ SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
   return source;
 }
 
-// The bases of the sketches. Random weights have no structure that a skew could find, and calibrating a large shape
-// takes longer than most benchmarks, so they get plain dimensions unless the user names a file.
+// The bases of the sketches. Random weights get plain dimensions unless the user names a file: they have no structure
+// that a skew could use, and calibrating a large shape takes longer than most benchmarks.
 Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Callbacks& callbacks) {
   const ModelConfig& config = model.config;
   const ExecutorOptions& options = plan.options;
   const KvMethod& method = options.method;
   const DeviceChoice device{options.device, options.threads, options.device_memory_bytes, options.weights_on_device};
   if (!method.select->uses_basis) {
-    // A file that was named must be right even where the context is so short that nothing is selected.
+    // A named file must be valid even if the context is so short that nothing is selected.
     if (plan.wants_skew && !plan.skew_file.empty())
       RETURN_IF_ERROR(FindOrMakeSkew(model, plan.skew_file, device, callbacks));
     return SketchSource();
@@ -48,14 +94,14 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
   const int64_t positions = found.origin().positions;
   if (config.rotates() && options.max_tokens > positions)
     callbacks.Warn(
-        fmt::format("the skew was calibrated for {} positions, this run may have {}; `infinigen calibrate -m {} -c {}` "
-                    "makes one for it",
+        fmt::format("the skew was calibrated for {} positions, but this run may use {}; for better selections run "
+                    "`infinigen calibrate -m {} -c {}`",
                     positions, options.max_tokens, model.directory, options.max_tokens));
   SketchSource source;
   for (LayerId layer : IdRange<LayerId>(config.layers))
     source.bases.push_back(found.Basis(layer, method.projection, dims));
   if (!method.prompt_columns) return source;
-  // Copies of the skew: each function may outlive everything here.
+  // The functions hold copies of the skew because they outlive this call.
   source.rotation = [skew = found](LayerId layer) { return skew.Rotation(layer); };
   source.choose = [skew = std::move(found), kind = method.projection, dims](LayerId layer,
                                                                             std::span<const double> sums) {
@@ -65,6 +111,99 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
 }
 
 }  // namespace
+
+SkewShape ShapeOf(const ModelConfig& config) {
+  return {.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim};
+}
+
+std::string CachedSkewPath(const ModelIdentity& model) {
+  using Path = std::filesystem::path;
+  const auto environment = [](const char* name) {
+    const char* value = std::getenv(name);
+    return Path(value == nullptr ? "" : value);
+  };
+  Path cache = environment("XDG_CACHE_HOME");
+  // The XDG specification says to ignore a relative XDG_CACHE_HOME.
+  if (!cache.is_absolute()) {
+    cache = environment("HOME");
+    if (!cache.is_absolute()) return {};
+    cache /= ".cache";
+  }
+  return (cache / "infinigen" / (model.Hex() + ".skew")).string();
+}
+
+Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given) {
+  if (model.tokenizer == nullptr) {
+    if (given)
+      return Invalid("{}: {} has no tokenizer, so it cannot be calibrated on a text; leave -f out", given->name,
+                     model.config.name);
+    return RandomCalibrationText(model.config.vocab, kCalibrationTokens);
+  }
+  CalibrationText text{.name = given ? given->name : std::string(kCalibrationTextName)};
+  std::string bytes = given ? given->bytes : std::string(BuiltInCalibrationText());
+  bytes.resize(std::min(bytes.size(), kTextBytes));
+  ASSIGN_OR_RETURN(text.tokens, model.tokenizer->Encode(bytes, {.parse_special = false}));
+  RETURN_IF_ERROR(CheckIds(model.config, text.tokens));
+  return text;
+}
+
+Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device,
+                            int64_t positions, const Callbacks& callbacks) {
+  const int64_t tokens = std::max<int64_t>(static_cast<int64_t>(text.tokens.size()), 1);
+  RunRequest request{
+      .device = device, .max_tokens = std::min({tokens, kCalibrationTokens, model.config.max_positions}), .batch = 1};
+  request.kv.preset = FindPreset("full");
+  ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(model, request));
+  if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));
+  const auto show = [&](int64_t done, int64_t units) {
+    callbacks.Progress({.kind = WorkKind::kCalibration, .done = done, .total = units, .tokens = tokens});
+    return !callbacks.Cancelled();
+  };
+  return Calibrate(*executor, text,
+                   {.model = IdentifyModel(model.config, model.weights),
+                    .positions = positions,
+                    .threads = device.threads,
+                    .progress = show});
+}
+
+Result<std::string> SaveSkew(const Skew& skew, const std::string& directory) {
+  const std::string beside = BesideModel(directory);
+  const Status written = WriteSkew(skew, beside);
+  if (written.ok()) return beside;
+  // A file in the model's directory hides the one in the cache, so saving to the cache would have no effect.
+  if (std::filesystem::exists(beside))
+    return IoError("{}; remove the old file, or write a new one with -o FILE and pass --kv-skew FILE",
+                   written.error().message);
+  const std::string cached = CachedSkewPath(skew.origin().model);
+  if (cached.empty()) return written.error();
+  std::error_code ignored;  // the write below reports a failure
+  std::filesystem::create_directories(std::filesystem::path(cached).parent_path(), ignored);
+  const Status second = WriteSkew(skew, cached);
+  if (second.ok()) return cached;
+  return IoError("{}; {}", written.error().message, second.error().message);
+}
+
+Result<Skew> FindOrMakeSkew(const Model& model, const std::string& file, const DeviceChoice& device,
+                            const Callbacks& callbacks) {
+  const ModelIdentity identity = IdentifyModel(model.config, model.weights);
+  if (!file.empty()) {
+    Result<Skew> skew = ReadSkew(file, identity, ShapeOf(model.config));
+    if (skew.ok()) return skew;
+    return WithAdvice(skew.error(), fmt::format("create one with: infinigen calibrate -m {} -o FILE", model.directory));
+  }
+  ASSIGN_OR_RETURN(std::optional<Skew> found, LookUp(model.config, identity, model.directory, callbacks));
+  if (found) return std::move(*found);
+
+  ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(model, std::nullopt));
+  callbacks.Notice(fmt::format("calibrating {} on {}{}{}", model.config.name, model.tokenizer == nullptr ? "" : "the ",
+                               text.name, model.is_random() ? "" : " (once per model)"));
+  ASSIGN_OR_RETURN(Skew skew, CalibrateModel(model, text, device, /*positions=*/0, callbacks));
+  if (model.is_random()) return skew;
+  const Result<std::string> saved = SaveSkew(skew, model.directory);
+  if (!saved.ok()) callbacks.Warn(fmt::format("{}; the calibration is used for this run only", saved.error().message));
+  return skew;
+}
 
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const RunPlan& plan, const Callbacks& callbacks) {
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);

@@ -5,16 +5,17 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/machine.h"
 #include "base/size.h"
-#include "runtime/clock.h"
-#include "runtime/plan.h"
+#include "loader/tensor_source.h"
+#include "runtime/report.h"
 
 namespace infinigen {
 namespace {
@@ -34,7 +35,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The file that this code was loaded from: the program, or libinfinigen.so. Empty when that cannot be told.
+// The file that this code was loaded from: the program, or libinfinigen.so. Empty if that is unknown.
 std::string PathOfThisCode() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&PathOfThisCode), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -48,16 +49,17 @@ bool EndsWith(std::string_view text, std::string_view end) {
 
 }  // namespace
 
-std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
-                                       const std::string& home) {
+std::vector<std::string> BuiltInDirectories(const std::string& binary, const std::string& data_home,
+                                            const std::string& home) {
   using Path = std::filesystem::path;
   constexpr const char* kModel = "models/infinigen-mini";
   constexpr const char* kShared = "infinigen/models/infinigen-mini";  // below a directory of shared data
   constexpr int kLevels = 3;
-  std::vector<std::string> places;
+  std::vector<std::string> directories;
   const auto add = [&](const Path& path) {
-    std::string place = path.string();
-    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
+    std::string directory = path.string();
+    if (std::find(directories.begin(), directories.end(), directory) == directories.end())
+      directories.push_back(std::move(directory));
   };
   if (!binary.empty()) {
     Path directory = Path(binary).parent_path();
@@ -65,21 +67,21 @@ std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::str
     for (int level = 0; level < kLevels; ++level, directory = directory.parent_path()) add(directory / kModel);
   }
   add(Path(INFINIGEN_SOURCE_DIR) / kModel);
-  // A relative XDG_DATA_HOME is to be ignored, says its specification.
+  // The XDG specification says to ignore a relative XDG_DATA_HOME.
   if (Path(data_home).is_absolute())
     add(Path(data_home) / kShared);
   else if (Path(home).is_absolute())
     add(Path(home) / ".local/share" / kShared);
   add(Path("/usr/local/share") / kShared);
   add(Path("/usr/share") / kShared);
-  return places;
+  return directories;
 }
 
-Result<std::string> FindBuiltIn(const std::vector<std::string>& places) {
-  for (const std::string& place : places)
-    if (IsDirectory(place)) return place;
-  return IoError("the built-in model is not there: pass a model with -m, or put it in one of {}",
-                 fmt::format("{}", fmt::join(places, ", ")));
+Result<std::string> FindBuiltIn(const std::vector<std::string>& directories) {
+  for (const std::string& directory : directories)
+    if (IsDirectory(directory)) return directory;
+  return IoError("the built-in model was not found; pass a model with -m, or put it in one of: {}",
+                 fmt::format("{}", fmt::join(directories, ", ")));
 }
 
 Result<std::string> FindModel(const std::string& name) {
@@ -87,18 +89,18 @@ Result<std::string> FindModel(const std::string& name) {
     const std::string data_home = Environment("XDG_DATA_HOME"), home = Environment("HOME");
     std::error_code error;  // leaves the path empty
     const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
-    std::vector<std::string> places = BuiltInPlaces(binary.string(), data_home, home);
-    // Inside a shared library, the model lies beside that and not beside the program.
-    const std::vector<std::string> beside = BuiltInPlaces(PathOfThisCode(), data_home, home);
-    places.insert(places.begin(), beside.begin(), beside.end());
-    return FindBuiltIn(places);
+    std::vector<std::string> directories = BuiltInDirectories(binary.string(), data_home, home);
+    // In a shared library the model is installed relative to the library, not to the program.
+    const std::vector<std::string> beside = BuiltInDirectories(PathOfThisCode(), data_home, home);
+    directories.insert(directories.begin(), beside.begin(), beside.end());
+    return FindBuiltIn(directories);
   }
   struct stat info {};
   if (::stat(name.c_str(), &info) != 0)
     return IoError("{}: no such model: {}; pass a directory with config.json", name, std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return name;
   if (EndsWith(name, ".gguf"))
-    return Unsupported("{}: GGUF files are not part of this version; pass a Hugging Face model directory", name);
+    return Unsupported("{}: GGUF files are not supported; pass a Hugging Face model directory", name);
   return Invalid("{}: not a directory; pass the directory that holds config.json", name);
 }
 
@@ -118,7 +120,7 @@ Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
   if (!TokenizerFile(directory).empty()) {
     ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
   }
-  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  model->load_s = Seconds(start);
   return model;
 }
 
@@ -129,11 +131,11 @@ Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type,
   const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) * SizeOf(type);
   const uint64_t available = AvailableHostMemory().value_or(UINT64_MAX);
   if (bytes + kMarginBytes > available)
-    return Exhausted("--shape {} in {} has {} of weights, {} of memory are available", shape, Name(type),
-                     FormatSize(bytes), FormatSize(available));
+    return Exhausted("--shape {}: the weights take {} in {}, but only {} of memory is available", shape,
+                     FormatSize(bytes), Name(type), FormatSize(available));
   ASSIGN_OR_RETURN(model->weights, RandomWeights(model->config, type, 1, threads));
   model->dtype = type;
-  model->load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  model->load_s = Seconds(start);
   return model;
 }
 
@@ -141,15 +143,15 @@ Result<int64_t> ChooseContext(const ModelConfig& config, int64_t asked) {
   if (asked == 0) return std::min(config.max_positions, kMaxContext);
   if (asked <= config.max_positions) return asked;
   if (config.positions == PositionKind::kLearned)
-    return Invalid("--ctx {}: {} has learned positions for {} tokens and none beyond; pass at most {}", asked,
-                   config.name, config.max_positions, config.max_positions);
+    return Invalid("--ctx {}: {} has learned positions for only {} tokens; pass at most {}", asked, config.name,
+                   config.max_positions, config.max_positions);
   return asked;
 }
 
 Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids) {
   for (const int32_t id : ids)
     if (id < 0 || id >= config.vocab)
-      return Invalid("{}: the tokenizer gives the id {}, the model's vocabulary ends at {}", config.name, id,
+      return Invalid("{}: the tokenizer produced the id {}, but the model's vocabulary ends at {}", config.name, id,
                      config.vocab - 1);
   return Ok();
 }
@@ -159,6 +161,24 @@ Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
   ASSIGN_OR_RETURN(const std::vector<int32_t> without, tokenizer.Encode("a", {.add_special = false}));
   const auto text = std::search(with.begin(), with.end(), without.begin(), without.end());
   return std::vector<int32_t>(with.begin(), text);
+}
+
+Result<Inspection> InspectModel(const std::string& directory) {
+  Inspection model;
+  model.directory = directory;
+  ASSIGN_OR_RETURN(model.config, LoadModelConfig(directory));
+  ASSIGN_OR_RETURN(const std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
+  if (!TokenizerFile(directory).empty()) {
+    ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(directory));
+  }
+  std::map<std::string_view, std::vector<InspectedTensor>> files;
+  for (const StoredTensor& tensor : source->tensors())
+    files[tensor.path].push_back({.name = std::string(tensor.name),
+                                  .dtype = std::string(tensor.type_name),
+                                  .shape = {tensor.shape.begin(), tensor.shape.end()},
+                                  .bytes = tensor.bytes.size()});
+  for (auto& [path, tensors] : files) model.files.push_back({std::string(path), std::move(tensors)});
+  return model;
 }
 
 }  // namespace infinigen

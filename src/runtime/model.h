@@ -1,8 +1,8 @@
-// A model, opened: configuration, mapped weights, tokenizer. Opening reads the config, maps the weights (from then on
-// sizes are confirmed by the files) and reads the tokenizer; memory is planned next (runtime/plan.h), and only then is
-// anything large allocated. Immutable once open; any thread may read it.
+// A model on disk: finding it, opening it (configuration, mapped weights, tokenizer), and inspecting it without its
+// weights. Opening allocates nothing large: memory is planned next (runtime/plan.h) and allocated by Launch. A Model
+// never changes after it is opened; any thread may read it.
 //
-// This header is also where clients of runtime get the types of a model's parts: ModelConfig, Weights, Tokenizer.
+// Clients of runtime also get ModelConfig, Weights and Tokenizer from this header.
 #pragma once
 
 #include <cstdint>
@@ -17,47 +17,70 @@
 
 namespace infinigen {
 
-// Rows are numbered by 32-bit integers, and prompts too long for any memory end here.
+// The longest context that any command accepts. Rows are 32-bit integers.
 inline constexpr int64_t kMaxContext = int64_t{1} << 30;
 
 struct Model {
   std::string directory;  // empty: random weights
   ModelConfig config;
   Weights weights;
-  DType dtype = DType::kF32;             // of most bytes of the matrices
-  std::unique_ptr<Tokenizer> tokenizer;  // null when the directory has none
+  DType dtype = DType::kF32;             // type of most matrix bytes
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the directory has none
   double load_s = 0;
 
   bool is_random() const { return directory.empty(); }
 };
 
-// The directory that `name` stands for; where it is empty, that of the built-in model. The only function that knows
-// where models are looked up.
+// Resolves `name` to a model directory; an empty name is the built-in model. No other function searches for models.
 Result<std::string> FindModel(const std::string& name);
 
-// Where the built-in model may be, in the order of the search: beside an installed `binary` or library (PREFIX/bin,
-// PREFIX/lib), in the tree that it was built in (up to two levels up, build/NAME), in the tree it was built from, then
-// in the user's and the system's shared data, so that a binary that was only copied finds it too. `data_home` is
-// XDG_DATA_HOME; where it is empty, .local/share below `home` takes its place. Any of the three may be empty.
-std::vector<std::string> BuiltInPlaces(const std::string& binary, const std::string& data_home,
-                                       const std::string& home);
-// The first of them that is a directory; the error names all.
-Result<std::string> FindBuiltIn(const std::vector<std::string>& places);
+// Directories in which the built-in model may be, in search order: relative to an installed `binary` or library
+// (PREFIX/bin, PREFIX/lib), in the build tree (up to two levels above build/NAME), in the source tree, then in the
+// shared data directories of the user and the system, for a binary that was copied elsewhere. `data_home` is
+// XDG_DATA_HOME; if it is empty, .local/share below `home` replaces it. Any of the three may be empty.
+std::vector<std::string> BuiltInDirectories(const std::string& binary, const std::string& data_home,
+                                            const std::string& home);
+// Returns the first of `directories` that is a directory; the error lists all of them.
+Result<std::string> FindBuiltIn(const std::vector<std::string>& directories);
 
-// The file that the directory's tokenizer is made of ("tokenizer.json"), empty when it has none.
+// Name of the directory's tokenizer file ("tokenizer.json"); empty if there is none.
 std::string TokenizerFile(const std::string& directory);
 
 Result<std::unique_ptr<Model>> OpenModel(const std::string& directory);
 Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads);
 
-// Rows that a sequence may have: `asked` unless it is 0, else what the model was made for. Refused beyond learned
-// positions; rotary positions have no end, so beyond the trained length the caller gets a warning, not a refusal.
+// Rows that a sequence may have: `asked`, or the model's context if that is 0. More than the model's learned positions
+// is an error. Rotary positions have no upper limit; callers warn beyond the trained length.
 Result<int64_t> ChooseContext(const ModelConfig& config, int64_t asked);
 
-// Ids outside the vocabulary are refused: tokenizer and weights do not belong together.
+// Refuses ids outside the vocabulary: the tokenizer does not belong to these weights.
 Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids);
 
 // The ids that the tokenizer puts before every text: BOS, or none.
 Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer);
+
+// ---- inspection: config, headers of the weight files, tokenizer; weights are not read ----
+
+struct InspectedTensor {
+  std::string name;
+  std::string dtype;  // as the file spells it
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+};
+
+struct InspectedFile {
+  std::string path;
+  std::vector<InspectedTensor> tensors;  // ascending by name
+};
+
+struct Inspection {
+  std::string directory;
+  ModelConfig config;
+  std::vector<InspectedFile> files;      // ascending by path
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the directory has none
+};
+
+// Refuses damaged files. Whether the tensors fit the config is checked by OpenModel.
+Result<Inspection> InspectModel(const std::string& directory);
 
 }  // namespace infinigen

@@ -11,17 +11,17 @@
 namespace infinigen {
 namespace {
 
-// Beside the executor, each running sequence has a row of logits in the engine (4 bytes each) and a sampler that sorts
-// them (16).
+// Host memory outside the executor: each running sequence has a row of logits in the engine (4 bytes per logit) and a
+// sampler that sorts them (16 bytes).
 constexpr uint64_t kHostBytesPerLogit = 20;
-// Sequences that a server runs together, unless memory allows fewer or the user says otherwise. A step of 32 costs
-// little more than one of 8 where weights are what it reads.
+// Default batch of a server. A step of 32 sequences costs little more than one of 8 while reading the weights
+// dominates.
 constexpr int64_t kServedBatch = 32;
-// A prompt of so many tokens does not wait for a longer one: a question with a page or two. Its residual stream takes
-// 32 MiB in a model of 4,096 dimensions.
+// A prompt of up to this many tokens (a question with a page or two) is prefilled beside a longer one. Its residual
+// stream takes 32 MiB in a model with 4,096 dimensions.
 constexpr int64_t kSideTokens = 2048;
 
-// The question "does it fit" for one set of options, asked at any context.
+// Decides whether one set of options fits, for any context.
 struct Fit {
   const ModelConfig& config;
   uint64_t weights_bytes;
@@ -38,7 +38,7 @@ struct Fit {
         static_cast<uint64_t>(batch * config.vocab) * kHostBytesPerLogit;
     return parts;
   }
-  // A pool with a limit is no larger than it: sequences then wait for each other.
+  // The parts with the pool cut to its limit; sequences then wait for each other's memory.
   MemoryPlan Limited(int64_t tokens) const {
     MemoryPlan parts = Parts(tokens, options.max_batch);
     if (kv_limit) parts.pool_bytes = std::min(parts.pool_bytes, *kv_limit);
@@ -46,7 +46,7 @@ struct Fit {
     return parts;
   }
   uint64_t OneSequence(int64_t tokens) const { return Parts(tokens, 1).pool_bytes; }
-  // Sequences that evict have their quotas all at once.
+  // Sequences that evict reserve their whole quota at once, so all of them must fit; otherwise one must.
   bool LimitHolds(int64_t tokens) const {
     if (!kv_limit) return true;
     return (options.method.evicts() ? Parts(tokens, options.max_batch).pool_bytes : OneSequence(tokens)) <= *kv_limit;
@@ -59,9 +59,10 @@ struct Fit {
   bool MemoryHolds(int64_t tokens) const { return HostHolds(tokens) && DeviceHolds(tokens); }
 
   int64_t LargestContext() const {
-    int64_t low = 0;  // fits, or is 0
+    // Invariant: `low` fits or is 0; nothing above `high` fits.
+    int64_t low = 0;
     int64_t high = config.positions == PositionKind::kLearned ? config.max_positions : kMaxContext;
-    while (low < high) {  // everything above high does not fit
+    while (low < high) {
       const int64_t middle = low + (high - low + 1) / 2;
       if (LimitHolds(middle) && MemoryHolds(middle))
         low = middle;
@@ -72,7 +73,7 @@ struct Fit {
   }
 };
 
-// A hot set takes what is left of the GPU's memory, within the request.
+// Rows of a hot set that takes the free GPU memory within the request's bounds.
 int64_t PlanHotSet(const Fit& fit, const HotSetRequest& hot) {
   const ExecutorOptions& options = fit.options;
   if (options.device != Device::kCuda || hot.limit_bytes == 0) return 0;
@@ -82,7 +83,7 @@ int64_t PlanHotSet(const Fit& fit, const HotSetRequest& hot) {
   return HotRows(fit.config, options, {.bytes = std::min(left, hot.limit_bytes), .selections = hot.selections});
 }
 
-// The first thing that does not fit, with its numbers; empty: everything does.
+// A message about the first part that does not fit, with its numbers; empty if everything fits.
 std::string Refusal(const Fit& fit, const MemoryPlan& parts, int64_t largest_context) {
   const ExecutorOptions& options = fit.options;
   const bool on_device = parts.has_device && parts.pool_on_device;
@@ -90,17 +91,16 @@ std::string Refusal(const Fit& fit, const MemoryPlan& parts, int64_t largest_con
                                                                options.max_batch, largest_context)
                                                  : fmt::format("no context fits at batch {}", options.max_batch);
   if (!fit.LimitHolds(options.max_tokens) && options.method.evicts())
-    return fmt::format("--kv-limit {} for {} sequences of {} tokens does not leave each a row in every layer; {}",
+    return fmt::format("--kv-limit {} is too small: {} sequences of {} tokens would not get one row per layer each; {}",
                        FormatSize(*fit.kv_limit), options.method.limit.sequences, options.max_tokens, advice);
   if (!fit.LimitHolds(options.max_tokens))
     return fmt::format(
-        "--kv-limit {} does not hold a sequence of {} tokens, which takes {}; {}, or let entries leave "
-        "by --kv-evict",
+        "--kv-limit {} is too small: one sequence of {} tokens takes {}; {}, or pass --kv-evict to evict entries",
         FormatSize(*fit.kv_limit), options.max_tokens, FormatSize(fit.OneSequence(options.max_tokens)), advice);
   if (!fit.DeviceHolds(options.max_tokens))
     return fmt::format(
         "not enough GPU memory: weights {} + {}sketches {} + stages {} + hot set {} + workspace {} + prefill {} + "
-        "margin {} exceed the {} that may be used; {}",
+        "margin {} exceed the usable {}; {}",
         FormatSize(parts.weights_bytes - parts.host_weights_bytes),
         on_device ? fmt::format("pool {} ({} tokens x {}) + ", FormatSize(parts.pool_bytes), options.max_tokens,
                                 options.max_batch)
@@ -132,13 +132,12 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const RunRequest& request
   const KvRequest& kv = request.kv;
   const DeviceChoice& device = request.device;
   const bool cuda = device.device == Device::kCuda, on_device = kv.home == KvHome::kDevice;
-  if (on_device && !cuda)
-    return Unsupported("--kv-home device: needs --device cuda; without a GPU entries live in host memory");
+  if (on_device && !cuda) return Unsupported("--kv-home device: needs --device cuda");
   const bool fetches = cuda && !on_device;
   if (!fetches && (kv.wants_hot_set() || kv.force_hits.value_or(0) > 0))
-    return Unsupported("a hot set (--kv-hot, --kv-force-hits) is for entries that live on the host of a GPU");
-  // Sequences that evict share a limit in bytes equally, so the number that shares it must not depend on how many
-  // prompts there are: the user's batch, else one.
+    return Unsupported("--kv-hot and --kv-force-hits need --device cuda and --kv-home host");
+  // Sequences that evict divide a limit in bytes equally. The divisor must not depend on the number of prompts, or
+  // results would: it is the user's batch, or 1.
   const bool divided = kv.evicts() && kv.limit_bytes;
   const int64_t most = request.batch > 0 ? request.batch : divided ? 1 : serves ? kServedBatch : kDefaultBatch;
   ExecutorOptions options{.device = device.device,
@@ -159,7 +158,7 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const RunRequest& request
                                                       .fetches = fetches,
                                                       .sequences = most,
                                                       .any_cap = serves}));
-  // No more at once than a hard limit holds.
+  // Limits the batch to the sequences that fit into the limit.
   if (!request.waits && kv.limit_bytes && !options.method.evicts()) {
     ExecutorOptions one = options;
     one.max_batch = 1;
@@ -169,29 +168,29 @@ Result<ExecutorOptions> OptionsFor(const Model& model, const RunRequest& request
   return options;
 }
 
-// One request on this machine, at any context and batch.
+// Plans one request on this machine, for any context and batch.
 class Planner {
  public:
   Planner(const Model& model, const RunRequest& request, const ExecutorOptions& options)
       : model_(model), request_(request), options_(options) {
     weights_bytes_ = static_cast<uint64_t>(model.weights.TotalBytes());
     available_ = AvailableHostMemory().value_or(UINT64_MAX / 2);
-    // Random weights are allocated already, so they are no longer part of what is available.
+    // Random weights are already allocated, so the free memory no longer includes them.
     if (model.is_random() && options.device != Device::kCuda) available_ += weights_bytes_;
     const KvRequest& kv = request.kv;
-    // Forced hits stand for a hot set.
+    // Forced hits replace a hot set.
     hot_ = {.limit_bytes = kv.force_hits.value_or(0) > 0 ? 0 : kv.hot_bytes.value_or(UINT64_MAX),
             .selections = kv.hot_selections};
   }
 
-  // The largest batch that fits, down to one where it may shrink.
+  // The plan with the largest batch that fits. A fixed batch does not shrink.
   RunPlan Fitting(int64_t tokens, bool fixed_batch) const {
     int64_t batch = options_.max_batch;
     RunPlan plan = At(tokens, batch, request_.kv.pool_limit());
     while (!plan.refusal.empty() && !fixed_batch && batch > 1) plan = At(tokens, --batch, request_.kv.pool_limit());
     return plan;
   }
-  // The same for sequences that grow: where memory does not hold all of them at full length they share what there is.
+  // The same for sequences that grow: if memory does not hold all of them at full length, they share the pool.
   RunPlan FittingShared(int64_t tokens, bool fixed_batch) const {
     for (int64_t batch = options_.max_batch;; --batch) {
       const RunPlan whole = At(tokens, batch, request_.kv.pool_limit());
@@ -203,7 +202,7 @@ class Planner {
       if (fixed_batch || batch == 1) return whole;
     }
   }
-  // What the plan adds to the numbers.
+  // Adds skew and warnings to the plan.
   RunPlan Finished(RunPlan plan) const {
     const KvRequest& kv = request_.kv;
     const KvMethod& method = plan.options.method;
@@ -211,10 +210,9 @@ class Planner {
     plan.wants_skew = kv.selection().uses_basis;
     if (plan.options.forced_hits > 0 && !model_.is_random())
       plan.warnings.emplace_back(
-          "--kv-force-hits: a hit that is forced was never fetched, so answers mean nothing; only times do");
+          "--kv-force-hits: forced hits are never fetched, so the generated text is meaningless; only times are valid");
     if (kv.wants_hot_set() && method.selects() && plan.options.hot_rows == 0)
-      plan.warnings.emplace_back(
-          "--kv-hot: there is no room for one selection of every sequence, so there is no hot set");
+      plan.warnings.emplace_back("--kv-hot: too small for one selection of every sequence, so the hot set is off");
     return plan;
   }
 
@@ -233,7 +231,7 @@ class Planner {
   HotSetRequest hot_;
 };
 
-// The plan at the asked context, or where that may shrink, at the largest that fits.
+// The plan at the requested context, or at the largest that fits if the context may shrink.
 template <class Plan>
 RunPlan WithContext(const RunRequest& request, Plan plan_at) {
   RunPlan plan = plan_at(request.max_tokens);
@@ -252,7 +250,7 @@ RunPlan PlanOptions(const ModelConfig& config, uint64_t weights_bytes, const Exe
   RunPlan plan{.options = options, .parts = fit.Limited(options.max_tokens), .available_bytes = available_bytes};
   const MemoryPlan& parts = plan.parts;
   plan.device_available_bytes = parts.has_device ? options.device_memory_bytes : 0;
-  // A hot set is made of what is left, so a longer context shrinks it.
+  // The hot set shrinks when the context grows, so the largest context is computed without it.
   plan.largest_context = cold.LargestContext();
   plan.refusal = Refusal(fit, parts, plan.largest_context);
 
@@ -260,7 +258,7 @@ RunPlan PlanOptions(const ModelConfig& config, uint64_t weights_bytes, const Exe
   const uint64_t fixed = on_device ? parts.device_bytes() - parts.pool_bytes + kGpuMarginBytes
                                    : parts.host_bytes() + parts.device_pool_bytes - parts.pool_bytes + kMarginBytes;
   const uint64_t room = on_device ? options.device_memory_bytes : available_bytes;
-  // A share is a share of every sequence, and the sum of those is the limit.
+  // With a share, the limit is the sum of the shares of all sequences.
   const uint64_t free_bytes = (room > fixed ? room - fixed : 0) + parts.device_pool_bytes;
   plan.options.pool_limit_bytes = kv_limit.value_or(options.method.evicts() ? parts.pool_bytes : free_bytes);
   return plan;
@@ -285,7 +283,7 @@ Result<RunPlan> PlanServer(const Model& model, const RunRequest& request) {
 RunPlan WithPrefixes(RunPlan plan) {
   ExecutorOptions& options = plan.options;
   const MemoryPlan& parts = plan.parts;
-  // Entries that depend on an eviction, or on columns that one prompt chose, begin no other sequence.
+  // Entries cannot be shared if they depend on evictions or on columns that one prompt chose.
   if (options.method.evicts() || options.method.prompt_columns) return plan;
   const uint64_t context = parts.pool_bytes_per_token * static_cast<uint64_t>(options.max_tokens) +
                            parts.sketch_bytes / static_cast<uint64_t>(options.max_batch);
@@ -301,7 +299,7 @@ RunPlan FullBeside(const Model& model, const RunPlan& plan) {
   full.options.pool_limit_bytes = UINT64_MAX;
   full.options.hot_rows = 0;
   full.options.forced_hits = 0;
-  // What quantised codes lose is part of the comparison.
+  // Unquantised, so that the comparison includes the quantisation error.
   if (IsQuantised(full.options.kv_type)) full.options.kv_type = StoreTypeOf(model.dtype);
   full.parts = PlanMemory(model.config, full.options, 0);
   full.skew_file.clear();

@@ -2,16 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <span>
+#include <thread>
 
-#include "runtime/kv_options.h"
+#include "base/size.h"
 #include "runtime/model.h"
 
 namespace infinigen {
 namespace {
 
-// What is wrong with the value, or nothing.
+// Returns what is wrong with the value, or an empty string.
 std::string SetNumber(const std::string& text, int64_t least, int64_t most, int64_t* value) {
   int64_t number = 0;
   const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -32,20 +34,20 @@ std::string SetText(const std::string& text, std::string* value) { return *value
 constexpr PlainOption kPlain[] = {
     {"device", "cpu|cuda|reference", "where to compute (default cpu)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.device); }},
-    {"threads", "N", "threads (default: as many as the machine has)",
+    {"threads", "N", "CPU threads (default: all)",
      [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, 1024, &o->device.threads); }},
-    {"device-memory", "SIZE", "limit of GPU memory",
+    {"device-memory", "SIZE", "GPU memory to use at most, for example 24GiB (default: all that is free)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.memory); }},
-    {"weights-on-device", "PERCENT", "share of the weights kept on the GPU",
+    {"weights-on-device", "PERCENT", "share of the weights to keep on the GPU; the rest is streamed (default 100%)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.weights_on_device); }},
     {"ctx", "N",
-     "tokens of a prompt and its answer (default: what the model was made for, or less where memory is short)",
+     "context: tokens of a prompt and its answer (default: the model's context, or less if memory is short)",
      [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, kMaxContext, &o->context); }},
-    {"batch", "N", "sequences at once (default 32, or fewer where memory is short)",
+    {"batch", "N", "sequences to run at once (default 32, or fewer if memory is short)",
      [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, 4096, &o->batch); }},
-    {"queue", "N", "requests that may wait beyond those that run (default 1024)",
+    {"queue", "N", "requests that may wait while others run (default 1024)",
      [](const std::string& text, RunOptions* o) { return SetNumber(text, 0, 1 << 20, &o->queue); }},
-    {"kv", "PRESET", "how the cache is kept (default infinigen)",
+    {"kv", "PRESET", "KV method (default infinigen)",
      [](const std::string& text, RunOptions* o) {
        std::vector<const KvPreset*> presets;
        std::string wrong = ParsePresets(text, /*list=*/false, &presets);
@@ -74,6 +76,38 @@ std::vector<OptionHelp> RunOptionHelp() {
                     option.name == "kv" ? PresetHelp() + " (default infinigen)" : std::string(option.help)});
   for (const KvOption& option : KvOptions()) help.push_back({option.name, option.meta, option.help});
   return help;
+}
+
+Result<DeviceChoice> ChooseDevice(const DeviceRequest& request) {
+  DeviceChoice choice;
+  const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+  choice.threads = static_cast<int>(request.threads > 0 ? request.threads : hardware);
+  if (request.device != "cuda") {
+    if (!request.memory.empty()) return Unsupported("--device-memory {}: needs --device cuda", request.memory);
+    if (!request.weights_on_device.empty())
+      return Unsupported("--weights-on-device {}: needs --device cuda", request.weights_on_device);
+    if (request.device != "cpu" && request.device != "reference")
+      return Invalid("--device {}: unknown device; use cpu, cuda or reference", request.device);
+    choice.device = request.device == "reference" ? Device::kReference : Device::kCpu;
+    if (choice.device == Device::kReference) choice.threads = 1;
+    return choice;
+  }
+  const Result<GpuInfo> gpu = FindGpu();
+  if (!gpu.ok()) return Unsupported("--device cuda: {}", gpu.error().message);
+  choice.device = Device::kCuda;
+  choice.device_memory_bytes = gpu->free_bytes;
+  if (!request.memory.empty()) {
+    ASSIGN_OR_RETURN(const uint64_t asked, ParseSize(request.memory));
+    if (asked > gpu->free_bytes)
+      return Exhausted("--device-memory {}: only {} of the {} of {} are free", FormatSize(asked),
+                       FormatSize(gpu->free_bytes), FormatSize(gpu->total_bytes), gpu->name);
+    choice.device_memory_bytes = asked;
+  }
+  if (!request.weights_on_device.empty()) {
+    const std::string wrong = ParseShare(request.weights_on_device, &choice.weights_on_device);
+    if (!wrong.empty()) return Invalid("--weights-on-device: {}", wrong);
+  }
+  return choice;
 }
 
 }  // namespace infinigen

@@ -27,7 +27,7 @@ std::string Lower(std::string_view text) {
   return result;
 }
 
-// "Name" of "Name:8080" and "[::1]" of "[::1]:8080"; brackets go.
+// "Name:8080" becomes "name", and "[::1]:8080" becomes "::1".
 std::string HostName(std::string_view host) {
   if (!host.empty() && host.front() == '[') {
     const size_t end = host.find(']');
@@ -79,7 +79,7 @@ std::optional<std::string> KeyOf(std::string_view authorization) {
 
 Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return IoError("--api-key-file {}: cannot be read", path);
+  if (!file) return IoError("--api-key-file {}: cannot be opened", path);
   std::vector<std::string> keys;
   const std::string_view byte_order_mark = "\xEF\xBB\xBF";  // some editors begin a file with it
   bool first = true;
@@ -89,7 +89,7 @@ Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
     line.erase(0, line.find_first_not_of(" \t"));
     if (!line.empty() && line.front() != '#') keys.push_back(line);
   }
-  if (keys.empty()) return Invalid("--api-key-file {}: has no key", path);
+  if (keys.empty()) return Invalid("--api-key-file {}: contains no key", path);
   return keys;
 }
 
@@ -126,15 +126,15 @@ std::optional<ApiError> Access::Check(const HttpRequest& head) const {
   if (has_keys()) {
     if (!KeyFits(head.authorization))
       return ApiError{.status = 401,
-                      .message = head.authorization.empty() ? "a key is missing: send Authorization: Bearer KEY"
-                                                            : "the key is not one of this server's",
+                      .message = head.authorization.empty() ? "an API key is missing: send Authorization: Bearer KEY"
+                                                            : "the API key is not valid for this server",
                       .type = "authentication_error",
                       .code = "invalid_api_key"};
   } else if (!head.host.empty() && !HostFits(head.host)) {
     return ApiError{
         .status = 403,
-        .message = fmt::format("the Host '{}' is not this server's; start it with --cors-origin http://{} or "
-                               "with a key to allow it",
+        .message = fmt::format("the Host '{}' is not allowed; start the server with --cors-origin http://{} or "
+                               "with an API key to allow it",
                                head.host.substr(0, 100), head.host.substr(0, 100)),
         .type = "permission_error",
         .code = "host_not_allowed"};

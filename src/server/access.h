@@ -1,8 +1,8 @@
-// Who may ask: keys, origins, hosts. Pure decisions on a request's head; immutable after it is made, any thread.
+// Access control by API key, Origin and Host. Decisions depend only on a request's head. Immutable; any thread.
 //
-// Keys guard every route but /health. Without keys the server trusts whoever can connect, and then a web page that
-// somebody visits must not be able to: its requests name a foreign Origin, or, after a name of its own was pointed at
-// this machine (DNS rebinding), a foreign Host. Both are refused.
+// With API keys, every route except /health needs one. Without keys the server trusts everyone who can connect. A web
+// page in a user's browser could then send requests too: they carry a foreign Origin, or, if the page's domain was
+// pointed at this machine (DNS rebinding), a foreign Host. Both are refused.
 #pragma once
 
 #include <array>
@@ -19,31 +19,31 @@
 namespace infinigen {
 
 struct AccessOptions {
-  std::vector<std::string> keys;          // none: everybody
+  std::vector<std::string> keys;          // empty: no key is needed
   std::vector<std::string> cors_origins;  // "https://example.org"; "*": any
   std::string host;                       // --host
 };
 
-// Keys of a file, one a line; empty lines and lines that begin with # are none.
+// Reads keys from a file, one per line. Empty lines and lines that begin with # are skipped.
 Result<std::vector<std::string>> ReadKeyFile(const std::string& path);
 
 class Access {
  public:
   explicit Access(AccessOptions options);
 
-  // nullopt: welcome.
+  // nullopt: the request is allowed.
   std::optional<ApiError> Check(const HttpRequest& head) const;
   bool has_keys() const { return !digests_.empty(); }
 
-  // Whether a page of this origin may read answers.
+  // Whether a web page of this origin may read replies.
   bool AllowsOrigin(std::string_view origin) const;
-  // Adds what such a page's browser wants to see.
+  // Adds CORS headers if the origin is allowed.
   void AddCorsHeaders(const HttpRequest& head, HttpReply* reply) const;
-  // The answer to a browser that asks before it sends.
+  // The reply to a CORS preflight (OPTIONS).
   HttpReply Preflight(const HttpRequest& head) const;
 
-  // Compares in time that does not depend on where they differ. "Bearer KEY", or "Basic …" with the key as password,
-  // which is what a browser can send for a page.
+  // Accepts "Bearer KEY", and "Basic …" with the key as password, which a browser can send for the web page. Compares
+  // in constant time.
   bool KeyFits(std::string_view authorization) const;
   bool HostFits(std::string_view host) const;
 

@@ -12,7 +12,7 @@
 #include <random>
 #include <utility>
 
-#include "runtime/text.h"
+#include "runtime/requests.h"
 #include "server/openai_format.h"
 #include "server/serving.h"
 #include "server/web_files.h"
@@ -22,14 +22,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Larger bodies are read by the worker: parsing and encoding so much takes a millisecond or two.
+// Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
 constexpr size_t kInPlaceBytes = 16 << 10;
-// Nothing from elsewhere, nothing inline: the page cannot be made to run what it did not bring.
+// No foreign resources and no inline scripts, so that injected content cannot run in the page.
 constexpr const char* kContentPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-// A client's own id, where it is one that a log line can hold.
+// The client's X-Request-Id if it is safe in a log line, otherwise a random id.
 std::string RequestName(const std::string& given) {
   const bool fine = !given.empty() && given.size() <= 64 && std::all_of(given.begin(), given.end(), [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
@@ -145,13 +145,13 @@ std::optional<ApiError> Api::CheckRoute(const HttpRequest& head) {
   const Route* route = FindRoute(head.path);
   if (route == nullptr)
     return ApiError{.status = 404,
-                    .message = fmt::format("there is nothing at {}", Printable(head.path)),
+                    .message = fmt::format("{} does not exist", Printable(head.path)),
                     .type = "not_found_error",
                     .code = "not_found"};
   const bool fits = head.method == route->method || (head.method == "HEAD" && route->method == "GET");
   if (fits) return std::nullopt;
   return ApiError{.status = 405,
-                  .message = fmt::format("{} answers {} alone", route->path, route->method),
+                  .message = fmt::format("{} accepts only {}", route->path, route->method),
                   .code = "method_not_allowed"};
 }
 
@@ -160,7 +160,7 @@ std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
   if (head.method == "OPTIONS" && !head.origin.empty()) {
     HttpReply reply = access_.Preflight(head);
     Log(head, id, reply.status, 0, "");
-    return std::make_unique<HttpReply>(Dress(head, id, std::move(reply)));
+    return std::make_unique<HttpReply>(AddHeaders(head, id, std::move(reply)));
   }
   std::optional<ApiError> error = access_.Check(head);
   if (!error) error = CheckRoute(head);
@@ -170,32 +170,33 @@ std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
     const std::string_view method = FindRoute(head.path)->method;
     reply.headers.emplace_back("Allow", method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
   }
-  if (error->status == 401) {  // a browser asks its user, who gives the key as password
+  if (error->status == 401) {  // for the page, makes the browser ask its user for the key as a password
     const Route* route = FindRoute(head.path);
     const bool page = route != nullptr && route->run == &Api::File;
     reply.headers.emplace_back("WWW-Authenticate", page ? "Basic realm=\"infinigen\"" : "Bearer");
   }
   Log(head, id, error->status, 0, error->message);
-  return std::make_unique<HttpReply>(Dress(head, id, std::move(reply)));
+  return std::make_unique<HttpReply>(AddHeaders(head, id, std::move(reply)));
 }
 
 void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   const HttpRequest& head = exchange->request();
   Call call{.exchange = exchange, .id = RequestName(head.request_id), .serving = serving_};
-  const Route* route = FindRoute(head.path);  // Admit saw to it that there is one
+  const Route* route = FindRoute(head.path);  // not null: Admit checked it
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
   if (head.body.size() <= kInPlaceBytes || !route->needs_model) return (this->*route->run)(call);
   call.settled = std::make_shared<std::atomic<bool>>(false);
-  // Who leaves before the body's turn takes it along. Later on, the route itself says what becomes of it.
+  // If the client disconnects before the worker reads the body, the task is withdrawn. The route later replaces this
+  // OnGone with its own.
   Call unread = call;
   unread.exchange = nullptr;
   exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)](HttpGone) {
     const std::shared_ptr<HttpExchange> held = weak.lock();
     if (held == nullptr) return;
     const bool waited = unread.serving->worker.Withdraw(held.get());
-    if (unread.CopySurvivors())
+    if (unread.Settle())
       Log(held->request(), unread.id, 499, unread.seconds(),
-          fmt::format("the client left {} its request was read", waited ? "before" : "while"));
+          fmt::format("the client disconnected {} its request was read", waited ? "before" : "while"));
   });
   const bool taken = call.serving->worker.Post(
       exchange.get(), [this, call, route]() mutable { (this->*route->run)(call); },
@@ -203,7 +204,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   if (!taken && cut_) return Refuse(call, ShuttingDown());
   if (!taken)
     Refuse(call, {.status = 429,
-                  .message = "too many large requests wait to be read; try again later",
+                  .message = "too many large requests are waiting; try again later",
                   .type = "rate_limit_error",
                   .code = "too_many_bodies",
                   .parameter = {},
@@ -211,9 +212,9 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
 }
 
 void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
-  if (!call.CopySurvivors()) return;
+  if (!call.Settle()) return;
   Log(call.head(), call.id, reply.status, call.seconds(), note);
-  call.exchange->Reply(Dress(call.head(), call.id, std::move(reply)));
+  call.exchange->Reply(AddHeaders(call.head(), call.id, std::move(reply)));
 }
 
 void Api::Refuse(const Call& call, const ApiError& error) { Answer(call, ErrorReply(error), error.message); }
@@ -228,17 +229,17 @@ HttpReply Api::Fail(const HttpRequest& head, int status, std::string_view reason
   if (status == 503 && cut_) error = ShuttingDown();
   const std::string id = RequestName(head.request_id);
   Log(head, id, status, 0, error.message);
-  return Dress(head, id, ErrorReply(error));
+  return AddHeaders(head, id, ErrorReply(error));
 }
 
-HttpReply Api::Dress(const HttpRequest& head, const std::string& id, HttpReply reply) const {
+HttpReply Api::AddHeaders(const HttpRequest& head, const std::string& id, HttpReply reply) const {
   reply.headers.emplace_back("X-Request-Id", id);
   reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
   if (reply.status != 204) access_.AddCorsHeaders(head, &reply);
   return reply;
 }
 
-// One write, so that lines of several threads do not mix.
+// Writes the line with one call, so that lines of several threads do not mix.
 void Api::Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note) {
   metrics_.Replied(status);
   if (!log_requests_) return;
@@ -246,10 +247,10 @@ void Api::Log(const HttpRequest& head, const std::string& id, int status, double
   const std::string line = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {} {} {} {} {} {:.3f} s{}{}\n",
                                        fmt::gmtime(std::time(nullptr)), id, shown(head.peer), shown(head.method),
                                        shown(head.path), status, seconds, note.empty() ? "" : ": ", Printable(note));
-  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;  // nobody reads it
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;  // stderr is closed: the line is lost
 }
 
-// ---- what every route does ----
+// ---- the routes ----
 
 void Api::Health(Call& call) {
   if (call.serving == nullptr) return Refuse(call, NotReady());
@@ -278,11 +279,11 @@ void Api::Models(Call& call) {
   if (path == "/v1/models")
     return Answer(call, {.body = Compact({{"object", "list"}, {"data", Json::array({model})}})});
   if (path.substr(11) == serving.model.name) return Answer(call, {.body = Compact(model)});
-  Refuse(call,
-         {.status = 404,
-          .message = fmt::format("there is no model '{}', but {}", Printable(path.substr(11)), serving.model.name),
-          .type = "not_found_error",
-          .code = "model_not_found"});
+  Refuse(call, {.status = 404,
+                .message = fmt::format("there is no model '{}'; this server runs {}", Printable(path.substr(11)),
+                                       serving.model.name),
+                .type = "not_found_error",
+                .code = "model_not_found"});
 }
 
 void Api::Props(Call& call) {
@@ -343,11 +344,11 @@ void Api::Watch(Call& call) {
   const std::shared_ptr<HttpExchange> exchange = call.exchange;
   Serving* serving = call.serving;
   HttpReply head{.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
-  if (call.head().method == "HEAD") return Answer(call, std::move(head));  // there would be no end to wait for
-  if (!call.CopySurvivors()) return;
-  Log(call.head(), call.id, head.status, call.seconds(), "watches");
+  if (call.head().method == "HEAD") return Answer(call, std::move(head));  // the stream itself would never end
+  if (!call.Settle()) return;
+  Log(call.head(), call.id, head.status, call.seconds(), "watching the KV cache");
   head.body = ": the picture of the cache follows\n\n";
-  exchange->Begin(Dress(call.head(), call.id, std::move(head)));
+  exchange->Begin(AddHeaders(call.head(), call.id, std::move(head)));
   serving->thread.Post([serving, exchange](Engine&) { serving->watch.Add(exchange); });
   exchange->OnGone([serving, watcher = exchange.get()](HttpGone) {
     serving->thread.Post([serving, watcher](Engine&) { serving->watch.Remove(watcher); });

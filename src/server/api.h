@@ -1,5 +1,5 @@
-// Api: every route of the server, from a request to its answer. Exists before the model does: until Serve, the port is
-// open and says that the model is being loaded. Handlers run on I/O threads.
+// Api: all routes of the server. It exists before the model is loaded: until Serve is called, routes that need the
+// model reply 503. Handlers run on I/O threads.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/engine_thread.h"
-#include "runtime/text.h"
+#include "runtime/requests.h"
 #include "server/access.h"
 #include "server/completion_request.h"
 #include "server/http.h"
@@ -20,19 +20,19 @@
 
 namespace infinigen {
 
-// A model that is ready; everything pointed to outlives the Api.
+// A loaded model. Everything pointed to outlives the Api.
 struct ServedModel {
   std::string name;
   Executor* executor = nullptr;
-  const Tokenizer* tokenizer = nullptr;  // null: prompts are token ids
-  const ChatPrompt* chat = nullptr;      // null: chat_refusal says why
+  const Tokenizer* tokenizer = nullptr;  // null: prompts must be token ids
+  const ChatPrompt* chat = nullptr;      // null: the model cannot chat, for the reason in chat_refusal
   std::string chat_refusal;
-  SamplingOptions sampling;                  // of requests that do not say
-  bool random_seeds = true;                  // such requests differ from each other
+  SamplingOptions sampling;                  // defaults for fields that a request omits
+  bool random_seeds = true;                  // requests without a seed get a random one
   std::string details_json;                  // members of /props: "model", "device", "kv"
-  int64_t max_waiting = 128;                 // sequences beyond those that run
-  int heartbeat_s = 10;                      // of silence, after which a stream says that it is alive; 0: never
-  uint64_t prefix_limit_bytes = UINT64_MAX;  // of what prompts begin with, while nobody uses it
+  int64_t max_waiting = 128;                 // sequences that may wait while others run
+  int heartbeat_s = 10;                      // a stream without output for so long gets a comment; 0: never
+  uint64_t prefix_limit_bytes = UINT64_MAX;  // limit of the prefix cache, not counting prefixes in use
 };
 
 class Api {
@@ -43,20 +43,20 @@ class Api {
   Api& operator=(const Api&) = delete;
 
   HttpHandler handler();
-  // For /metrics; outlives the Api's use.
+  // For /metrics. `http` outlives the handlers.
   void set_http(const HttpServer* http) { http_ = http; }
 
-  // Once: from here on requests are answered.
+  // Makes the model available to requests. Called once.
   void Serve(ServedModel model);
-  // Cancels what runs. Precondition: no handler is called any more (HttpServer::Stop).
+  // Cancels all requests. Precondition: HttpServer::Stop returned, so no handler runs.
   void Stop();
 
-  // Methods and paths, as openapi.json writes them.
+  // Method and path of every route, in the notation of openapi.json.
   static std::vector<std::pair<std::string, std::string>> DescribedRoutes();
 
  private:
   struct Serving;
-  struct Call;  // an exchange with its id
+  struct Call;  // one HTTP exchange and its request id
   struct Route;
 
   std::unique_ptr<HttpReply> Admit(const HttpRequest& head);
@@ -80,21 +80,21 @@ class Api {
   void File(Call& call);
   void Complete(Call& call, ApiKind kind);
 
-  // Every reply goes through one of these, or is a completion or a stream, which log themselves: one line and one count
-  // each. They do nothing where the call is settled already.
+  // Reply, log one line and count the reply; without effect if the call is already settled. Completions and streams do
+  // not use these: they reply and log themselves.
   void Answer(const Call& call, HttpReply reply, const std::string& note = {});
   void Refuse(const Call& call, const ApiError& error);
-  HttpReply Dress(const HttpRequest& head, const std::string& id, HttpReply reply) const;
+  HttpReply AddHeaders(const HttpRequest& head, const std::string& id, HttpReply reply) const;
   void Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note);
 
   const Access access_;
   const bool log_requests_;
   Metrics metrics_;
   const HttpServer* http_ = nullptr;
-  std::atomic<int64_t> logged_tokens_{0};  // that answers under way may keep, all together; outlives them
+  std::atomic<int64_t> logged_tokens_{0};  // reserved by unfinished answers with logprobs (kMostLoggedTokensInAll)
   std::unique_ptr<Serving> owned_;
   std::atomic<Serving*> serving_{nullptr};
-  std::atomic<bool> cut_{false};  // time is up
+  std::atomic<bool> cut_{false};  // the drain time is over: new requests are refused, running ones cancelled
 };
 
 }  // namespace infinigen

@@ -1,4 +1,4 @@
-// /v1/chat/completions and /v1/completions: from a body to sequences in the engine's queue.
+// /v1/chat/completions and /v1/completions: parse the body, encode the prompts, and submit a Completion to the engine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,14 +8,14 @@
 #include <span>
 #include <utility>
 
-#include "runtime/text.h"
+#include "runtime/requests.h"
 #include "server/openai_format.h"
 #include "server/serving.h"
 
 namespace infinigen {
 namespace {
 
-// OpenAI's default of /v1/completions; a chat goes on until the model ends it or the context is full.
+// OpenAI's default for /v1/completions. A chat answer has no default limit.
 constexpr int64_t kDefaultTextTokens = 16;
 
 }  // namespace
@@ -25,7 +25,7 @@ void Api::Text(Call& call) { Complete(call, ApiKind::kText); }
 
 namespace {
 
-// Token ids of every prompt of a request, none longer than the context.
+// Token ids of every prompt. Refuses empty prompts and prompts longer than the context.
 ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionRequest& request, const ServedModel& model,
                                                            int64_t context) {
   std::vector<std::vector<int32_t>> all;
@@ -41,7 +41,7 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
       continue;
     }
     if (model.tokenizer == nullptr)
-      return ApiError{.message = "this model has no tokenizer: send token ids", .parameter = "prompt"};
+      return ApiError{.message = "this model has no tokenizer; send token ids", .parameter = "prompt"};
     Result<std::vector<TokenId>> ids = model.tokenizer->Encode(std::get<std::string>(prompt));
     if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "prompt"};
     all.push_back(std::move(*ids));
@@ -50,14 +50,14 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
     const char* parameter = request.kind == ApiKind::kChat ? "messages" : "prompt";
     if (ids.empty()) return ApiError{.message = "the prompt has no tokens", .parameter = parameter};
     if (static_cast<int64_t>(ids.size()) > context)
-      return ApiError{.message = fmt::format("the prompt has {} tokens, the context holds {}", ids.size(), context),
+      return ApiError{.message = fmt::format("the prompt has {} tokens, but the context holds {}", ids.size(), context),
                       .code = "context_length_exceeded",
                       .parameter = parameter};
   }
   return all;
 }
 
-// A stream's logprobs leave with their text, a whole answer's are kept until its end: so many at most.
+// Upper bound of the tokens with logprobs that an answer holds until its end. A stream sends them with their text.
 int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts, int64_t context) {
   if (!request.logprobs || request.stream) return 0;
   int64_t tokens = 0;
@@ -66,11 +66,11 @@ int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vect
   return tokens * (request.sampling.top_logprobs + 1);
 }
 
-// A part of what all answers may keep, given back with the last copy.
+// Reserves `count` of the logprobs that all unfinished answers may hold; released with the last copy of the result.
 ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomic<int64_t>* all) {
   if (count > kMostLoggedTokens)
-    return ApiError{.message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, an answer "
-                                           "holds {}; lower max_tokens, n or the alternatives, or ask for a stream",
+    return ApiError{.message = fmt::format("'logprobs': the request needs up to {} tokens and alternatives, but an "
+                                           "answer holds {}; lower max_tokens, n or the alternatives, or set stream",
                                            count, kMostLoggedTokens),
                     .code = "too_many_logprobs",
                     .parameter = "logprobs"};
@@ -78,8 +78,8 @@ ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomi
   do {
     if (taken + count > kMostLoggedTokensInAll)
       return ApiError{.status = 429,
-                      .message = fmt::format("'logprobs': up to {} tokens and alternatives are asked for, and answers "
-                                             "under way may have {} of {}; try again later, or ask for a stream",
+                      .message = fmt::format("'logprobs': the request needs up to {} tokens and alternatives, but "
+                                             "unfinished answers hold {} of {}; try again later, or set stream",
                                              count, taken, kMostLoggedTokensInAll),
                       .type = "rate_limit_error",
                       .code = "too_many_logprobs",
@@ -89,18 +89,19 @@ ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomi
   return std::shared_ptr<const void>(all, [all, count](const void*) { *all -= count; });
 }
 
-// What selection can do is the engine's to say; whether there is one, the server's.
+// Refuses "kv" fields that the server's method does not support. The engine checks their values.
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
   const KvMethod& method = options.method;
   const std::string_view preset = method.preset;
   const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
-  // Whoever selects can select everything.
+  // A method that selects and does not evict can also attend to everything.
   const bool has_all = preset == "full" || (method.selects() && !method.evicts());
   const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);
   if (!refused) return std::nullopt;
-  return ApiError{.message = fmt::format("'kv': this server runs --kv {} for every request", preset),
-                  .code = "unsupported_parameter",
-                  .parameter = "kv"};
+  return ApiError{
+      .message = fmt::format("'kv': cannot be changed, because this server runs --kv {} for every request", preset),
+      .code = "unsupported_parameter",
+      .parameter = "kv"};
 }
 
 std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
@@ -128,7 +129,7 @@ void Api::Complete(Call& call, ApiKind kind) {
   if (model.random_seeds) defaults.seed = std::random_device()();
   ApiResult<CompletionRequest> request = ParseCompletion(kind, call.head().body, defaults, serving->vocab());
   if (!request.ok()) return refuse(request.error());
-  if (call.is_settled()) return;  // nobody waits for the rest, which is the longer part
+  if (call.is_settled()) return;  // the client is gone: skip the encoding, which takes longer than the parsing
   if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
   ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context());
   if (!prompts.ok()) return refuse(prompts.error());
@@ -139,8 +140,9 @@ void Api::Complete(Call& call, ApiKind kind) {
   const int64_t choices = static_cast<int64_t>(prompts->size()) * request->n;
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
   if (choices > places)
-    return refuse({.message = fmt::format("{} choices are asked for, the server has {} places", choices, places),
-                   .parameter = "n"});
+    return refuse(
+        {.message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
+         .parameter = "n"});
   if (!metrics_.TryEnter(choices, places))
     return refuse({.status = 429,
                    .message = fmt::format("the queue is full ({} places); try again later", places),
@@ -148,8 +150,8 @@ void Api::Complete(Call& call, ApiKind kind) {
                    .code = "queue_full",
                    .parameter = {},
                    .retry_after_s = 1});
-  if (!call.CopySurvivors()) return metrics_.Leave(choices);
-  // From here on the completion answers, and has the line in the log.
+  if (!call.Settle()) return metrics_.Leave(choices);
+  // From here on the Completion replies and logs.
 
   const AnswerHead answer{.kind = kind,
                           .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
@@ -161,7 +163,8 @@ void Api::Complete(Call& call, ApiKind kind) {
       .watch = serving->watch,
       .tokenizer = model.tokenizer,
       .preset = request->kv.full == true ? "full" : std::string(model.executor->options().method.preset),
-      .dress = [this, exchange, id = call.id](HttpReply r) { return Dress(exchange->request(), id, std::move(r)); },
+      .add_headers = [this, exchange,
+                      id = call.id](HttpReply r) { return AddHeaders(exchange->request(), id, std::move(r)); },
       .log = [this, call](int status,
                           const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
       .heartbeat_s = model.heartbeat_s,
@@ -170,7 +173,7 @@ void Api::Complete(Call& call, ApiKind kind) {
                                                        std::move(*prompts), std::move(echoes));
   serving->thread.Post([this, serving, completion](Engine& engine) {
     completion->Submit(engine);
-    if (cut_) return engine.CancelAll();  // it may have missed the first
+    if (cut_) return engine.CancelAll();  // OnCut may have cancelled before this request was submitted
     if (completion->streams()) serving->streams.push_back(completion);
   });
   exchange->OnGone([serving, completion](HttpGone why) {

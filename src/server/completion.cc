@@ -22,7 +22,7 @@ ApiError EngineError(const Error& error) {
   return {.status = 400, .message = error.message};
 }
 
-// A context so short that nothing is left out attends to everything whatever is asked for.
+// If the context is so short that the engine selects nothing, every request attends to everything.
 RequestKv Kv(const KvWish& wish, const KvMethod& method) {
   if (!method.selects()) return {};
   return {.full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap};
@@ -59,7 +59,7 @@ Request Completion::MakeRequest(size_t index) {
                   .sampling = request_.sampling,
                   .kv = Kv(request_.kv, engine_->executor().options().method),
                   .ignore_eos = request_.ignore_eos};
-  // Choices differ, and each is what it would be alone.
+  // Each of the n choices has its own seed, so it equals the answer to a request with that seed alone.
   request.sampling.seed += static_cast<uint64_t>(index) % static_cast<uint64_t>(request_.n);
   request.on_prefill = [self, &choice](RequestId, const PrefillProgress& progress) {
     const int64_t prompt = static_cast<int64_t>(self->prompts_[choice.prompt].size());
@@ -76,7 +76,7 @@ void Completion::Submit(Engine& engine) {
   engine_ = &engine;
   for (size_t i = 0; i < choices_.size(); ++i) {
     Choice& choice = choices_[i];
-    if (over_) {  // one was refused: the others' places go back too
+    if (over_) {  // an earlier choice was refused: release the places of the rest
       context_.metrics.Finished(FinishReason::kCancelled, /*started=*/false, 0);
       continue;
     }
@@ -93,7 +93,7 @@ void Completion::Submit(Engine& engine) {
 }
 
 void Completion::Cancel(Engine& engine, HttpGone why) {
-  const char* note = why == HttpGone::kLeft ? "the client left" : "the client read too slowly and was dropped";
+  const char* note = why == HttpGone::kLeft ? "the client disconnected" : "the client read too slowly and was dropped";
   if (!std::exchange(over_, true)) context_.log(499, note);
   for (const Choice& choice : choices_)
     if (choice.submitted && !choice.done) engine.Cancel(choice.id);
@@ -107,10 +107,10 @@ void Completion::OnStart(Choice& choice, int64_t cached) {
 
 void Completion::BeginStream() {
   if (!request_.stream || over_ || std::exchange(begun_, true)) return;
-  exchange_->Begin(context_.dress({.status = 200,
-                                   .type = "text/event-stream",
-                                   .body = {},
-                                   .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
+  exchange_->Begin(context_.add_headers({.status = 200,
+                                         .type = "text/event-stream",
+                                         .body = {},
+                                         .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
   for (Choice& choice : choices_) {
     if (head_.kind == ApiKind::kChat) Send(RoleChunk(head_, choice.answer.index));
     if (request_.echo) Send(ChunkJson(head_, choice.answer, context_.tokenizer));
@@ -118,13 +118,14 @@ void Completion::BeginStream() {
   }
 }
 
-// A comment, which clients skip. In the queue too: from then on an error is an event.
+// An SSE comment, which clients ignore. A waiting request gets it too: its stream has then begun, and an error would be
+// sent as an event.
 bool Completion::Beat(Clock::time_point now) {
   if (over_ || context_.heartbeat_s == 0) return false;
   if (now - last_sent_ < std::chrono::seconds(context_.heartbeat_s)) return true;
   BeginStream();
   last_sent_ = now;
-  exchange_->Write(": still at it\n\n");
+  exchange_->Write(": still running\n\n");
   return true;
 }
 
@@ -155,7 +156,7 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
 
 void Completion::Release(Choice& choice, std::string text, bool end) {
   choice.released_bytes += text.size();
-  // Of a text that was cut at a stop string, tokens whose text begins beyond the cut are no part of the answer.
+  // If the text was cut at a stop string, tokens that begin after the cut are not part of the answer.
   const bool all = end && !choice.text.stopped();
   size_t count = 0;
   while (count < choice.logged.size() && (all || choice.logged[count].offset_bytes < choice.released_bytes)) ++count;
@@ -181,7 +182,7 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   context_.watch.Finished(choice.id);
   kv_.Add(result.kv);
   if (choice.prompt * static_cast<size_t>(request_.n) == static_cast<size_t>(choice.answer.index))
-    usage_.cached_tokens += result.reused_tokens;  // of n choices, the first one's
+    usage_.cached_tokens += result.reused_tokens;  // counted once per prompt, by its first choice
   if (over_) return;
   if (result.reason == FinishReason::kError)
     return FailAll({.status = 500, .message = result.error, .type = "server_error", .code = "generation_failed"});
@@ -214,7 +215,7 @@ void Completion::FinishAll() {
     for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
     Json answer = AnswerJson(head_, answers, usage_, context_.tokenizer);
     answer["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
-    exchange_->Reply(context_.dress({.status = 200, .body = Compact(answer)}));
+    exchange_->Reply(context_.add_headers({.status = 200, .body = Compact(answer)}));
   }
   over_ = true;
 }
@@ -222,11 +223,11 @@ void Completion::FinishAll() {
 void Completion::FailAll(const ApiError& error) {
   if (over_) return;
   context_.log(error.status, error.message);
-  if (begun_) {  // the status is out already: the error is an event
+  if (begun_) {  // the status is already sent, so the error becomes an event
     exchange_->Write("data: " + ErrorBody(error) + "\n\n");
     exchange_->End();
   } else {
-    exchange_->Reply(context_.dress(ErrorReply(error)));
+    exchange_->Reply(context_.add_headers(ErrorReply(error)));
   }
   over_ = true;
   for (const Choice& choice : choices_)

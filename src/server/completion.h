@@ -1,6 +1,6 @@
-// Completion: one HTTP request on its way through the engine: its choices, what became of each, and the answer, whole
-// or as a stream. Made on an I/O thread, used on the engine's thread alone from then on. Lives as long as the engine or
-// the connection knows it.
+// Completion: one HTTP completion request in the engine. It submits a sequence for each choice and sends the answer,
+// whole or as a stream. Constructed on an I/O thread, then used only on the engine's thread. The engine's callbacks and
+// the connection share its ownership.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/engine_thread.h"
-#include "runtime/text.h"
+#include "runtime/requests.h"
 #include "server/completion_request.h"
 #include "server/http.h"
 #include "server/kv_watch.h"
@@ -19,29 +19,30 @@
 
 namespace infinigen {
 
-// What a completion needs of the server; all outlive it.
+// The parts of the server that a completion uses; all outlive it.
 struct CompletionContext {
   Metrics& metrics;
   KvWatch& watch;
   const Tokenizer* tokenizer = nullptr;
   std::string preset;
-  std::function<HttpReply(HttpReply)> dress;  // adds the headers that every reply has
+  std::function<HttpReply(HttpReply)> add_headers;  // adds the headers that every reply has
   std::function<void(int status, const std::string& note)> log;
   int heartbeat_s = 0;
-  std::shared_ptr<const void> kept_logprobs;  // its part of what all answers may keep of them
+  std::shared_ptr<const void> kept_logprobs;  // reservation of memory for logprobs (ReserveLogprobs)
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {
  public:
-  // `prompts` encoded; `echoes` their texts, where they come back. Places in the queue are taken.
+  // `prompts`: encoded. `echoes`: their texts, with "echo" only. Precondition: Metrics::TryEnter reserved a place in
+  // the queue for every choice.
   Completion(CompletionContext context, std::shared_ptr<HttpExchange> exchange, AnswerHead head,
              CompletionRequest request, std::vector<std::vector<int32_t>> prompts, std::vector<std::string> echoes);
 
   void Submit(Engine& engine);
   void Cancel(Engine& engine, HttpGone why);
   bool streams() const { return request_.stream; }
-  // Now and then: a stream that was silent for long says that it is alive, so that nobody on the way cuts it. False: it
-  // needs that no more.
+  // Called periodically. Sends a comment if the stream had no output for heartbeat_s, so that proxies keep it open.
+  // False: no further calls are needed.
   bool Beat(std::chrono::steady_clock::time_point now);
 
  private:
@@ -63,7 +64,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void OnStart(Choice& choice, int64_t cached);
   bool OnToken(Choice& choice, int32_t token);
   void OnDone(Choice& choice, const RequestResult& result);
-  // Text that may be shown, with the logprobs of the tokens whose text it is.
+  // Adds text to the answer, with the logprobs of its tokens.
   void Release(Choice& choice, std::string text, bool end);
   void BeginStream();
   void Send(nlohmann::ordered_json chunk);
@@ -81,10 +82,10 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Clock::time_point last_sent_ = arrived_;
   Usage usage_;
   size_t done_ = 0;
-  bool begun_ = false;       // the stream's head is out
-  bool over_ = false;        // answered, or nobody listens
-  KvStats kv_;               // of the choices that are done
-  uint64_t pool_bytes_ = 0;  // when the latest token came: a finished sequence has given its own back
+  bool begun_ = false;       // the stream's head is sent
+  bool over_ = false;        // answered, or the client is gone
+  KvStats kv_;               // sum over the finished choices
+  uint64_t pool_bytes_ = 0;  // at the latest token, before the sequence was released
 };
 
 }  // namespace infinigen

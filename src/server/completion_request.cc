@@ -11,7 +11,7 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace infinigen {
 namespace {
@@ -65,7 +65,7 @@ bool ReadContent(FieldReader& fields, const Json* json, std::string* content) {
     if (!part.is_object()) return fields.Refuse("content", "each part must be an object"), false;
     const auto type = part.find("type"), text = part.find("text");
     if (type == part.end() || !type->is_string() || *type != "text")
-      return fields.Refuse("content", "only parts of type \"text\" are understood"), false;
+      return fields.Refuse("content", "only parts of type \"text\" are supported"), false;
     if (text == part.end() || !text->is_string()) return fields.Refuse("content", "a part has no text"), false;
     *content += text->get<std::string>();
   }
@@ -85,7 +85,7 @@ void ReadMessages(FieldReader& fields, CompletionRequest* request) {
     ChatMessage read;
     read.role = of.String("role");
     if (read.role.empty()) of.Refuse("role", "is missing");
-    // The API's other roles belong to tools, which this server does not call.
+    // The API's other roles are for tools, which this server does not support.
     const auto known = {"system", "developer", "user", "assistant"};
     if (std::find(known.begin(), known.end(), read.role) == known.end())
       of.Refuse("role", fmt::format("must be system, developer, user or assistant, not {}", Quoted(read.role, 32)));
@@ -129,12 +129,12 @@ void ReadBiases(FieldReader& fields, int64_t vocab, SamplingOptions* sampling) {
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Refuse("logit_bias", "must map token ids to numbers from -100 to 100");
   if (bias->size() > kMostBiases) return fields.Refuse("logit_bias", fmt::format("at most {} tokens", kMostBiases));
-  std::map<int32_t, float> biases;  // "7" and "07" name one token, of which one value counts
+  std::map<int32_t, float> biases;  // a map because "7" and "07" are the same token: the last one counts
   for (const auto& [key, value] : bias->items()) {
     int64_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
     if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= vocab)
-      return fields.Refuse("logit_bias", fmt::format("{} is no token id below {}", Quoted(key, 32), vocab));
+      return fields.Refuse("logit_bias", fmt::format("{} is not a token id below {}", Quoted(key, 32), vocab));
     if (!value.is_number() || !(std::abs(value.get<double>()) <= 100))
       return fields.Refuse("logit_bias", fmt::format("of token {} must be a number from -100 to 100", token));
     biases[static_cast<int32_t>(token)] = value.get<float>();
@@ -157,7 +157,7 @@ void ReadSampling(FieldReader& fields, int64_t vocab, CompletionRequest* request
     sampling.seed = static_cast<uint64_t>(*seed);
     request->seed_given = true;
   }
-  // Beyond OpenAI's, as other servers call them.
+  // Fields that OpenAI does not have, named as in other servers.
   if (const auto top_k = fields.Integer("top_k", 0, INT32_MAX)) sampling.top_k = static_cast<int32_t>(*top_k);
   read("min_p", 0, 1, &sampling.min_p);
   read("repeat_penalty", 0.01, 100, &sampling.repeat_penalty);
@@ -223,11 +223,11 @@ void ReadKv(FieldReader& fields, CompletionRequest* request) {
   request->kv.cap = of.Number("cap", 0, 1);
   if (request->kv.cap == 0.0) of.Refuse("cap", "must be above 0 and at most 1, not 0");
   if (preset == "full" && (request->kv.alpha || request->kv.cap))
-    of.Refuse("preset", "\"full\" attends to everything: it takes neither alpha nor cap");
+    of.Refuse("preset", "\"full\" attends to everything, so it accepts neither alpha nor cap");
   fields.Adopt(of);
 }
 
-// Fields of the API that would change the answer and have no effect here are refused, not ignored.
+// Refuses unsupported fields that would change the answer; ignoring them would give a wrong answer silently.
 void RefuseOthers(FieldReader& fields, const CompletionRequest& request) {
   const auto asks = [&](const char* name) {
     const Json* json = fields.Get(name);
@@ -240,7 +240,7 @@ void RefuseOthers(FieldReader& fields, const CompletionRequest& request) {
     const bool text = format->is_object() && format->contains("type") && (*format)["type"] == "text";
     if (!text) fields.Refuse("response_format", "only {\"type\": \"text\"} is supported", ErrorKind::kUnsupported);
   }
-  // Without tools there is none to choose.
+  // Without tools, "none" and "auto" mean the same.
   for (const char* name : {"tool_choice", "function_call"}) {
     const Json* choice = fields.Get(name);
     if (choice != nullptr && *choice != "none" && *choice != "auto")
@@ -259,7 +259,7 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
   if (!json.ok()) return json.error();
   FieldReader fields = FieldsOf(*json);
   CompletionRequest request{.kind = kind, .sampling = defaults};
-  for (const char* name : {"model", "user"}) fields.String(name);  // a string, and without effect
+  for (const char* name : {"model", "user"}) fields.String(name);  // only the type is checked; the value has no effect
   if (kind == ApiKind::kChat)
     ReadMessages(fields, &request);
   else
@@ -279,8 +279,8 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
     fields.Refuse("echo", "together with logprobs is not supported", ErrorKind::kUnsupported);
   const int64_t prompts = kind == ApiKind::kChat ? 1 : static_cast<int64_t>(request.prompts.size());
   if (prompts * request.n > kMostChoices)
-    fields.Refuse("n",
-                  fmt::format("{} prompts with {} choices each are more than {}", prompts, request.n, kMostChoices));
+    fields.Refuse(
+        "n", fmt::format("{} prompts with {} choices each exceed the limit of {}", prompts, request.n, kMostChoices));
   if (fields.problem()) return ErrorOf(*fields.problem());
   return request;
 }

@@ -1,5 +1,5 @@
-// The requests of OpenAI's API, parsed from the JSON of a body. Every field is checked for its type and range; a wrong
-// one is refused by name, an unknown one is ignored, as OpenAI does. No model or engine is needed. Any thread.
+// Parses the JSON bodies of OpenAI's API. The type and range of every field is checked; an error names the field.
+// Unknown fields are ignored, as OpenAI does. Needs neither model nor engine. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,17 @@
 #include <vector>
 
 #include "runtime/requests.h"
-#include "runtime/text.h"
 
 namespace infinigen {
 
-// An error as clients see it.
+// An error reply.
 struct ApiError {
   int status = 400;
   std::string message;
   std::string type = "invalid_request_error";
   std::string code;       // empty: null
-  std::string parameter;  // the field, empty: null
-  int retry_after_s = 0;  // 0: not said
+  std::string parameter;  // the wrong field; empty: null
+  int retry_after_s = 0;  // 0: no Retry-After header
 };
 
 template <class T>
@@ -41,23 +40,22 @@ class [[nodiscard]] ApiResult {
 
 enum class ApiKind : uint8_t { kChat, kText };
 
-// Choices that one HTTP request may ask for: prompts times n.
+// Limit of choices in one HTTP request: prompts times n.
 inline constexpr int64_t kMostChoices = 128;
-// OpenAI allows four stop strings and says nothing about their length; clients of other servers send more. Every choice
-// of a request has its own copy.
+// OpenAI allows four stop strings of any length; clients of other servers send more. Every choice has its own copy.
 inline constexpr size_t kMostStops = 16;
 inline constexpr size_t kMostStopBytes = 1024;
 inline constexpr size_t kMostBiases = 4096;
 inline constexpr int64_t kMostLogprobs = 20;
-// Tokens and their alternatives, over all choices, in one answer that is not a stream. So many take 143 MiB while the
-// answer is written (measured: 16 choices of 780 tokens with 20 alternatives each, and 18 MiB of answer).
+// Limit of tokens with logprobs, alternatives included, over all choices of an answer that is not streamed. That many
+// take 143 MiB while the answer is written (measured: 16 choices of 780 tokens with 20 alternatives, 18 MiB of JSON).
 inline constexpr int64_t kMostLoggedTokens = 262'144;
-// The same over all such answers that are queued or under way: four of the largest.
+// The same limit over all unfinished answers: four of the largest.
 inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
-// Nesting of a body; the API needs a handful of levels.
+// Nesting limit of a body; the API needs about five levels.
 inline constexpr size_t kMostDepth = 32;
 
-// `kv` of a request; absent fields have the server's settings.
+// The "kv" object of a request; absent fields keep the server's settings.
 struct KvWish {
   std::optional<bool> full;  // preset "full" or "infinigen"
   std::optional<float> alpha;
@@ -69,10 +67,10 @@ using PromptText = std::variant<std::string, std::vector<int32_t>>;
 
 struct CompletionRequest {
   ApiKind kind = ApiKind::kChat;
-  std::vector<ChatMessage> messages;  // of kChat
-  std::vector<PromptText> prompts;    // of kText, at least one
+  std::vector<ChatMessage> messages;  // with kChat
+  std::vector<PromptText> prompts;    // with kText; never empty
   int64_t max_tokens = -1;            // -1: not given
-  SamplingOptions sampling;           // starts as the server's defaults
+  SamplingOptions sampling;           // the server's defaults, then the request's fields
   bool seed_given = false;
   std::vector<std::string> stops;
   int64_t n = 1;
@@ -84,7 +82,7 @@ struct CompletionRequest {
   KvWish kv;
 };
 
-// `defaults`: sampling of fields that the request leaves out. `vocab` bounds token ids.
+// `defaults`: values of sampling fields that the request omits. Token ids must be below `vocab`.
 ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body, const SamplingOptions& defaults,
                                              int64_t vocab);
 

@@ -1,9 +1,9 @@
-// HTTP/1.1 without its library: what a handler sees of a request, and how it answers. The server behind it is
-// server/http_server.cc and http_connection.cc, the only files that know Boost.
+// The HTTP/1.1 server as its handlers see it: requests, replies, limits. The implementation is in http_server.cc and
+// http_connection.cc, the only files that use Boost.
 //
-// A connection carries one exchange at a time. Its reply is either whole (Reply) or a stream (Begin, Write…, End),
-// given from any thread, at once or later. A client that went away, or reads too slowly to be waited for, ends the
-// exchange: OnGone is told, and what is written afterwards goes nowhere.
+// A connection carries one exchange at a time. The handler replies from any thread, immediately or later, with either a
+// whole reply (Reply) or a stream (Begin, Write…, End). If the client disconnects, or reads too slowly, the exchange
+// ends: the OnGone callback runs, and further writes are dropped.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ namespace infinigen {
 
 struct HttpRequest {
   std::string method;
-  std::string path;                                     // of the target, before any '?'; of http://host/path too
-  std::string query;                                    // after it
+  std::string path;                                     // of the target (also of http://host/path), before '?'
+  std::string query;                                    // after '?'
   std::string host, origin, authorization, request_id;  // header fields; empty when absent
   std::string cors_headers;                             // Access-Control-Request-Headers
   std::string body;
@@ -33,7 +33,7 @@ struct HttpReply {
   int status = 200;
   std::string type = "application/json";
   std::string body;
-  std::vector<std::pair<std::string, std::string>> headers;  // without line ends; the server's own are added
+  std::vector<std::pair<std::string, std::string>> headers;  // without line ends; the server adds its own
 };
 
 enum class HttpGone : uint8_t { kLeft, kTooSlow };
@@ -44,26 +44,27 @@ class HttpExchange {
 
   virtual const HttpRequest& request() const = 0;
   virtual void Reply(HttpReply reply) = 0;
-  virtual void Begin(HttpReply head) = 0;  // head.body are the first bytes
+  virtual void Begin(HttpReply head) = 0;  // head.body is the beginning of the stream
   virtual void Write(std::string bytes) = 0;
   virtual void End() = 0;
-  // `gone` is called once, from any thread, when the client cannot be answered any more; at once if that is already so.
-  // Never after the reply's end. It must not call back into the exchange. A second `gone` takes the first one's place.
+  // `gone` is called once, on any thread, when the client can no longer be answered; immediately if that is already so.
+  // It is never called after the reply has ended, and must not call back into the exchange. A second call of OnGone
+  // replaces the callback.
   virtual void OnGone(std::function<void(HttpGone why)> gone) = 0;
 };
 
-// All on an I/O thread.
+// All functions are called on I/O threads.
 struct HttpHandler {
-  // Before the body is read: a reply here ends the exchange and the connection. nullptr: read on.
+  // Called before the body is read. A reply refuses the request and ends the exchange; nullptr accepts it.
   std::function<std::unique_ptr<HttpReply>(const HttpRequest& head)> admit;
   std::function<void(std::shared_ptr<HttpExchange> exchange)> handle;
-  // An error of the connection's own (a malformed request, a limit): its body, and for the record. `head` as far as it
-  // was understood; the peer is always there.
+  // Called for errors that the connection finds (a malformed request, a limit); returns the reply and logs it. `head`
+  // holds what was parsed so far; its peer is always set.
   std::function<HttpReply(const HttpRequest& head, int status, std::string_view reason)> fail;
-  // The server was told to end: streams without an end of their own should end now.
+  // The server begins to shut down: endless streams should end now.
   std::function<void()> drain;
-  // drain_s are over: whoever still runs should say so and end (requests that are not all there end with `fail`, 503).
-  // What is left kLastWordsSeconds later is cut.
+  // drain_s has passed: all exchanges should end with an error. Requests whose body is incomplete get `fail` with 503.
+  // Connections that are still open kLastWordsSeconds later are closed.
   std::function<void()> cut;
 };
 
@@ -72,13 +73,13 @@ inline constexpr int kLastWordsSeconds = 2;
 struct HttpLimits {
   uint32_t header_bytes = 16 << 10;
   uint64_t body_bytes = 8 << 20;
-  uint64_t all_bodies_bytes = 256 << 20;  // of requests that are being read or answered, or were sent ahead
+  uint64_t all_bodies_bytes = 256 << 20;  // sum over all requests: being read, being answered, or sent ahead
   size_t connections = 2048;
-  size_t backlog_bytes = 256 << 10;  // of a stream: what a slow reader may leave unread
-  int idle_s = 60;                   // until a request's header is complete
-  int body_s = 120;                  // until its body is
-  int write_s = 30;                  // without a byte taken
-  int drain_s = 30;                  // for running exchanges, once the server was told to end
+  size_t backlog_bytes = 256 << 10;  // unsent bytes of a stream; a slower reader is disconnected
+  int idle_s = 60;                   // time for a request's header to arrive
+  int body_s = 120;                  // time for its body to arrive
+  int write_s = 30;                  // time without the client reading a byte
+  int drain_s = 30;                  // time for running exchanges to finish after shutdown begins
 };
 
 struct HttpOptions {
@@ -96,24 +97,24 @@ struct HttpCounters {
 
 class HttpServer {
  public:
-  // Binds and listens; nothing is accepted before Start.
+  // Binds and listens. Connections are accepted after Start.
   static Result<std::unique_ptr<HttpServer>> Bind(const HttpOptions& options, HttpHandler handler);
   virtual ~HttpServer() = default;  // Stop()
 
   virtual uint16_t port() const = 0;
   virtual void Start() = 0;
-  // Before Start. From now on SIGTERM and SIGINT drain: no new connection, idle ones are closed, running exchanges have
-  // drain_s. A second signal finds the system's default action.
+  // Call before Start. Makes SIGTERM and SIGINT call Drain; a second signal has the system's default action.
   virtual void DrainOnSignals() = 0;
+  // Shuts down: accepts no connections, closes idle ones, and gives running exchanges drain_s to finish.
   virtual void Drain() = 0;
-  // Until drained.
+  // Waits until drained.
   virtual void Wait() = 0;
-  // Closes every connection and ends the I/O threads: from here on no handler is called, and no OnGone.
+  // Closes every connection and joins the I/O threads. Afterwards neither handlers nor OnGone callbacks are called.
   virtual void Stop() = 0;
   virtual HttpCounters counters() const = 0;
 };
 
-// "Not Found"; empty for numbers that nobody here uses.
+// "Not Found" for 404; empty for unknown numbers.
 std::string_view StatusText(int status);
 
 }  // namespace infinigen

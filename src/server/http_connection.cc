@@ -17,18 +17,19 @@ using boost::system::error_code;
 
 namespace {
 
-// Of one read.
+// Size of one read.
 constexpr size_t kReadBytes = 16 << 10;
-// Parsed bytes are forgotten when there are so many of them, or nothing else.
+// Parsed bytes are erased from input_ when there are this many of them, or when all are parsed.
 constexpr size_t kForgetBytes = 1 << 20;
-// Small, so that a slow reader is noticed by us and not hidden by the kernel.
+// Small, so that this server notices a slow reader before the kernel has buffered megabytes for it.
 constexpr int kSendBufferBytes = 128 << 10;
-// Extensions of a chunk: nobody is known to send any.
+// Limit of a chunk's extensions. No known client sends any.
 constexpr size_t kExtensionBytes = 4 << 10;
-// Beside them, a line has a size (sixteen digits) and three line ends at most.
+// Limit of a chunk's line: extensions, the size (sixteen digits) and at most three line ends.
 constexpr size_t kChunkLineBytes = kExtensionBytes + 32;
 
-// Beast joins such lines with a space; others on the way may read two fields, or none. Of a head, or of trailers.
+// Whether a head, or trailers, contain a folded line. Beast joins folded lines with a space, but proxies may read them
+// as two fields or none, so they are refused.
 bool HasFoldedLine(std::string_view fields) {
   fields = fields.substr(0, fields.find("\r\n\r\n"));
   return fields.find("\n ") != fields.npos || fields.find("\n\t") != fields.npos;
@@ -37,11 +38,11 @@ bool HasFoldedLine(std::string_view fields) {
 }  // namespace
 
 void Connection::ChunkLine::operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) {
-  if (size == 0) trailers = extensions.data() + extensions.size();  // it is called once they are all there
+  if (size == 0) trailers = extensions.data() + extensions.size();  // Beast calls this once all trailers have arrived
   if (extensions.size() > kExtensionBytes) error = http::error::bad_chunk_extension;
 }
 
-// What a handler has of a connection: one request and its reply. Ends when either does.
+// The handler's side of a connection: one request and its reply. It keeps the connection object alive.
 class Exchange : public HttpExchange {
  public:
   Exchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
@@ -50,7 +51,7 @@ class Exchange : public HttpExchange {
   }
   ~Exchange() override {
     connection_->host_.body_bytes -= request_.body.size();
-    if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // nobody is left who could answer
+    if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // the handler dropped it without a reply
   }
 
   const HttpRequest& request() const override { return request_; }
@@ -142,7 +143,7 @@ void Connection::Handshake() {
   tls_->async_handshake(asio::ssl::stream_base::server,
                         asio::bind_executor(strand_, [self = shared_from_this()](error_code error) {
                           if (error) return self->Close();
-                          // It may have been closed after the last byte came and before this was called.
+                          // The connection may have been closed between the last byte and this call.
                           if (self->state_ != State::kClosed) self->NextRequest();
                         }));
 }
@@ -179,7 +180,7 @@ void Connection::Read() {
 void Connection::OnRead(error_code error, size_t bytes) {
   reading_ = false;
   if (state_ == State::kClosed) return;
-  if (state_ == State::kClosing) {  // whatever still comes is thrown away until the other side closes
+  if (state_ == State::kClosing) {  // input is discarded until the client closes
     if (error) return Close();
     return Read();
   }
@@ -191,8 +192,8 @@ void Connection::OnRead(error_code error, size_t bytes) {
     OnReadAhead();
 }
 
-// While an answer is made. What comes early is kept, up to a whole request. Whoever sends more is not waited for: to
-// stop reading instead would be not to see it leave.
+// Input that arrives while a request is handled is kept, up to the size of one request. A client that sends more is
+// disconnected: if the server stopped reading instead, it would not notice a disconnect.
 void Connection::OnReadAhead() {
   const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
   if (!CountBytes(unparsed()) || !fits) return Close();
@@ -200,7 +201,7 @@ void Connection::OnReadAhead() {
 }
 
 bool Connection::CountBytes(uint64_t bytes) {
-  host_.body_bytes += bytes - counted_bytes_;  // modulo 2^64, as it should be
+  host_.body_bytes += bytes - counted_bytes_;  // wraps modulo 2^64, which is correct for a decrease
   counted_bytes_ = bytes;
   return host_.body_bytes <= host_.limits.all_bodies_bytes;
 }
@@ -219,14 +220,15 @@ void Connection::Parse() {
     }
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
-    // To the end of what is there: it is cut at the empty line, and an error may come before that was taken.
+    // Looks at all input after the last chunk (HasFoldedLine stops at the empty line), because Beast may report an
+    // error before it has consumed the trailers.
     const bool folded_trailer =
         chunk_line_.trailers != nullptr &&
         HasFoldedLine(std::string_view(input_).substr(static_cast<size_t>(chunk_line_.trailers - input_.data())));
     if (!head_seen_ && parser_->is_header_done())
       folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
     parsed_ += used;
-    if (parsed_ >= kForgetBytes) {  // seldom: a client may send many requests at once
+    if (parsed_ >= kForgetBytes) {  // not for every request, because erasing copies the rest
       input_.erase(0, parsed_);
       parsed_ = 0;
     }
@@ -253,19 +255,19 @@ void Connection::Parse() {
   }
 }
 
-// An empty line before a request: some clients end the one before with it (RFC 9112, 2.2). One is forgiven, a second is
-// no request's line. False: the next byte has to tell.
+// Skips one empty line before a request: some clients send it after the previous body (RFC 9112, 2.2). A second one is
+// an error of the parser. False: more bytes are needed to decide.
 bool Connection::SkipEmptyLine() {
   const std::string_view rest = std::string_view(input_).substr(parsed_);
   if (rest.starts_with("\r\n")) parsed_ += 2;
   return rest != "\r";
 }
 
-// What the parser left, because its end has not come: a chunk's line, or the last one's with all trailers. False: it is
-// too long already, and answered.
+// Checks the length of input that the parser did not consume because it is incomplete: a chunk's line, or the last
+// chunk's line with its trailers. False: it is too long, and the error reply is sent.
 bool Connection::CheckUnfinished() {
   std::string_view rest = std::string_view(input_).substr(parsed_);
-  if (rest.starts_with("\r\n")) rest.remove_prefix(2);  // of the chunk before it
+  if (rest.starts_with("\r\n")) rest.remove_prefix(2);  // the end of the previous chunk
   if (rest.find('\n') == rest.npos) {
     if (rest.size() <= kChunkLineBytes) return true;
     return Fail(400, make_error_code(http::error::bad_chunk_extension).message()), false;
@@ -285,7 +287,7 @@ HttpRequest Connection::Head() const {
   head.method = std::string(message.method_string());
   std::string target(message.target());
   head.host = field(http::field::host);
-  // http://host/path, as to a proxy: such a host counts before the field.
+  // A target in absolute form (http://host/path) overrides the Host field.
   for (const std::string_view scheme : {"http://", "https://"}) {
     if (target.size() < scheme.size() || !boost::beast::iequals(target.substr(0, scheme.size()), scheme)) continue;
     const size_t end = std::min(target.find_first_of("/?", scheme.size()), target.size());
@@ -305,20 +307,22 @@ HttpRequest Connection::Head() const {
   return head;
 }
 
-// False: the request was answered already.
+// False: the request was refused, and the reply is sent.
 bool Connection::AdmitHead() {
   const auto& message = parser_->get();
   keep_alive_ = message.keep_alive() && !host_.draining;
   without_body_ = message.method() == http::verb::head;
-  if (message.version() != 10 && message.version() != 11) return Fail(505, "HTTP/1.0 or 1.1"), false;
-  if (message.version() == 11 && message.count(http::field::host) != 1) return Fail(400, "one Host, please"), false;
+  if (message.version() != 10 && message.version() != 11)
+    return Fail(505, "only HTTP/1.0 and HTTP/1.1 are supported"), false;
+  if (message.version() == 11 && message.count(http::field::host) != 1)
+    return Fail(400, "the request must have exactly one Host header"), false;
   if (folded_) return Fail(400, "a header line is folded"), false;
   if (message.count(http::field::transfer_encoding) > 0) {
     if (message.version() == 10) return Fail(400, "HTTP/1.0 has no transfer encodings"), false;
     if (!boost::beast::iequals(message[http::field::transfer_encoding], "chunked"))
-      return Fail(400, "an unknown transfer encoding"), false;
+      return Fail(400, "only the transfer encoding \"chunked\" is supported"), false;
   }
-  chunked_ = message.version() == 11;  // of a reply that is a stream
+  chunked_ = message.version() == 11;  // whether a streamed reply is chunked
   if (std::unique_ptr<HttpReply> reply = host_.handler.admit(Head())) {
     state_ = State::kHandling;
     keep_alive_ = keep_alive_ && parser_->is_done();
@@ -339,12 +343,12 @@ void Connection::Handle() {
   HttpRequest request = Head();
   request.body = std::move(parser_->get().body());
   const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request), exchange_);
-  CountBytes(unparsed());  // the body is the exchange's, which may outlive the connection
-  Read();                  // to notice when the client leaves
+  CountBytes(unparsed());  // the exchange counts the body from now on
+  Read();                  // to notice a disconnect
   host_.handler.handle(exchange);
 }
 
-// An error that leaves the connection in an unknown place: it is closed after the answer.
+// Sends an error reply and closes the connection, because the next request's start is unknown.
 void Connection::Fail(int status, std::string_view reason) {
   state_ = State::kHandling;
   keep_alive_ = false;
@@ -410,22 +414,22 @@ void Connection::OnWritten(error_code error, size_t bytes) {
   OnAllWritten();
 }
 
-// Nothing is left to send; more may come, unless the answer is finished.
+// Called when all queued output is sent.
 void Connection::OnAllWritten() {
   if (!finished_) return SetDeadline(state_ == State::kReading ? host_.limits.body_s : -1);
   if (keep_alive_ && !host_.draining) return NextRequest();
   EndOutput();
 }
 
-// The client is told that nothing follows, and has a moment to close its side: closing with unread bytes would reset
-// the connection and might cost the client its answer.
+// Shuts down the sending side and gives the client 2 s to close its own. Closing a socket with unread input would reset
+// the connection, and the client could lose the reply.
 void Connection::EndOutput() {
   state_ = State::kClosing;
   SetDeadline(2);
   input_.clear();
   parsed_ = 0;
   Read();
-  if (tls_)  // without close_notify it could not tell this end from one that somebody on the way made up
+  if (tls_)  // close_notify proves to the client that the end was not forged (truncation attack)
     return tls_->async_shutdown(asio::bind_executor(strand_, [self = shared_from_this()](error_code) {
       error_code ignored;
       self->socket_.shutdown(tcp::socket::shutdown_send, ignored);
@@ -466,7 +470,7 @@ void Connection::SetDeadline(int seconds) {
   deadline_ = seconds < 0 ? Clock::time_point::max() : Clock::now() + std::chrono::seconds(seconds);
 }
 
-// One timer that looks once a second: deadlines move with every byte, and exactness is worth nothing here.
+// Checks the deadline once a second. Deadlines move with every byte, so a timer per deadline would cost more.
 void Connection::WatchDeadline() {
   timer_.expires_after(std::chrono::seconds(1));
   timer_.async_wait([weak = weak_from_this()](error_code error) {

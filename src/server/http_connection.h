@@ -1,11 +1,11 @@
-// Connection: one client of the HTTP server, on a strand of its own, so that its state needs no lock.
+// Connection: one client of the HTTP server. It runs on its own strand, so its state needs no lock.
 //
 //            bytes                      parsed                    handled
 //   reading ───────► parser ─► head ─► admit? ─► body ─► handle ─► … Reply | Begin Write End ─► reading again
 //      ▲                                                               │ queue of bytes to write, bounded for streams
-//      └── one read is always under way: also while an answer is made, since its end of file means that nobody waits
+//      └── one read is always pending, also while a request is handled: end of file means that the client is gone
 //
-// Bytes are parsed by Beast (which refuses every request whose length can be read in two ways) and written by hand.
+// Beast parses the input (it refuses every request whose length is ambiguous); output is written without it.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ namespace infinigen {
 
 class Connection;
 
-// What connections share; outlives them. Its functions may be called from any thread.
+// State shared by all connections; outlives them. Its functions may be called from any thread.
 class ConnectionHost {
  public:
   ConnectionHost(const HttpOptions& options, HttpHandler handler_)
@@ -42,17 +42,17 @@ class ConnectionHost {
   const HttpHandler handler;
   boost::asio::io_context io;
   std::optional<boost::asio::ssl::context> tls;
-  std::atomic<uint64_t> body_bytes{0};  // of all connections and exchanges: until it is freed
+  std::atomic<uint64_t> body_bytes{0};  // memory held by request bodies, over all connections and exchanges
   std::atomic<bool> draining{false};
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(ConnectionHost& host, boost::asio::ip::tcp::socket socket);
-  // Any thread, all of them.
+  // These four may be called from any thread.
   void Start();
   void CloseIfIdle();
-  void RefuseUnread();  // a request whose body is not all there
+  void RefuseUnread();  // replies 503 if the body is incomplete
   void CloseNow();
 
  private:
@@ -61,13 +61,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
-  // Refuses a chunk whose extensions, which nobody here reads, are long, and remembers where the last one's line ends.
+  // Refuses a chunk with long extensions (which are ignored anyway), and records where the last chunk's line ends.
   struct ChunkLine {
     void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error);
-    const char* trailers = nullptr;  // in the bytes that are being parsed
+    const char* trailers = nullptr;  // points into the bytes that are being parsed
   };
 
-  // On the strand, all of them.
+  // All functions below run on the strand.
   void Handshake();
   void NextRequest();
   void Read();
@@ -92,7 +92,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void TellGone();
   void SetDeadline(int seconds);
   void WatchDeadline();
-  // False: all connections together hold too much.
+  // Sets this connection's part of the host's body_bytes. False: the sum exceeds its limit.
   bool CountBytes(uint64_t bytes);
   size_t unparsed() const { return input_.size() - parsed_; }
   HttpRequest Head() const;
@@ -110,28 +110,28 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHandshake;
   std::string peer_;
 
-  std::vector<char> chunk_;  // where a read that is under way puts its bytes: nobody else's
-  std::string input_;        // read; from parsed_ on not yet parsed
+  std::vector<char> chunk_;  // target of the pending read, which may write to it at any time
+  std::string input_;        // bytes read; those from parsed_ on are not parsed yet
   size_t parsed_ = 0;
   ChunkLine chunk_line_;
   std::optional<Parser> parser_;
-  bool begun_ = false;  // the request's line is being read, or more
+  bool begun_ = false;  // the first byte of the request line has arrived
   bool head_seen_ = false;
-  bool folded_ = false;       // a line of the head goes on in the next
-  bool in_trailers_ = false;  // the last chunk's line is there, what follows it not all
+  bool folded_ = false;       // a header line continues on the next line
+  bool in_trailers_ = false;  // the last chunk's line has arrived, its trailers are incomplete
   bool reading_ = false;
-  uint64_t counted_bytes_ = 0;  // in the host's sum: what was read and is no exchange's yet
+  uint64_t counted_bytes_ = 0;  // this connection's part of the host's body_bytes, without its exchange
 
-  uint64_t exchange_ = 0;  // which of the connection's exchanges is under way
+  uint64_t exchange_ = 0;  // number of the current exchange
   bool keep_alive_ = false;
   bool chunked_ = false;
-  bool replied_ = false;   // head is queued
-  bool finished_ = false;  // and the last byte
+  bool replied_ = false;   // the reply's head is queued
+  bool finished_ = false;  // the reply's last byte is queued
   bool without_body_ = false;
   std::function<void(HttpGone)> gone_;
-  bool too_slow_ = false;  // to be waited for
+  bool too_slow_ = false;  // the client read too slowly
   std::deque<std::string> output_;
-  size_t written_ = 0;  // of output_.front()
+  size_t written_ = 0;  // bytes of output_.front()
   size_t queued_bytes_ = 0;
   bool writing_ = false;
 };

@@ -1,5 +1,5 @@
-// The HTTP server: accepts connections, up to a number, and drains them at the end. Everything that is not a
-// connection's own happens on one strand: accepting, signals, the steps of the end.
+// The HTTP server: accepts connections up to a limit, and drains them at shutdown. Accepting, signals and shutdown run
+// on one control strand; each connection has its own.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ class Server : public HttpServer, public ConnectionHost {
   }
   std::vector<std::shared_ptr<Connection>> Open() const;
 
-  // On the control strand, all of them.
+  // These run on the control strand.
   void Accept();
   void Refuse(tcp::socket socket);
   void BeginDrain();
@@ -89,7 +89,8 @@ Status Server::Listen() {
     tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
                          asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1,
                      error);
-    // Asked for where a file is encrypted; OpenSSL's own callback would stop and ask at the terminal.
+    // OpenSSL calls this if the key file is encrypted; its default callback would wait for a passphrase at the
+    // terminal.
     const auto encrypted = std::make_shared<bool>(false);
     const auto ask = [encrypted](size_t, asio::ssl::context::password_purpose) {
       *encrypted = true;
@@ -101,8 +102,7 @@ Status Server::Listen() {
     tls->use_private_key_file(options_.tls_key, asio::ssl::context::pem, error);
     if (error && *encrypted)
       return IoError(
-          "--tls-key {}: the key is encrypted, and nobody is there to be asked for its passphrase; "
-          "store it without one (openssl pkey -in KEY -out PLAIN)",
+          "--tls-key {}: the key is encrypted; store it without a passphrase (openssl pkey -in KEY -out PLAIN)",
           options_.tls_key);
     if (error) return IoError("--tls-key {}: {}", options_.tls_key, error.message());
   }
@@ -112,8 +112,8 @@ Status Server::Listen() {
   if (error) return IoError("--host {}: {}", options_.host, error.message());
   const tcp::endpoint endpoint = found.begin()->endpoint();
   const auto failed = [&] {
-    return IoError("cannot listen on {}:{}: {}; choose others with --host and --port", options_.host, options_.port,
-                   error.message());
+    return IoError("cannot listen on {}:{}: {}; choose another address with --host and --port", options_.host,
+                   options_.port, error.message());
   };
   if (acceptor_.open(endpoint.protocol(), error); error) return failed();
   acceptor_.set_option(asio::socket_base::reuse_address(true), error);
@@ -136,7 +136,7 @@ void Server::Accept() {
   if (draining) return;
   acceptor_.async_accept(asio::bind_executor(control_, [this](error_code error, tcp::socket socket) {
     if (draining) return;
-    if (error) {  // out of file descriptors, mostly: others will close theirs
+    if (error) {  // usually out of file descriptors: try again when connections have closed
       const auto timer = std::make_shared<asio::steady_timer>(io, std::chrono::milliseconds(50));
       return timer->async_wait(asio::bind_executor(control_, [this, timer](error_code) { Accept(); }));
     }
@@ -159,7 +159,7 @@ void Server::Accept() {
   }));
 }
 
-// One try, without waiting: the least that is polite.
+// Tries once, without blocking, to send 503.
 void Server::Refuse(tcp::socket socket) {
   if (tls) return;
   error_code error;
@@ -194,7 +194,7 @@ void Server::DrainOnSignals() {
   signals_.add(SIGINT, ignored);
   signals_.async_wait(asio::bind_executor(control_, [this](error_code error, int) {
     if (error) return;
-    signals_.clear(error);  // the next one ends the process
+    signals_.clear(error);  // the next signal ends the process
     BeginDrain();
   }));
 }
@@ -205,7 +205,7 @@ void Server::BeginDrain() {
     if (draining.exchange(true)) return;
     drained_.notify_all();
   }
-  // From here on no connection is added: that happens on this strand too.
+  // From here on no connection is added, because Accept runs on this strand too.
   error_code ignored;
   acceptor_.close(ignored);
   for (const auto& connection : Open()) connection->CloseIfIdle();
@@ -231,7 +231,7 @@ void Server::Stop() {
   draining = true;
   io.stop();
   for (std::thread& thread : threads_) thread.join();
-  // From here on this thread is the only one: what is open is closed, and who waits for it is told.
+  // The I/O threads have ended: this thread closes the open connections and runs their OnGone callbacks.
   io.restart();
   error_code ignored;
   acceptor_.close(ignored);

@@ -30,7 +30,7 @@ void KvPicture::Clear() {
 void KvPicture::Add(LayerId layer, KvHead head, std::span<const int32_t> rows) {
   if (rows.empty()) return;
   Layer& of = layers_[layer.index()];
-  if (head.value() == 0 || of.heads == 0) {  // another step
+  if (head.value() == 0 || of.heads == 0) {  // a new step
     of.heads = 0;
     of.rows = rows.back() + 1;
     of.counts.assign(static_cast<size_t>(Columns(of.rows)), 0);
@@ -60,7 +60,7 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
       const int64_t width = FirstRow(column + 1, columns, layer.rows) - FirstRow(column, columns, layer.rows);
       const int64_t whole = std::max<int64_t>(width * layer.heads, 1);
       const int64_t count = layer.counts[static_cast<size_t>(column)];
-      // Anything at all is visible.
+      // Rounded up, so that a single row is visible.
       shares.push_back(std::clamp<int64_t>((count * 255 + whole - 1) / whole, 0, 255));
     }
     all.push_back(std::move(shares));
@@ -133,12 +133,12 @@ void KvWatch::Token(RequestId id) {
 }
 
 void KvWatch::Finished(RequestId id) {
-  if (followed_ == id && !watchers_.empty()) Send();  // its last picture, however short it was
+  if (followed_ == id && !watchers_.empty()) Send();  // the last picture, even before the next event is due
   std::erase_if(sequences_, [&](const Sequence& sequence) { return sequence.id == id; });
   if (followed_ == id) Follow();
 }
 
-// One that was preempted has no place; it counts again when it goes on.
+// Chooses the sequence to follow. A preempted sequence has no slot; it counts again after its next token.
 void KvWatch::Follow() {
   for (Sequence& sequence : sequences_)
     if (sequence.decoding && !engine_.SlotOf(sequence.id)) sequence.decoding = false;
@@ -169,7 +169,7 @@ void KvWatch::Turn() {
     Rest();
 }
 
-// What is drawn by now serves where the sequence ends before the next event.
+// Stops observing until the next event is due. The picture stays, in case the sequence ends before that.
 void KvWatch::Rest() {
   Observe(false);
   fresh_ = !selects_;
@@ -185,7 +185,7 @@ void KvWatch::Send() {
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
   last_event_ = now;
   before_ = stats;
-  // Those of the step that is shown; where nothing is selected, all: the newest token has no entry yet.
+  // Rows of the step that is shown. Without selection, all rows; the newest token has no entry yet.
   const int64_t rows = selects_ ? picture_.rows() : std::max<int64_t>(sequence.rows - 1, 1);
   const Json event = {{"request", sequence.name},
                       {"rows", rows},

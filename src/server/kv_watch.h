@@ -1,6 +1,6 @@
-// KvWatch: the live picture of the cache (GET /kv, docs/serving-design.md). Follows one sequence, the youngest that
-// decodes; observes the executor only while a client watches, on a GPU, where that takes time, one step in a tenth of a
-// second. On the engine's thread, all of it.
+// KvWatch: the live picture of the KV cache (GET /kv, docs/serving-design.md). It follows one sequence: of those that
+// decode, the one that arrived last. It observes the executor only while a client watches; on a GPU, where observing
+// takes time, only one step in 0.1 s. Everything runs on the engine's thread.
 #pragma once
 
 #include <chrono>
@@ -19,20 +19,20 @@ namespace infinigen {
 
 inline constexpr int64_t kPictureColumns = 256;
 
-// What the pool can hold: its limit, or less where all sequences together never need as much.
+// Bytes that the pool can hold: its limit, or what all sequences together need at most if that is less.
 uint64_t PoolLimit(const Executor& executor);
 
-// What a step attended to, as shares of columns of the context.
+// The rows that a step attended to. The context is divided into columns; each has the share of its rows attended to.
 class KvPicture {
  public:
   explicit KvPicture(int64_t layers) : layers_(static_cast<size_t>(layers)) {}
 
   void Clear();
-  // One KV head's rows, ascending; the current row is the last of them.
+  // Adds the rows that one KV head attended to, ascending; the last is the current token's row.
   void Add(LayerId layer, KvHead head, std::span<const int32_t> rows);
-  // [layers][columns] of 0…255; layers that select nothing attend to everything.
+  // [layers][columns], 0 to 255. Layers without a selection are 255: they attend to everything.
   nlohmann::ordered_json Layers(int64_t rows) const;
-  // Of the context in that step; 0: there was none.
+  // Rows of the context in that step; 0: no step was added.
   int64_t rows() const;
   static int64_t Columns(int64_t rows) { return std::min(rows, kPictureColumns); }
 
@@ -47,21 +47,21 @@ class KvPicture {
 
 class KvWatch {
  public:
-  // Both outlive it. `samples`: observes a step for each event, not all.
+  // `engine` and `metrics` outlive it. `samples`: observe one step per event instead of all steps.
   KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples);
   ~KvWatch();
 
   void Add(std::shared_ptr<HttpExchange> watcher);
   void Remove(const HttpExchange* watcher);
-  // Ends every stream; those that come later end at once.
+  // Ends every stream; streams added later end immediately.
   void EndAll();
 
-  // The life of a sequence. `preset` is what it attends by.
+  // Events of a sequence, reported by its Completion. `preset`: its KV method.
   void Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset);
   void Token(RequestId id);
   void Finished(RequestId id);
 
-  // After a turn: an event, where one is due.
+  // Called after every turn; sends an event if one is due.
   void Turn();
 
  private:
@@ -88,7 +88,8 @@ class KvWatch {
   std::optional<RequestId> followed_;
   const bool selects_, samples_;
   bool observing_ = false;
-  bool drawn_ = false, fresh_ = false;  // the picture has a step of the followed one; since the latest event
+  bool drawn_ = false;  // the picture has a step of the followed sequence
+  bool fresh_ = false;  // and that step is newer than the latest event
   KvPicture picture_;
   Clock::time_point last_event_ = Clock::now();
   KvStats before_;

@@ -9,7 +9,7 @@
 namespace infinigen {
 namespace {
 
-// Bounds in seconds, as vLLM has them, so that dashboards fit.
+// Bounds in seconds, the same as in vLLM, so that its dashboards work.
 const std::vector<double> kFirstToken = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
                                          0.75,  1,     2.5,  5,    7.5,  10,   20,   40,  80,   160};
 const std::vector<double> kGap = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15,
@@ -109,47 +109,50 @@ std::string Metrics::Render(const HttpCounters& http) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   const auto real = [](auto value) { return static_cast<double>(value); };
-  Value("num_requests_running", "gauge", "Sequences being prefilled or decoded, or preempted meanwhile.",
-        real(running_), &text);
-  Value("num_requests_waiting", "gauge", "Sequences that were let in and whose prompt is not begun yet.",
+  Value("num_requests_running", "gauge", "Sequences whose prefill has begun, including preempted ones.", real(running_),
+        &text);
+  Value("num_requests_waiting", "gauge", "Sequences in the queue whose prefill has not begun.",
         real(inside_ - running_), &text);
   const double limit = real(engine_.pool_limit_bytes);
-  Value("kv_cache_usage_perc", "gauge", "Share of the KV pool that sequences have, 1 is full.",
+  Value("kv_cache_usage_perc", "gauge", "Share of the KV pool that running sequences hold; 1 is full.",
         limit > 0 ? real(engine_.pool_bytes) / limit : 0, &text);
-  Value("prefix_cache_bytes", "gauge", "Entries and sketches of prefixes that leave when somebody needs the room.",
+  Value("prefix_cache_bytes", "gauge", "Entries and sketches of cached prefixes that no sequence uses now.",
         real(engine_.prefix_bytes), &text);
-  Value("prefix_cache_limit_bytes", "gauge", "What they may take.", real(engine_.prefix_limit_bytes), &text);
-  Value("num_preemptions_total", "counter", "Sequences that gave their entries up for an older one.",
+  Value("prefix_cache_limit_bytes", "gauge", "Limit of the prefix cache.", real(engine_.prefix_limit_bytes), &text);
+  Value("num_preemptions_total", "counter", "Preemptions: sequences that released their entries for an older one.",
         real(engine_.preemptions), &text);
-  Value("replayed_tokens_total", "counter", "Tokens computed again after that.", real(engine_.replayed_tokens), &text);
-  Value("prompt_tokens_total", "counter", "Prompt tokens of requests that were admitted.", real(prompt_tokens_), &text);
-  Value("prompt_tokens_cached_total", "counter", "Of them, those that were not computed again.", real(cached_tokens_),
+  Value("replayed_tokens_total", "counter", "Tokens computed again after a preemption.", real(engine_.replayed_tokens),
         &text);
-  Value("prefilled_tokens_total", "counter", "Tokens that went through a prefill, again after a preemption included.",
+  Value("prompt_tokens_total", "counter", "Prompt tokens of requests whose prefill has begun.", real(prompt_tokens_),
+        &text);
+  Value("prompt_tokens_cached_total", "counter", "Prompt tokens taken from the prefix cache.", real(cached_tokens_),
+        &text);
+  Value("prefilled_tokens_total", "counter", "Tokens that were prefilled, including repeats after preemptions.",
         real(engine_.prefilled_tokens), &text);
   Value("generation_tokens_total", "counter", "Generated tokens.", real(generated_tokens_), &text);
-  first_token_.Render("time_to_first_token_seconds", "From a request's arrival to its first token.", &text);
-  gap_.Render("inter_token_latency_seconds", "Between two tokens of a sequence.", &text);
-  whole_.Render("e2e_request_latency_seconds", "From a request's arrival to its last token.", &text);
-  Head("request_success_total", "counter", "Sequences that came to their end, by what ended them.", &text);
+  first_token_.Render("time_to_first_token_seconds", "Time from a request's arrival to its first token.", &text);
+  gap_.Render("inter_token_latency_seconds", "Time between two tokens of a sequence.", &text);
+  whole_.Render("e2e_request_latency_seconds", "Time from a request's arrival to its last token.", &text);
+  Head("request_success_total", "counter", "Sequences that finished, by finish reason.", &text);
   for (const auto& [reason, count] : succeeded_)
     text += fmt::format("infinigen_request_success_total{{finished_reason=\"{}\"}} {}\n", reason, count);
-  Head("request_failures_total", "counter", "Sequences that were let in and did not, by reason.", &text);
+  Head("request_failures_total", "counter", "Sequences that failed or were cancelled, by reason.", &text);
   for (const auto& [reason, count] : failed_)
     text += fmt::format("infinigen_request_failures_total{{reason=\"{}\"}} {}\n", reason, count);
-  Value("kv_fetched_bytes_total", "counter", "Bytes of KV entries that came from the pool to attention.",
+  Value("kv_fetched_bytes_total", "counter", "Bytes of KV entries that attention fetched or read from the pool.",
         real(engine_.kv.fetched_bytes), &text);
   Value("kv_selected_ratio", "gauge", "Share of the cache chosen by score, over all decode steps.",
         engine_.kv.layers.empty() ? 1.0 : engine_.kv.Selecting().selected_ratio(), &text);
-  Value("kv_hit_ratio", "gauge", "Of entries wanted near, those that were; NaN where entries are read in place.",
+  Value("kv_hit_ratio", "gauge", "Share of selected entries found in the hot set; NaN if nothing is fetched.",
         engine_.kv.fetches ? engine_.kv.hit_ratio() : std::numeric_limits<double>::quiet_NaN(), &text);
   Value("kv_fetch_stall_seconds_total", "counter",
-        "Time that steps waited for entries to arrive, added up over layers; 0 where they are read in place.",
+        "Time that steps waited for fetched entries, summed over layers; 0 if nothing is fetched.",
         real(engine_.kv.stall_ns) * 1e-9, &text);
   Value("http_connections", "gauge", "Open connections.", real(http.connections), &text);
-  Value("http_connections_refused_total", "counter", "Connections beyond the limit.", real(http.refused), &text);
-  Value("http_slow_readers_total", "counter", "Connections dropped because nobody read.", real(http.dropped_slow),
-        &text);
+  Value("http_connections_refused_total", "counter", "Connections refused because the limit was reached.",
+        real(http.refused), &text);
+  Value("http_slow_readers_total", "counter", "Connections dropped because the client read too slowly.",
+        real(http.dropped_slow), &text);
   Head("http_replies_total", "counter", "Replies, by status.", &text);
   for (const auto& [status, count] : replies_)
     text += fmt::format("infinigen_http_replies_total{{code=\"{}\"}} {}\n", status, count);

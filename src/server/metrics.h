@@ -1,5 +1,5 @@
-// Metrics: what the server counted, as Prometheus reads it. Every method may be called from any thread. Also the gate
-// of the bounded queue, since that needs the same count.
+// Metrics: the server's counters, rendered for Prometheus. It also admits sequences to the bounded queue, which needs
+// the same counts. Every method may be called from any thread.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace infinigen {
 
-// Counts of values up to each bound; the last is without one.
+// Counts values by upper bound; the last bucket has none.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
@@ -27,11 +27,11 @@ class Histogram {
   double sum_ = 0;
 };
 
-// The engine's side of things, as it last was.
+// The engine's numbers at the latest update.
 struct EngineSnapshot {
   KvStats kv;
-  uint64_t pool_bytes = 0;    // of sequences that run
-  uint64_t prefix_bytes = 0;  // of prefixes that nobody uses at the moment, sketches included
+  uint64_t pool_bytes = 0;    // held by running sequences
+  uint64_t prefix_bytes = 0;  // cached prefixes that no sequence uses now, sketches included
   uint64_t prefix_limit_bytes = 0;
   uint64_t pool_limit_bytes = 0;  // 0: not known yet
   int64_t preemptions = 0, replayed_tokens = 0, prefilled_tokens = 0;
@@ -41,14 +41,14 @@ class Metrics {
  public:
   Metrics();
 
-  // Takes `count` places among `limit`, or none: the queue is full.
+  // Reserves `count` of `limit` queue positions. False: the queue is full, and nothing is reserved.
   bool TryEnter(int64_t count, int64_t limit);
-  // Gives them back as if nobody had come.
+  // Releases the positions of a request that was not submitted.
   void Leave(int64_t count);
   void Started(int64_t prompt_tokens, int64_t cached_tokens);
-  void FirstToken(double seconds);  // since the request came
+  void FirstToken(double seconds);  // since the request arrived
   void NextToken(double gap_seconds);
-  // Gives one place back. `started`: it had been admitted.
+  // Releases one position. `started`: Started was called for this sequence.
   void Finished(FinishReason reason, bool started, double seconds);
 
   void Replied(int status);
@@ -60,7 +60,8 @@ class Metrics {
 
  private:
   mutable std::mutex mutex_;
-  int64_t inside_ = 0, running_ = 0;
+  int64_t inside_ = 0;  // reserved positions: running and waiting
+  int64_t running_ = 0;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0;
   Histogram first_token_, gap_, whole_;
   std::map<std::string, uint64_t> succeeded_, failed_;  // by reason

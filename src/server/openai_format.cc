@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/text.h"
+#include "runtime/requests.h"
 
 namespace infinigen {
 namespace {
@@ -162,7 +162,7 @@ Json UsageChunk(const AnswerHead& head, const Usage& usage) {
 
 std::string TokenBytes(const Tokenizer* tokenizer, int32_t token) {
   if (tokenizer == nullptr) return std::to_string(token);
-  // Some tokenizers drop the space before a text's first word; the second of two tells what it is within a text.
+  // Some tokenizers drop the space before the first word of a text. Decoding the token twice shows its text inside one.
   const std::string once = tokenizer->Decode(std::vector<TokenId>{token}, /*skip_special=*/false);
   const std::string twice = tokenizer->Decode(std::vector<TokenId>{token, token}, /*skip_special=*/false);
   return twice.size() >= once.size() ? twice.substr(once.size()) : once;

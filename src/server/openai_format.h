@@ -1,4 +1,4 @@
-// OpenAI's answers as text: pure functions from what happened to JSON. Any thread.
+// Formats answers and errors as OpenAI's JSON. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,12 @@
 #include <vector>
 
 #include "runtime/requests.h"
-#include "runtime/text.h"
 #include "server/completion_request.h"
 #include "server/http.h"
 
 namespace infinigen {
 
-// What all chunks and the whole answer of one request have in common.
+// Fields that all chunks of an answer share.
 struct AnswerHead {
   ApiKind kind = ApiKind::kChat;
   std::string id;  // "chatcmpl-…", "cmpl-…"
@@ -30,7 +29,7 @@ struct Usage {
   int64_t cached_tokens = 0;
 };
 
-// A generated token with its logprobs, and where its text begins in the answer.
+// A generated token with its logprobs, and the offset of its text in the answer.
 struct LoggedToken {
   TokenLogprobs values;
   size_t offset_bytes = 0;
@@ -41,24 +40,24 @@ struct AnswerChoice {
   int64_t index = 0;
   std::string text;
   std::vector<LoggedToken> logged;
-  bool logprobs = false;                 // asked for
-  std::optional<FinishReason> finished;  // of a chunk: only the last has it
+  bool logprobs = false;                 // requested
+  std::optional<FinishReason> finished;  // in a stream, set only in the last chunk
 };
 
 std::string ErrorBody(const ApiError& error);
 HttpReply ErrorReply(const ApiError& error);
-// Of whatever is cut at the end of a drain.
+// The error of requests that shutdown ends.
 ApiError ShuttingDown();
 
 nlohmann::ordered_json UsageJson(const Usage& usage);
-// Of a request's own steps; `pool_bytes` is the pool's.
+// "kv_stats" of one request; `pool_bytes` is the size of the whole pool.
 nlohmann::ordered_json StepStatsJson(const KvStats& stats, uint64_t pool_bytes);
 
-// The whole answer; `extra` are further members of the object.
+// An answer that is not streamed.
 nlohmann::ordered_json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
                                   const Tokenizer* tokenizer);
 
-// One chunk of a stream. A chat's first is the role alone.
+// One chunk of a stream. The first chunk of a chat is RoleChunk.
 nlohmann::ordered_json RoleChunk(const AnswerHead& head, int64_t index);
 nlohmann::ordered_json ChunkJson(const AnswerHead& head, const AnswerChoice& choice, const Tokenizer* tokenizer);
 nlohmann::ordered_json UsageChunk(const AnswerHead& head, const Usage& usage);
@@ -67,7 +66,7 @@ nlohmann::ordered_json UsageChunk(const AnswerHead& head, const Usage& usage);
 std::string Event(const nlohmann::ordered_json& json);
 std::string Compact(const nlohmann::ordered_json& json);
 
-// The bytes that a token spells inside a text.
+// The bytes that a token stands for inside a text.
 std::string TokenBytes(const Tokenizer* tokenizer, int32_t token);
 
 }  // namespace infinigen

@@ -1,5 +1,5 @@
-// What an Api has once there is a model: the engine, its thread, and who looks at them. Part of the Api, for its own
-// files only.
+// The part of Api that exists once a model is loaded: engine, engine thread, KV watch, worker. Private to api.cc and
+// api_complete.cc.
 #pragma once
 
 #include <atomic>
@@ -18,28 +18,31 @@
 
 namespace infinigen {
 
-// Through a layer, in one turn: short prompts get going together, and nobody's next token waits for more.
+// Prompt tokens that go through one layer per turn: short prompts start together, and running streams wait for no more.
 inline constexpr int64_t kTurnPrefillTokens = 256;
-// How often the engine's numbers are taken for /metrics, and streams are looked after.
+// Interval between updates of /metrics, and between heartbeat checks of streams.
 inline constexpr std::chrono::milliseconds kBetweenSnapshots{250};
-// Bodies that may wait to be read: as many of the largest as all bodies together may have bytes, and some small ones.
+// Large bodies that may wait for the worker: the 32 of 8 MiB that HttpLimits::all_bodies_bytes allows, and as many
+// small.
 inline constexpr size_t kMostWaitingBodies = 64;
 
-// "5f3c…", not to be guessed.
+// Random digits from the operating system: "5f3c…".
 std::string RandomHex(int digits);
-// Text as a log line can hold it.
+// At most 200 bytes of `text`, with unprintable bytes replaced, for log lines.
 std::string Printable(std::string_view text);
 
 struct Api::Call {
   std::shared_ptr<HttpExchange> exchange;
   std::string id;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  Serving* serving = nullptr;  // null: not ready
-  // Of a body that the worker reads. Its answer, its client's leaving and the server's end may come at once: whoever
-  // settles it first has the reply and the line in the log, and the others say nothing. Null: there is one way only.
+  Serving* serving = nullptr;  // null: the model is not loaded yet
+  // Set for a body that the worker reads. Its answer, the client's disconnect and the server's shutdown may happen at
+  // the same time on three threads: the first to settle the call replies and logs, the others do nothing. Null: only
+  // one thread can reply.
   std::shared_ptr<std::atomic<bool>> settled;
 
-  bool CopySurvivors() const { return settled == nullptr || !settled->exchange(true); }
+  // True for the first caller.
+  bool Settle() const { return settled == nullptr || !settled->exchange(true); }
   bool is_settled() const { return settled != nullptr && *settled; }
   const HttpRequest& head() const { return exchange->request(); }
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
@@ -54,8 +57,8 @@ struct Api::Serving {
   Engine engine;
   KvWatch watch;
   Clock::time_point last_snapshot{};
-  std::vector<std::weak_ptr<Completion>> streams;  // on the engine's thread
-  // Last: they use all the others, and the worker the engine's thread.
+  std::vector<std::weak_ptr<Completion>> streams;  // used on the engine's thread only
+  // Last members: they use the others, and the worker uses the engine's thread.
   EngineThread thread;
   Worker worker{kMostWaitingBodies};
 

@@ -1,4 +1,4 @@
-// Files inside the binary: the web page and the description of the API. Made by cmake/embed.cmake from src/server.
+// Files embedded in the binary: the web page and openapi.json. cmake/embed.cmake generates them from src/server.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@ struct WebFile {
 };
 std::span<const WebFile> WebFiles();
 
-// By the ending of its name.
+// The MIME type for a file name's extension.
 std::string_view ContentType(std::string_view name);
 
 }  // namespace infinigen

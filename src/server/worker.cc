@@ -30,7 +30,7 @@ bool Worker::Post(const void* owner, std::function<void()> run, std::function<vo
 }
 
 bool Worker::Withdraw(const void* owner) {
-  Task dropped;  // and freed outside the lock
+  Task dropped;  // declared before the lock, so that the task is freed after it is released
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find(tasks_, owner, &Task::owner);
   if (found == tasks_.end()) return false;
@@ -53,11 +53,11 @@ void Worker::RefuseAll() {
 }
 
 void Worker::Run() {
-  // Behind the engine's threads, where cores are few: somebody's next token goes before somebody's first. Of this
-  // thread alone, on Linux; not worth an error.
+  // A lower priority than the engine's threads: running streams go before new requests when cores are few. On Linux
+  // this affects only the calling thread. A failure is harmless.
   if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10) != 0) errno = 0;
   for (;;) {
-    std::shared_ptr<const Task> task;  // the last one's is freed here, outside the lock
+    std::shared_ptr<const Task> task;  // freed outside the lock
     {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });

@@ -1,5 +1,5 @@
-// Worker: one thread for what takes too long for an I/O thread, whose streams would stand still meanwhile: parsing and
-// encoding of large bodies. One at a time, so that the memory of that is bounded too; those that wait have a bound.
+// Worker: a thread that parses and encodes large request bodies, which would block the streams of an I/O thread for too
+// long. It runs one task at a time, which bounds the memory of parsing; the number of waiting tasks is bounded too.
 #pragma once
 
 #include <condition_variable>
@@ -14,23 +14,24 @@ namespace infinigen {
 class Worker {
  public:
   explicit Worker(size_t most_waiting);
-  // Ends after the task under way; those that wait are dropped.
+  // Finishes the running task and drops the waiting ones.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Any thread. In order. False: too many wait, or all were refused, and this one is not among them.
+  // Any thread. Tasks run in the order of the calls. False: too many are waiting, or RefuseAll was called; neither
+  // function will be called.
   bool Post(const void* owner, std::function<void()> run, std::function<void()> refuse);
-  // Any thread. Drops, unrun, what `owner` posted, and frees its place. False: it runs, has run, or was never there.
+  // Any thread. Removes the waiting task of `owner`. False: there is none; it runs, has run, or was never posted.
   bool Withdraw(const void* owner);
-  // Any thread. Ends it: whatever waits is dropped unrun, and here, by this thread, `refuse` is called of each, oldest
-  // first. Also of the one under way, which goes on meanwhile: which of its two functions counts is theirs to agree on.
-  // Nothing is taken from here on.
+  // Any thread. Removes all waiting tasks and calls their `refuse` on the calling thread, oldest first; further tasks
+  // are not accepted. Also calls `refuse` of the running task, whose `run` continues: the two must decide which of them
+  // takes effect (Api::Call::Settle).
   void RefuseAll();
 
  private:
   struct Task {
-    const void* owner;  // a name, never followed
+    const void* owner;  // only compared, never dereferenced
     std::function<void()> run, refuse;
   };
 
@@ -43,7 +44,7 @@ class Worker {
   std::shared_ptr<const Task> under_way_;
   bool refusing_ = false;
   bool ending_ = false;
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;  // last member: it uses the others as soon as it starts
 };
 
 }  // namespace infinigen

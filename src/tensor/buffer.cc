@@ -16,15 +16,15 @@
 namespace infinigen {
 namespace {
 
-// From this size on a block is likely to be walked in bulk, and 4 KiB pages would cost a TLB miss every 16 rows.
+// Blocks of this size and more are read in bulk, where 4 KiB pages would cost a TLB miss every 16 rows.
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// The address sanitizer knows the ends of blocks from malloc only. In its builds a block gets one page more, and from
-// the block's end on nothing may be read: that page, and what is left of the block's own last one.
+// The address sanitizer knows the bounds of malloc blocks only. In its builds each block is mapped with one extra page;
+// that page and the rest of the block's last page are poisoned.
 #ifdef INFINIGEN_ASAN
 size_t BytesMapped(size_t bytes) {
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  if (bytes > SIZE_MAX - 2 * page) return bytes;  // more than there is, as mmap will say
+  if (bytes > SIZE_MAX - 2 * page) return bytes;  // mmap will refuse it
   return (bytes + page - 1) / page * page + page;
 }
 void Guard(std::byte* data, size_t bytes) { ASAN_POISON_MEMORY_REGION(data + bytes, BytesMapped(bytes) - bytes); }
@@ -38,8 +38,8 @@ void Unguard(std::byte*, size_t) {}
 }  // namespace
 
 Result<std::byte*> HostAllocator::Allocate(size_t bytes) {
-  // mmap rather than malloc: zeroed, page-aligned, returned to the system on Free, and an unreasonable size is an error
-  // here instead of an exception.
+  // mmap instead of malloc: zeroed, page-aligned, returned to the system by Free, and an oversized request fails here
+  // with an error instead of an exception.
   void* data = ::mmap(nullptr, BytesMapped(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
     return Exhausted("cannot allocate {} of host memory: {}", FormatSize(bytes), std::strerror(errno));
@@ -49,7 +49,7 @@ Result<std::byte*> HostAllocator::Allocate(size_t bytes) {
 }
 
 void HostAllocator::Free(std::byte* data, size_t bytes) {
-  Unguard(data, bytes);  // another mapping may come to lie here
+  Unguard(data, bytes);  // a later mapping may reuse these addresses
   ::munmap(data, BytesMapped(bytes));
 }
 

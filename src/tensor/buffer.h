@@ -1,5 +1,5 @@
-// Buffer: move-only owner of raw memory. Its allocator is given, so that code that only holds memory treats host,
-// pinned and device memory alike.
+// Buffer: move-only owner of raw memory. The caller supplies the allocator, so the same type holds host, pinned and
+// device memory.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,17 @@
 
 namespace infinigen {
 
-// Outlives every Buffer made with it. Implementations: HostAllocator here; pinned and device memory with the GPU
-// backend.
+// Must outlive every Buffer made with it. Implementations: HostAllocator (here), pinned and device memory (GPU
+// backend).
 class Allocator {
  public:
   virtual ~Allocator() = default;
-  // At least 64-byte aligned, contents undefined. kExhausted when there is no such memory.
+  // Returns memory aligned to at least 64 bytes, contents undefined; kExhausted when there is not enough.
   virtual Result<std::byte*> Allocate(size_t bytes) = 0;
   virtual void Free(std::byte* data, size_t bytes) = 0;
 };
 
-// Page-aligned anonymous memory; large blocks ask for huge pages. Pages cost nothing until they are touched.
+// Page-aligned anonymous memory; large blocks request huge pages. Pages occupy no memory until they are touched.
 class HostAllocator final : public Allocator {
  public:
   Result<std::byte*> Allocate(size_t bytes) override;

@@ -1,4 +1,4 @@
-// Element types of stored tensors, and exact scalar conversions. SIMD conversions live with the kernels.
+// Element types of stored tensors and exact scalar conversions. SIMD conversions are part of the kernels.
 #pragma once
 
 #include <bit>
@@ -67,7 +67,7 @@ constexpr F16 ToF16(float value) {
   return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-// Calls f with a value of the C++ element type of `type`: Dispatch(type, [&](auto tag) { using T = decltype(tag); … }).
+// Calls f with a value of the C++ type for `type`: Dispatch(type, [&](auto tag) { using T = decltype(tag); … }).
 template <class F>
 decltype(auto) Dispatch(DType type, F&& f) {
   switch (type) {

@@ -1,5 +1,6 @@
-// Views of activations and parameter vectors: a pointer, a type, a shape. They own nothing and do not know where their
-// memory is (host, device); the code that makes a view does. Weight matrices are a WeightView (tensor/weight_view.h).
+// Views of activations and parameter vectors: pointer, type, shape. A view owns nothing and does not record whether its
+// memory is on the host or the device; the code that makes it knows. Weight matrices use WeightView
+// (tensor/weight_view.h).
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@
 
 namespace infinigen {
 
-// A row-major matrix whose rows may lie further apart than their length. A vector is a matrix of one row.
+// A row-major matrix [rows][cols]; there may be gaps between rows. A vector is a matrix of one row.
 struct Tensor {
   std::byte* data = nullptr;
   DType type = DType::kF32;
@@ -34,7 +35,7 @@ struct Tensor {
   }
 };
 
-// The same, read-only.
+// Read-only Tensor.
 struct ConstTensor {
   const std::byte* data = nullptr;
   DType type = DType::kF32;

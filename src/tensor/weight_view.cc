@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "base/checked.h"
+#include "base/size.h"
 
 namespace infinigen {
 namespace {
@@ -36,14 +36,15 @@ void DecodeQ8_0(const std::byte* from, std::span<float> out) {
 
 Result<WeightView> WeightView::Make(const std::byte* data, WeightType type, int64_t rows, int64_t cols) {
   const WeightFormat& format = FormatOf(type);
-  if (rows < 0 || cols < 0) return Invalid("a matrix of {} x {} numbers", rows, cols);
+  if (rows < 0 || cols < 0) return Invalid("a matrix cannot have the shape {} x {}", rows, cols);
   if (cols % format.block_numbers != 0)
-    return Invalid("rows of {} numbers are not whole {} blocks of {}", cols, format.name, format.block_numbers);
+    return Invalid("a row of {} numbers is not a whole number of {} blocks (of {} numbers each)", cols, format.name,
+                   format.block_numbers);
   const auto row_bytes =
       CheckedMul(static_cast<uint64_t>(cols / format.block_numbers), static_cast<uint64_t>(format.block_bytes));
   const auto bytes = row_bytes ? CheckedMul(static_cast<uint64_t>(rows), *row_bytes) : std::nullopt;
   if (!bytes || *bytes > static_cast<uint64_t>(INT64_MAX))
-    return Invalid("a matrix of {} x {} numbers in {} has no size in bytes (overflow)", rows, cols, format.name);
+    return Invalid("the size of a {} x {} matrix of type {} overflows", rows, cols, format.name);
   WeightView view;
   view.data = data;
   view.type = type;

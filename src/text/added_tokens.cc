@@ -1,6 +1,7 @@
 #include "text/added_tokens.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "text/unicode.h"
@@ -8,7 +9,7 @@
 namespace infinigen {
 namespace {
 
-// Where the character that ends at `end` begins; nullopt when it is malformed.
+// Start of the character that ends at `end`; nullopt when it is malformed.
 std::optional<size_t> CharBefore(std::string_view text, size_t end) {
   for (size_t length = 1; length <= 4 && length <= end; ++length) {
     const Utf8Scan scan = ScanUtf8(text.substr(0, end), end - length);
@@ -44,7 +45,7 @@ std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::Next(std::string_view
   return std::nullopt;
 }
 
-// Narrows the sorted patterns, byte by byte, to those that agree with the text.
+// Narrows the sorted patterns, byte by byte, to those that match the text.
 std::optional<size_t> AddedTokenMatcher::LongestAt(std::string_view text, size_t position) const {
   size_t low = 0;
   size_t high = entries_.size();
@@ -82,6 +83,31 @@ std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::Accept(std::string_vi
       match.end += ScanUtf8(text, match.end).length;
   }
   return match;
+}
+
+Status AddToken(AddedToken token, TokenizerSpec& spec) {
+  if (token.content.empty()) return Ok{};
+  if (spec.model_tokens < 0) spec.model_tokens = spec.vocabulary.count();
+  const std::optional<TokenId> known = spec.vocabulary.Find(token.content);
+  const TokenId id = known.value_or(std::max(spec.model_tokens, spec.next_added));
+  if (token.id >= 0 && token.id != id)
+    return Invalid("added token {} has id {}, but the vocabulary gives it id {}", Quoted(token.content, 64), token.id,
+                   id);
+  token.id = id;
+  if (known) {
+    const auto added = spec.added_index.find(token.id);
+    if (added != spec.added_index.end()) {
+      spec.added_tokens[added->second].special |= token.special;
+      return Ok{};
+    }
+  }
+  if (spec.added_tokens.size() == kMaxAddedTokens)
+    return Invalid("more than {} added tokens are not supported", kMaxAddedTokens);
+  if (!known) RETURN_IF_ERROR(spec.vocabulary.Add(token.content, id));
+  spec.next_added = std::max(spec.next_added, id + 1);
+  spec.added_index[token.id] = spec.added_tokens.size();
+  spec.added_tokens.push_back(std::move(token));
+  return Ok{};
 }
 
 }  // namespace infinigen

@@ -1,5 +1,6 @@
-// AddedTokenMatcher: finds added tokens in a text. The leftmost one comes first; among those that start at one place,
-// the longest. Immutable, any thread.
+// Added tokens: AddedTokenMatcher finds them in a text, AddToken adds one to a tokenizer's tables. The matcher takes
+// the leftmost match, and the longest of those that start at the same place. It is immutable and may be used from any
+// thread; AddToken is used while loading.
 #pragma once
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/result.h"
 #include "text/tokenizer_spec.h"
 
 namespace infinigen {
@@ -15,7 +17,7 @@ namespace infinigen {
 class AddedTokenMatcher {
  public:
   struct Entry {
-    std::string pattern;  // searched for: the token's content, or its normalized form
+    std::string pattern;  // the text to search for: the token's content or its normalized form
     AddedToken token;
   };
 
@@ -24,15 +26,15 @@ class AddedTokenMatcher {
 
   bool empty() const { return entries_.empty(); }
 
-  // The first offset from `from` on at which a pattern starts; the token's conditions are not checked.
+  // First offset >= `from` at which a pattern starts. Does not check the token's conditions (single_word, special).
   std::optional<size_t> NextStart(std::string_view text, size_t from) const {
     const std::optional<Match> match = Next(text, from);
     return match ? std::optional(match->begin) : std::nullopt;
   }
 
-  // Calls visit(piece, nullptr) for text between tokens and visit(piece, &token) for tokens, in order, covering `text`
-  // (white space that a token strips belongs to its piece). Stops when visit returns false, and returns that.
-  // `special_at(offset)` false leaves a special token that starts there in the text.
+  // Divides `text` into pieces and calls, in order, visit(piece, nullptr) for text and visit(piece, &token) for tokens.
+  // White space that a token strips is part of the token's piece. Stops and returns false when visit returns false.
+  // Where special_at(offset) is false, a special token that starts there is treated as text.
   template <class SpecialAt, class Visit>
   bool ForEach(std::string_view text, SpecialAt&& special_at, Visit&& visit) const {
     size_t done = 0;
@@ -58,11 +60,18 @@ class AddedTokenMatcher {
 
   std::optional<Match> Next(std::string_view text, size_t from) const;
   std::optional<size_t> LongestAt(std::string_view text, size_t position) const;
-  // The match with the white space that the token strips; nullopt when the token's conditions refuse it here.
+  // Extends the match by the white space that the token strips; nullopt when the token's conditions do not hold here.
   std::optional<Match> Accept(std::string_view text, Match match, size_t done, bool parse_special) const;
 
   std::vector<Entry> entries_;      // sorted by pattern
-  std::array<bool, 256> starts_{};  // [byte]: a pattern starts with it
+  std::array<bool, 256> starts_{};  // [byte]: true when a pattern starts with it
 };
+
+inline constexpr size_t kMaxAddedTokens = 1 << 16;  // real files have at most a few thousand
+
+// Adds a token in the way of Hugging Face's library. The id is that of the vocabulary entry with the same text if there
+// is one; otherwise the next id after the model's tokens and the added ones. When the token was added before, only its
+// `special` flag is updated. Fails when the token's file states a different id.
+Status AddToken(AddedToken token, TokenizerSpec& spec);
 
 }  // namespace infinigen

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr uint32_t kNoRank = UINT32_MAX;
-// Up to this many symbols, scanning all pairs for the lowest rank is faster than a heap.
+// Up to this many symbols, scanning all pairs for the lowest rank is faster than using a heap.
 constexpr size_t kShortWord = 24;
 
 bool LaterFirst(const BpeCandidate& a, const BpeCandidate& b) { return a.order > b.order; }
@@ -35,7 +35,8 @@ BpeModel::BpeModel(const TokenVocabulary& vocabulary, MergeTable merges, BpeOpti
   cut_at_metaspace_ = !options_.byte_level && !options_.ignore_merges && MergesNeverCrossIntoMetaspace();
 }
 
-// True when no merge joins another character with a ▁ to its right. A word may then be cut before each such ▁.
+// True when no merged token contains another character followed by ▁. A word can then be split before every such ▁, and
+// the parts encoded separately.
 bool BpeModel::MergesNeverCrossIntoMetaspace() const {
   if (!vocabulary_.Find(kMetaspaceMark)) return false;
   bool never = true;
@@ -122,7 +123,7 @@ void BpeModel::AppendSymbols(std::string_view word, std::vector<TokenId>& ids) c
   }
 }
 
-// Appends tokens for all bytes, or for none and returns false.
+// Appends a token for every byte. Returns false, and appends nothing, when one byte has no token.
 bool BpeModel::AppendByteTokens(std::string_view bytes, std::vector<TokenId>& ids) const {
   for (const char byte : bytes)
     if (byte_tokens_[static_cast<uint8_t>(byte)] == kNoToken) return false;
@@ -136,7 +137,7 @@ void BpeModel::EncodeInvalid(std::string_view bytes, BpeScratch& scratch, std::v
   if (unk_ != kNoToken) out.push_back(unk_);
 }
 
-// Scans the list of pairs for the lowest rank until none is left.
+// Repeatedly scans all pairs for the lowest rank.
 void BpeModel::MergeShort(BpeScratch& scratch, std::vector<TokenId>& out) const {
   std::vector<TokenId>& ids = scratch.ids;
   std::vector<MergeTable::Merge>& pairs = scratch.pairs;

@@ -1,6 +1,6 @@
-// Byte-pair encoding: a word is cut into its smallest symbols, then the neighbouring pair with the lowest rank is
-// merged, the leftmost of equal ones first, until no pair has a merge. BpeModel is made once and then only read, from
-// any thread; BpeScratch is the working memory of one Encode.
+// Byte-pair encoding: a word is split into its smallest symbols; then the adjacent pair with the lowest rank is merged
+// (the leftmost one among equal ranks) until no pair has a merge. BpeModel is immutable and may be used from any
+// thread; BpeScratch is the working memory of one Encode call.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@
 
 namespace infinigen {
 
-// The character that stands for the space in SentencePiece's vocabularies.
+// The character that represents a space in SentencePiece vocabularies.
 inline constexpr std::string_view kMetaspaceMark = "▁";
 
-// The ids of short words that one Encode has met. Text repeats its words, so most of a long text is looked up instead
-// of merged. Bounded: a full cache takes no more words. One thread.
+// Caches the ids of short words during one Encode call. Words repeat, so most words of a long text are looked up
+// instead of merged. The size is bounded: a full cache accepts no more words. One thread.
 class WordCache {
  public:
   static constexpr size_t kMaxWordBytes = 32;
 
-  // Sized for a text of that length; a short text gets no cache.
+  // Sizes the cache for a text of that length; a short text gets none.
   void Prepare(size_t text_bytes) {
     if (text_bytes < kSmallestText) return;
     size_t slots = 1024;
@@ -38,7 +38,7 @@ class WordCache {
 
   bool enabled() const { return !slots_.empty(); }
 
-  // Appends the ids and returns true when the word is known.
+  // If the word is cached, appends its ids and returns true.
   template <class Ids>
   bool AppendTo(std::string_view word, Ids& out) const {
     const size_t hash = std::hash<std::string_view>()(word);
@@ -51,7 +51,7 @@ class WordCache {
     return false;
   }
 
-  // The word is not known yet; at most kMaxWordBytes long.
+  // Precondition: the word is not cached and has at most kMaxWordBytes.
   void Insert(std::string_view word, std::span<const int32_t> ids) {
     DCHECK(word.size() <= kMaxWordBytes);
     if (ids.empty() || ids.size() > kMaxWordBytes || (used_ + 1) * 2 > slots_.size()) return;
@@ -86,22 +86,22 @@ class WordCache {
 };
 
 struct BpeOptions {
-  bool byte_level = false;     // the smallest symbols are bytes, else characters
-  bool byte_fallback = false;  // a character without token becomes its bytes, as tokens <0x00> to <0xFF>
-  bool ignore_merges = false;  // a word that is a token as a whole is that token
-  bool fuse_unk = false;       // a run of unknown characters is one unknown token
-  std::string unk_token;       // empty: unknown characters disappear
+  bool byte_level = false;     // the smallest symbols are bytes instead of characters
+  bool byte_fallback = false;  // a character without a token is encoded as byte tokens <0x00> to <0xFF>
+  bool ignore_merges = false;  // a word that is in the vocabulary becomes that token, without merging
+  bool fuse_unk = false;       // a run of unknown characters becomes one unknown token
+  std::string unk_token;       // empty: unknown characters are dropped
 };
 
 struct BpeSymbol {
   TokenId id = 0;
-  uint32_t previous = 0;  // position of the neighbours, kNone at the ends
+  uint32_t previous = 0;  // indices of the neighbours, kNone at the ends
   uint32_t next = 0;
 };
 
 struct BpeCandidate {
-  uint64_t order = 0;  // rank << 32 | position of the left symbol: the smallest is merged next
-  TokenId left = 0;    // the pair when the candidate was found; stale when the symbols have changed since
+  uint64_t order = 0;  // rank << 32 | index of the left symbol: the smallest is merged next
+  TokenId left = 0;    // the pair at the time of insertion; the candidate is stale when the symbols have changed
   TokenId right = 0;
   TokenId merged = 0;
 };
@@ -109,7 +109,7 @@ struct BpeCandidate {
 struct BpeScratch {
   std::vector<BpeSymbol> symbols;
   std::vector<BpeCandidate> heap;
-  std::vector<MergeTable::Merge> pairs;  // short words: [i] is the merge of ids[i] and ids[i + 1]
+  std::vector<MergeTable::Merge> pairs;  // for short words: [i] is the merge of ids[i] and ids[i + 1]
   std::vector<TokenId> ids;
   std::string mapped;
   WordCache cache;
@@ -121,9 +121,9 @@ class BpeModel {
 
   const BpeOptions& options() const { return options_; }
 
-  // Appends the ids of one pre-tokenized word. With byte_level any bytes, else valid UTF-8.
+  // Appends the ids of one pre-tokenized word: any bytes with byte_level, otherwise valid UTF-8.
   void EncodeWord(std::string_view word, BpeScratch& scratch, std::vector<TokenId>& out) const;
-  // Appends the ids of bytes that are no UTF-8: as symbols of a byte-level word, as byte tokens, or as unknown.
+  // Appends the ids of malformed UTF-8: as a byte-level word, as byte tokens, or as the unknown token.
   void EncodeInvalid(std::string_view bytes, BpeScratch& scratch, std::vector<TokenId>& out) const;
 
  private:
@@ -140,8 +140,9 @@ class BpeModel {
   const TokenVocabulary& vocabulary_;
   MergeTable merges_;
   BpeOptions options_;
-  std::array<TokenId, 256> byte_symbols_;  // [byte]: its symbol with byte_level, else that of the ASCII character
-  std::array<TokenId, 256> byte_tokens_;   // [byte]: <0xXX>; kNoToken where the vocabulary has none, here and above
+  // [byte]; kNoToken where the vocabulary has no such token.
+  std::array<TokenId, 256> byte_symbols_;  // symbol of the byte with byte_level, otherwise of the ASCII character
+  std::array<TokenId, 256> byte_tokens_;   // <0xXX>
   TokenId unk_ = kNoToken;
   bool cut_at_metaspace_ = false;  // see MergesNeverCrossIntoMetaspace
 };

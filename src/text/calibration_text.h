@@ -1,5 +1,5 @@
-// The text that a model is calibrated on when the user names none: prose of several kinds, figures and lines of code,
-// so that queries and keys of many sorts occur. About 10 KB, more than 2,048 tokens with any usual tokenizer.
+// The default calibration text: several kinds of prose, numbers and lines of code, so that many kinds of queries and
+// keys occur. About 10 KB, which is more than 2,048 tokens with any common tokenizer.
 #pragma once
 
 #include <string_view>

@@ -11,9 +11,9 @@ namespace {
 
 using jinja::Value;
 
-// Limits of a rendering: a constant for the template, and a share that grows with the input. Published templates take
-// about 100 steps for a message and copy it three times; these limits leave them a factor of ten and stop a hostile one
-// within a second or two.
+// Limits of a rendering: a constant part for the template and a part that grows with the input. Published templates
+// need about 100 steps per message and copy it three times. The limits are at least ten times that, and stop a hostile
+// template within a second or two.
 constexpr uint64_t kBaseSteps = 1'000'000;
 constexpr uint64_t kStepsPerMessage = 2'000;
 constexpr uint64_t kInputBytesPerStep = 4;
@@ -28,7 +28,7 @@ uint64_t InputBytes(const ChatInput& input) {
   return bytes;
 }
 
-// A value that refers to `text`, which must outlive it.
+// A value that refers to `text` without a copy; `text` must outlive it.
 Value Borrow(const std::string& text) { return Value(jinja::Text(std::shared_ptr<void>(), &text)); }
 
 Value MessageList(const std::vector<ChatMessage>& messages) {
@@ -54,7 +54,7 @@ jinja::Variables MakeVariables(const ChatInput& input) {
   out.emplace("add_generation_prompt", Value(input.add_generation_prompt));
   out.emplace("bos_token", Borrow(input.bos_token));
   out.emplace("eos_token", Borrow(input.eos_token));
-  out.emplace("tools", Value(jinja::None{}));  // transformers passes both, as None
+  out.emplace("tools", Value(jinja::None{}));  // transformers passes tools and documents as None
   out.emplace("documents", Value(jinja::None{}));
   if (input.date_string) out.emplace("date_string", Borrow(*input.date_string));
   return out;
@@ -67,7 +67,7 @@ std::tm LocalTime() {
   return out;
 }
 
-// The private-use characters of three bytes, U+E000 to U+F8FF: EE 80 80 to EF A3 BF.
+// First of the three-byte private-use characters, U+E000 to U+F8FF (bytes EE 80 80 to EF A3 BF).
 constexpr uint32_t kFirstPrivate = 0xE000;
 
 std::string PrivateCharacter(size_t index) {
@@ -76,7 +76,7 @@ std::string PrivateCharacter(size_t index) {
   return character;
 }
 
-// `text` without its marks; their offsets in the result go to `offsets`, ascending.
+// `text` without its marks; `offsets` receives their offsets in the result, ascending.
 std::string Unmarked(std::string_view text, std::string_view mark, std::vector<size_t>* offsets) {
   std::string result;
   result.reserve(text.size());
@@ -121,9 +121,11 @@ ChatPrompt::ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed)
 
 Result<ChatPrompt> ChatPrompt::Make(const Tokenizer& tokenizer) {
   if (tokenizer.chat_template().empty())
-    return Invalid("no chat template: neither chat_template.jinja nor tokenizer_config.json has one");
-  ASSIGN_OR_RETURN(ChatTemplate parsed, ChatTemplate::Parse(tokenizer.chat_template()));
-  return ChatPrompt(tokenizer, std::move(parsed));
+    return Invalid(
+        "the model has no chat template: neither chat_template.jinja nor tokenizer_config.json contains one");
+  Result<ChatTemplate> parsed = ChatTemplate::Parse(tokenizer.chat_template());
+  if (!parsed.ok()) return Error{parsed.error().kind, tokenizer.chat_template_path() + ": " + parsed.error().message};
+  return ChatPrompt(tokenizer, std::move(*parsed));
 }
 
 std::string ChatPrompt::Marked(std::string_view text, std::string_view mark) const {
@@ -158,7 +160,8 @@ std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages) c
 
 Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages) const {
   const std::string mark = UnusedCharacter(messages);
-  if (mark.empty()) return Invalid("the conversation contains every private-use character of Unicode");
+  if (mark.empty())
+    return Invalid("the conversation contains every private-use character from U+E000 to U+F8FF; one must be unused");
   const auto text_of = [&](const std::optional<TokenId>& id) {
     return id ? std::string(tokenizer_->TokenText(*id)) : std::string();
   };

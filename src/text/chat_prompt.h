@@ -1,5 +1,5 @@
-// From a conversation to the text, and to the token ids, that a model was trained on. ChatTemplate renders the Jinja
-// template of the model's directory; ChatPrompt makes token ids of the result. Both are made once and immutable: any
+// Turns a conversation into the prompt that a chat model was trained on. ChatTemplate renders the Jinja template of the
+// model's directory to text; ChatPrompt encodes the result as token ids. Both are immutable and may be used from any
 // thread.
 #pragma once
 
@@ -35,21 +35,21 @@ struct ChatInput {
   std::string bos_token;
   std::string eos_token;
   bool add_generation_prompt = true;
-  std::optional<std::string> date_string;  // the variable of that name, which Llama 3 templates prefer to the clock
-  std::optional<std::tm> now;              // local time for strftime_now; the clock when absent
-  // Further variables of the template, such as enable_thinking. They replace those above of the same name.
+  std::optional<std::string> date_string;  // the template variable; Llama 3 templates use it instead of the clock
+  std::optional<std::tm> now;              // local time for strftime_now; the current time when absent
+  // Further template variables, such as enable_thinking. They override the ones above.
   std::map<std::string, std::variant<bool, std::string>> variables;
 };
 
-// Parsed once, rendered for every request, to the text of transformers' apply_chat_template, or refused:
-// docs/chat-templates.md says which part of Jinja is known. A template is foreign code and runs under limits.
+// Parsed once, rendered for every request. Renders the same text as transformers' apply_chat_template, or fails:
+// docs/chat-templates.md lists the supported part of Jinja. A template is untrusted code and runs under limits.
 class ChatTemplate {
  public:
-  // Fails with kUnsupported and "chat template: line N: ... is not supported" for unknown parts of Jinja.
+  // Fails with kUnsupported and "chat template: line N: ... is not supported" for unsupported parts of Jinja.
   static Result<ChatTemplate> Parse(std::string_view source);
 
-  // Fails with the template's own message when it calls raise_exception, else with the line of the error. The text may
-  // start with the BOS token: encode it without adding another.
+  // Fails with the template's own message when the template calls raise_exception, otherwise with a message that names
+  // the line. The text may start with the BOS token: encode it without adding another one.
   Result<std::string> Render(const ChatInput& input) const;
 
  private:
@@ -58,19 +58,20 @@ class ChatTemplate {
   std::shared_ptr<const jinja::Template> parsed_;
 };
 
-// The template's text may spell special tokens ("<|user|>"), which become those tokens. The text of a message may not:
-// "<|end|>" inside a message is seven characters of text. Template and messages meet in one rendered text, so before
-// rendering a mark (a private-use character that occurs nowhere else) is put in front of every special token that a
-// message spells. The marks travel with their text through the template (trim, split, conditions), are taken out of the
-// result, and tell the tokenizer where not to see a token. So the ids are those of the rendered text as transformers
-// encodes it, down to the merges across the ends of a message, except that no message can open or close a turn. A
-// conversation that spells no special token is rendered without any mark.
+// Encodes conversations so that no message can forge a turn. Special tokens in the template's text ("<|user|>") become
+// those tokens; in the text of a message they do not: "<|end|>" in a message is encoded as seven characters.
+//
+// Template and messages end up in one rendered text. To tell them apart, a mark (a private-use character that occurs
+// nowhere else) is inserted before every special token in a message. The marks pass through the template together with
+// their text (trim, split, conditions). After rendering they are removed, and their positions tell the tokenizer which
+// special tokens to encode as characters. Apart from these, the ids equal those of transformers for the rendered text,
+// including merges across the ends of messages. A conversation without special tokens is rendered without marks.
 class ChatPrompt {
  public:
-  // `tokenizer` outlives it. Fails when the directory has no template, or one that is not supported.
+  // `tokenizer` must outlive the object. Fails when the model has no chat template or an unsupported one.
   static Result<ChatPrompt> Make(const Tokenizer& tokenizer);
 
-  // The conversation and the opening of the assistant's next turn. The ids have a BOS token only when the template
+  // Encodes the conversation and the start of the assistant's next turn. A BOS token is included only if the template
   // writes one.
   Result<std::vector<TokenId>> Encode(std::span<const ChatMessage> messages) const;
 
@@ -80,18 +81,18 @@ class ChatPrompt {
   // [i]: the private-use character U+E000 + i.
   using PrivateSet = std::bitset<0xF900 - 0xE000>;
 
-  // `text` with `mark` before every special token that it spells. One pass.
+  // `text` with `mark` inserted before every special token. One pass.
   std::string Marked(std::string_view text, std::string_view mark) const;
-  // A private-use character that neither the template, nor a special token, nor a message has; empty when all occur.
-  // One pass over the messages.
+  // A private-use character that occurs neither in the template, nor in a special token, nor in a message; empty when
+  // all of them occur. One pass over the messages.
   std::string UnusedCharacter(std::span<const ChatMessage> messages) const;
-  // Adds those that occur in `text`.
+  // Adds the private-use characters of `text` to `found`.
   static void FindPrivate(std::string_view text, PrivateSet& found);
 
   const Tokenizer* tokenizer_;
   ChatTemplate template_;
   std::shared_ptr<const AddedTokenMatcher> special_;  // all special tokens
-  PrivateSet used_;                                   // in the template and in special tokens
+  PrivateSet used_;                                   // private-use characters of the template and special tokens
 };
 
 }  // namespace infinigen

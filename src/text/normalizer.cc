@@ -1,5 +1,3 @@
-#include "text/normalizer.h"
-
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -8,13 +6,14 @@
 
 #include "base/check.h"
 #include "base/utf8.h"
+#include "text/pipeline.h"
 
 namespace infinigen {
 namespace {
 
-// Characters with a combining class or a decomposition that are newer than the tables of Hugging Face's library
-// (Unicode 9), which leaves them alone and moves nothing across them: the text is normalized in the parts between them.
-// U+11A7 is here because utf8proc mistakes it for a Hangul final and drops it.
+// Characters with a combining class or a decomposition that are newer than Unicode 9, the version of Hugging Face's
+// library. That library does not change them and moves nothing across them, so only the text between them is
+// normalized. U+11A7 is listed because utf8proc treats it as a Hangul final consonant and drops it.
 struct CharRange {
   char32_t first;
   char32_t last;
@@ -43,7 +42,7 @@ void AppendNormalForm(std::string_view part, int options, std::string& out) {
   const utf8proc_ssize_t length =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(part.data()), static_cast<utf8proc_ssize_t>(part.size()),
                    &mapped, static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
-  CHECK(length >= 0);  // the input is valid UTF-8, so only lack of memory can fail
+  CHECK(length >= 0);  // for valid UTF-8 only an allocation can fail
   out.append(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);
 }
@@ -82,7 +81,7 @@ std::string Lowercased(std::string_view text) {
   result.reserve(text.size());
   for (size_t position = 0; position < text.size(); position += ScanUtf8(text, position).length) {
     const char32_t c = DecodeUtf8(text, position);
-    // The only character whose lower case has two.
+    // The only character with a lower case of two characters.
     if (c == 0x130)
       result += "i\xCC\x87";
     else
@@ -102,7 +101,7 @@ std::string Stripped(std::string_view text, bool left, bool right) {
   return std::string(text);
 }
 
-// SentencePiece's remove_extra_whitespaces: no space at the ends, one between words.
+// SentencePiece's remove_extra_whitespaces: no spaces at the ends, single spaces between words.
 std::string SpacesCollapsed(std::string_view text) {
   std::string result;
   for (const char c : text)

@@ -1,6 +1,7 @@
 #include "text/pipeline.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "text/unicode.h"
@@ -8,12 +9,35 @@
 namespace infinigen {
 namespace {
 
+void ReplaceAll(std::string& text, std::string_view pattern, std::string_view content) {
+  for (size_t hit = text.find(pattern); hit != std::string::npos; hit = text.find(pattern, hit + content.size()))
+    text.replace(hit, pattern.size(), content);
+}
+
+// The byte of a token such as "<0x1F>".
+std::optional<char> FallbackByte(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return std::nullopt;
+  unsigned value = 0;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, value, 16);
+  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
+  return static_cast<char>(static_cast<unsigned char>(value));
+}
+
+void StripToken(const DecoderStep& step, std::string& text) {
+  std::string_view rest = text;
+  for (size_t i = 0; i < step.start && rest.starts_with(step.content); ++i) rest.remove_prefix(step.content.size());
+  for (size_t i = 0; i < step.stop && rest.ends_with(step.content); ++i) rest.remove_suffix(step.content.size());
+  text = std::string(rest);
+}
+
+bool Fuses(DecoderStep::Kind kind) { return kind == DecoderStep::Kind::kFuse || kind == DecoderStep::Kind::kByteLevel; }
+
 AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normalizer, bool normalized) {
   std::vector<AddedTokenMatcher::Entry> entries;
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
     std::string pattern = token.content;
-    // A pattern that is searched for in normalized text must be normalized itself.
+    // A pattern that is searched for in normalized text must be normalized too.
     if (normalized && !normalizer.identity() && ValidUtf8Prefix(pattern) == pattern.size())
       pattern = normalizer.Apply(pattern, false);
     if (!pattern.empty()) entries.push_back({std::move(pattern), token});
@@ -23,11 +47,11 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normali
 
 }  // namespace
 
-// The state of one Encode.
+// The state of one Encode call.
 struct Pipeline::Run {
   bool parse_special = true;
   std::string_view text;            // the whole input
-  std::span<const size_t> literal;  // offsets into it, ascending
+  std::span<const size_t> literal;  // ascending offsets into `text`
   std::vector<TokenId> ids;
   BpeScratch bpe;
   PreTokenizerScratch pre_tokenizer;
@@ -36,7 +60,7 @@ struct Pipeline::Run {
   bool SpecialAt(size_t offset) const {
     return parse_special && !std::binary_search(literal.begin(), literal.end(), offset);
   }
-  // Whether `part` of the text has a literal offset.
+  // True when a literal offset lies in `part`, which is a part of `text`.
   bool AnyLiteral(std::string_view part) const {
     const size_t begin = static_cast<size_t>(part.data() - text.data());
     const auto next = std::lower_bound(literal.begin(), literal.end(), begin);
@@ -69,9 +93,9 @@ Pipeline::Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, TokenDecoder 
 
 Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_special, bool parse_special,
                                               std::span<const size_t> literal) const {
-  // Word lengths and positions are 32 bits wide.
+  // Word lengths and positions have 32 bits.
   if (text.size() >= UINT32_MAX / 2)
-    return Invalid("text of {} bytes: at most 2 GiB can be encoded at once", text.size());
+    return Invalid("the text has {} bytes; at most 2 GiB can be encoded at once", text.size());
   Run run;
   run.parse_special = parse_special;
   run.text = text;
@@ -93,7 +117,7 @@ Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_sp
   return std::move(run.ids);
 }
 
-// Text between added tokens: runs of valid UTF-8, and malformed bytes between them.
+// Encodes text between added tokens, alternating between valid UTF-8 and malformed bytes.
 Status Pipeline::EncodeSegment(std::string_view segment, bool text_start, Run& run) const {
   PieceContext context{text_start, false};
   while (!segment.empty()) {
@@ -114,7 +138,7 @@ Status Pipeline::EncodeSegment(std::string_view segment, bool text_start, Run& r
 }
 
 Status Pipeline::EncodeValid(std::string_view text, PieceContext context, Run& run) const {
-  // Offsets do not survive normalization: one literal token makes all of this part literal.
+  // Normalization shifts offsets, so one literal token makes this whole part literal.
   const bool special = run.parse_special && !run.AnyLiteral(text);
   const size_t begin = static_cast<size_t>(text.data() - run.text.data());
   const auto special_at = [&, begin](size_t offset) {
@@ -136,6 +160,72 @@ Status Pipeline::EncodeValid(std::string_view text, PieceContext context, Run& r
     return status.ok();
   });
   return status;
+}
+
+Result<TokenDecoder> TokenDecoder::Create(std::vector<DecoderStep> steps) {
+  using Kind = DecoderStep::Kind;
+  bool fused = false;
+  bool stripped = false;
+  for (const DecoderStep& step : steps) {
+    if ((step.kind == Kind::kReplace || step.kind == Kind::kStrip) && step.pattern.empty() && step.content.empty())
+      return Invalid("decoder {}: the pattern is empty", step.kind == Kind::kStrip ? "Strip" : "Replace");
+    if (step.kind == Kind::kReplace && step.pattern.empty()) return Invalid("decoder Replace: the pattern is empty");
+    if (fused && step.kind == Kind::kStrip && (step.stop > 0 || stripped || step.content.size() != 1))
+      return Unsupported(
+          "decoder Strip after Fuse or ByteLevel: only one, which strips a one-byte character from the start, is "
+          "supported");
+    if (fused && step.kind != Kind::kStrip && step.kind != Kind::kFuse)
+      return Unsupported("decoder: only Strip is supported after Fuse or ByteLevel");
+    stripped = stripped || (fused && step.kind == Kind::kStrip);
+    fused = fused || Fuses(step.kind);
+  }
+  return TokenDecoder(std::move(steps));
+}
+
+void TokenDecoder::Append(std::string_view token, DecodeState& state, std::string& out) const {
+  using Kind = DecoderStep::Kind;
+  std::string text(token);
+  bool fused = false;
+  for (const DecoderStep& step : steps_) {
+    switch (step.kind) {
+      case Kind::kByteLevel:
+        if (std::optional<std::string> bytes = BytesOfByteLevel(text)) text = std::move(*bytes);
+        break;
+      case Kind::kByteFallback:
+        if (const std::optional<char> byte = FallbackByte(text)) text.assign(1, *byte);
+        break;
+      case Kind::kReplace:
+        ReplaceAll(text, step.pattern, step.content);
+        break;
+      case Kind::kMetaspace:
+        if (step.strip_first && state.first_token_ && text.starts_with(step.pattern))
+          text.erase(0, step.pattern.size());
+        ReplaceAll(text, step.pattern, " ");
+        break;
+      case Kind::kJoinWithSpaces:
+        if (!state.first_token_) text.insert(0, " ");
+        break;
+      case Kind::kStrip:
+        if (!fused) {
+          StripToken(step, text);
+          break;
+        }
+        while (!state.strip_finished_ && !text.empty()) {
+          if (state.stripped_ == step.start || text[0] != step.content[0]) {
+            state.strip_finished_ = true;
+          } else {
+            text.erase(0, 1);
+            ++state.stripped_;
+          }
+        }
+        break;
+      case Kind::kFuse:
+        break;
+    }
+    fused = fused || Fuses(step.kind);
+  }
+  state.first_token_ = false;
+  out += text;
 }
 
 }  // namespace infinigen

@@ -1,7 +1,7 @@
-#include "text/pre_tokenizer.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "text/pipeline.h"
 
 namespace infinigen {
 
@@ -11,11 +11,13 @@ Result<PreTokenizer> PreTokenizer::Create(std::vector<PreTokenizerStep> steps) {
   for (size_t i = 0; i < steps.size(); ++i) {
     PreTokenizerStep& step = steps[i];
     if (step.kind == Kind::kByteLevel && i + 1 != steps.size())
-      return Unsupported("a pre_tokenizer after ByteLevel is not supported");
+      return Unsupported("pre_tokenizer: a step after ByteLevel is not supported");
     std::optional<RegexSplitter> regex;
     if (step.kind == Kind::kSplitRegex || step.kind == Kind::kDigits ||
         (step.kind == Kind::kByteLevel && !step.pattern.empty())) {
-      ASSIGN_OR_RETURN(regex, RegexSplitter::Compile(step.pattern));
+      Result<RegexSplitter> compiled = RegexSplitter::Compile(step.pattern);
+      if (!compiled.ok()) return Error{compiled.error().kind, "pre_tokenizer: " + compiled.error().message};
+      regex = std::move(*compiled);
     }
     result.steps_.push_back({std::move(step), std::move(regex)});
   }
@@ -54,7 +56,7 @@ Status PreTokenizer::Apply(size_t index, std::string_view piece, PieceContext co
   return Ok{};
 }
 
-// The common case, without a list of ranges: matches and the texts between them become pieces.
+// The common case, without a list of ranges: matches and the text between them become pieces.
 Status PreTokenizer::ApplyIsolated(size_t index, std::string_view piece, PieceContext context,
                                    PreTokenizerScratch& scratch, const Sink& sink) const {
   const std::optional<RegexSplitter>& regex = steps_[index].regex;
@@ -89,7 +91,7 @@ Status PreTokenizer::ApplySplit(size_t index, std::string_view piece, PieceConte
     if (match.end > match.begin) ranges.push_back({match.begin, match.end, !step.spec.invert});
     done = match.end;
   }
-  return ApplyRanges(index + 1, piece, Behave(ranges, step.spec.behavior), context, scratch, sink);
+  return ApplyRanges(index + 1, piece, ApplyBehavior(ranges, step.spec.behavior), context, scratch, sink);
 }
 
 Status PreTokenizer::ApplyMetaspace(size_t index, std::string_view piece, PieceContext context,
@@ -115,7 +117,7 @@ Status PreTokenizer::ApplyMetaspace(size_t index, std::string_view piece, PieceC
     if (hit < text.size()) ranges.push_back({hit, hit + step.replacement.size(), true});
     done = hit + step.replacement.size();
   }
-  return ApplyRanges(index + 1, text, Behave(ranges, SplitBehavior::kMergedWithNext), context, scratch, sink);
+  return ApplyRanges(index + 1, text, ApplyBehavior(ranges, SplitBehavior::kMergedWithNext), context, scratch, sink);
 }
 
 Status PreTokenizer::ApplyRanges(size_t index, std::string_view piece, const Ranges& ranges, PieceContext context,
@@ -127,7 +129,7 @@ Status PreTokenizer::ApplyRanges(size_t index, std::string_view piece, const Ran
   return Ok{};
 }
 
-PreTokenizer::Ranges PreTokenizer::Behave(const Ranges& ranges, SplitBehavior behavior) {
+PreTokenizer::Ranges PreTokenizer::ApplyBehavior(const Ranges& ranges, SplitBehavior behavior) {
   Ranges result;
   bool previous_match = false;
   switch (behavior) {

@@ -8,19 +8,21 @@
 #include <cctype>
 #include <utility>
 
+#include "base/utf8.h"
+
 namespace infinigen {
 namespace {
 
-// The longest pattern in use is below 1 KiB.
+// The longest published pattern has less than 1 KiB.
 constexpr size_t kMaxPatternBytes = 8192;
-// A search looks for a match that starts within this many bytes; then the clock is read.
+// A search covers this many start positions before the time limit is checked.
 constexpr size_t kSearchWindowBytes = 256;
-// Match limit, in steps of backtracking; runs of white space take the known patterns about one step for each byte.
+// Match limit, in backtracking steps. The known patterns take about one step per byte on runs of white space.
 constexpr uint32_t kMatchLimitBase = 10'000'000;
 constexpr uint32_t kMatchLimitPerByte = 16;
 constexpr size_t kJitStackStart = 64 * 1024;
 constexpr size_t kJitStackMax = 8 * 1024 * 1024;
-// Fifty times the measured time of the known patterns; only a pattern that rescans the text at every position takes it.
+// Fifty times the measured time of the known patterns. Only patterns that rescan the text at every position reach it.
 constexpr std::chrono::duration<double> kTimeLimitBase{5.0};
 constexpr std::chrono::duration<double> kTimeLimitPerByte{2e-6};
 
@@ -32,12 +34,12 @@ std::string Pcre2Message(int code) {
 
 // ---- translation of patterns ----
 //
-// From Oniguruma's meaning (Ruby syntax, Unicode 16) to PCRE2's. The differences:
-//   \s      White_Space; PCRE2 counts U+180E too
-//   \w      alphabetic, marks, decimal digits, connectors; PCRE2 leaves out marks
-//   \p{..}  characters that joined Unicode in versions 15 and 16 are unknown to the PCRE2 of Debian 12
-//   [a[b]] [a&&b]  nested classes and intersections; refused
-// (^ and $ match at every line in Ruby: Compile sets PCRE2_MULTILINE.)
+// From Oniguruma (Ruby syntax, Unicode 16) to PCRE2. The differences:
+//   \s      is the property White_Space; in PCRE2 it includes U+180E
+//   \w      is alphabetic, marks, decimal digits, connectors; PCRE2 leaves out marks
+//   \p{..}  includes characters of Unicode 15 and 16, which the PCRE2 of Debian 12 does not know
+//   [a[b]] [a&&b]  nested classes and intersections are rejected
+// (^ and $ match at every line in Ruby, so Compile sets PCRE2_MULTILINE.)
 
 constexpr std::string_view kWhiteSpace =
     R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
@@ -45,7 +47,7 @@ constexpr std::string_view kWhiteSpace =
 constexpr std::string_view kCircledLetters =
     R"(\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
 
-// Members of a general category that are newer than Unicode 14.
+// Members of a general category that were added after Unicode 14.
 struct Newer {
   std::string_view category;
   std::string_view ranges;
@@ -75,7 +77,7 @@ std::string_view NewerOf(std::string_view category) {
   return {};
 }
 
-// The inside of a bracket that holds the whole category; empty for categories that PCRE2 may take as they are.
+// All members of a category, as the inside of a bracket expression; empty when PCRE2's own definition is complete.
 std::string CategoryMembers(std::string_view category) {
   if (category == "L") {
     std::string members = R"(\p{L})";
@@ -106,7 +108,7 @@ class Translator {
       } else if (c == '[') {
         OpenClass();
       } else if (pattern_.substr(position_, 2) == "(*") {
-        return Unsupported("pattern directives \"(*\" are not supported");
+        return Unsupported("pattern {}: directives \"(*\" are not supported", Quoted(pattern_));
       } else {
         Copy(1);
       }
@@ -124,19 +126,19 @@ class Translator {
     Copy(1);
     in_class_ = true;
     if (pattern_.substr(position_, 1) == "^") Copy(1);
-    // A closing bracket that comes first is a member of the class.
+    // A closing bracket in first place is a member of the class.
     if (pattern_.substr(position_, 1) == "]") Copy(1);
   }
 
   Status ClassCharacter(char c) {
     if (c == '[' && pattern_.substr(position_, 2) != "[:")
-      return Unsupported("character classes within character classes are not supported");
+      return Unsupported("pattern {}: nested character classes are not supported", Quoted(pattern_));
     if (pattern_.substr(position_, 2) == "&&")
-      return Unsupported("intersections of character classes are not supported");
+      return Unsupported("pattern {}: intersections of character classes (&&) are not supported", Quoted(pattern_));
     if (c == '[') {
       const size_t end = pattern_.find(":]", position_);
       if (end == std::string_view::npos)
-        return Unsupported("character classes within character classes are not supported");
+        return Unsupported("pattern {}: nested character classes are not supported", Quoted(pattern_));
       Copy(end + 2 - position_);
       return Ok{};
     }
@@ -153,7 +155,7 @@ class Translator {
   }
 
   Status Escape() {
-    if (position_ + 1 >= pattern_.size()) return Invalid("the pattern ends with a backslash");
+    if (position_ + 1 >= pattern_.size()) return Invalid("pattern {}: it ends with a backslash", Quoted(pattern_));
     const char c = pattern_[position_ + 1];
     const bool negated = std::isupper(static_cast<unsigned char>(c)) != 0;
     switch (c) {
@@ -183,14 +185,15 @@ class Translator {
         return Ok{};
       default:
         if (std::isalnum(static_cast<unsigned char>(c)) && !(c >= '1' && c <= '9'))
-          return Unsupported("the escape \\{} in a pattern is not supported", c);
+          return Unsupported("pattern {}: the escape \\{} is not supported", Quoted(pattern_), c);
         Copy(2);
         return Ok{};
     }
   }
 
   Status Shorthand(char c, bool negated) {
-    if (in_class_ && negated) return Unsupported("\\{} within a character class is not supported", c);
+    if (in_class_ && negated)
+      return Unsupported("pattern {}: \\{} within a character class is not supported", Quoted(pattern_), c);
     position_ += 2;
     switch (std::tolower(static_cast<unsigned char>(c))) {
       case 's':
@@ -209,7 +212,7 @@ class Translator {
     const size_t open = position_ + 2;
     const size_t close = pattern_.find('}', open);
     if (open >= pattern_.size() || pattern_[open] != '{' || close == std::string_view::npos)
-      return Unsupported("\\p without braces is not supported");
+      return Unsupported("pattern {}: \\p without braces is not supported", Quoted(pattern_));
     std::string_view name = pattern_.substr(open + 1, close - open - 1);
     if (name.starts_with('^')) {
       negated = !negated;
@@ -266,7 +269,7 @@ RegexSplitter::~RegexSplitter() = default;
 
 Result<RegexSplitter> RegexSplitter::Compile(std::string_view pattern) {
   if (pattern.size() > kMaxPatternBytes)
-    return Unsupported("pattern of {} bytes, at most {} are supported", pattern.size(), kMaxPatternBytes);
+    return Unsupported("a pattern has {} bytes; at most {} are supported", pattern.size(), kMaxPatternBytes);
   ASSIGN_OR_RETURN(const std::string translated, TranslatePattern(pattern));
   auto code = std::make_unique<Code>();
   int error = 0;
@@ -275,8 +278,9 @@ Result<RegexSplitter> RegexSplitter::Compile(std::string_view pattern) {
       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT;
   code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), kOptions, &error,
                              &offset, nullptr);
-  if (code->code == nullptr) return Invalid("bad pattern: {}", Pcre2Message(error));
-  // Where the system forbids JIT, PCRE2 interprets the pattern, slower.
+  if (code->code == nullptr)
+    return Invalid("pattern {} is not a valid regular expression: {}", Quoted(pattern), Pcre2Message(error));
+  // Where the system forbids JIT, PCRE2 interprets the pattern, which is slower.
   pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);
   return RegexSplitter(std::move(code));
 }
@@ -294,14 +298,16 @@ Result<std::optional<RegexMatch>> RegexSplitter::Find(std::string_view text, siz
                                   handles.data, handles.context);
     if (found >= 0) {
       const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(handles.data);
-      // \K in a lookaround may put the start after the end or before `from`.
-      if (bounds[0] < from || bounds[1] <= bounds[0]) return Invalid("the pattern moves the start of its match");
+      // \K in a lookaround may move the start after the end or before `from`.
+      if (bounds[0] < from || bounds[1] <= bounds[0])
+        return Invalid("the tokenizer's pattern moves the start of its match, which is not supported");
       return std::optional(RegexMatch{bounds[0], bounds[1]});
     }
-    if (found != PCRE2_ERROR_NOMATCH) return Invalid("the pattern gives up on this text: {}", Pcre2Message(found));
+    if (found != PCRE2_ERROR_NOMATCH)
+      return Invalid("the tokenizer's pattern cannot be matched against this text: {}", Pcre2Message(found));
     if (std::chrono::steady_clock::now() - scratch.started_ >
         kTimeLimitBase + kTimeLimitPerByte * static_cast<double>(text.size()))
-      return Invalid("the pattern takes too long on this text");
+      return Invalid("the tokenizer's pattern takes too long on this text");
     from = last_start + 1;
     while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
   }

@@ -1,10 +1,9 @@
-// RegexSplitter: finds the matches of a pattern from a tokenizer file. The pattern is foreign and written for
-// Oniguruma; it runs in PCRE2 with JIT. Compiled once, then used by any number of threads, each with its own
-// RegexScratch.
+// RegexSplitter: finds the matches of a pattern from a tokenizer file. Such patterns are untrusted and written for
+// Oniguruma; here they run in PCRE2 with JIT. Compiled once, then used from any thread, each with its own RegexScratch.
 //
-// A pattern that means something else in PCRE2 is translated or refused when it is compiled. One that would backtrack
-// for ever ends in an error while matching: there is a match limit, and a time limit for patterns that scan the rest of
-// the text at every position.
+// Constructs that mean something else in PCRE2 are translated, or rejected by Compile. A pattern that backtracks
+// without end fails while matching: there is a match limit, and a time limit for patterns that scan the rest of the
+// text at every position.
 #pragma once
 
 #include <chrono>
@@ -20,7 +19,7 @@ namespace infinigen {
 
 class RegexSplitter;
 
-// Working memory of one Encode.
+// Working memory of one Encode call.
 class RegexScratch {
  public:
   RegexScratch();
@@ -30,7 +29,7 @@ class RegexScratch {
 
  private:
   friend class RegexSplitter;
-  struct Handles;  // hides PCRE2's header
+  struct Handles;  // PCRE2 types, which this header does not expose
   std::unique_ptr<Handles> handles_;
   std::chrono::steady_clock::time_point started_;
 };
@@ -42,14 +41,14 @@ struct RegexMatch {
 
 class RegexSplitter {
  public:
-  // The message of an error is without file name.
+  // Error messages do not contain the file's name.
   static Result<RegexSplitter> Compile(std::string_view pattern);
 
   RegexSplitter(RegexSplitter&&) noexcept;
   RegexSplitter& operator=(RegexSplitter&&) noexcept;
   ~RegexSplitter();
 
-  // The first non-empty match that starts at `from` or later; nullopt when there is none. `text` is valid UTF-8.
+  // The first non-empty match that starts at `from` or later; nullopt when there is none. `text` must be valid UTF-8.
   Result<std::optional<RegexMatch>> Find(std::string_view text, size_t from, RegexScratch& scratch) const;
 
  private:
@@ -58,7 +57,7 @@ class RegexSplitter {
   std::unique_ptr<Code> code_;
 };
 
-// Rewrites Oniguruma's syntax and character classes to PCRE2's, or refuses them. In the header for tests.
+// Rewrites Oniguruma's syntax and character classes to PCRE2's, or fails. Declared here for tests.
 Result<std::string> TranslatePattern(std::string_view pattern);
 
 }  // namespace infinigen

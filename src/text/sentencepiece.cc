@@ -1,5 +1,5 @@
-// SentencePiece models of type BPE. The file is a protocol buffer, read by hand, because a handful of its fields
-// matter.
+// Reads SentencePiece models of type BPE. The file is a protocol buffer; only a few of its fields are used, so it is
+// parsed here without a library.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "base/utf8.h"
-#include "text/tokenizer_readers.h"
+#include "text/added_tokens.h"
+#include "text/tokenizer_files.h"
 
 namespace infinigen {
 namespace {
 
-// Walks the fields of one protocol buffer message. Every length is checked against the bytes that are left; groups and
-// unknown wire types are malformed.
+// Iterates over the fields of one protocol buffer message. Every length is checked against the remaining bytes. Groups
+// and unknown wire types count as malformed.
 class ProtobufReader {
  public:
   enum class Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -60,7 +61,7 @@ class ProtobufReader {
   }
 
   bool malformed() const { return malformed_; }
-  // Bytes read so far.
+  // Number of bytes read so far.
   size_t offset() const { return size_ - rest_.size(); }
 
  private:
@@ -131,7 +132,7 @@ struct Piece {
 };
 
 struct Settings {
-  uint64_t model_type = 1;  // unigram, the format's default
+  uint64_t model_type = 1;  // default of the format: unigram
   bool byte_fallback = false;
   bool whitespace_as_suffix = false;
   int32_t bos_id = 1;
@@ -158,9 +159,9 @@ class ModelReader {
       if (field->number == model_field::kNormalizerSpec) RETURN_IF_ERROR(ReadNormalizer(field->bytes));
     }
     if (reader.malformed())
-      return Invalid("{}: neither tiktoken ranks nor a whole SentencePiece model: malformed at byte {}", name_,
+      return Invalid("{}: neither tiktoken ranks nor a complete SentencePiece model: malformed at byte {}", name_,
                      reader.offset());
-    if (pieces.empty()) return Invalid("{}: a SentencePiece model without pieces", name_);
+    if (pieces.empty()) return Invalid("{}: the SentencePiece model has no pieces", name_);
     return Ok{};
   }
 
@@ -181,9 +182,9 @@ class ModelReader {
     }
     if (reader.malformed()) return Invalid("{}: piece {} is malformed", name_, id);
     if (piece.type < PieceType::kNormal || piece.type > PieceType::kByte)
-      return Invalid("{}: piece {} has the unknown type {}", name_, id, static_cast<uint64_t>(piece.type));
-    if (std::isnan(piece.score)) return Invalid("{}: piece {} has no number as score", name_, id);
-    if (ValidUtf8Prefix(text) != text.size()) return Invalid("{}: piece {} is not UTF-8", name_, id);
+      return Invalid("{}: piece {} has unknown type {}", name_, id, static_cast<uint64_t>(piece.type));
+    if (std::isnan(piece.score)) return Invalid("{}: piece {}: the score is not a number", name_, id);
+    if (ValidUtf8Prefix(text) != text.size()) return Invalid("{}: piece {} is not valid UTF-8", name_, id);
     if (const Status added = vocabulary.Add(text, static_cast<int64_t>(id)); !added.ok())
       return Invalid("{}: {}", name_, added.error().message);
     pieces.push_back(piece);
@@ -242,7 +243,7 @@ class ModelReader {
 
 Status CheckSupported(const ModelReader& model, const std::string& name) {
   if (model.settings.model_type != kModelTypeBpe)
-    return Unsupported("{}: SentencePiece model type {} is not supported, only BPE is", name,
+    return Unsupported("{}: SentencePiece model type {} is not supported; only BPE is", name,
                        model.settings.model_type == 1 ? "'unigram'" : fmt::format("{}", model.settings.model_type));
   if (model.settings.has_charsmap)
     return Unsupported("{}: a normalization table (precompiled_charsmap) is not supported", name);
@@ -273,7 +274,7 @@ Result<MergeTable> MergesOf(const ModelReader& model, SentencePieceRules rules) 
     for (size_t id = 0; id < count; ++id) tokens.push_back({static_cast<TokenId>(id), static_cast<uint32_t>(id)});
     return MergesOfSplits(model.vocabulary, tokens, std::vector<bool>(count, true), SplitOrder::kShorterLeft);
   }
-  // Control, unknown and byte pieces are never built from text.
+  // Control, unknown and byte pieces are never results or parts of merges.
   std::vector<bool> mergeable(count);
   for (size_t id = 0; id < count; ++id)
     mergeable[id] = model.pieces[id].type == PieceType::kNormal || model.pieces[id].type == PieceType::kUserDefined;

@@ -7,7 +7,6 @@
 
 #include "base/utf8.h"
 #include "text/pipeline.h"
-#include "text/token_decoder.h"
 
 namespace infinigen {
 
@@ -37,7 +36,7 @@ StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stop
 std::string StopStrings::Push(std::string_view piece) {
   if (matched_) return {};
   held_ += piece;
-  // The first place of a complete stop string, and the first place where one may be incomplete.
+  // Position of the first complete stop string, and of the first one that may still be completed.
   size_t match = std::string::npos;
   size_t forming = held_.size();
   for (const std::string& stop : stops_) {
@@ -53,7 +52,7 @@ std::string StopStrings::Push(std::string_view piece) {
       break;
     }
   }
-  // An incomplete one that starts before the complete one would be the first: wait until it is decided.
+  // An incomplete stop string that starts before the complete one would take precedence: wait for its completion.
   if (match != std::string::npos && match <= forming) {
     matched_ = true;
     std::string shown = held_.substr(0, match);
@@ -68,7 +67,7 @@ std::string StopStrings::Push(std::string_view piece) {
 
 std::string StopStrings::Finish() {
   if (matched_) return {};
-  // A complete stop string may still be held back: it waited for an incomplete one that started earlier.
+  // A complete stop string may still be held back, because an incomplete one started before it.
   size_t match = std::string::npos;
   for (const std::string& stop : stops_) {
     const size_t hit = held_.find(stop);
@@ -88,7 +87,7 @@ TextStream::TextStream(const Tokenizer* tokenizer, std::vector<std::string> stop
 }
 
 std::string TextStream::Push(TokenId token) {
-  // Replacing each piece equals replacing the whole (StreamDecoder).
+  // Replacing invalid UTF-8 piece by piece gives the same text as replacing it in the whole (StreamDecoder).
   const std::string piece = decoder_ ? ReplaceInvalidUtf8(decoder_->Push(token))
                                      : fmt::format("{}{}", std::exchange(first_, false) ? "" : " ", token);
   Count(piece);

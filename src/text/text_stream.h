@@ -1,6 +1,6 @@
-// From the tokens of one sequence to text that may be shown, piece by piece: StreamDecoder (tokens to whole
-// characters), StopStrings (text up to the first stop string), and TextStream, which is both. One object for each
-// sequence; each belongs to one thread.
+// Turns the tokens of one sequence into text that can be shown piece by piece: StreamDecoder (tokens to whole
+// characters), StopStrings (text up to the first stop string), and TextStream, which combines the two. One object per
+// sequence; each is used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace infinigen {
 
-class DecodeState;  // text/token_decoder.h
+class DecodeState;  // text/pipeline.h
 
-// Decode, one token at a time. A returned text never ends inside a UTF-8 character: the bytes of an unfinished
-// character, at most three, are held until the next tokens complete or refute it. The concatenation of all that is
-// returned, Finish() included, equals Tokenizer::Decode of the same ids. The tokenizer must outlive it.
+// Decodes one token at a time. A returned piece never ends inside a UTF-8 character: the bytes of an unfinished
+// character, at most three, are held until later tokens complete it or show that it is malformed. All pieces together,
+// Finish() included, equal Tokenizer::Decode of the same ids. The tokenizer must outlive the object.
 //
-// Malformed bytes pass through unchanged, and so does an unfinished tail at Finish(). ReplaceInvalidUtf8 of each piece
-// gives the same text as ReplaceInvalidUtf8 of the whole.
+// Malformed bytes, and an unfinished character at Finish(), are returned unchanged. ReplaceInvalidUtf8 can be applied
+// to each piece: the result is the same as for the whole text.
 class StreamDecoder {
  public:
   StreamDecoder(const Tokenizer& tokenizer, bool skip_special);
@@ -36,43 +36,42 @@ class StreamDecoder {
   const Tokenizer* tokenizer_;
   bool skip_special_;
   std::unique_ptr<DecodeState> state_;
-  std::string held_;  // the beginning of a character
+  std::string held_;  // bytes of an unfinished character
 };
 
-// Cuts a stream of text at the first stop string. Text that could still become the beginning of a stop string is held
-// back, and no other text.
+// Ends a stream of text at the first stop string. Only text that could be the start of a stop string is held back.
 class StopStrings {
  public:
-  // Empty strings stop nothing and are dropped.
+  // Empty strings are ignored.
   explicit StopStrings(std::vector<std::string> stops);
 
-  // Takes the next piece, returns the text that may be shown now: nothing more after a match.
+  // Takes the next piece and returns the text that can be shown now; empty after a match.
   std::string Push(std::string_view piece);
-  // Call it at the end of the text. Returns the text that was held back, up to a stop string.
+  // To be called at the end of the text. Returns the text that was held back, up to a stop string.
   std::string Finish();
 
-  // True once a stop string has appeared. The text before it has been returned; it and the text behind it never are.
-  // When several appear, the one that starts first counts.
+  // True once a stop string has appeared. The text before it has been returned; the stop string and the text after it
+  // are dropped. Among several stop strings the one that starts first counts.
   bool matched() const { return matched_; }
   const std::string& matched_stop() const { return matched_stop_; }
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;  // a suffix of the text so far, each byte of which may belong to a stop string
+  std::string held_;  // the end of the text so far, which may be the start of a stop string
   bool matched_ = false;
   std::string matched_stop_;
 };
 
-// Both: whole UTF-8 characters, malformed ones replaced, cut at the first stop string.
+// StreamDecoder and StopStrings together: whole UTF-8 characters, malformed ones replaced, up to the first stop string.
 class TextStream {
  public:
-  // `tokenizer` outlives it. Without one (null) the text of a token is its id.
+  // `tokenizer` must outlive the object. If it is null, the text of a token is its id.
   TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops);
 
   std::string Push(TokenId token);
   std::string Finish();
   bool stopped() const { return stops_.matched(); }
-  // Length of all text decoded so far, shown or not: the offset of the next token's text.
+  // Length of all text decoded so far, shown or held back: the offset of the next token's text.
   size_t decoded_bytes() const { return decoded_bytes_; }
   size_t decoded_characters() const { return decoded_characters_; }
 

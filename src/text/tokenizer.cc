@@ -5,13 +5,12 @@
 
 #include "base/mmap_file.h"
 #include "text/pipeline.h"
-#include "text/tokenizer_config.h"
-#include "text/tokenizer_readers.h"
+#include "text/tokenizer_files.h"
 
 namespace infinigen {
 namespace {
 
-// Twice the largest file in use.
+// Limits of the file sizes: twice the largest published files.
 constexpr uint64_t kMaxJsonBytes = 64 << 20;
 constexpr uint64_t kMaxModelBytes = 16 << 20;
 
@@ -23,8 +22,7 @@ bool Exists(const std::string& path) {
 Result<MmapFile> OpenBounded(const std::string& path, uint64_t max_bytes) {
   ASSIGN_OR_RETURN(MmapFile file, MmapFile::Open(path));
   if (file.bytes().size() > max_bytes)
-    return Invalid("{}: {} bytes long, at most {} are accepted for this kind of file", path, file.bytes().size(),
-                   max_bytes);
+    return Invalid("{}: file of {} bytes; this kind of file may have at most {}", path, file.bytes().size(), max_bytes);
   return file;
 }
 
@@ -37,7 +35,7 @@ Result<TokenizerSpec> LoadTokenizerJson(const std::string& path, const Tokenizer
   return ReadTokenizerJson(TextOf(file), path, config.rules);
 }
 
-// Llama 3's ranks: the files beside them may name the special tokens, else they are the published ones.
+// Llama 3's format. The special tokens are those named by the configuration files, otherwise the published ones.
 Result<TokenizerSpec> LoadTiktoken(std::string_view bytes, const std::string& path, TokenizerConfig& config) {
   constexpr int32_t kLlama3Ranks = 128'000;
   ASSIGN_OR_RETURN(TokenizerSpec spec, ReadTiktoken(bytes, path));
@@ -47,9 +45,11 @@ Result<TokenizerSpec> LoadTiktoken(std::string_view bytes, const std::string& pa
     int64_t id = first;
     for (std::string& name : Llama3SpecialTokens()) named[id++].content = std::move(name);
   }
-  // Ids between the named ones get a placeholder each, as in transformers.
+  // Ids between the named ones get placeholders, as in transformers.
   const int64_t last = named.empty() ? -1 : named.rbegin()->first;
-  if (last >= TokenVocabulary::kMaxTokens) return Invalid("{}: added token id {} is too large", config.path, last);
+  if (last >= TokenVocabulary::kMaxTokens)
+    return Invalid("{}: added token id {} is too large; ids from 0 to {} are allowed", config.path, last,
+                   TokenVocabulary::kMaxTokens - 1);
   for (int64_t id = first; id <= last; ++id) {
     AddedToken& token = named[id];
     if (token.content.empty()) token.content = fmt::format("<|reserved_token_{}|>", id);
@@ -90,7 +90,7 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
   ASSIGN_OR_RETURN(const MmapFile vocab, OpenBounded(vocab_path, kMaxJsonBytes));
   ASSIGN_OR_RETURN(const MmapFile merges, OpenBounded(merges_path, kMaxJsonBytes));
   ASSIGN_OR_RETURN(TokenizerSpec spec, ReadVocabAndMerges(TextOf(vocab), vocab_path, TextOf(merges), merges_path));
-  // These files belong to GPT2Tokenizer, whatever class the directory declares.
+  // These files are always read by GPT2Tokenizer's rules, whatever class the directory declares.
   config.rules.tokenizer_class = TokenizerClass::kGpt2;
   ApplyClassRules(config.rules, spec);
   return spec;
@@ -99,7 +99,7 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
 struct LoadedSpec {
   TokenizerSpec spec;
   TokenizerConfig config;
-  std::string path;  // the file it was read from
+  std::string path;  // the file from which the spec was read
 };
 
 Result<LoadedSpec> LoadSpec(const std::string& directory) {
@@ -115,8 +115,8 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
                                : Exists(vocab) && Exists(merges)
                                    ? LoadVocabAndMerges(vocab, merges, config)
                                    : IoError(
-                                         "{}: no tokenizer: looked for tokenizer.json, "
-                                         "tokenizer.model, and vocab.json with merges.txt",
+                                         "{}: no tokenizer found: neither tokenizer.json, nor "
+                                         "tokenizer.model, nor vocab.json with merges.txt exists",
                                          directory);
   if (!spec.ok()) return spec.error();
   if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
@@ -141,6 +141,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->bos_ = id_of("bos_token");
   tokenizer->eos_ = id_of("eos_token");
   tokenizer->chat_template_ = config.chat_template;
+  tokenizer->chat_template_path_ = config.chat_template_path;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
   if (!pipeline.ok()) return Error{pipeline.error().kind, loaded->path + ": " + pipeline.error().message};
   tokenizer->pipeline_ = std::move(*pipeline);

@@ -1,5 +1,3 @@
-#include "text/tokenizer_config.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -7,8 +5,9 @@
 
 #include "base/mmap_file.h"
 #include "base/utf8.h"
-#include "json/tree.h"
-#include "text/tokenizer_readers.h"
+#include "json/parse.h"
+#include "text/added_tokens.h"
+#include "text/tokenizer_files.h"
 
 namespace infinigen {
 namespace {
@@ -48,12 +47,12 @@ constexpr size_t kMaxTemplateBytes = 4 << 20;
 constexpr size_t kMaxFileBytes = 4 << 20;
 constexpr JsonLimits kFileLimits = {.max_values = 300'000, .max_text_bytes = kMaxFileBytes};
 
-// The JSON value null when the file is absent.
+// JSON null when the file does not exist.
 Result<json> ReadIfThere(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return json();
   ASSIGN_OR_RETURN(json file, ReadJsonFile(path, kMaxFileBytes, kFileLimits));
-  if (!file.is_object()) return Invalid("{}: must be a JSON object", path);
+  if (!file.is_object()) return Invalid("{}: the file must contain a JSON object", path);
   return file;
 }
 
@@ -71,7 +70,7 @@ std::optional<bool> BoolOf(const json& object, const char* key) {
   return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
-// A special token is written as its text or as an object with its options.
+// A special token is either a string or an object with options.
 Result<AddedToken> SpecialToken(const json& value) {
   AddedToken token;
   if (const auto* text = value.get_ptr<const std::string*>()) {
@@ -95,7 +94,7 @@ class ConfigReader {
       ASSIGN_OR_RETURN(AddedToken token, SpecialToken(file[role]));
       SetRole(role, std::move(token));
     }
-    // Roles of a single model ("image_token") are special tokens too.
+    // Roles that only some models have ("image_token") are special tokens too.
     for (const auto& item : file.items()) {
       const bool known = std::find(kRoles.begin(), kRoles.end(), item.key()) != kRoles.end();
       if (known || !item.key().ends_with("_token") || !item.value().is_string()) continue;
@@ -113,13 +112,13 @@ class ConfigReader {
   }
 
   Status ReadAddedTokensDecoder(const json& decoder) {
-    if (!decoder.is_object()) return Invalid("added_tokens_decoder must be an object");
+    if (!decoder.is_object()) return Invalid("field 'added_tokens_decoder' must be an object");
     for (const auto& item : decoder.items()) {
       int64_t id = -1;
       const std::string& key = item.key();
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
       if (error != std::errc() || end != key.data() + key.size() || id < 0)
-        return Invalid("added_tokens_decoder: {} is not an id", Quoted(key, 64));
+        return Invalid("added_tokens_decoder: key {} is not a token id", Quoted(key, 64));
       ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(item.value()));
       token.id = -1;
       config_.added_tokens_decoder[id] = std::move(token);
@@ -132,7 +131,7 @@ class ConfigReader {
     for (const auto& item : file.items()) {
       const auto* id = item.value().get_ptr<const json::number_unsigned_t*>();
       if (id == nullptr || *id > INT32_MAX)
-        return Invalid("the id of {} is not a whole number", Quoted(item.key(), 64));
+        return Invalid("token {}: the id must be a whole number from 0 to 2147483647", Quoted(item.key(), 64));
       AddedToken token;
       token.content = item.key();
       token.special = IsNamed(token.content);
@@ -142,7 +141,7 @@ class ConfigReader {
     return Ok{};
   }
 
-  // The options of a token in added_tokens_decoder hold for it in its roles, too.
+  // A token's options in added_tokens_decoder also apply to the token in its roles.
   void ShareOptions() {
     std::map<std::string, const AddedToken*> by_content;
     for (const auto& [id, token] : config_.added_tokens_decoder) by_content[token.content] = &token;
@@ -176,15 +175,17 @@ class ConfigReader {
 
 Error InFile(const std::string& path, const Error& error) { return {error.kind, path + ": " + error.message}; }
 
-// chat_template.jinja comes first; in the configuration the template is a string, or a list of named ones.
+// chat_template.jinja takes precedence. In tokenizer_config.json the template is a string or a list of named templates.
 Status ReadChatTemplate(const std::string& directory, const json& file, TokenizerConfig& config) {
   const std::string path = directory + "/chat_template.jinja";
   std::error_code error;
   if (std::filesystem::exists(path, error)) {
     ASSIGN_OR_RETURN(config.chat_template, ReadSmallFile(path, kMaxTemplateBytes));
+    config.chat_template_path = path;
     return Ok{};
   }
   config.chat_template = TextOr(file, "chat_template", "");
+  config.chat_template_path = config.path;
   if (!file.is_object() || !file.contains("chat_template") || !file["chat_template"].is_array()) return Ok{};
   for (const json& named : file["chat_template"])
     if (TextOr(named, "name", "") == "default") config.chat_template = TextOr(named, "template", "");
@@ -197,6 +198,24 @@ std::optional<TokenId> IdOfRole(const TokenizerConfig& config, const char* role,
 }
 
 }  // namespace
+
+std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
+  using Kind = DecoderStep::Kind;
+  std::vector<DecoderStep> steps(3);
+  steps[0].kind = Kind::kReplace;
+  steps[0].pattern = kMetaspaceMark;
+  steps[0].content = " ";
+  steps[1].kind = Kind::kByteFallback;
+  steps[2].kind = Kind::kFuse;
+  if (prefix_space) {
+    DecoderStep strip;
+    strip.kind = Kind::kStrip;
+    strip.content = " ";
+    strip.start = 1;
+    steps.push_back(strip);
+  }
+  return steps;
+}
 
 TokenizerClass ClassOf(std::string declared, const std::string& model_type) {
   if (declared.ends_with("Fast")) declared.resize(declared.size() - 4);

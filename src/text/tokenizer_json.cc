@@ -1,22 +1,23 @@
-// tokenizer.json: the file as events, its parts as small trees.
+// Reads tokenizer.json as a stream of events; its parts, except vocabulary and merges, become small trees.
 
 #include <map>
 #include <utility>
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
-#include "text/tokenizer_readers.h"
+#include "json/parse.h"
+#include "text/added_tokens.h"
+#include "text/tokenizer_files.h"
 
 namespace infinigen {
 namespace {
 
 using nlohmann::json;
 
-// Limits of each part but vocabulary and merges. A template may list a few hundred special tokens.
+// Limits of each part except vocabulary and merges. A post-processor template may list a few hundred special tokens.
 constexpr JsonLimits kComponentLimits = {.max_values = 50'000, .max_text_bytes = 4 << 20};
 
-// The part of the file that is being read. Depth 1 is the file's object, depth 2 a section.
+// The part of the file being read. Depth 1 is the file's object, depth 2 a section.
 enum class Section { kNone, kModel, kAddedTokens, kComponent };
 enum class ModelList { kNone, kVocab, kMerges };
 
@@ -86,7 +87,7 @@ class TokenizerJsonHandler final : public JsonHandler {
 
   TokenVocabulary vocabulary;
   MergeList merges;
-  json model = json::object();  // the scalar options of the model
+  json model = json::object();  // scalar options of the model
   std::vector<AddedToken> added_tokens;
   std::map<std::string, json> components;  // normalizer, pre_tokenizer, post_processor, decoder
   bool has_vocab = false;
@@ -94,9 +95,9 @@ class TokenizerJsonHandler final : public JsonHandler {
 
  private:
   std::string Place() const override { return Quoted(key_, 64); }
-  bool Misplaced() { return Fail(Invalid("{}: an unexpected value in {}", path(), Place())); }
-  bool TooLarge() { return Fail(Invalid("{}: {} is larger than is supported", path(), Place())); }
-  bool BadMerge() { return Fail(Invalid("{}: a merge must be \"a b\" or [\"a\", \"b\"]", path())); }
+  bool Misplaced() { return Fail(Invalid("{}: unexpected type of value in section {}", path(), Place())); }
+  bool TooLarge() { return Fail(Invalid("{}: section {} is too large", path(), Place())); }
+  bool BadMerge() { return Fail(Invalid("{}: model.merges: a merge must be \"a b\" or [\"a\", \"b\"]", path())); }
 
   bool EnterSection(std::string& key) {
     key_ = std::move(key);
@@ -110,7 +111,7 @@ class TokenizerJsonHandler final : public JsonHandler {
 
   bool Enter(Section section) {
     section_ = section;
-    if (seen_[key_]) return Fail(Invalid("{}: section '{}' appears twice", path(), key_));
+    if (seen_[key_]) return Fail(Invalid("{}: section '{}' occurs twice", path(), key_));
     return seen_[key_] = true;
   }
 
@@ -123,10 +124,11 @@ class TokenizerJsonHandler final : public JsonHandler {
       model_list_ = ModelList::kMerges;
       return true;
     }
-    return Fail(Unsupported("{}: model: unexpected list or object in {}", path(), Quoted(model_key_, 64)));
+    return Fail(Unsupported("{}: model: field {} must not be a list or object here, or occurs twice", path(),
+                            Quoted(model_key_, 64)));
   }
 
-  // A model has a dozen scalar options.
+  // Real models have a dozen scalar options.
   bool Model(json value) {
     constexpr size_t kMaxOptions = 64;
     model[model_key_] = std::move(value);
@@ -136,7 +138,7 @@ class TokenizerJsonHandler final : public JsonHandler {
   bool AddToVocabulary(const json& value) {
     const auto* id = value.get_ptr<const json::number_unsigned_t*>();
     if (id == nullptr || *id > INT64_MAX)
-      return Fail(Invalid("{}: model.vocab: the id of {} is not a whole number", path(), Quoted(token_, 64)));
+      return Fail(Invalid("{}: model.vocab: the id of token {} must be a whole number", path(), Quoted(token_, 64)));
     const Status added = vocabulary.Add(token_, static_cast<int64_t>(*id));
     return added.ok() || Fail(Invalid("{}: model.vocab: {}", path(), added.error().message));
   }
@@ -178,11 +180,11 @@ class TokenizerJsonHandler final : public JsonHandler {
 
   int depth_ = 0;
   Section section_ = Section::kNone;
-  std::string key_;  // of the section
+  std::string key_;  // name of the section
   std::map<std::string, bool> seen_;
   std::string model_key_;
   ModelList model_list_ = ModelList::kNone;
-  std::string token_;  // key in model.vocab
+  std::string token_;  // current key in model.vocab
   std::string left_;   // first part of a merge written as a pair
   int pair_parts_ = 0;
   bool building_ = false;
@@ -193,7 +195,7 @@ Result<BpeOptions> ReadModelOptions(const json& model) {
   FieldReader fields(model, "model", "", FieldWording::kPlain);
   BpeOptions options;
   const std::string type = fields.String("type", "BPE");
-  if (type != "BPE") return Unsupported("model type {} is not supported, only BPE is", Quoted(type, 64));
+  if (type != "BPE") return Unsupported("model type {} is not supported; only BPE is", Quoted(type, 64));
   const json* dropout = fields.Find("dropout");
   if (dropout != nullptr && !dropout->is_null() && *dropout != 0) return Unsupported("model: dropout is not supported");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -203,7 +205,7 @@ Result<BpeOptions> ReadModelOptions(const json& model) {
   options.byte_fallback = fields.Bool("byte_fallback", false);
   options.ignore_merges = fields.Bool("ignore_merges", false);
   for (const char* key : {"vocab", "merges"})
-    if (fields.Find(key) != nullptr) return Invalid("model: '{}' is neither list nor object", key);
+    if (fields.Find(key) != nullptr) return Invalid("model: field '{}' must be a list or an object", key);
   fields.RefuseUnknown();
   RETURN_IF_ERROR(fields.status());
   return options;
@@ -219,7 +221,8 @@ bool MentionsByteLevel(const json& component) {
 }
 
 Status FillSpec(TokenizerJsonHandler& file, ClassRules rules, TokenizerSpec& spec) {
-  if (!file.has_vocab || !file.has_merges) return Invalid("model: 'vocab' and 'merges' are needed");
+  if (!file.has_vocab || !file.has_merges)
+    return Invalid("model: field '{}' is missing", file.has_vocab ? "merges" : "vocab");
   ASSIGN_OR_RETURN(spec.bpe, ReadModelOptions(file.model));
   ASSIGN_OR_RETURN(spec.merges, file.merges.Resolve(file.vocabulary));
   file.merges = {};

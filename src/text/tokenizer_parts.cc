@@ -1,4 +1,4 @@
-// The parts of tokenizer.json: normalizer, pre-tokenizer, decoder, post-processor, added tokens.
+// Parses the parts of tokenizer.json: normalizer, pre-tokenizer, decoder, post-processor, added tokens.
 
 #include <algorithm>
 #include <optional>
@@ -6,14 +6,14 @@
 
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "text/tokenizer_readers.h"
+#include "text/tokenizer_files.h"
 
 namespace infinigen {
 namespace {
 
 using nlohmann::json;
 
-// `name` names the object in messages: "pre_tokenizer Split".
+// `name` is the object's name in messages: "pre_tokenizer Split".
 FieldReader Part(const json& object, std::string name) {
   return FieldReader(object, std::move(name), "", FieldWording::kPlain);
 }
@@ -34,7 +34,7 @@ Error UnknownType(const char* section, const std::string& type) {
   return Unsupported("{} type {} is not supported", section, Quoted(type, 64));
 }
 
-// Calls parse(component) for each component of a Sequence, at any depth, or for a single component; null has none.
+// Calls parse(component) for a single component, or for every component of a Sequence, also a nested one.
 template <class Parse>
 Status ForEachComponent(const json& component, const char* section, const char* list_key, Parse&& parse) {
   if (component.is_null()) return Ok{};
@@ -62,7 +62,7 @@ std::optional<Pattern> ParsePattern(const json* pattern) {
   return Pattern{item.key() == "Regex", *text};
 }
 
-// Replacements multiply: a hostile file must not turn one byte into gigabytes.
+// Limits the growth of text by a chain of replacements: a hostile file could turn one byte into gigabytes.
 template <class Step>
 Status CheckGrowth(const std::vector<Step>& steps, const char* section) {
   constexpr double kMaxGrowth = 64;
@@ -71,8 +71,10 @@ Status CheckGrowth(const std::vector<Step>& steps, const char* section) {
   for (const Step& step : steps)
     if (step.kind == Step::Kind::kReplace)
       growth *= std::max(1.0, static_cast<double>(step.content.size()) / static_cast<double>(step.pattern.size()));
-  if (growth > kMaxGrowth || steps.size() > kMaxSteps)
-    return Unsupported("{}: steps that make the text {} times longer are not supported", section, kMaxGrowth);
+  if (steps.size() > kMaxSteps) return Unsupported("{}: more than {} steps are not supported", section, kMaxSteps);
+  if (growth > kMaxGrowth)
+    return Unsupported("{}: replacements that can make the text more than {} times longer are not supported", section,
+                       kMaxGrowth);
   return Ok{};
 }
 
@@ -110,7 +112,8 @@ Status AppendNormalizer(const json& component, std::vector<NormalizerStep>& step
     return UnknownType("normalizer", type);
   }
   RETURN_IF_ERROR(Finish(fields));
-  if (step.kind == Kind::kPrepend && step.content.size() > 256) return Unsupported("normalizer Prepend: too long");
+  if (step.kind == Kind::kPrepend && step.content.size() > 256)
+    return Unsupported("normalizer Prepend: more than 256 bytes are not supported");
   steps.push_back(std::move(step));
   return CheckGrowth(steps, "normalizer");
 }
@@ -124,7 +127,7 @@ std::optional<SplitBehavior> BehaviorOf(const std::string& name) {
   return std::nullopt;
 }
 
-// Shared by pre_tokenizer and decoder. Old files have add_prefix_space, new ones prepend_scheme.
+// For pre_tokenizer and decoder. Old files have add_prefix_space, newer ones prepend_scheme.
 Status ReadMetaspace(FieldReader& fields, std::string& replacement, PrependScheme& scheme, bool& split) {
   replacement = fields.String("replacement", "▁");
   if (replacement.empty() || ScanUtf8(replacement, 0).length != replacement.size())
@@ -180,9 +183,9 @@ Status AppendPreTokenizer(const json& component, std::vector<PreTokenizerStep>& 
     return UnknownType("pre_tokenizer", type);
   }
   RETURN_IF_ERROR(Finish(fields));
-  // The pre-tokenizer recurses once for each step.
+  // The pre-tokenizer recurses once per step.
   constexpr size_t kMaxSteps = 32;
-  if (steps.size() == kMaxSteps) return Unsupported("more than {} pre_tokenizers are not supported", kMaxSteps);
+  if (steps.size() == kMaxSteps) return Unsupported("pre_tokenizer: more than {} steps are not supported", kMaxSteps);
   steps.push_back(std::move(step));
   return Ok{};
 }
@@ -222,7 +225,7 @@ Status AppendDecoder(const json& component, std::vector<DecoderStep>& steps) {
   }
   RETURN_IF_ERROR(Finish(fields));
   constexpr size_t kMaxSteps = 8;
-  if (steps.size() == kMaxSteps) return Unsupported("more than {} decoders are not supported", kMaxSteps);
+  if (steps.size() == kMaxSteps) return Unsupported("decoder: more than {} steps are not supported", kMaxSteps);
   steps.push_back(std::move(step));
   return CheckGrowth(steps, "decoder");
 }
@@ -232,7 +235,7 @@ Status AppendTemplateToken(const json& special_tokens, const std::string& name, 
                            std::vector<TokenId>& out) {
   const auto entry = special_tokens.find(name);
   if (entry == special_tokens.end() || !entry->is_object() || !entry->contains("ids") || !(*entry)["ids"].is_array())
-    return Invalid("post_processor TemplateProcessing: special token {} has no ids", Quoted(name, 64));
+    return Invalid("post_processor TemplateProcessing: special token {} has no list 'ids'", Quoted(name, 64));
   for (const json& id : (*entry)["ids"]) {
     const auto* value = id.get_ptr<const json::number_unsigned_t*>();
     if (value == nullptr || *value >= static_cast<uint64_t>(vocabulary.size()))
@@ -250,13 +253,16 @@ Status ReadTemplate(const json& component, TokenizerSpec& spec) {
   const json* special_tokens = fields.Find("special_tokens");
   RETURN_IF_ERROR(Finish(fields));
   if (single == nullptr || !single->is_array() || special_tokens == nullptr || !special_tokens->is_object())
-    return Invalid("post_processor TemplateProcessing: fields 'single' and 'special_tokens' are needed");
+    return Invalid(
+        "post_processor TemplateProcessing: fields 'single' (a list) and 'special_tokens' (an object) are required");
   std::vector<TokenId> prefix;
   std::vector<TokenId> suffix;
   bool after_text = false;
   for (const json& item : *single) {
     if (!item.is_object() || item.size() != 1 || !item.begin()->is_object())
-      return Invalid("post_processor TemplateProcessing: an item of 'single' is malformed");
+      return Invalid(
+          "post_processor TemplateProcessing: each item of 'single' must be an object with one field, itself an "
+          "object");
     FieldReader piece = Part(*item.begin(), "post_processor TemplateProcessing");
     const std::string id = piece.RequiredString("id");
     piece.Ignore("type_id");
@@ -267,18 +273,17 @@ Status ReadTemplate(const json& component, TokenizerSpec& spec) {
       after_text = true;
     } else {
       return Unsupported(
-          "post_processor TemplateProcessing: a template other than tokens, one text, tokens is not supported");
+          "post_processor TemplateProcessing: 'single' must be special tokens, the text ($A) once, special tokens");
     }
   }
-  if (!after_text)
-    return Unsupported("post_processor TemplateProcessing: a template without the text is not supported");
-  // A later processor of a Sequence works on the result of the earlier one.
+  if (!after_text) return Unsupported("post_processor TemplateProcessing: 'single' does not contain the text ($A)");
+  // In a Sequence a later processor encloses the result of the earlier ones.
   spec.prefix.insert(spec.prefix.begin(), prefix.begin(), prefix.end());
   spec.suffix.insert(spec.suffix.end(), suffix.begin(), suffix.end());
   return Ok{};
 }
 
-// Bert's and Roberta's: ["</s>", 2] after the text, ["<s>", 0] before it.
+// BertProcessing and RobertaProcessing: "cls" (["<s>", 0]) goes before the text, "sep" (["</s>", 2]) after it.
 Status ReadClsSep(const json& component, const std::string& type, TokenizerSpec& spec) {
   FieldReader fields = Part(component, "post_processor " + type);
   for (const char* key : {"type", "trim_offsets", "add_prefix_space"}) fields.Ignore(key);
@@ -294,7 +299,7 @@ Status ReadClsSep(const json& component, const std::string& type, TokenizerSpec&
   const std::optional<TokenId> cls_id = id_of(cls);
   const std::optional<TokenId> sep_id = id_of(sep);
   if (!cls_id || !sep_id)
-    return Invalid("post_processor {}: 'cls' and 'sep' must be [token, id] of the vocabulary", type);
+    return Invalid("post_processor {}: 'cls' and 'sep' must be [token, id] with an id of the vocabulary", type);
   spec.prefix.insert(spec.prefix.begin(), *cls_id);
   spec.suffix.push_back(*sep_id);
   return Ok{};
@@ -330,7 +335,7 @@ Result<std::vector<DecoderStep>> ParseDecoder(const json& component) {
 Status ParsePostProcessor(const json& component, TokenizerSpec& spec) {
   RETURN_IF_ERROR(ForEachComponent(component, "post_processor", "processors", [&](const json& item) -> Status {
     const std::string type = TypeOf(item);
-    if (type == "ByteLevel") return Ok{};  // changes offsets only
+    if (type == "ByteLevel") return Ok{};  // affects only offsets
     if (type == "TemplateProcessing") return ReadTemplate(item, spec);
     if (type == "RobertaProcessing" || type == "BertProcessing") return ReadClsSep(item, type, spec);
     return UnknownType("post_processor", type);
@@ -354,7 +359,7 @@ Result<AddedToken> ParseAddedToken(const json& object) {
   fields.Ignore("__type");
   RETURN_IF_ERROR(Finish(fields));
   if (id != UINT64_MAX && id >= static_cast<uint64_t>(TokenVocabulary::kMaxTokens))
-    return Invalid("added token {} has id {}, ids from 0 to {} are accepted", Quoted(token.content, 64), id,
+    return Invalid("added token {} has id {}; ids from 0 to {} are allowed", Quoted(token.content, 64), id,
                    TokenVocabulary::kMaxTokens - 1);
   token.id = id == UINT64_MAX ? -1 : static_cast<TokenId>(id);
   return token;

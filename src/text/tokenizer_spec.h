@@ -1,5 +1,5 @@
-// TokenizerSpec: a tokenizer as plain data. Every reader fills one, whatever its file format; Pipeline runs it. The
-// names are those of tokenizer.json.
+// TokenizerSpec: a tokenizer as plain data, independent of the file format. The readers (text/tokenizer_files.h) fill
+// it; Pipeline runs it. The names are those of tokenizer.json.
 #pragma once
 
 #include <string>
@@ -11,15 +11,15 @@
 
 namespace infinigen {
 
-// A token that is found in the text before the text is split.
+// A token that is searched for in the text before the text is split into words.
 struct AddedToken {
   std::string content;
   TokenId id = -1;
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // swallows the white space before it
-  bool rstrip = false;       // and after it
-  bool normalized = true;    // searched for in the normalized text, else in the input
-  bool special = false;      // not part of the text when decoding, not parsed from untrusted text
+  bool single_word = false;  // matches only where no word character is adjacent
+  bool lstrip = false;       // the match includes white space before the token
+  bool rstrip = false;       // the match includes white space after the token
+  bool normalized = true;    // searched for in the normalized text instead of the raw input
+  bool special = false;      // can be skipped in decoding; not recognised in untrusted text
 };
 
 struct NormalizerStep {
@@ -41,7 +41,7 @@ struct PreTokenizerStep {
   SplitBehavior behavior = SplitBehavior::kIsolated;  // kSplitRegex, kSplitString, kDigits
   bool invert = false;                                // kSplitRegex, kSplitString
   bool add_prefix_space = false;                      // kByteLevel
-  std::string replacement;                            // kMetaspace: stands for the space
+  std::string replacement;                            // kMetaspace: replaces the space
   PrependScheme prepend_scheme = PrependScheme::kAlways;  // kMetaspace
   bool split = true;                                      // kMetaspace
 };
@@ -51,40 +51,29 @@ struct DecoderStep {
   Kind kind = Kind::kByteLevel;
   std::string pattern;       // kReplace, kMetaspace
   std::string content;       // kReplace; kStrip: the one character
-  size_t start = 0;          // kStrip: most characters to take from the start
-  size_t stop = 0;           // kStrip: and from the end
-  bool strip_first = false;  // kMetaspace: the first token loses its leading space
+  size_t start = 0;          // kStrip: most characters to remove from the start
+  size_t stop = 0;           // kStrip: most characters to remove from the end
+  bool strip_first = false;  // kMetaspace: remove the leading space of the first token
 };
 
 struct TokenizerSpec {
-  TokenVocabulary vocabulary;  // added tokens included
-  int32_t model_tokens = -1;   // number of tokens before the first added one; -1 until there is one
+  TokenVocabulary vocabulary;  // including added tokens
+  int32_t model_tokens = -1;   // number of tokens before the first added token; -1 until one is added
   MergeTable merges;
   BpeOptions bpe;
   std::vector<AddedToken> added_tokens;
   std::unordered_map<TokenId, size_t> added_index;  // id -> position in added_tokens
-  TokenId next_added = 0;                           // one more than the largest id in added_tokens
+  TokenId next_added = 0;                           // largest id in added_tokens + 1
   std::vector<NormalizerStep> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
   std::vector<DecoderStep> decoders;
-  // Tokens that the post-processor puts around a text.
+  // Tokens that the post-processor adds before and after a text.
   std::vector<TokenId> prefix;
   std::vector<TokenId> suffix;
 };
 
-// The pattern of GPT-2, which ByteLevel applies when use_regex is set.
+// GPT-2's pattern, which ByteLevel applies when use_regex is set.
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-// The decoder of SentencePiece's vocabularies: spaces and bytes are restored. With `prefix_space`, one leading space is
-// dropped, which encoding had put there.
-std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space);
-
-inline constexpr size_t kMaxAddedTokens = 1 << 16;  // real files have at most a few thousand
-
-// Adds a token as Hugging Face's library does. Its id is that of the vocabulary's token of the same text, else the
-// number of the model's tokens, or the id after the largest added one. A token that is already there only becomes
-// special, when the new one is. An id that the token states must be the id that it gets.
-Status AddToken(AddedToken token, TokenizerSpec& spec);
 
 }  // namespace infinigen

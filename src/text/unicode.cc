@@ -7,21 +7,21 @@
 namespace infinigen {
 namespace {
 
-constexpr bool StandsForItself(int byte) {
+constexpr bool IsPrintableLatin1(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-constexpr int kShifted = 68;  // bytes that do not stand for themselves
+constexpr int kShifted = 68;  // number of bytes that are not printable in Latin-1
 
 struct Tables {
   std::array<char32_t, 256> char_of_byte{};
-  std::array<int16_t, 256 + kShifted> byte_of_char{};  // -1: none
+  std::array<int16_t, 256 + kShifted> byte_of_char{};  // -1: the character does not represent a byte
 
   constexpr Tables() {
     for (int16_t& byte : byte_of_char) byte = -1;
     char32_t next = 256;
     for (int byte = 0; byte < 256; ++byte) {
-      const char32_t c = StandsForItself(byte) ? static_cast<char32_t>(byte) : next++;
+      const char32_t c = IsPrintableLatin1(byte) ? static_cast<char32_t>(byte) : next++;
       char_of_byte[static_cast<size_t>(byte)] = c;
       byte_of_char[c] = static_cast<int16_t>(byte);
     }
@@ -31,17 +31,6 @@ struct Tables {
 constexpr Tables kByteTables;
 
 }  // namespace
-
-bool IsNumeric(char32_t c) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return true;
-    default:
-      return false;
-  }
-}
 
 bool IsWordChar(char32_t c) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
@@ -58,7 +47,7 @@ bool IsWordChar(char32_t c) {
     case UTF8PROC_CATEGORY_PC:
       return true;
     default:
-      // Join controls and the circled letters are alphabetic without being letters by category.
+      // Join controls and circled letters are alphabetic, but their general category is not letter.
       return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
              (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
   }

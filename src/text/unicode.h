@@ -1,5 +1,5 @@
-// Character classes of tokenizers, and the byte-level alphabet. UTF-8 itself is in base/utf8.h. Pure functions, any
-// thread.
+// The character class and the byte-level alphabet that tokenizers use; base/utf8.h has UTF-8 itself. Pure functions,
+// any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace infinigen {
 
-bool IsNumeric(char32_t code_point);   // general category N
-bool IsWordChar(char32_t code_point);  // letter, mark, number or connector: \w of regular expressions
+// Letter, mark, number or connector: \w of regular expressions.
+bool IsWordChar(char32_t code_point);
 
-// Byte-level BPE writes each byte as one printable character in its vocabulary files: bytes that are printable in
-// Latin-1 stand for themselves, the other 68 for U+0100 to U+0143 in order ("Ġ" is the space).
+// Vocabulary files of byte-level BPE write each byte as one printable character: bytes that are printable in Latin-1 as
+// that character, the other 68 as U+0100 to U+0143, in order ("Ġ" is the space).
 char32_t ByteLevelChar(uint8_t byte);
 std::optional<uint8_t> ByteOfByteLevelChar(char32_t code_point);
 
-// Appends the bytes as their characters.
+// Appends the characters of `bytes`.
 void AppendByteLevel(std::string_view bytes, std::string& out);
 
-// The bytes that a token's text spells; nullopt when one of its characters stands for no byte.
+// The bytes of a token's text; nullopt when one of its characters does not represent a byte.
 std::optional<std::string> BytesOfByteLevel(std::string_view token);
 
 }  // namespace infinigen

@@ -1,17 +1,17 @@
-// Vocabularies as plain files: vocab.json with merges.txt, and tiktoken ranks.
+// Reads vocabularies in plain files: vocab.json with merges.txt, and tiktoken ranks.
 #include <algorithm>
 #include <charconv>
 #include <optional>
 #include <utility>
 
-#include "json/events.h"
-#include "text/tokenizer_readers.h"
+#include "json/parse.h"
+#include "text/tokenizer_files.h"
 #include "text/unicode.h"
 
 namespace infinigen {
 namespace {
 
-// The pattern that Llama 3 publishes beside its ranks.
+// The pattern that Llama 3 uses with its ranks.
 constexpr const char* kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
@@ -91,14 +91,16 @@ class VocabHandler final : public JsonHandler {
 
  private:
   std::string Place() const override { return "vocabulary"; }
-  bool Malformed() { return Fail(Invalid("{}: must be one object from tokens to ids (whole numbers)", path())); }
+  bool Malformed() {
+    return Fail(Invalid("{}: the file must be one JSON object that maps tokens to ids (whole numbers)", path()));
+  }
 
   TokenVocabulary& vocabulary_;
   std::string key_;
   bool open_ = false;
 };
 
-constexpr size_t kMaxLineBytes = 1 << 16;  // a merge has two tokens, not megabytes
+constexpr size_t kMaxLineBytes = 1 << 16;  // far more than the two tokens of a merge
 
 }  // namespace
 
@@ -111,7 +113,7 @@ Result<TokenizerSpec> ReadTiktoken(std::string_view bytes, const std::string& na
     const std::string_view line = TakeLine(bytes);
     if (line.empty()) continue;
     const std::optional<RankLine> parsed = ParseLine(line);
-    if (!parsed) return Invalid("{}: line {} is not a token in base64, a space and its rank", name, line_number);
+    if (!parsed) return Invalid("{}: line {} must be a token in base64, a space, and its rank", name, line_number);
     text.clear();
     AppendByteLevel(parsed->token, text);
     if (const Status added = spec.vocabulary.Add(text, parsed->rank); !added.ok())
@@ -164,14 +166,15 @@ Result<TokenizerSpec> ReadVocabAndMerges(std::string_view vocab, const std::stri
     const size_t end = std::min(merges.find('\n'), merges.size());
     std::string_view line = merges.substr(0, end);
     merges.remove_prefix(std::min(end + 1, merges.size()));
-    if (line.size() > kMaxLineBytes) return Invalid("{}: line {} is too long for a merge", merges_name, number);
+    if (line.size() > kMaxLineBytes)
+      return Invalid("{}: line {} is longer than a merge can be ({} bytes)", merges_name, number, kMaxLineBytes);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with("#version")) continue;
     if (const Status added = list.AddLine(line); !added.ok())
       return Invalid("{}: line {}: {}", merges_name, number, added.error().message);
   }
   auto table = list.Resolve(spec.vocabulary);
-  if (!table.ok()) return Invalid("{}: {} ({})", merges_name, table.error().message, vocab_name);
+  if (!table.ok()) return Invalid("{}: {} (vocabulary: {})", merges_name, table.error().message, vocab_name);
   spec.merges = std::move(*table);
 
   PreTokenizerStep byte_level;

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kFirstIndexSize = 1024;
 constexpr size_t kQuotedBytes = 48;
 
-// Trying every split of a token costs the square of its length; the longest in use has 256 bytes.
+// The time to try every split of a token is quadratic in its length. The longest published token has 256 bytes.
 constexpr size_t kMaxSplitBytes = 512;
 
 struct MergeSplit {
@@ -28,12 +28,12 @@ Error TooManyMerges() { return Invalid("more than {} merges are not supported", 
 Status TokenVocabulary::Add(std::string_view text, int64_t id) {
   if (text.empty()) return Invalid("the token with id {} is empty", id);
   if (id < 0 || id >= kMaxTokens)
-    return Invalid("token {} has id {}, ids from 0 to {} are accepted", Quoted(text, kQuotedBytes), id, kMaxTokens - 1);
-  if (arena_.size() + text.size() > UINT32_MAX) return Invalid("the tokens are longer than 4 GiB together");
+    return Invalid("token {} has id {}; ids from 0 to {} are allowed", Quoted(text, kQuotedBytes), id, kMaxTokens - 1);
+  if (arena_.size() + text.size() > UINT32_MAX) return Invalid("the texts of all tokens together exceed 4 GiB");
   if (const std::optional<TokenId> other = Find(text))
-    return Invalid("token {} appears twice, with ids {} and {}", Quoted(text, kQuotedBytes), *other, id);
+    return Invalid("token {} occurs twice, with ids {} and {}", Quoted(text, kQuotedBytes), *other, id);
   if (Contains(static_cast<TokenId>(id)))
-    return Invalid("id {} is given to both {} and {}", id, Quoted(Text(static_cast<TokenId>(id)), kQuotedBytes),
+    return Invalid("tokens {1} and {2} have the same id {0}", id, Quoted(Text(static_cast<TokenId>(id)), kQuotedBytes),
                    Quoted(text, kQuotedBytes));
   const size_t index = static_cast<size_t>(id);
   if (index >= entries_.size()) entries_.resize(index + 1);
@@ -93,7 +93,7 @@ Status MergeList::Add(std::string_view left, std::string_view right) {
   if (entries_.size() == MergeTable::kMaxMerges) return TooManyMerges();
   if (left.empty() || right.empty()) return Invalid("merge {} has an empty part", entries_.size());
   if (arena_.size() + left.size() + right.size() > UINT32_MAX)
-    return Invalid("the merges are longer than 4 GiB together");
+    return Invalid("the texts of all merges together exceed 4 GiB");
   entries_.push_back(
       {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(left.size()), static_cast<uint32_t>(right.size())});
   arena_.append(left).append(right);
@@ -103,7 +103,7 @@ Status MergeList::Add(std::string_view left, std::string_view right) {
 Status MergeList::AddLine(std::string_view line) {
   const size_t space = line.find(' ');
   if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-    return Invalid("merge {} is not two tokens with one space between", entries_.size());
+    return Invalid("merge {} must be two tokens separated by one space", entries_.size());
   return Add(line.substr(0, space), line.substr(space + 1));
 }
 
@@ -115,11 +115,12 @@ Result<MergeTable> MergeList::Resolve(const TokenVocabulary& vocabulary) const {
     const auto left = vocabulary.Find(merged.substr(0, entry.left_bytes));
     const auto right = vocabulary.Find(merged.substr(entry.left_bytes));
     const auto result = vocabulary.Find(merged);
-    if (!left || !right || !result)
-      return Invalid("merge {} names a token that the vocabulary does not have: its {} part", i,
-                     !left    ? "left"
-                     : !right ? "right"
-                              : "merged");
+    if (!left || !right || !result) {
+      const std::string_view missing = !left    ? merged.substr(0, entry.left_bytes)
+                                       : !right ? merged.substr(entry.left_bytes)
+                                                : merged;
+      return Invalid("merge {}: token {} is not in the vocabulary", i, Quoted(missing, kQuotedBytes));
+    }
     table.Insert(*left, *right, static_cast<uint32_t>(i), *result);
   }
   return table;
@@ -135,7 +136,7 @@ Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::
   for (const RankedToken& token : tokens) {
     const std::string_view text = vocabulary.Text(token.id);
     if (text.size() > kMaxSplitBytes)
-      return Unsupported("token {} is {} bytes long, at most {} are supported", token.id, text.size(), kMaxSplitBytes);
+      return Unsupported("token {} has {} bytes; at most {} are supported", token.id, text.size(), kMaxSplitBytes);
     const size_t first = splits.size();
     for (size_t cut = ScanUtf8(text, 0).length; cut < text.size(); cut += ScanUtf8(text, cut).length) {
       const auto left = part_of(text.substr(0, cut));

@@ -1,6 +1,6 @@
-// The tables of a BPE tokenizer: TokenVocabulary (tokens by id and by text), MergeTable (pairs by rank), and the two
-// ways in which files give merges: as a list of pairs (MergeList), or as ranked tokens (MergesOfSplits). Filled by the
-// readers, then only read, from any thread.
+// The tables of a BPE tokenizer: TokenVocabulary (tokens by id and by text) and MergeTable (rank and result of each
+// pair). Files give merges either as a list of pairs (MergeList) or as ranked tokens (MergesOfSplits). The tables are
+// filled while loading and only read afterwards, from any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,28 @@ namespace infinigen {
 
 using TokenId = int32_t;
 
-// Token texts by id and ids by text, compactly: one arena of bytes, eight bytes for each id, and a hash table of ids.
-// Ids may have gaps.
+// Token texts by id and ids by text. Compact: one arena of bytes, eight bytes per id, and a hash table of ids. Ids may
+// have gaps.
 class TokenVocabulary {
  public:
-  // Four times the largest published vocabulary. Bounds the cost of a hostile file with one huge id, and lets
-  // MergeTable pack a merge into 60 bits.
+  // Four times the largest published vocabulary. Limits the memory that a hostile file can cause with one huge id, and
+  // lets MergeTable pack a merge into 60 bits.
   static constexpr int32_t kMaxTokens = 1 << 20;
 
-  // Reserves room for the texts of a file of that size, so that growing never copies them.
+  // Reserves memory for the texts of a file of that size, so that they are not copied while the table grows.
   void ReserveText(size_t bytes) { arena_.reserve(bytes); }
 
-  // Fails on an empty text, an id outside [0, kMaxTokens), and a text or id that is already there. The message names
-  // the token; the caller adds the file.
+  // Fails for an empty text, an id outside [0, kMaxTokens), and a text or id that exists already. The message names the
+  // token; the caller adds the file's name.
   Status Add(std::string_view text, int64_t id);
 
   std::optional<TokenId> Find(std::string_view text) const;
-  // Empty for ids outside the vocabulary.
+  // Empty when no token has this id.
   std::string_view Text(TokenId id) const;
   bool Contains(TokenId id) const { return !Text(id).empty(); }
-  // One more than the largest id.
+  // Largest id + 1.
   int32_t size() const { return static_cast<int32_t>(entries_.size()); }
-  // Number of tokens; less than size() where ids have gaps.
+  // Number of tokens; less than size() when ids have gaps.
   int32_t count() const { return static_cast<int32_t>(count_); }
 
  private:
@@ -51,11 +51,11 @@ class TokenVocabulary {
 
   std::string arena_;
   std::vector<Entry> entries_;   // [id]
-  std::vector<uint32_t> index_;  // id + 1, or 0 where free; open addressing, size a power of two
+  std::vector<uint32_t> index_;  // hash table of id + 1, 0: free; open addressing, size is a power of two
   size_t count_ = 0;
 };
 
-// Hash table (left id, right id) -> (rank, merged id). Ids are below 2^20, so a slot is twelve bytes.
+// Hash table (left id, right id) -> (rank, merged id). Ids are below 2^20, so a slot takes twelve bytes.
 class MergeTable {
  public:
   struct Merge {
@@ -63,15 +63,15 @@ class MergeTable {
     TokenId id = 0;
   };
 
-  // Largest number of merges accepted from a file: twice the largest published one.
+  // Most merges that a file may have: twice the largest published number.
   static constexpr size_t kMaxMerges = 1 << 20;
 
-  // At most `count` different pairs will be inserted.
+  // `count`: upper limit of the number of pairs that will be inserted.
   explicit MergeTable(size_t count = 0);
 
-  // A pair inserted twice keeps the last rank, as in Hugging Face's library.
+  // A second insertion of a pair replaces the first, as in Hugging Face's library.
   void Insert(TokenId left, TokenId right, uint32_t rank, TokenId merged);
-  // Inline: the innermost call of Encode.
+  // Inline, because it is the innermost call of Encode.
   std::optional<Merge> Find(TokenId left, TokenId right) const {
     const uint64_t key = KeyOf(left, right);
     for (size_t slot = FirstSlot(key); slots_[slot] != 0; slot = slot + 1 == slots_.size() ? 0 : slot + 1)
@@ -99,26 +99,26 @@ class MergeTable {
     return static_cast<size_t>((mixed * slots_.size()) >> 32);
   }
 
-  std::vector<uint64_t> slots_;  // kUsed | left << 40 | right << 20 | merged; 0 where free
+  std::vector<uint64_t> slots_;  // kUsed | left << 40 | right << 20 | merged; 0: free
   std::vector<uint32_t> ranks_;  // [slot]
 };
 
-// The merges of a file as text, until the vocabulary is complete and they can become a MergeTable.
+// The merges of a file as text; turned into a MergeTable once the vocabulary is complete.
 class MergeList {
  public:
   void ReserveText(size_t bytes) { arena_.reserve(bytes); }
 
-  // The message of an error is without file name.
+  // Error messages do not contain the file's name.
   Status Add(std::string_view left, std::string_view right);
-  // "left right": split at the only space.
+  // Takes "left right", with exactly one space.
   Status AddLine(std::string_view line);
 
-  // Every part and every merged text must be in the vocabulary. Rank is the position in the list.
+  // Fails unless all parts and merged texts are in the vocabulary. The rank is the position in the list.
   Result<MergeTable> Resolve(const TokenVocabulary& vocabulary) const;
 
  private:
   struct Entry {
-    uint32_t offset = 0;  // of left in arena_; right follows it
+    uint32_t offset = 0;  // of the left part in arena_; the right part follows it
     uint32_t left_bytes = 0;
     uint32_t right_bytes = 0;
   };
@@ -126,21 +126,21 @@ class MergeList {
   std::vector<Entry> entries_;
 };
 
-// A token that merges may produce.
+// A token that merges can produce.
 struct RankedToken {
   TokenId id = 0;
-  uint32_t rank = 0;  // lower merges first; equal ranks merge from the left
+  uint32_t rank = 0;  // lower ranks merge first; equal ranks from left to right
 };
 
 enum class SplitOrder {
   kSharedRank,   // all splits of a token have the token's rank (SentencePiece)
-  kShorterLeft,  // a rank for each split; within a token, shorter left parts first (transformers on SentencePiece
-                 // files)
-  kLowerIds,     // a rank for each split; within a token, lower ids first (transformers on tiktoken files)
+  kShorterLeft,  // each split has its own rank; within a token, shorter left parts first (transformers, SentencePiece)
+  kLowerIds,     // each split has its own rank; within a token, lower ids first (transformers, tiktoken)
 };
 
-// The merges of a vocabulary that lists none: every split of a ranked token, between two characters, into two tokens
-// whose `part` (by id) is set. `tokens` are sorted by rank. The message of an error is without file name.
+// Derives the merges for a file that lists none: every way to split a token of `tokens`, between two
+// characters, into two tokens that are set in `part` [id]. `tokens` must be sorted by rank. Error messages do not
+// contain the file's name.
 Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::vector<RankedToken>& tokens,
                                   const std::vector<bool>& part, SplitOrder order);
 

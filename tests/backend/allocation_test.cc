@@ -1,5 +1,5 @@
-// Decode allocates nothing: after Reserve, steps over growing sequences take no memory, neither by operator new nor
-// from the system for scratch. Every thread counts, the team's too.
+// Decode allocates nothing: after Reserve, steps over growing sequences take no memory, neither from operator new nor
+// from mmap for scratch. All threads are counted.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -118,7 +118,7 @@ TEST(AllocationTest, ReservedStepsTakeNoMemory) {
     ASSERT_TRUE(backend.Reserve(kTokens, kBatch, kHeads, kKvHeads, kDim).ok());
     Steps steps(backend, type);
     const int64_t before = allocations;
-    // The first steps ever, then longer ones, up to the end.
+    // The very first steps, then longer ones, up to the end.
     for (int32_t row = 10; row < kTokens; row += 899) {
       steps.Step(row, {.alpha = 3.0f, .cap = 0.1, .sinks = 4, .window = 16}, false);
       steps.Step(row, {.force_count = 200}, false);
@@ -128,7 +128,7 @@ TEST(AllocationTest, ReservedStepsTakeNoMemory) {
   }
 }
 
-// What the counter is worth: without Reserve it counts.
+// Validates the counter: without Reserve it counts allocations.
 TEST(AllocationTest, TheCounterCounts) {
   CpuBackend backend(1);
   Steps steps(backend, StoreType::kBF16);

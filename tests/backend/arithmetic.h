@@ -1,4 +1,4 @@
-// What a backend rounds beyond the sums of f32 numbers, and the bounds of the op tests that follow from it.
+// Rounding errors of a backend beyond those of f32 sums, and the error bounds of the op tests that follow from them.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backend/reference/attention_weights.h"
+#include "backend/reference/reference_backend.h"
 #include "kv/view.h"
 #include "tensor/dtype.h"
 
@@ -14,37 +14,39 @@ namespace infinigen {
 
 // The largest relative error of one rounding to a type.
 constexpr double Rounding(DType type) { return type == DType::kF32 ? 0x1p-24 : type == DType::kF16 ? 0x1p-11 : 0x1p-8; }
-// What an output of that type adds to the bound of an f32 one.
+// The error that an output of this type adds to the bound of an f32 output.
 constexpr double OutputRounding(DType type) { return type == DType::kF32 ? 0 : Rounding(type); }
 
-// Everything is f32 from the stored number on: the oracle and the CPU backend. A factory inherits this or another one.
+// Everything is f32 from the stored number on: the oracle and the CPU backend. Each factory inherits this or another
+// arithmetic.
 struct F32Arithmetic {
   static constexpr DType kActivations[] = {DType::kF32};
-  // Of x in a matrix product, when its type is not that of the weights.
+  // Rounding of x in a matrix product, if its type is not that of the weights.
   static constexpr double ProductRounding(DType /*weight*/) { return 0; }
-  // Of what attention multiplies.
+  // Rounding of the factors of attention's products.
   static constexpr double AttentionRounding(StoreType /*type*/) { return 0; }
-  // The head_dim to test where `wanted` is asked for.
+  // The head_dim to test in place of `wanted`.
   static constexpr int64_t HeadDim(int64_t wanted) { return wanted; }
 };
 
-// Products whose x was rounded (u): each product x·w is off by at most u·|x·w|, in either direction. Their sum is off
-// by at most u·Σ|x·w|, and by more than 6·u·√Σ(x·w)² once in 30 million outputs (Hoeffding).
+// Error of a product sum if x was rounded (u): each product x·w is off by at most u·|x·w|, in either direction. The sum
+// is off by at most u·Σ|x·w|, and by more than 6·u·√Σ(x·w)² once in 30 million outputs (Hoeffding).
 inline double ProductError(double rounding, double sum, double sum_of_squares) {
   return rounding * std::min(sum, 6 * std::sqrt(sum_of_squares));
 }
 
-// Attention that multiplies in a type of rounding u. Queries, keys, weights and values are rounded once each, by 0.4·u
-// in the mean square. A score of deviation s is then off by 0.6·u·s, which is the relative error of its weight, and an
-// output Σp·v by Σp·(errors)·v. Errors of different rows are independent, so they grow like √Σp² (`spread`), as the
-// output of random values does:
+// Error of attention that multiplies in a type of rounding u. Queries, keys, weights and values are each rounded once,
+// by 0.4·u in the mean square. A score of deviation s is then off by 0.6·u·s, which is the relative error of its
+// weight, and an output Σp·v by Σp·(errors)·v. Errors of different rows are independent, so they grow like √Σp²
+// (`spread`), as the output of random values does:
 //
 //     deviation   0.6 · u · √(1 + s²) · √Σp² · (deviation of values)
 //     bound         6 · u ·   (1 + s) · √Σp² · (deviation of values)
 //
-// Ten deviations, because products of normal numbers have long tails; never more than two values can be apart. One
-// wrong row among n of equal weight moves the outputs of a head by √(2/n) · √Σp² in the mean, so it is seen with f16
-// (12·u = 0.006 at s = 1) always, with bf16 (0.05) up to n of thousands; a wrong head moves them by √2 · √Σp².
+// The bound is ten deviations, because products of normal numbers have long tails, and never more than the distance of
+// two values. One wrong row among n of equal weight moves the outputs of a head by √(2/n) · √Σp² in the mean: always
+// detected with f16 (12·u = 0.006 at s = 1), and with bf16 (0.05) up to n of thousands. A wrong head moves them by √2 ·
+// √Σp².
 inline double AttentionError(double rounding, double score_deviation, double value_deviation, double spread) {
   return std::min(6 * rounding * (1 + score_deviation) * spread, 12.0) * value_deviation;
 }

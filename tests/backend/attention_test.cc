@@ -1,7 +1,7 @@
 // AttendDecode and AttendPrefill against the reference. Bound: weights sum to one, so an output differs by at most a
-// few ulp of the largest value, more where scores are large (a score's rounding error is multiplied by its
-// exponential): 1e-6 · (8 + |largest score|) · max|value|. Backends that multiply in a narrower type than f32 have
-// AttentionError (arithmetic.h) on top, and outputs that are not f32 one rounding.
+// few ulp of the largest value, more if scores are large (a score's rounding error is multiplied by its exponential):
+// 1e-6 · (8 + |largest score|) · max|value|. Backends that multiply in a narrower type than f32 add AttentionError
+// (arithmetic.h); outputs that are not f32 add one rounding.
 #include <numeric>
 
 #include "backend/backends.h"
@@ -20,10 +20,10 @@ struct Setting {
   int64_t kv_heads = 2, group = 4, dim = 64;
   float query_scale = 1.0f;  // sharp or flat attention
   float value_scale = 1.0f;
-  DType activation = DType::kF32;  // of queries and outputs
+  DType activation = DType::kF32;  // type of queries and outputs
 };
 
-// The same random entries in both backends: lengths[s] rows of sequence s.
+// The same random entries in both backends; sequence s has lengths[s] rows.
 template <class Factory>
 class Both {
  public:
@@ -86,7 +86,7 @@ class Both {
   AttentionShape Shape() const {
     return {setting_.kv_heads * setting_.group, 1.0f / std::sqrt(static_cast<float>(setting_.dim))};
   }
-  // What rounding before multiplication allows for query head `head` of a token.
+  // Allowed error from rounding before multiplication, for query head `head` of a token.
   double Rounded(const HostTensor& queries, int64_t token, int64_t head, int64_t slot, int32_t row) const {
     const double rounding = Factory::AttentionRounding(setting_.type);
     if (rounding == 0) return 0;
@@ -96,10 +96,10 @@ class Both {
                                  Shape().scale, theirs_.view());
     return AttentionError(rounding, setting_.query_scale, setting_.value_scale, spread);
   }
-  // Token i, with its queries, attends to rows [0, rows[i]] of slots[i].
+  // Token i, with its own queries, attends to rows [0, rows[i]] of slots[i].
   void Compare(const HostTensor& got, const HostTensor& want, const HostTensor& queries,
                const std::vector<int32_t>& slots, const std::vector<int32_t>& rows) const {
-    // |q·k| / √d of normal vectors is about query_scale; six deviations cover the largest of them.
+    // |q·k| / √d of normal vectors is about query_scale; six deviations cover the largest.
     const float bound = 1e-6f * (8.0f + 6.0f * setting_.query_scale) * 6.0f * setting_.value_scale;
     for (int64_t r = 0; r < want.rows; ++r) {
       const size_t token = static_cast<size_t>(r);
@@ -136,7 +136,7 @@ TYPED_TEST(AttentionTest, GroupsAndHeadDims) {
   }
 }
 
-// Groups of quantised rows (64 numbers) and bytes of codes that a head_dim does not fill.
+// head_dims that do not fill the last group of a quantised row (64 numbers) or its last byte of codes.
 TYPED_TEST(AttentionTest, QuantisedHeadDims) {
   Random random(25);
   for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
@@ -150,7 +150,7 @@ TYPED_TEST(AttentionTest, QuantisedHeadDims) {
   }
 }
 
-// Lengths around the edges of blocks (64), extents (256) and chunks (1,024), all in one batch.
+// Lengths around the ends of blocks (64), extents (256) and chunks (1,024), all in one batch.
 TYPED_TEST(AttentionTest, BatchOfDifferentLengths) {
   Random random(21);
   const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 255, 256, 257, 700, 1023, 1024, 1025, 2049, 2300};
@@ -159,7 +159,7 @@ TYPED_TEST(AttentionTest, BatchOfDifferentLengths) {
     slots.push_back(static_cast<int32_t>(s));
     rows.push_back(static_cast<int32_t>(lengths[s] - 1));
   }
-  slots.push_back(13);  // the same sequence twice, the second token further back
+  slots.push_back(13);  // the same sequence twice, the second token at an earlier row
   rows.push_back(1500);
   for (const Setting& setting : {Setting{StoreType::kBF16, 3, 4, 32}, Setting{StoreType::kInt8, 1, 4, 64},
                                  Setting{StoreType::kInt4, 1, 4, 64}}) {
@@ -189,7 +189,7 @@ TYPED_TEST(AttentionTest, ActivationsOfEveryType) {
   }
 }
 
-// Few rows, and scores from flat to sharp: the weights lie anywhere between all and one.
+// Few rows and scores from flat to sharp: from equal weights to all weight on one row.
 TYPED_TEST(AttentionTest, FlatAndSharpScores) {
   Random random(27);
   for (const StoreType type : {StoreType::kBF16, StoreType::kF16, StoreType::kInt8}) {
@@ -211,7 +211,7 @@ TYPED_TEST(AttentionTest, SharpScoresDoNotOverflow) {
   }
 }
 
-// Scores of 1e6 and more: one entry takes all the weight, and the output is its value, as it is multiplied.
+// Scores of 1e6 and more: one entry takes all the weight, and the output is its value in the type that is multiplied.
 TYPED_TEST(AttentionTest, HugeScoresPickOneEntry) {
   auto& b = this->backend();
   Random random(24);

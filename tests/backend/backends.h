@@ -1,6 +1,6 @@
-// The list of backends that the op tests run over, each as a factory with the arithmetic that its bounds are made of. A
-// new backend joins by a factory and one name in TestedBackends: operands are made through its own memory (operands.h).
-// The tests of the GPU are the same sources, built a second time (INFINIGEN_TEST_GPU).
+// The backends that the op tests run over, each a factory with the arithmetic that its error bounds derive from. A new
+// backend needs a factory and an entry in TestedBackends; operands are created in its own memory (operands.h). The GPU
+// tests are the same sources, built a second time (INFINIGEN_TEST_GPU).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace infinigen {
 
-// A typed test whose fixture holds the backend under test and the oracle.
+// Fixture of the op tests: holds the backend under test and the oracle.
 template <class Factory>
 class OpTest : public ::testing::Test {
  protected:

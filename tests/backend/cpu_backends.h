@@ -1,4 +1,4 @@
-// The backends of a machine without a GPU: the oracle against itself, and the CPU backend on every SIMD target.
+// Backends for machines without a GPU: the oracle against itself, and the CPU backend on every SIMD target.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,14 +20,14 @@ struct ReferenceFactory : F32Arithmetic {
   static void TearDown() {}
 };
 
-// On other targets than the machine's best; null where it lacks them.
+// Base of the CPU factories. Make() returns null if the machine lacks the SIMD target.
 struct AnyCpuFactory : F32Arithmetic {
   using B = CpuBackend;
   static constexpr char kMissing[] = "this machine lacks the SIMD target";
   static void TearDown() { hwy::SetSupportedTargetsForTest(0); }
 };
 
-// The CPU backend held to one SIMD target; null where the machine lacks it. Three threads, so that tasks interleave.
+// The CPU backend restricted to one SIMD target. Three threads, so that tasks interleave.
 template <int64_t kTarget>
 struct CpuFactory : AnyCpuFactory {
   static std::unique_ptr<B> Make() {
@@ -41,7 +41,7 @@ struct CpuFactory : AnyCpuFactory {
   }
 };
 
-// AVX-512 with the byte products that integer sketches are scored by; CpuFactory<HWY_AVX3> is without.
+// AVX-512 with VNNI, which scores integer sketches; CpuFactory<HWY_AVX3> does without.
 struct CpuVnniFactory : AnyCpuFactory {
   static std::unique_ptr<B> Make() {
     hwy::SetSupportedTargetsForTest(0);
@@ -51,14 +51,14 @@ struct CpuVnniFactory : AnyCpuFactory {
   }
 };
 
-// As users have it.
+// The best target of this machine, as in production.
 struct WidestCpuFactory : AnyCpuFactory {
   static std::unique_ptr<B> Make() { return std::make_unique<B>(3); }
 };
 
-// Byte products are used where sketches are scored and nowhere else: tests of the rest leave CpuVnniFactory out.
+// VNNI is used only to score sketches: tests of other operations leave CpuVnniFactory out.
 #ifdef INFINIGEN_SANITIZED
-// The reference is here the oracle only, and one target is compiled (src/backend/cpu/CMakeLists.txt).
+// Here the reference is only the oracle, and one target is compiled (src/backend/cpu/CMakeLists.txt).
 using TestedBackends = ::testing::Types<WidestCpuFactory>;
 using CpuBackends = TestedBackends;
 using SketchingBackends = TestedBackends;
@@ -70,7 +70,7 @@ using CpuBackends =
 using SketchingBackends = ::testing::Types<CpuFactory<HWY_AVX3>, CpuFactory<HWY_AVX2>, CpuVnniFactory,
                                            CpuFactory<HWY_EMU128>, ReferenceFactory>;
 #endif
-// Those that fetch (backend.h). The CPU reads entries where they are.
+// Backends that fetch (FetchingBackend in backend.h). The CPU backend reads entries in the pool.
 using FetchingBackends = ::testing::Types<ReferenceFactory>;
 
 struct BackendName {

@@ -1,5 +1,5 @@
-// One layer whose entries come buffer, for tests: a pool that can be changed behind the hot set's back, memory buffer
-// by, and steps of any sequences with what came out of them. And the hot set of one KV head as a plain map.
+// Test helpers for fetching: a layer with a pool and a fetch buffer, steps over any sequences and their outcomes; and a
+// simple model of the hot set of one KV head.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,11 +32,11 @@ struct FetchShape {
 // One token of a step.
 struct FetchToken {
   int32_t slot = 0, position = 0;
-  std::vector<int32_t> own;                 // [kv_heads] its row
-  std::vector<std::vector<int32_t>> lists;  // [kv_heads] ascending, with its own row
+  std::vector<int32_t> own;                 // [kv_heads] row of the token's own entry
+  std::vector<std::vector<int32_t>> lists;  // [kv_heads] selected rows, ascending, including its own
 };
 
-// Of one (token, KV head).
+// Outcome for one (token, KV head).
 struct FetchOutcome {
   std::vector<int32_t> cells, misses;
   int32_t own = -1;
@@ -49,7 +49,7 @@ class FetchLayer {
       : backend_(backend),
         shape_(shape),
         random_(seed),
-        home_(backend, shape.layout(), shape.slots, shape.rows, random_),
+        pool_(backend, shape.layout(), shape.slots, shape.rows, random_),
         data_(backend, Heads() * static_cast<size_t>(shape.cells) * shape.layout().entry_bytes()),
         holds_(backend, Heads() * static_cast<size_t>(shape.cells) * 4),
         used_(backend, Heads() * static_cast<size_t>(shape.cells) * 4),
@@ -79,24 +79,24 @@ class FetchLayer {
     return buffer;
   }
 
-  // New random entries at the tokens' rows of the pool.
+  // Writes new random entries to the tokens' rows of the pool, without telling the hot set.
   void Write(const std::vector<FetchToken>& tokens) {
     const Operands operands(*this, tokens, /*room=*/1);
-    backend_.Append(Queue::kCompute, operands.batch(), operands.keys, operands.values, home_.view());
+    backend_.Append(Queue::kCompute, operands.batch(), operands.keys, operands.values, pool_.view());
     for (const FetchToken& token : tokens)
       for (int64_t head = 0; head < shape_.kv_heads; ++head) {
         const int32_t row = token.own[static_cast<size_t>(head)];
         mirror_[Index(token.slot, head) * static_cast<size_t>(shape_.rows) + static_cast<size_t>(row)] =
-            home_.Bytes(token.slot, head, row);
+            pool_.Bytes(token.slot, head, row);
       }
   }
-  // An entry of the pool.
-  const Bytes& Home(int64_t slot, int64_t head, int32_t row) const {
+  // The expected bytes of an entry of the pool.
+  const Bytes& PoolEntry(int64_t slot, int64_t head, int32_t row) const {
     return mirror_[Index(slot, head) * static_cast<size_t>(shape_.rows) + static_cast<size_t>(row)];
   }
 
-  // AssignCells, FetchMisses, and new entries at home and buffer. Outcomes [token · kv_heads + head]. The step's memory
-  // stays, for Attend.
+  // AssignCells, FetchMisses, and the tokens' new entries in buffer and pool. Outcomes are [token · kv_heads + head].
+  // Keeps the step's operands for Attend.
   std::vector<FetchOutcome> Step(const std::vector<FetchToken>& tokens, double forced_hits = 0) {
     size_t capacity = 1;
     for (const FetchToken& token : tokens)
@@ -106,21 +106,21 @@ class FetchLayer {
     backend_.AssignCells(Queue::kCompute, step.batch(), step.selection(), buffer(), forced_hits, step.list(),
                          totals_.template as<FetchTotals>());
     backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute));
-    backend_.FetchMisses(Queue::kFetch, step.batch(), step.selection(), home_.view(), buffer(), step.list(), clock());
+    backend_.FetchMisses(Queue::kFetch, step.batch(), step.selection(), pool_.view(), buffer(), step.list(), clock());
     backend_.Wait(Queue::kCompute, backend_.Record(Queue::kFetch));
     backend_.AppendFetched(Queue::kCompute, step.batch(), step.keys, step.values, buffer(), step.list());
-    backend_.Append(Queue::kCompute, step.batch(), step.keys, step.values, home_.view());
+    backend_.Append(Queue::kCompute, step.batch(), step.keys, step.values, pool_.view());
     for (const FetchToken& token : tokens)
       for (int64_t head = 0; head < shape_.kv_heads; ++head) {
         const int32_t row = token.own[static_cast<size_t>(head)];
         mirror_[Index(token.slot, head) * static_cast<size_t>(shape_.rows) + static_cast<size_t>(row)] =
-            home_.Bytes(token.slot, head, row);
+            pool_.Bytes(token.slot, head, row);
       }
     return step.Outcomes(tokens);
   }
 
-  // Outputs of tokens [first, first + count) of the last step, as bytes: from the cells, or from the pool.
-  Bytes Attend(const HostTensor& queries, int64_t first, int64_t count, bool from_places) {
+  // Outputs of tokens [first, first + count) of the last step, as bytes, read from the cells or from the pool.
+  Bytes Attend(const HostTensor& queries, int64_t first, int64_t count, bool from_cells) {
     HostTensor part(queries.type, count, queries.cols, 3), out(queries.type, count, queries.cols, 1);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; c < queries.cols; ++c) part.Set(i, c, queries.At(first + i, c));
@@ -133,18 +133,18 @@ class FetchLayer {
     selection.counts += lists;
     list.cells += lists * list.capacity;
     const TokenBatch batch = step_->batch().Range(first, count);
-    if (from_places)
-      backend_.AttendFetched(Queue::kCompute, dqueries, batch, selection, shape, home_.view(), buffer(), list, dout);
+    if (from_cells)
+      backend_.AttendFetched(Queue::kCompute, dqueries, batch, selection, shape, pool_.view(), buffer(), list, dout);
     else
-      backend_.AttendSelected(Queue::kCompute, dqueries, batch, selection, shape, home_.view(), dout);
+      backend_.AttendSelected(Queue::kCompute, dqueries, batch, selection, shape, pool_.view(), dout);
     return dout.Fetch().bytes;
   }
 
-  void Forget(int64_t slot) { backend_.ClearFetched(Queue::kCompute, buffer(), SeqSlot(slot)); }
+  void Clear(int64_t slot) { backend_.ClearFetched(Queue::kCompute, buffer(), SeqSlot(slot)); }
   FetchClock* clock() const { return clock_.template as<FetchClock>(); }
   FetchClock Clock() const { return clock_.template Get<FetchClock>()[0]; }
   std::vector<FetchTotals> Totals() const { return totals_.template Get<FetchTotals>(); }
-  // All cells; one of them is at At(slot, head, cell).
+  // All cells; At(data, slot, head, cell) is one of them.
   Bytes Data() const { return data_.template Get<std::byte>(); }
   Bytes At(const Bytes& data, int64_t slot, int64_t head, int32_t cell) const {
     const size_t size = shape_.layout().entry_bytes();
@@ -157,7 +157,7 @@ class FetchLayer {
   const FetchShape& shape() const { return shape_; }
 
  private:
-  // What a call is about, in memory of the backend.
+  // Operands of a call, in memory of the backend.
   struct Operands {
     Operands(FetchLayer& layer, const std::vector<FetchToken>& tokens, int64_t room)
         : kv_heads(layer.shape_.kv_heads),
@@ -237,20 +237,20 @@ class FetchLayer {
   B& backend_;
   FetchShape shape_;
   Random random_;
-  TestEntries<B> home_;
+  TestEntries<B> pool_;
   DeviceBytes<B> data_, holds_, used_, cell_of_, totals_, clock_;
-  std::vector<Bytes> mirror_;  // [slots][kv_heads][rows] of the pool
+  std::vector<Bytes> mirror_;  // [slots][kv_heads][rows] expected entries of the pool
   std::unique_ptr<Operands> step_;
 };
 
-// What the hot set of one (sequence, KV head) holds, and what it does with a list.
+// Model of the hot set of one (sequence, KV head).
 class HotModel {
  public:
   explicit HotModel(int64_t capacity) : capacity_(capacity) {}
 
-  FetchOutcome Find(const std::vector<int32_t>& list, int32_t own, int32_t position) {
+  FetchOutcome Assign(const std::vector<int32_t>& list, int32_t own, int32_t position) {
     FetchOutcome outcome;
-    if (std::ssize(list) > capacity_) {  // stays at home
+    if (std::ssize(list) > capacity_) {  // read from the pool
       for (const int32_t row : list) outcome.cells.push_back(FetchList::InPool(row));
       outcome.own = FetchList::InPool(own);
       for (auto& [cell, held] : held_)
@@ -259,28 +259,28 @@ class HotModel {
     }
     std::map<int32_t, int32_t> cell_of;
     for (const auto& [cell, held] : held_) cell_of[held.row] = cell;
-    std::vector<int32_t> homeless;
+    std::vector<int32_t> without_cell;
     for (size_t i = 0; i < list.size(); ++i)
       if (list[i] != own && !cell_of.contains(list[i])) {
         outcome.misses.push_back(static_cast<int32_t>(i));
-        homeless.push_back(list[i]);
+        without_cell.push_back(list[i]);
       }
-    if (!cell_of.contains(own)) homeless.push_back(own);
+    if (!cell_of.contains(own)) without_cell.push_back(own);
 
-    std::vector<std::pair<int32_t, int32_t>> leaving;  // used, cell
+    std::vector<std::pair<int32_t, int32_t>> reusable;  // used, cell
     for (int32_t cell = 0; cell < capacity_; ++cell) {
       const auto held = held_.find(cell);
       if (held == held_.end())
-        leaving.emplace_back(-1, cell);
+        reusable.emplace_back(-1, cell);
       else if (std::find(list.begin(), list.end(), held->second.row) == list.end())
-        leaving.emplace_back(held->second.used, cell);
+        reusable.emplace_back(held->second.used, cell);
     }
-    std::sort(leaving.begin(), leaving.end());
-    leaving.resize(homeless.size());
-    std::sort(leaving.begin(), leaving.end(), [](auto a, auto b) { return a.second < b.second; });
-    for (size_t i = 0; i < homeless.size(); ++i) {
-      held_[leaving[i].second] = {homeless[i], position, {}};
-      cell_of[homeless[i]] = leaving[i].second;
+    std::sort(reusable.begin(), reusable.end());
+    reusable.resize(without_cell.size());
+    std::sort(reusable.begin(), reusable.end(), [](auto a, auto b) { return a.second < b.second; });
+    for (size_t i = 0; i < without_cell.size(); ++i) {
+      held_[reusable[i].second] = {without_cell[i], position, {}};
+      cell_of[without_cell[i]] = reusable[i].second;
     }
     for (const int32_t row : list) {
       outcome.cells.push_back(cell_of[row]);

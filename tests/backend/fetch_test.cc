@@ -1,5 +1,5 @@
-// Entries that come buffer: cells, what is fetched and what not, and attention from there. Everything is exact: cells
-// are compared with a plain model, entries by their bytes, outputs bit for bit.
+// Fetching: cells, misses, and attention that reads the buffer. Everything is exact: cells are compared with a simple
+// model, entries byte by byte, outputs bit for bit.
 #include <memory>
 #include <set>
 
@@ -16,7 +16,7 @@ class FetchTest : public OpTest<Factory> {
 };
 TYPED_TEST_SUITE(FetchTest, FetchingBackends, BackendName);
 
-// `count` rows of [0, last], with `own`; many of them from the list before.
+// `count` rows of [0, last], including `own`; many of them from the previous list.
 std::vector<int32_t> RandomList(Random& random, int32_t last, int32_t own, int64_t count,
                                 const std::vector<int32_t>& before) {
   std::set<int32_t> rows = {own};
@@ -27,7 +27,7 @@ std::vector<int32_t> RandomList(Random& random, int32_t last, int32_t own, int64
   return {rows.begin(), rows.end()};
 }
 
-// Every listed row's cell holds that row, and no two share one.
+// The cell of every selected row holds that row, and no two rows share a cell.
 template <class Layer>
 void ExpectFetched(const Layer& layer, const std::vector<FetchToken>& tokens,
                    const std::vector<FetchOutcome>& outcomes) {
@@ -39,7 +39,7 @@ void ExpectFetched(const Layer& layer, const std::vector<FetchToken>& tokens,
       const auto& cells = outcomes[at].cells;
       ASSERT_EQ(std::set<int32_t>(cells.begin(), cells.end()).size(), list.size());
       for (size_t i = 0; i < list.size(); ++i)
-        ASSERT_TRUE(layer.At(data, token.slot, head, cells[i]) == layer.Home(token.slot, head, list[i]))
+        ASSERT_TRUE(layer.At(data, token.slot, head, cells[i]) == layer.PoolEntry(token.slot, head, list[i]))
             << "row " << list[i] << " at cell " << cells[i] << " of slot " << token.slot << ", head " << head;
     }
 }
@@ -96,15 +96,15 @@ TYPED_TEST(FetchTest, ForcedHitsAreAShareSpreadEvenly) {
       EXPECT_NEAR(static_cast<double>(misses.size()), (1 - hits) * static_cast<double>(cells.size()), 2.0) << hits;
       EXPECT_TRUE(std::is_sorted(misses.begin(), misses.end()));
       EXPECT_EQ(std::count(misses.begin(), misses.end(), own), 0);
-      for (size_t i = 1; i < misses.size(); ++i)  // twice the mean distance where the own row is between
+      for (size_t i = 1; i < misses.size(); ++i)  // twice the mean distance if the own row is in between
         EXPECT_LE(misses[i] - misses[i - 1], 2 * (1 / (1 - hits) + 1)) << hits;
       for (size_t i = 0; i < cells.size(); ++i) EXPECT_EQ(cells[i], static_cast<int32_t>(i));
     }
   }
 }
 
-// A head of one cell too few: what was used longest ago leaves, of equals the lower cell.
-TYPED_TEST(FetchTest, TheOldestLeave) {
+// One cell too few: the least recently used cell is reused; ties go to the lower cell.
+TYPED_TEST(FetchTest, LeastRecentlyUsedCellsAreReused) {
   const FetchShape shape{.kv_heads = 1, .slots = 1, .rows = 60, .cells = 4};
   typename TestFixture::Layer layer(this->backend(), shape, 3);
   const auto step = [&](int32_t position, std::vector<int32_t> list) {
@@ -117,43 +117,43 @@ TYPED_TEST(FetchTest, TheOldestLeave) {
   FetchOutcome outcome = step(10, {3, 5, 10});
   EXPECT_EQ(outcome.cells, (Ints{0, 1, 2}));
   EXPECT_EQ(outcome.misses, (Ints{0, 1}));
-  outcome = step(11, {3, 11});  // 11 goes to the cell that was never used
+  outcome = step(11, {3, 11});  // 11 takes the cell that was never used
   EXPECT_EQ(outcome.cells, (Ints{0, 3}));
   EXPECT_EQ(outcome.misses, Ints{});
-  outcome = step(12, {3, 7, 12});  // 5 and 10 leave; the own row comes last
+  outcome = step(12, {3, 7, 12});  // 5 and 10 are dropped; the own row comes last
   EXPECT_EQ(outcome.cells, (Ints{0, 1, 2}));
   EXPECT_EQ(outcome.misses, Ints{1});
-  outcome = step(13, {5, 10, 11, 13});  // all but 11
+  outcome = step(13, {5, 10, 11, 13});  // all but 11 are dropped
   EXPECT_EQ(outcome.cells, (Ints{0, 1, 3, 2}));
   EXPECT_EQ(outcome.misses, (Ints{0, 1}));
   EXPECT_EQ(outcome.own, 2);
 }
 
-TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilForgotten) {
+TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilCleared) {
   for (const StoreType type : {StoreType::kBF16, StoreType::kInt8}) {
     const FetchShape shape{.type = type, .kv_heads = 1, .slots = 2, .rows = 60, .cells = 8};
     typename TestFixture::Layer layer(this->backend(), shape, 4);
     std::vector<FetchToken> tokens = {{1, 10, {10}, {{2, 4, 10}}}, {0, 20, {20}, {{2, 20}}}};
     const std::vector<FetchOutcome> first = layer.Step(tokens);
-    const Bytes two = layer.Home(1, 0, 2), other_two = layer.Home(0, 0, 2);
+    const Bytes two = layer.PoolEntry(1, 0, 2), other_two = layer.PoolEntry(0, 0, 2);
     layer.Write({{1, 0, {2}, {}}, {1, 0, {6}, {}}, {0, 0, {2}, {}}});
-    ASSERT_FALSE(layer.Home(1, 0, 2) == two);
+    ASSERT_FALSE(layer.PoolEntry(1, 0, 2) == two);
     tokens = {{0, 21, {21}, {{2, 21}}}, {1, 11, {11}, {{2, 4, 6, 11}}}};
     const std::vector<FetchOutcome> second = layer.Step(tokens);
     EXPECT_EQ(second[1].misses, std::vector<int32_t>{2});
     EXPECT_EQ(second[1].cells[0], first[0].cells[0]);
     Bytes data = layer.Data();
     EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[0]) == two);
-    EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[2]) == layer.Home(1, 0, 6));
+    EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[2]) == layer.PoolEntry(1, 0, 6));
 
-    layer.Forget(1);
+    layer.Clear(1);
     tokens = {{0, 22, {22}, {{2, 22}}}, {1, 12, {12}, {{2, 4, 6, 12}}}};
     const std::vector<FetchOutcome> third = layer.Step(tokens);
     EXPECT_EQ(third[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(third[1].misses, (std::vector<int32_t>{0, 1, 2}));
     data = layer.Data();
     EXPECT_TRUE(layer.At(data, 0, 0, third[0].cells[0]) == other_two);
-    EXPECT_TRUE(layer.At(data, 1, 0, third[1].cells[0]) == layer.Home(1, 0, 2));
+    EXPECT_TRUE(layer.At(data, 1, 0, third[1].cells[0]) == layer.PoolEntry(1, 0, 2));
     const std::vector<FetchTotals> totals = layer.Totals();
     EXPECT_EQ(totals[0].wanted, 3u);
     EXPECT_EQ(totals[0].fetched, 1u);
@@ -162,8 +162,8 @@ TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilForgotten) {
   }
 }
 
-// Random steps of random companies, the pool changing under way, against the model. `evicts`: the own row is any row,
-// from the first step on.
+// Random steps of random sequences, with changes to the pool in between, against the model. `evicts`: the own row may
+// be any row, from the first step on.
 template <class Layer>
 void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
   const FetchShape& shape = layer.shape();
@@ -197,7 +197,7 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
            {}});
     }
     layer.Write(changed);
-    // As they are when they are fetched: the own entries are written later.
+    // Expected bytes as of the time of the fetch; the tokens' own entries are written later.
     std::vector<FetchOutcome> want;
     const auto for_lists = [&](auto&& f) {
       for (const FetchToken& token : tokens)
@@ -206,17 +206,17 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
     };
     for_lists([&](const FetchToken& token, int64_t head, HotModel& model) {
       const auto& list = token.lists[static_cast<size_t>(head)];
-      want.push_back(model.Find(list, token.own[static_cast<size_t>(head)], token.position));
+      want.push_back(model.Assign(list, token.own[static_cast<size_t>(head)], token.position));
       for (const int32_t item : want.back().misses)
         model.At(want.back().cells[static_cast<size_t>(item)]) =
-            layer.Home(token.slot, head, list[static_cast<size_t>(item)]);
+            layer.PoolEntry(token.slot, head, list[static_cast<size_t>(item)]);
     });
     const std::vector<FetchOutcome> got = layer.Step(tokens);
     const Bytes data = layer.Data();
     size_t at = 0;
     for_lists([&](const FetchToken& token, int64_t head, HotModel& model) {
       if (want[at].own >= 0)
-        model.At(want[at].own) = layer.Home(token.slot, head, token.own[static_cast<size_t>(head)]);
+        model.At(want[at].own) = layer.PoolEntry(token.slot, head, token.own[static_cast<size_t>(head)]);
       ASSERT_EQ(got[at].cells, want[at].cells) << "step " << s;
       ASSERT_EQ(got[at].misses, want[at].misses) << "step " << s;
       ASSERT_EQ(got[at].own, want[at].own) << "step " << s;
@@ -230,7 +230,7 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
   }
 }
 
-TYPED_TEST(FetchTest, TheHotSetIsThePlainModels) {
+TYPED_TEST(FetchTest, TheHotSetMatchesThePlainModel) {
   for (const int64_t cells : {9, 24, 70}) {
     SCOPED_TRACE(cells);
     typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .cells = cells}, 5);
@@ -238,7 +238,7 @@ TYPED_TEST(FetchTest, TheHotSetIsThePlainModels) {
   }
 }
 
-// A list that is longer than there are cells is nobody's business buffer by, and the sets of others go on.
+// A selection with more rows than cells leaves the buffer alone, and the hot sets of other sequences continue.
 TYPED_TEST(FetchTest, ListsLongerThanTheBufferAreReadInThePool) {
   typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .cells = 24}, 10);
   Replay(layer, 200, 40, false);
@@ -252,11 +252,11 @@ TYPED_TEST(FetchTest, ListsLongerThanTheBufferAreReadInThePool) {
     EXPECT_EQ(outcomes[0].cells, (std::vector<int32_t>{~1, ~2, ~5, ~7, ~9}));
     EXPECT_EQ(outcomes[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(one.Totals()[0].wanted, 4u);
-    EXPECT_EQ(one.Totals()[0].fetched, 4u) << "they cross the link all the same";
+    EXPECT_EQ(one.Totals()[0].fetched, 4u) << "rows read in the pool cross the link too";
   }
 }
 
-// Steps between two notes take longer than the clock's tick.
+// The steps between two notes take longer than the clock's resolution.
 TYPED_TEST(FetchTest, WaitsAreFromReadyToArrived) {
   typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 400, .cells = 60}, 13);
   int32_t position = 200;
@@ -287,14 +287,14 @@ TYPED_TEST(FetchTest, WaitsAreFromReadyToArrived) {
   EXPECT_GT(layer.Clock().arrived_ns, before) << "FetchMisses notes it";
 }
 
-// In layers that evict, a new entry may take over a row that the hot set knows.
+// In layers that evict, a new entry may take over a row that the hot set holds.
 TYPED_TEST(FetchTest, RowsThatAreTakenOver) {
   typename TestFixture::Layer layer(this->backend(), {.type = StoreType::kInt4, .slots = 2, .rows = 310, .cells = 40},
                                     6);
   Replay(layer, 300, 25, true);
 }
 
-// More cells than threads, and lists of more than a warp's share; all of it full from the first step on.
+// More cells than threads, and lists longer than a warp's share; the hot set is full from the first step on.
 TYPED_TEST(FetchTest, LargeHotSets) {
   typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .dim = 8, .slots = 1, .rows = 7000, .cells = 5000},
                                     7);
@@ -304,7 +304,7 @@ TYPED_TEST(FetchTest, LargeHotSets) {
   Replay(middle, 20, 800, false);
 }
 
-// From cells as from the pool, in any order of cells, alone and together.
+// Reading cells gives the same as reading the pool, with any assignment of cells, alone and in a batch.
 TYPED_TEST(FetchTest, AttentionIsThatOfThePool) {
   for (const StoreType type : kStoreTypes) {
     for (const auto& [group, dim] :

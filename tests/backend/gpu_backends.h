@@ -1,4 +1,4 @@
-// The GPU backend, with its pool in either memory. Null where there is no GPU: the tests are skipped.
+// The GPU backend, with its pool in either memory. Make() returns null without a GPU, and the tests are skipped.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,15 +11,15 @@
 
 namespace infinigen {
 
-// Sums are f32. What tensor cores multiply is rounded before.
+// Sums are f32. Factors are rounded before tensor cores multiply them.
 struct TensorCoreArithmetic {
   static constexpr DType kActivations[] = {DType::kF32, DType::kF16, DType::kBF16};
   static constexpr double ProductRounding(DType weight) { return weight == DType::kF32 ? 0 : Rounding(weight); }
-  // Entries of bf16 are multiplied as such, all others as f16.
+  // bf16 entries are multiplied as bf16, all others as f16.
   static constexpr double AttentionRounding(StoreType type) {
     return Rounding(type == StoreType::kBF16 ? DType::kBF16 : DType::kF16);
   }
-  // A multiple of 8, up to 256: others are refused when a model is loaded.
+  // A multiple of 8, up to 256: models with other head_dims are rejected when they are loaded.
   static constexpr int64_t HeadDim(int64_t wanted) { return (wanted + 7) / 8 * 8; }
 };
 

@@ -1,12 +1,12 @@
-// The contract of the GPU backend, bit for bit: what a token of a sequence gets (attention, sketches, selections,
-// norms) does not depend on its neighbours in the call, on their lengths or on what ran before; matrix products
-// excepted, which are a library's. And the list of all rows is plain attention.
+// The contract of the GPU backend, bit for bit: the result for a token (attention, sketches, selections, norms) does
+// not depend on the other tokens of the call, on their lengths or on what ran before. Matrix products are excepted,
+// because a library computes them. And selecting all rows equals full attention.
 #include <numeric>
 
 #include "backend/backends.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/page_bounds.h"
+#include "kv/index.h"
 
 namespace infinigen {
 namespace {
@@ -25,10 +25,10 @@ struct Shape {
   int64_t heads() const { return kv_heads * group; }
 };
 
-// A layer full of random entries, with their sketches and bounds, and tokens that can be decoded in any company.
+// A layer of random entries with sketches and page bounds, and tokens that can be decoded in any combination.
 class Layer {
  public:
-  // One token of slots[i] at rows[i], with queries of its own. `chunk`: rows that are appended together.
+  // One token of slots[i] at rows[i], with its own queries. `chunk`: rows that are appended together.
   Layer(CudaBackend& backend, const Shape& shape, const Batch& tokens, uint64_t seed, int64_t chunk)
       : backend_(backend),
         shape_(shape),
@@ -53,7 +53,7 @@ class Layer {
     queries_ = HostTensor::Normal(random_, shape.activation, tokens.count(), shape.heads() * shape.dim, 1.0f, 3);
   }
 
-  // Everything that the chosen tokens get, bytes by token. Equal bytes are equal results.
+  // All results of the chosen tokens, as bytes by token. Equal bytes are equal results.
   std::vector<std::vector<std::byte>> Decode(const std::vector<size_t>& chosen) {
     Batch batch;
     for (const size_t token : chosen) {
@@ -108,7 +108,7 @@ class Layer {
 
   std::vector<std::byte> Sketches() const { return sketches_.Get<std::byte>(); }
   std::vector<std::byte> Bounds() const { return bounds_.Get<std::byte>(); }
-  // What operations took beyond their operands.
+  // Memory that operations took beyond their operands.
   uint64_t grown_bytes() const { return grown_bytes_; }
 
  private:
@@ -177,12 +177,12 @@ TYPED_TEST(GpuBatchTest, ATokensResultDoesNotDependOnTheCall) {
     Layer layer(this->backend(), shape, kTokens, 90, shape.rows);
     const std::vector<size_t> all = AllTokens();
     const auto together = layer.Decode(all);
-    std::vector<std::vector<size_t>> companies = {{8, 7, 6, 5, 4, 3, 2, 1, 0}, {2, 7}, {3, 2, 4}, {0, 8}, {6, 6, 6}};
-    for (const size_t token : all) companies.push_back({token});
-    for (const auto& company : companies) {
-      const auto part = layer.Decode(company);
-      for (size_t i = 0; i < company.size(); ++i)
-        ASSERT_TRUE(part[i] == together[company[i]]) << "token " << company[i] << " among " << company.size();
+    std::vector<std::vector<size_t>> subsets = {{8, 7, 6, 5, 4, 3, 2, 1, 0}, {2, 7}, {3, 2, 4}, {0, 8}, {6, 6, 6}};
+    for (const size_t token : all) subsets.push_back({token});
+    for (const auto& subset : subsets) {
+      const auto part = layer.Decode(subset);
+      for (size_t i = 0; i < subset.size(); ++i)
+        ASSERT_TRUE(part[i] == together[subset[i]]) << "token " << subset[i] << " among " << subset.size();
     }
   }
 }
@@ -200,7 +200,7 @@ TYPED_TEST(GpuBatchTest, CutsOfAPromptDoNotMatter) {
   }
 }
 
-// Scratch that a larger call needed serves smaller ones after it, on this backend as on one that never grew.
+// Scratch that has grown for a larger call gives the same results for smaller ones as scratch that never grew.
 TYPED_TEST(GpuBatchTest, ScratchGrows) {
   const Shape shape{.rows = 9000};
   const Batch tokens{{0, 1, 0, 1, 0, 1, 0, 1}, {40, 8999, 8999, 700, 3000, 6000, 100, 5}};
@@ -216,7 +216,7 @@ TYPED_TEST(GpuBatchTest, ScratchGrows) {
   EXPECT_TRUE(other.Decode({0, 1, 2, 3, 4, 5, 6, 7}) == large);
 }
 
-// Decode allocates nothing once Reserve has been called, and Reserve takes what it says.
+// Decode allocates nothing after Reserve, and Reserve takes as much as ReservedBytes says.
 TYPED_TEST(GpuBatchTest, ReservedStepsTakeNoMemory) {
   auto& b = this->backend();
   for (const StoreType type : {StoreType::kBF16, StoreType::kInt4}) {
@@ -233,7 +233,7 @@ TYPED_TEST(GpuBatchTest, ReservedStepsTakeNoMemory) {
   }
 }
 
-// AttendDecode by a list: lengths around blocks (64), extents (256) and wherever work is cut.
+// Selecting all rows equals AttendDecode: lengths around blocks (64), extents (256) and the other divisions of work.
 TYPED_TEST(GpuBatchTest, AllRowsAreFullAttention) {
   auto& b = this->backend();
   Random random(94);
@@ -280,7 +280,7 @@ TYPED_TEST(GpuBatchTest, AllRowsAreFullAttention) {
       const HostTensor want = full.Fetch(), got = listed.Fetch();
       for (int64_t r = 0; r < count; ++r)
         for (int64_t c = 0; c < want.cols; ++c) ASSERT_EQ(got.At(r, c), want.At(r, c)) << rows[static_cast<size_t>(r)];
-      ASSERT_TRUE(got.bytes == want.bytes) << "zeros of different signs, or gaps written";
+      ASSERT_TRUE(got.bytes == want.bytes) << "zeros of different sign, or a gap was written";
     }
   }
 }
@@ -294,7 +294,7 @@ TYPED_TEST(GpuBatchTest, RowwiseOpsDoNotDependOnTheCall) {
     HostTensor weight = HostTensor::Normal(random, DType::kF32, 1, kCols), out(type, kRows, kCols);
     HostTensor table = HostTensor::Normal(random, DType::kF32, kRows, 64);
     DeviceTensor dx(b, x), dw(b, weight), dtable(b, table);
-    // Rows [first, first + count) of the operands, `step` at a time.
+    // Processes rows [first, first + count) of the operands, `step` at a time.
     const auto run = [&](int64_t step) {
       DeviceTensor rms(b, out), layer(b, out), gated(b, gate), up(b, gate);
       for (int64_t first = 0; first < kRows; first += step) {

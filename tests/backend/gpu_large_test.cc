@@ -1,5 +1,5 @@
-// Sizes of real models, where grids, offsets and rings are long: few cases, each compared where the oracle can afford
-// it. All are named *Large*, so that a run under a checker of memory can leave them out.
+// Sizes of real models, with large grids, offsets and rings: few cases, each compared as far as the oracle can afford.
+// All are named *Large*, so that runs under a memory checker can leave them out.
 #include <algorithm>
 #include <numeric>
 
@@ -7,7 +7,7 @@
 #include "backend/fetch_layer.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
 
 namespace infinigen {
 namespace {
@@ -16,7 +16,7 @@ template <class Factory>
 class GpuLargeTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(GpuLargeTest, TestedBackends, BackendName);
 
-// Numbers that repeat with a long odd period: cheap to make, and no two places nearby are alike.
+// Numbers that repeat with a long odd period: cheap to generate, and different at nearby positions.
 HostTensor Repeated(Random& random, DType type, int64_t rows, int64_t cols) {
   const HostTensor some = HostTensor::Normal(random, type, 1, 99991);
   HostTensor tensor(type, rows, cols);
@@ -43,7 +43,7 @@ TYPED_TEST(GpuLargeTest, LargeTransfers) {
       Result<Buffer> buffer = Buffer::Make(*memory, kBytes);
       ASSERT_TRUE(buffer.ok());
       b.AwaitPool();
-      b.Synchronize(b.Record(Queue::kCompute));  // which orders allocations
+      b.Synchronize(b.Record(Queue::kCompute));  // orders allocations
       b.Upload(queue, numbers.bytes.data(), kBytes, buffer->data());
       std::vector<std::byte> got(kBytes);
       b.Synchronize(b.Download(queue, buffer->data(), kBytes, got.data()));
@@ -52,7 +52,7 @@ TYPED_TEST(GpuLargeTest, LargeTransfers) {
   }
 }
 
-// Moves reach the end of a pool that is still on its way, and it can be given back before it has arrived.
+// Move can reach the end of a pool that is not pinned yet, and the pool can be freed before it is.
 TYPED_TEST(GpuLargeTest, LargePoolIsReachedAtOnce) {
   auto& b = this->backend();
   constexpr size_t kBytes = 768 << 20, kPiece = 1 << 20;
@@ -73,8 +73,8 @@ TYPED_TEST(GpuLargeTest, LargePoolIsReachedAtOnce) {
   }
 }
 
-// One token and many, through the matrices of a model of 8 billion parameters and a vocabulary, placed as the engine
-// does. Some outputs are computed again in double precision.
+// One token and many, through the matrices of a model of 8 billion parameters and its vocabulary, loaded as the engine
+// does. Some outputs are recomputed in double precision.
 TEST(GpuProductTest, LargeProducts) {
   if (!FindCudaDevice().ok()) GTEST_SKIP() << "no GPU";
   Random random(101);
@@ -87,7 +87,7 @@ TEST(GpuProductTest, LargeProducts) {
                         Case{2048, 4096, 6144, DType::kBF16, DType::kBF16, DType::kBF16},
                         Case{1000, 5120, 5120, DType::kF16, DType::kF16, DType::kF32},
                         Case{7, 4096, 128256, DType::kF32, DType::kBF16, DType::kF32},
-                        // converted some rows at a time
+                        // converted in parts, some rows at a time
                         Case{2500, 8192, 520, DType::kF32, DType::kBF16, DType::kF32},
                         Case{2048, 6000, 264, DType::kBF16, DType::kF32, DType::kBF16}}) {
     SCOPED_TRACE(::testing::Message() << c.m << " x " << c.k << " x " << c.n);
@@ -95,11 +95,11 @@ TEST(GpuProductTest, LargeProducts) {
     HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, c.n), out(c.out, c.m, c.n);
     const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.activation = c.x, .pool_on_device = true}).value();
     CudaBackend& b = *opened;
-    const Result<WeightView> placed = b.Load(weight.weight());
+    const Result<WeightView> loaded = b.Load(weight.weight());
     const Result<ConstTensor> placed_bias = b.Load(bias.view());
-    ASSERT_TRUE(placed.ok() && placed_bias.ok());
+    ASSERT_TRUE(loaded.ok() && placed_bias.ok());
     DeviceTensor dx(b, x), dout(b, out);
-    const Projection projection{*placed, *placed_bias, dout};
+    const Projection projection{*loaded, *placed_bias, dout};
     b.MatMul(Queue::kCompute, dx, {&projection, 1});
     const HostTensor got = dout.Fetch();
     for (int sample = 0; sample < 3000; ++sample) {
@@ -121,7 +121,7 @@ TEST(GpuProductTest, LargeProducts) {
   }
 }
 
-// More lists than are fetched by one launch.
+// More lists than one launch fetches.
 TYPED_TEST(GpuLargeTest, ManyListsAreFetched) {
   const FetchShape shape{.kv_heads = 64, .group = 1, .dim = 8, .slots = 300, .rows = 4, .cells = 3, .hot = false};
   FetchLayer<typename TypeParam::B> layer(this->backend(), shape, 103);
@@ -132,15 +132,14 @@ TYPED_TEST(GpuLargeTest, ManyListsAreFetched) {
   const Bytes data = layer.Data();
   for (const FetchToken& token : tokens)
     for (int64_t head = 0; head < shape.kv_heads; ++head)
-      for (int32_t place = 0; place < 3; ++place)
-        ASSERT_TRUE(layer.At(data, token.slot, head, place) ==
-                    layer.Home(token.slot, head, token.lists[0][static_cast<size_t>(place)]))
-            << "slot " << token.slot << ", head " << head << ", place " << place;
+      for (int32_t cell = 0; cell < 3; ++cell)
+        ASSERT_TRUE(layer.At(data, token.slot, head, cell) ==
+                    layer.PoolEntry(token.slot, head, token.lists[0][static_cast<size_t>(cell)]))
+            << "slot " << token.slot << ", head " << head << ", cell " << cell;
 }
 
-// A prompt of thousands of tokens: its tokens get what decoding them gives, by another kernel. A head's outputs have
-// the deviation √Σp² of random values, so their own size says how far rounding may take them apart (arithmetic.h),
-// twice.
+// A prompt of thousands of tokens: prefill gives what decoding its tokens gives, by another kernel. The outputs of a
+// head have the deviation √Σp² of random values, so their size bounds the effect of rounding (arithmetic.h), twice.
 TYPED_TEST(GpuLargeTest, LargePrefillAgreesWithDecode) {
   auto& b = this->backend();
   Random random(102);
@@ -212,7 +211,7 @@ TYPED_TEST(GpuLargeTest, LargeContext) {
         const double spread = Spread(queries.row(r) + head * kDim, 0, 0,
                                      std::span(at).first(static_cast<size_t>(rows[static_cast<size_t>(r)] + 1)),
                                      shape.scale, theirs.view());
-        // The oracle's own sums of 128K numbers in f32 are off by 2^-24 · √n of their size.
+        // The oracle's own f32 sums of 128K numbers are off by 2^-24 · √n of their size.
         const double bound = 9e-5 + AttentionError(TypeParam::AttentionRounding(type), 1, 1, spread);
         for (int64_t c = head * kDim; c < (head + 1) * kDim; ++c) ASSERT_NEAR(got.At(r, c), out.At(r, c), bound);
       }
@@ -220,7 +219,7 @@ TYPED_TEST(GpuLargeTest, LargeContext) {
   }
 }
 
-// Selections among 128K rows of integer sketches are the oracle's.
+// Selections among 128K rows of integer sketches equal the oracle's.
 TYPED_TEST(GpuLargeTest, LargeSelection) {
   auto& b = this->backend();
   Random random(104);

@@ -1,5 +1,4 @@
-// What a GPU adds to the op tests: bytes on their way between memories, three queues that wait for each other, and
-// memory that ends.
+// GPU-specific tests: copies between memories, queues that wait for each other, and exhausted memory.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -17,12 +16,12 @@ TYPED_TEST_SUITE(GpuMemoryTest, TestedBackends, BackendName);
 constexpr Queue kQueues[] = {Queue::kCompute, Queue::kFetch, Queue::kWriteout, Queue::kWeights};
 constexpr size_t kQueueCount = std::size(kQueues);
 
-// Memory that every queue may use at once.
+// Memory that every queue may use immediately.
 Buffer Allocate(CudaBackend& backend, Allocator& memory, size_t bytes) {
   Result<Buffer> buffer = Buffer::Make(memory, bytes);
   CHECK(buffer.ok());
   backend.AwaitPool();
-  backend.Synchronize(backend.Record(Queue::kCompute));  // which orders allocations
+  backend.Synchronize(backend.Record(Queue::kCompute));  // orders allocations
   return std::move(*buffer);
 }
 
@@ -49,7 +48,7 @@ TYPED_TEST(GpuMemoryTest, BytesComeBackFromEveryMemory) {
       for (const size_t bytes : {1, 3, 64, 4095, 65536, 1000003}) {
         const Buffer buffer = Allocate(b, *memory, bytes + 7);
         const std::vector<std::byte> sent = RandomBytes(random, bytes);
-        b.Upload(queue, sent.data(), bytes, buffer.data() + 7);  // no alignment is promised
+        b.Upload(queue, sent.data(), bytes, buffer.data() + 7);  // no alignment is required
         ASSERT_EQ(Fetch(b, queue, buffer.data() + 7, bytes), sent) << bytes;
       }
     }
@@ -73,7 +72,7 @@ TYPED_TEST(GpuMemoryTest, UploadedBytesMayChangeAtOnce) {
   }
 }
 
-// Downloads of all sizes under way at once, on all queues, asked for in any order.
+// Downloads of all sizes in flight at once, on all queues, awaited in any order.
 TYPED_TEST(GpuMemoryTest, ManyDownloadsArePending) {
   auto& b = this->backend();
   Random random(81);
@@ -130,7 +129,7 @@ TYPED_TEST(GpuMemoryTest, MovesBetweenMemories) {
   }
 }
 
-// Runs of bytes that lie apart: what is between them stays as it was.
+// Strided copies: the bytes between the pieces keep their values.
 TYPED_TEST(GpuMemoryTest, MovesOfManyPieces) {
   auto& b = this->backend();
   Random random(84);
@@ -154,8 +153,8 @@ TYPED_TEST(GpuMemoryTest, MovesOfManyPieces) {
   }
 }
 
-// A number goes from queue to queue and is written over as soon as it has been read: whoever does not wait sees the
-// number before or the one after. Now and then a queue is busy beforehand, so that others come early.
+// A number travels from queue to queue and is overwritten as soon as it has been read: a queue that fails to wait sees
+// the previous or the next number. Now and then a queue is kept busy beforehand, so that others run ahead.
 TYPED_TEST(GpuMemoryTest, QueuesWaitForEachOther) {
   auto& b = this->backend();
   constexpr size_t kNumbers = 4096, kBytes = kNumbers * 4, kRounds = 600, kBusyBytes = 16 << 20;
@@ -191,8 +190,8 @@ TYPED_TEST(GpuMemoryTest, QueuesWaitForEachOther) {
   }
 }
 
-// More tickets than are kept: an old one is done, or waits for a later one.
-TYPED_TEST(GpuMemoryTest, TicketsAreGoodForEver) {
+// More tickets than the ring holds: an old one is complete, or waits for a later one.
+TYPED_TEST(GpuMemoryTest, OldTicketsStayValid) {
   auto& b = this->backend();
   const Buffer buffer = Allocate(b, b.compute_memory(), 1 << 20);
   std::vector<std::byte> host(1 << 20, std::byte{7}), got(host.size());
@@ -210,18 +209,18 @@ TYPED_TEST(GpuMemoryTest, TicketsAreGoodForEver) {
   b.Synchronize(first);
 }
 
-TYPED_TEST(GpuMemoryTest, WeightsArePlaced) {
+TYPED_TEST(GpuMemoryTest, WeightsAreLoaded) {
   auto& b = this->backend();
   Random random(83);
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     HostTensor weight = HostTensor::Normal(random, type, 37, 129);
-    const Result<WeightView> placed = b.Load(weight.weight());
-    ASSERT_TRUE(placed.ok());
-    EXPECT_EQ(placed->type, WeightTypeOf(type));
-    EXPECT_EQ(placed->rows, 37);
-    EXPECT_EQ(placed->cols, 129);
+    const Result<WeightView> loaded = b.Load(weight.weight());
+    ASSERT_TRUE(loaded.ok());
+    EXPECT_EQ(loaded->type, WeightTypeOf(type));
+    EXPECT_EQ(loaded->rows, 37);
+    EXPECT_EQ(loaded->cols, 129);
     for (int64_t r = 0; r < 37; ++r) {
-      const std::vector<std::byte> row = Fetch(b, Queue::kCompute, placed->row(r), 129 * SizeOf(type));
+      const std::vector<std::byte> row = Fetch(b, Queue::kCompute, loaded->row(r), 129 * SizeOf(type));
       ASSERT_TRUE(std::equal(row.begin(), row.end(), weight.view().row(r))) << r;
     }
   }
@@ -257,7 +256,7 @@ TEST_F(GpuLimitTest, MoreThanTheLimitIsRefused) {
     ASSERT_FALSE(all.ok());
     EXPECT_EQ(all.error().kind, ErrorKind::kExhausted);
     EXPECT_FALSE(all.error().message.empty());
-    EXPECT_EQ(b.used_bytes(), before) << "what is refused is not counted";
+    EXPECT_EQ(b.used_bytes(), before) << "refused memory must not be counted";
     std::vector<Buffer> blocks;
     while (true) {
       Result<Buffer> block = Buffer::Make(*memory, kBlock);
@@ -266,7 +265,7 @@ TEST_F(GpuLimitTest, MoreThanTheLimitIsRefused) {
       ASSERT_GE(b.used_bytes(), before + blocks.size() * kBlock);
       ASSERT_LE(b.used_bytes(), kLimit);
     }
-    EXPECT_GE(b.used_bytes() + kBlock, kLimit) << "all of it can be had";
+    EXPECT_GE(b.used_bytes() + kBlock, kLimit) << "the whole limit can be allocated";
     const uint64_t most = b.used_bytes();
     blocks.clear();
     EXPECT_EQ(b.used_bytes(), before);
@@ -274,7 +273,7 @@ TEST_F(GpuLimitTest, MoreThanTheLimitIsRefused) {
   }
 }
 
-// No device has it, whatever the limit.
+// More memory than any device has, whatever the limit.
 TEST_F(GpuLimitTest, MoreThanTheDeviceIsRefused) {
   const std::unique_ptr<CudaBackend> opened = CudaBackend::Open({.pool_on_device = false}).value();
   CudaBackend& b = *opened;
@@ -282,7 +281,7 @@ TEST_F(GpuLimitTest, MoreThanTheDeviceIsRefused) {
   ASSERT_FALSE(all.ok());
   EXPECT_EQ(all.error().kind, ErrorKind::kExhausted);
   EXPECT_FALSE(all.error().message.empty());
-  const Buffer little = Allocate(b, b.compute_memory(), 1 << 20);  // and nothing is broken
+  const Buffer little = Allocate(b, b.compute_memory(), 1 << 20);  // the backend still works
   const std::vector<std::byte> sent(1 << 20, std::byte{3});
   b.Upload(Queue::kCompute, sent.data(), sent.size(), little.data());
   EXPECT_EQ(Fetch(b, Queue::kCompute, little.data(), sent.size()), sent);

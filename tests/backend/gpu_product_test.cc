@@ -1,6 +1,6 @@
-// Matrix products as the engine asks for them: weights and biases placed, activations of the backend's type, outputs of
+// Matrix products as the engine calls them: loaded weights and biases, activations of the backend's type, outputs of
 // that type or added to the residual stream. Bounds as in matmul_test.cc; a bias is added in the type of the output,
-// which is one rounding of it more.
+// which is one more rounding.
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -17,11 +17,11 @@ void Check(CudaBackend& b, const Shape& shape, DType weight_type, DType out_type
   HostTensor weight = HostTensor::Normal(random, weight_type, shape.n, shape.k);
   HostTensor bias = HostTensor::Normal(random, DType::kF32, 1, shape.n);
   HostTensor out = HostTensor::Normal(random, out_type, shape.m, shape.n), want = out.As(DType::kF32);
-  const Result<WeightView> placed = b.Load(weight.weight());
+  const Result<WeightView> loaded = b.Load(weight.weight());
   const Result<ConstTensor> placed_bias = b.Load(bias.view());
-  ASSERT_TRUE(placed.ok() && placed_bias.ok());
+  ASSERT_TRUE(loaded.ok() && placed_bias.ok());
   DeviceTensor dx(b, x), dout(b, out);
-  const Projection mine{*placed, with_bias ? *placed_bias : ConstTensor(), dout, epilogue};
+  const Projection mine{*loaded, with_bias ? *placed_bias : ConstTensor(), dout, epilogue};
   const Projection theirs{weight.weight(), with_bias ? ConstTensor(bias.view()) : ConstTensor(), want.view(), epilogue};
   b.MatMul(Queue::kCompute, dx, {&mine, 1});
   ReferenceBackend().MatMul(Queue::kCompute, wide.view(), {&theirs, 1});
@@ -44,7 +44,7 @@ void Check(CudaBackend& b, const Shape& shape, DType weight_type, DType out_type
   }
 }
 
-TEST(GpuProductTest, PlacedWeightsAndBiases) {
+TEST(GpuProductTest, LoadedWeightsAndBiases) {
   if (!FindCudaDevice().ok()) GTEST_SKIP() << "no GPU";
   Random random(110);
   for (const DType activation : CudaFactory::kActivations) {

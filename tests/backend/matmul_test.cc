@@ -1,6 +1,6 @@
-// MatMul against the reference. Bound per output: both sum k products in some order, so they differ by at most
-// 2^-24 · (8 + 4√k) · Σ|x·w| (a random walk of rounding errors, four deviations), plus one rounding of the epilogue;
-// what a backend rounds before it multiplies, and the type of the output, come on top (arithmetic.h).
+// MatMul against the reference. Bound per output: both sum k products in some order, so they differ by at most 2^-24 ·
+// (8 + 4√k) · Σ|x·w| (a random walk of rounding errors, four deviations), plus one rounding of the epilogue, plus the
+// backend's rounding before multiplication and the rounding of the output (arithmetic.h).
 #include <array>
 
 #include "backend/backends.h"
@@ -19,7 +19,7 @@ struct Case {
   DType x = DType::kF32;
 };
 
-// How far output (r, n) of `x` and `weight` may be from the oracle's, but for the type it is stored in.
+// Allowed difference of output (r, n) of `x` and `weight` from the oracle's, apart from the rounding of the output.
 template <class Factory>
 double Bound(const HostTensor& x, int64_t r, const HostTensor& weight, int64_t n, double added) {
   double sum = 0, squares = 0;
@@ -59,7 +59,7 @@ void Check(typename Factory::B& backend, ReferenceBackend& reference, const Case
         {DeviceTensor(backend, weights[i]), DeviceTensor(backend, biases[i]), DeviceTensor(backend, outs[i])});
     const bool bias = random.Int(0, 1) == 1;
     Epilogue epilogue = kEpilogues[random.Int(0, 2)];
-    if (narrow && epilogue == Epilogue::kAdd) epilogue = Epilogue::kRelu;  // sums are kept in f32 alone
+    if (narrow && epilogue == Epilogue::kAdd) epilogue = Epilogue::kRelu;  // kAdd is for f32 outputs only
     mine.push_back({device[i][0], bias ? ConstTensor(device[i][1]) : ConstTensor(), device[i][2], epilogue});
     theirs.push_back(
         {weights[i].weight(), bias ? ConstTensor(biases[i].view()) : ConstTensor(), wants[i].view(), epilogue});
@@ -86,7 +86,7 @@ TYPED_TEST(MatMulTest, FewRows) {
   for (const int64_t m : {1, 2, 3, 4, 5, 7, 16})
     for (const int64_t k : {1, 8, 16, 40, 511, 512, 513, 1100})
       Check<TypeParam>(this->backend(), this->reference(), {m, k, {random.Int(1, 70)}}, random);
-  // A single row is read in another way when it is long.
+  // A single row takes another path if it is long.
   for (const int64_t k : {2047, 2048, 4096, 4097, 8192 + 31})
     for (int round = 0; round < 3; ++round)
       Check<TypeParam>(this->backend(), this->reference(), {1, k, {random.Int(1, 11)}}, random);
@@ -108,7 +108,7 @@ TYPED_TEST(MatMulTest, SeveralProjectionsOfDifferentTypes) {
   }
 }
 
-// Of m tokens and several projections: what a layer of any activation type asks for.
+// Several tokens and projections, as a layer calls MatMul for any activation type.
 TYPED_TEST(MatMulTest, ActivationsOfEveryType) {
   Random random(13);
   for (const DType type : TypeParam::kActivations)

@@ -1,5 +1,5 @@
-// Operands for op tests: host data with a shape, and its copy in the memory of the backend under test. Rows get a gap
-// of poison (NaN) after them, so that a kernel that reads or writes past a row is seen.
+// Operands for op tests: host data with a shape, and its copy in the memory of the backend under test. Every row is
+// followed by a gap of poison (NaN), which reveals kernels that read or write past a row.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@ namespace infinigen {
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  // Box and Muller's, one of the pair. The library's distribution takes a logarithm in long double for every number,
-  // which was a fifth of the op tests' time in builds that do not fold it.
+  // Box-Muller, one number of the pair. The library's distribution computes a logarithm in long double for every
+  // number, which took a fifth of the op tests' time in unoptimised builds.
   float Normal(float scale = 1.0f) {
     const uint64_t bits = engine_();
     const float radius = std::sqrt(-2.0f * std::log(static_cast<float>((bits >> 40) + 1) * 0x1p-24f));
@@ -49,7 +49,7 @@ struct HostTensor {
     return tensor;
   }
 
-  // The same numbers in another type, rounded where it is a narrower one.
+  // The same numbers in another type, rounded if it is narrower.
   HostTensor As(DType t) const {
     HostTensor copy(t, rows, cols, stride - cols);
     for (int64_t i = 0; i < rows; ++i)
@@ -113,8 +113,8 @@ class DeviceInts {
   Buffer buffer_;
 };
 
-// The entries of one layer for several sequences, in extents at scattered places of pool memory, filled with poison.
-// Slot s has a quota of `tokens` rows and no more, so its last extent is shorter than the others.
+// The entries of one layer for several sequences, in extents scattered over pool memory and filled with poison. Each
+// slot has a quota of `tokens` rows, so its last extent is shorter than the others.
 template <class B>
 class TestEntries {
  public:
@@ -140,14 +140,14 @@ class TestEntries {
   LayerEntries view() const {
     return {layout_, reinterpret_cast<std::byte* const*>(table_.data()), per_slot_, device_quotas_};
   }
-  // One entry as it is stored.
+  // The stored bytes of one entry.
   std::vector<std::byte> Bytes(int64_t slot, int64_t head, int64_t row) {
     std::vector<std::byte> raw(layout_.entry_bytes());
     const LayerEntries host{layout_, places_.data(), per_slot_, quotas_.data()};
     backend_.Synchronize(backend_.Download(Queue::kCompute, host.Entry(slot, head, row), raw.size(), raw.data()));
     return raw;
   }
-  // Key and value of one entry as f32, side by side.
+  // Key and value of one entry as f32, concatenated.
   std::vector<float> Read(int64_t slot, int64_t head, int64_t row) {
     const std::vector<std::byte> raw = Bytes(slot, head, row);
     std::vector<float> values(static_cast<size_t>(2 * layout_.head_dim));

@@ -1,5 +1,5 @@
-// The contract of CPU backends, bit for bit: a token's result does not depend on its neighbours in the call, the number
-// of threads, or how a prompt was cut. The comparisons are of bits, not of values.
+// The contract of CPU backends, bit for bit: the result for a token does not depend on the other tokens of the call,
+// the number of threads or the division of a prompt into chunks. Compares bits, not values.
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -48,7 +48,7 @@ TYPED_TEST(OrderTest, MatMulRowsDoNotDependOnTheCall) {
   }
 }
 
-// Around the length where a single row changes its way through the weights.
+// Lengths around the one where a single row changes to another path.
 TYPED_TEST(OrderTest, LongMatMulRowsDoNotDependOnTheCall) {
   Random random(35);
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -66,7 +66,7 @@ TYPED_TEST(OrderTest, LongMatMulRowsDoNotDependOnTheCall) {
   }
 }
 
-TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirPlace) {
+TYPED_TEST(OrderTest, MatMulOutputsDoNotDependOnTheirColumn) {
   Random random(31);
   for (const int64_t m : {1, 5, 30}) {
     HostTensor x = HostTensor::Normal(random, DType::kF32, m, 100);
@@ -87,7 +87,7 @@ struct Scene {
   int64_t kv_heads, group, dim, length;
 };
 
-// One sequence whose tokens attend in several ways.
+// One sequence whose tokens attend through different operations.
 class Sequence {
  public:
   Sequence(CpuBackend& backend, const Scene& s, Random& random)
@@ -97,7 +97,7 @@ class Sequence {
     HostTensor keys = HostTensor::Normal(random, DType::kF32, s.length, s.kv_heads * s.dim);
     HostTensor values = HostTensor::Normal(random, DType::kF32, s.length, s.kv_heads * s.dim);
     for (int64_t c = 0; c < values.cols; ++c) values.Set(s.length / 2, c, -0.0f);
-    // Values so small that their weighted sums underflow, with signs: zero sums must agree in sign too.
+    // Values so small that their weighted sums underflow, with both signs: zero sums must agree in sign too.
     for (int64_t r = 0; r < s.length; ++r) values.Set(r, 0, r % 2 == 0 ? 1e-42f : -1e-42f);
     std::vector<int32_t> slots(static_cast<size_t>(s.length), 0);
     std::vector<int32_t> rows(static_cast<size_t>(s.length));
@@ -146,7 +146,7 @@ TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
     Sequence sequence(this->backend(), scene, random);
     const HostTensor whole = sequence.Prefill(this->backend(), scene.length);
     for (const int64_t chunk : {1, 7, 64, 100}) {
-      if (chunk < 64 && scene.length > 400) continue;  // decode below does the same
+      if (chunk < 64 && scene.length > 400) continue;  // decode below covers this
       if (kSanitized && (chunk == 7 || chunk == 100)) continue;
       const HostTensor cut = sequence.Prefill(two, chunk);
       for (int64_t r = 0; r < scene.length; ++r) ExpectSameBits(cut, r, whole, r);
@@ -163,12 +163,12 @@ TYPED_TEST(OrderTest, AttentionIsOneArithmetic) {
   }
 }
 
-// Sketches, selections and attention over them: a token's are the same alone and among others, for any team.
+// Sketches, selections and attention to them are the same for a token alone and in a batch, with any number of threads.
 TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
   Random random(34);
   constexpr int64_t kRows = 9000, kSlots = 2, kKvHeads = 2, kGroup = 4, kDim = 64, kDims = 24, kTokens = 7;
   constexpr int64_t kQueryHeads = kKvHeads * kGroup;
-  CpuBackend one(1), many(9);  // more threads than heads: a head's scores are then made by several
+  CpuBackend one(1), many(9);  // more threads than heads: several threads score one head
   std::vector<float> basis_values(static_cast<size_t>(kKvHeads * kDim * kDims)), zero(kKvHeads * kDims);
   for (float& value : basis_values) value = random.Normal(0.2f);
   const SketchBasis basis{kKvHeads, kDim, kDims, basis_values.data(), basis_values.data(), zero.data()};
@@ -189,19 +189,19 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
       HostTensor out{DType::kF32, kTokens, kQueryHeads* kDim};
       std::vector<SelectionTotals> totals = std::vector<SelectionTotals>(kSlots);
     };
-    // Sketches appended `chunk` rows at a time, tokens decoded `together` at a time.
+    // Appends sketches `chunk` rows at a time and decodes tokens `together` at a time.
     const auto run = [&](CpuBackend& backend, int64_t chunk, int64_t together) {
       Outcome o;
       o.sketches.resize(static_cast<size_t>(kSlots * kKvHeads) * layout.head_bytes(kRows));
       const LayerSketches sketches{layout, o.sketches.data(), layout.head_bytes(kRows),
                                    layout.head_bytes(kRows) * static_cast<size_t>(kKvHeads)};
       for (int64_t slot = 0; slot < kSlots; ++slot) {
-        const std::vector<int32_t> whose(kRows, static_cast<int32_t>(slot));
-        backend.Append(Queue::kCompute, {kRows, nullptr, whose.data(), at.data()}, keys.view(), keys.view(),
+        const std::vector<int32_t> row_slots(kRows, static_cast<int32_t>(slot));
+        backend.Append(Queue::kCompute, {kRows, nullptr, row_slots.data(), at.data()}, keys.view(), keys.view(),
                        entries.view());
         for (int64_t first = 0; first < kRows; first += chunk) {
           const int64_t count = std::min(chunk, kRows - first);
-          backend.AppendSketches(Queue::kCompute, {count, nullptr, whose.data(), at.data() + first},
+          backend.AppendSketches(Queue::kCompute, {count, nullptr, row_slots.data(), at.data() + first},
                                  keys.view().Rows(first, count), basis, sketches);
         }
       }
@@ -238,11 +238,11 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
   }
 }
 
-// Bounds of pages and selections by them, likewise.
+// The same for page bounds and selections by pages.
 TYPED_TEST(OrderTest, PagesDoNotDependOnTheCall) {
   Random random(36);
   constexpr int64_t kRows = 9000, kSlots = 2, kKvHeads = 2, kGroup = 3, kDim = 72, kTokens = 7;
-  CpuBackend one(1), many(9);  // more threads than heads: a head's scores are then made by several
+  CpuBackend one(1), many(9);  // more threads than heads: several threads score one head
   HostTensor keys = HostTensor::Normal(random, DType::kF32, kRows, kKvHeads * kDim);
   HostTensor queries = HostTensor::Normal(random, DType::kF32, kTokens, kKvHeads * kGroup * kDim);
   std::vector<int32_t> at(kRows);
@@ -256,17 +256,17 @@ TYPED_TEST(OrderTest, PagesDoNotDependOnTheCall) {
     std::vector<int32_t> rows = std::vector<int32_t>(kTokens * kKvHeads * kRows);
     std::vector<int32_t> counts = std::vector<int32_t>(kTokens * kKvHeads);
   };
-  // Keys appended `chunk` rows at a time, tokens decoded `together` at a time.
+  // Appends keys `chunk` rows at a time and decodes tokens `together` at a time.
   const auto run = [&](CpuBackend& backend, int64_t chunk, int64_t together) {
     Outcome o;
     const size_t head = layout.head_bytes(kRows);
     o.bounds.resize(static_cast<size_t>(kSlots * kKvHeads) * head);
     const LayerPageBounds bounds{layout, o.bounds.data(), head, head * static_cast<size_t>(kKvHeads)};
     for (int32_t slot = 0; slot < kSlots; ++slot) {
-      const std::vector<int32_t> whose(kRows, slot);
+      const std::vector<int32_t> row_slots(kRows, slot);
       for (int64_t first = 0; first < kRows; first += chunk) {
         const int64_t count = std::min(chunk, kRows - first);
-        backend.AppendBounds(Queue::kCompute, {count, nullptr, whose.data(), at.data() + first},
+        backend.AppendBounds(Queue::kCompute, {count, nullptr, row_slots.data(), at.data() + first},
                              keys.view().Rows(first, count), bounds);
       }
     }

@@ -1,11 +1,11 @@
-// Bounds of pages and selection by them, against the oracle. Keys and queries of small whole numbers have exact scores
-// on every target, and then selections are compared for equality; with others a page may differ at the edge.
+// Page bounds and selection by pages, against the oracle. If keys and queries are small integers, scores are exact on
+// every target and selections are compared for equality; otherwise a page at the edge may differ.
 #include <numeric>
 
 #include "backend/backends.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/page_bounds.h"
+#include "kv/index.h"
 
 namespace infinigen {
 namespace {
@@ -18,7 +18,7 @@ struct Shape {
   int64_t kv_heads = 2, group = 4, head_dim = 64;
 };
 
-// The bounds of one layer, in memory of a backend; heads and slots lie apart.
+// The page bounds of one layer, in memory of a backend; there are gaps between heads and slots.
 template <class B>
 class TestBounds {
  public:
@@ -29,7 +29,7 @@ class TestBounds {
         slot_stride_(head_stride_ * static_cast<size_t>(shape.kv_heads) + 32),
         bytes_(backend, slot_stride_ * static_cast<size_t>(slots)) {}
   LayerPageBounds view() const { return {layout_, bytes_.template as<std::byte>(), head_stride_, slot_stride_}; }
-  // Every number, those that were never written included.
+  // All numbers, including those that were never written.
   std::vector<float> Get() const {
     std::vector<float> numbers;
     for (const uint16_t bits : bytes_.template Get<uint16_t>()) numbers.push_back(ToFloat(BF16{bits}));
@@ -70,9 +70,9 @@ std::vector<int32_t> Ascending(int64_t first, int64_t count) {
   return rows;
 }
 
-// ---- Bounds.
+// ---- Bounds
 
-// In pieces of any length, several sequences to a call, with rows that are written again.
+// Appended in pieces of any length, several sequences per call, with some rows rewritten.
 TYPED_TEST(PagesTest, AppendedBoundsAreTheOracles) {
   Random random(70);
   for (const int64_t wanted : {1, 8, 20, 64, 80, 128}) {
@@ -83,12 +83,12 @@ TYPED_TEST(PagesTest, AppendedBoundsAreTheOracles) {
     TestBounds theirs(this->reference(), shape, slots, rows);
     std::vector<int64_t> next(slots);
     for (int call = 0; call < 60; ++call) {
-      std::vector<int32_t> whose, at;
+      std::vector<int32_t> row_slots, at;
       for (int64_t slot = 0; slot < slots; ++slot) {
         int64_t& row = next[static_cast<size_t>(slot)];
         if (random.Int(0, 9) == 0) row = random.Int(0, row);  // a rewind
         for (int64_t count = random.Int(0, call % 7 == 0 ? 70 : 3); count > 0 && row < rows; --count) {
-          whose.push_back(static_cast<int32_t>(slot));
+          row_slots.push_back(static_cast<int32_t>(slot));
           at.push_back(static_cast<int32_t>(row++));
         }
       }
@@ -96,8 +96,8 @@ TYPED_TEST(PagesTest, AppendedBoundsAreTheOracles) {
       HostTensor keys = HostTensor::Normal(random, DType::kF32, std::ssize(at), shape.kv_heads * dim, 3.0f, 5);
       keys.Set(0, 0, call % 2 == 0 ? kInfinity : std::numeric_limits<float>::quiet_NaN());
       keys.Set(keys.rows - 1, keys.cols - 1, call % 2 == 0 ? -3.4e38f : 1e-45f);
-      mine.Append(whose, at, keys);
-      theirs.Append(whose, at, keys);
+      mine.Append(row_slots, at, keys);
+      theirs.Append(row_slots, at, keys);
     }
     ExpectSameNumbers(mine.Get(), theirs.Get());
   }
@@ -117,9 +117,9 @@ TYPED_TEST(PagesTest, BoundsOfEveryActivation) {
   }
 }
 
-// ---- Selecting.
+// ---- Selection
 
-// The same keys in bounds of both backends.
+// The same keys in the bounds of both backends.
 template <class B>
 class Scene {
  public:
@@ -134,9 +134,9 @@ class Scene {
     for (int64_t slot = 0; slot < slots; ++slot) {
       HostTensor keys = whole ? WholeNumbers(random, rows, shape.kv_heads * shape.head_dim, 40)
                               : HostTensor::Normal(random, DType::kF32, rows, shape.kv_heads * shape.head_dim);
-      const std::vector<int32_t> whose(static_cast<size_t>(rows), static_cast<int32_t>(slot));
-      mine_.Append(whose, Ascending(0, rows), keys);
-      theirs_.Append(whose, Ascending(0, rows), keys);
+      const std::vector<int32_t> row_slots(static_cast<size_t>(rows), static_cast<int32_t>(slot));
+      mine_.Append(row_slots, Ascending(0, rows), keys);
+      theirs_.Append(row_slots, Ascending(0, rows), keys);
     }
   }
   Outcome Mine(HostTensor& queries, const Batch& batch, const std::vector<SelectRule>& rules, const SelectCall& call) {
@@ -185,7 +185,7 @@ TYPED_TEST(PagesTest, RandomSettings) {
       std::vector<SelectRule> rules;
       for (int64_t s = 0; s < slots; ++s) {
         rules.push_back(RandomRule(random));
-        rules.back().alpha *= 100;  // whole numbers make large scores
+        rules.back().alpha *= 100;  // integers make large scores
       }
       HostTensor queries = WholeNumbers(random, batch.count(), scene.width(), 9, 3);
       const SelectCall call{.current_known = repeat % 3 != 0, .mean_counts = repeat % 4 == 1};
@@ -207,7 +207,7 @@ TYPED_TEST(PagesTest, QueriesOfEveryActivation) {
   }
 }
 
-// Enough pages for a sampled floor, and for a head's scores to be made in parts.
+// Enough pages for a sampled floor, and for several threads to score one head.
 TYPED_TEST(PagesTest, ThousandsOfPages) {
   Random random(72);
   const Shape shape{1, 3, 16};
@@ -228,7 +228,7 @@ TYPED_TEST(PagesTest, ThousandsOfPages) {
   }
 }
 
-// Numbers of any kind: lists are whole pages and the tail, as many as the oracle's and nearly the same.
+// Normal numbers: lists are whole pages and the tail, as many as the oracle's and nearly the same.
 TYPED_TEST(PagesTest, NormalNumbers) {
   Random random(73);
   for (const int64_t group : {1, 4, 6}) {

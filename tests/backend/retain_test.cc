@@ -1,4 +1,4 @@
-// Layers that evict: places, priorities, sums of attention and survivors, on every backend against the oracle.
+// Layers that evict: assigned rows, priorities, attention sums and survivors, on every backend against the oracle.
 #include "kv/retain.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ template <class Factory>
 class RetainTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(RetainTest, SketchingBackends, BackendName);
 
-// A layer's cache with eviction state, sketches and entries, all poison.
+// A layer's cache with eviction state, sketches and entries, filled with poison.
 template <class B>
 class TestCache {
  public:
@@ -55,17 +55,16 @@ class TestCache {
   int64_t rows_;
 };
 
-// Two sequences of quotas 40 and 23 take many tokens each, with random selections in between: so many that the counters
-// of the oldest overflow. What both backends write
-// down must be the same, number for number.
+// Two sequences with quotas of 40 and 23 take enough tokens, with random selections in between, that the counters of
+// the oldest overflow. Returns the assigned rows and the eviction state after every step.
 template <class B>
-std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy, uint64_t seed) {
+std::vector<std::vector<float>> RunSteps(B& backend, const RetainPolicy& policy, uint64_t seed) {
   Random random(seed);
   const std::vector<int32_t> quotas = {40, 23};
   TestCache<B> cache(backend, kSlots, 40, quotas, random);
   const RetainRule rule{policy.on_append, policy.on_select, false, /*sinks=*/2};
   const SelectRule select{.sinks = 1, .window = 3};
-  DeviceBytes<B> rules(backend, 2 * sizeof(SelectRule)), places(backend, kSlots * kHeads * 4);
+  DeviceBytes<B> rules(backend, 2 * sizeof(SelectRule)), own_rows(backend, kSlots * kHeads * 4);
   rules.Put(std::vector<SelectRule>{select, select});
   DeviceBytes<B> lists(backend, kSlots * kHeads * 40 * 4), counts(backend, kSlots * kHeads * 4);
   const Selection selection{lists.template as<int32_t>(), counts.template as<int32_t>(), 40, kHeads};
@@ -74,8 +73,8 @@ std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy
     const std::vector<int32_t> rows = {std::min(position, 39), std::min(position, 22)};
     DeviceInts<B> slots(backend, {0, 1}), last(backend, rows), at(backend, {position, position});
     TokenBatch batch{.count = 2, .slots = slots, .rows = last, .positions = at};
-    backend.AssignRows(Queue::kCompute, batch, rule, cache.view(), places.template as<int32_t>());
-    const auto taken = places.template Get<int32_t>();
+    backend.AssignRows(Queue::kCompute, batch, rule, cache.view(), own_rows.template as<int32_t>());
+    const auto taken = own_rows.template Get<int32_t>();
     record.emplace_back(taken.begin(), taken.end());
     std::vector<int32_t> all(kSlots * kHeads * 40), lengths;
     for (size_t list = 0; list < kSlots * kHeads; ++list) {
@@ -86,11 +85,11 @@ std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy
     }
     lists.Put(all);
     counts.Put(lengths);
-    batch.own_rows = places.template as<int32_t>();
+    batch.own_rows = own_rows.template as<int32_t>();
     batch.kv_heads = kHeads;
     const SelectCall call{.rules = rules.template as<SelectRule>(), .max_rows = 40, .retained = cache.view().retained};
     backend.UpdatePriorities(Queue::kCompute, batch, rule, call, selection);
-    // Rows of a sequence that were never taken are poison in both.
+    // Rows that were never assigned are poison in both.
     std::vector<float>& state = record.emplace_back();
     const std::vector<int32_t> positions = cache.Positions();
     const std::vector<float> priorities = cache.Priorities();
@@ -103,15 +102,15 @@ std::vector<std::vector<float>> KeepBooks(B& backend, const RetainPolicy& policy
   return record;
 }
 
-TYPED_TEST(RetainTest, BooksAreTheOracles) {
+TYPED_TEST(RetainTest, EvictionStateMatchesTheOracle) {
   for (const RetainPolicy* policy : RetainPolicies()) {
-    const auto ours = KeepBooks(this->backend(), *policy, 5), want = KeepBooks(this->reference(), *policy, 5);
+    const auto ours = RunSteps(this->backend(), *policy, 5), want = RunSteps(this->reference(), *policy, 5);
     EXPECT_EQ(ours, want) << policy->name;
     if (policy != &kRetainCounter) continue;
-    // The second token is a sink that counts: it was halved at least once.
+    // The second token is a sink, so it is never evicted: its counter is halved at least once.
     float before = 0;
     bool halved = false;
-    for (size_t i = 9; i < want.size(); i += 2) {  // eviction state come after places
+    for (size_t i = 9; i < want.size(); i += 2) {  // assigned rows and eviction state alternate
       halved = halved || want[i][3] < before;
       before = want[i][3];
     }
@@ -119,7 +118,7 @@ TYPED_TEST(RetainTest, BooksAreTheOracles) {
   }
 }
 
-TYPED_TEST(RetainTest, ATakenPlaceHasNoScoreUntilItIsSketched) {
+TYPED_TEST(RetainTest, AReusedRowHasNoScoreUntilItIsSketched) {
   using Tested = typename TypeParam::B;
   Random random(6);
   TestCache<Tested> cache(this->backend(), 1, 8, {8}, random);
@@ -127,10 +126,10 @@ TYPED_TEST(RetainTest, ATakenPlaceHasNoScoreUntilItIsSketched) {
   cache.SetPositions(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7});
   cache.SetMarks(std::vector<float>{5, 1, 9, 9, 0, 0, 0, 0, 1, 5, 9, 9, 0, 0, 0, 0});
   DeviceInts<Tested> slots(this->backend(), {0}), rows(this->backend(), {7}), positions(this->backend(), {8});
-  DeviceBytes<Tested> places(this->backend(), kHeads * 4);
+  DeviceBytes<Tested> own_rows(this->backend(), kHeads * 4);
   const TokenBatch batch{.count = 1, .slots = slots, .rows = rows, .positions = positions};
-  this->backend().AssignRows(Queue::kCompute, batch, {}, cache.view(), places.template as<int32_t>());
-  EXPECT_EQ(places.template Get<int32_t>(), (std::vector<int32_t>{1, 0}));
+  this->backend().AssignRows(Queue::kCompute, batch, {}, cache.view(), own_rows.template as<int32_t>());
+  EXPECT_EQ(own_rows.template Get<int32_t>(), (std::vector<int32_t>{1, 0}));
   HostTensor query(DType::kF32, 1, kHeads * kGroup * kDims);
   for (int64_t c = 0; c < query.cols; ++c) query.Set(0, c, 1.0f);
   DeviceTensor<Tested> device_query(this->backend(), query);
@@ -142,14 +141,14 @@ TYPED_TEST(RetainTest, ATakenPlaceHasNoScoreUntilItIsSketched) {
                   token.positions = positions;
                   this->backend().Select(Queue::kCompute, device_query, token, with, cache.view().sketches, selection);
                 });
-  // All are attended, the new one as the current token: it was not chosen.
+  // All rows are attended, the new one as the current token: it was not chosen by score.
   EXPECT_EQ(outcome.rows[0].size(), 8u);
   EXPECT_EQ(outcome.totals[0].chosen, 7u + 7 + 7);
   EXPECT_EQ(outcome.totals[0].attended, 5u + 8 + 8);
 }
 
-// Selection by positions in any order: integer sketches have exact scores, so lists are equal. Few rows and many, which
-// a GPU chooses from in different ways.
+// Selection if rows are in any order of positions. Integer sketches have exact scores, so lists are equal. Few rows and
+// many, which a GPU chooses from in different ways.
 TYPED_TEST(RetainTest, SelectionsGoByPosition) {
   const auto run = [&](auto& backend, int32_t all, uint64_t seed) {
     using Any = std::decay_t<decltype(backend)>;
@@ -218,9 +217,9 @@ TYPED_TEST(RetainTest, SumsOfAttention) {
     SCOPED_TRACE(::testing::Message() << Name(type) << " by " << Name(activation));
     const std::vector<float> ours = run(this->backend(), type, activation),
                              want = run(this->reference(), type, activation);
-    // Scores have a deviation of two: of rounded ones (arithmetic.h) a weight is off by 1.2·u in the mean, the largest
-    // by 6·u, and p·(1 − p) of that. Errors of different queries are independent, so a sum of weights is off by less
-    // than its own share of that.
+    // Scores have a deviation of two. If they are rounded (arithmetic.h), a weight is off by 1.2·u in the mean, the
+    // largest by 6·u, and by p·(1 − p) of that. Errors of different queries are independent, so a sum of weights is off
+    // by less than its own share of that.
     const double rounding = TypeParam::AttentionRounding(type), bound = 1e-5 + 4 * rounding;
     ASSERT_EQ(ours.size(), want.size());
     double total = 0;
@@ -229,14 +228,15 @@ TYPED_TEST(RetainTest, SumsOfAttention) {
       if (i >= kHeads * kRows) total += static_cast<double>(ours[i]) - 0.5;
     }
     EXPECT_EQ(ours[0], 0.5f) << "another sequence's";
-    EXPECT_NEAR(total, kShape.heads * (kRows + 1), 0.01 + kShape.heads * rounding) << "every query spends one";
+    EXPECT_NEAR(total, kShape.heads * (kRows + 1), 0.01 + kShape.heads * rounding)
+        << "the weights of every query sum to one";
   };
   for (const StoreType type : {StoreType::kF32, StoreType::kBF16, StoreType::kInt8, StoreType::kInt4})
     check(type, DType::kF32);
   for (const DType activation : TypeParam::kActivations) check(StoreType::kF16, activation);
 }
 
-TYPED_TEST(RetainTest, SurvivorsMoveWithAllThatIsTheirs) {
+TYPED_TEST(RetainTest, SurvivorsKeepEntrySketchAndState) {
   using Tested = typename TypeParam::B;
   for (const int64_t quota : {300, 77, 1}) {
     Random random(10);
@@ -270,7 +270,7 @@ TYPED_TEST(RetainTest, SurvivorsMoveWithAllThatIsTheirs) {
                   priorities[static_cast<size_t>(head * kRows + source)]);
       }
     }
-    // A sketch arrives where its entry does.
+    // The sketch is copied to the row of its entry.
     const std::vector<std::byte> moved = to.Sketches();
     const SketchLayout layout = TestCache<Tested>::kLayout;
     const std::vector<int32_t> stay = Survivors(std::span(priorities).first(kRows), rule, quota);

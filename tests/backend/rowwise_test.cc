@@ -1,5 +1,5 @@
-// Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Where an output is not f32, its
-// rounding comes on top of the bound.
+// Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Outputs that are not f32 add
+// their rounding to the bound.
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -10,9 +10,9 @@ template <class Factory>
 class RowwiseTest : public OpTest<Factory> {};
 TYPED_TEST_SUITE(RowwiseTest, TestedBackends, BackendName);
 
-// |got - want| <= relative · |want| + absolute, everywhere inside the rows; the gaps are untouched. Relative errors and
-// roundings of `got`'s type end at the smallest step of f16.
-void ExpectFetched(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
+// |got - want| <= relative · |want| + absolute inside the rows; the gaps are untouched. Adds the rounding of `got`'s
+// type, at least the smallest step of f16.
+void ExpectClose(const HostTensor& got, const HostTensor& want, float relative, float absolute) {
   const double more = OutputRounding(got.type) * (1 + relative), least = got.type == DType::kF16 ? 0x1p-25 : 0;
   for (int64_t r = 0; r < want.rows; ++r)
     for (int64_t c = 0; c < want.cols; ++c)
@@ -47,12 +47,12 @@ TYPED_TEST(RowwiseTest, EmbedAndPositionsAreExact) {
       const TokenBatch host_batch{count, ids.data(), nullptr, rows.data()};
       this->reference().Embed(Queue::kCompute, host_batch, table.weight(), out.view());
       this->reference().AddPositions(Queue::kCompute, host_batch, positions.weight(), 2, out.view());
-      ExpectFetched(device_out.Fetch(), out, 0, 0);
+      ExpectClose(device_out.Fetch(), out, 0, 0);
     }
   }
 }
 
-// Bound: the order of the sum changes the scale by a few ulp.
+// Bound: another order of the sum changes the scale by a few ulp.
 TYPED_TEST(RowwiseTest, Norms) {
   auto& b = this->backend();
   Random random(2);
@@ -70,9 +70,9 @@ TYPED_TEST(RowwiseTest, Norms) {
       b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
       this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
       this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
-      ExpectFetched(drms.Fetch(), rms, 2e-5f, 1e-6f);
-      // One element has no variance: (x - mean) is rounding noise over √eps.
-      ExpectFetched(dlayer.Fetch(), layer, 2e-5f, n == 1 ? 1e-3f : 2e-4f);
+      ExpectClose(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      // A single element has no variance: (x - mean) is rounding noise divided by √eps.
+      ExpectClose(dlayer.Fetch(), layer, 2e-5f, n == 1 ? 1e-3f : 2e-4f);
     }
   }
 }
@@ -85,10 +85,10 @@ TYPED_TEST(RowwiseTest, NormWorksInPlace) {
   DeviceTensor dx(b, x), dw(b, weight);
   b.RmsNorm(Queue::kCompute, dx, dw, 1e-6f, dx);
   this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-6f, x.view());
-  ExpectFetched(dx.Fetch(), x, 2e-5f, 1e-6f);
+  ExpectClose(dx.Fetch(), x, 2e-5f, 1e-6f);
 }
 
-// The angle is one f32 product, so even at position 131,071 cos and sin must agree to the last bits.
+// The angle is one f32 product, so cos and sin must agree to the last bits even at position 131,071.
 TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
   auto& b = this->backend();
   Random random(4);
@@ -107,8 +107,8 @@ TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
     this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(),
                                 table.view());
     this->reference().Rope(Queue::kCompute, table.view(), x.view());
-    ExpectFetched(dtable.Fetch(), table, 2e-7f, 1e-7f);
-    ExpectFetched(dx.Fetch(), x, 4e-7f, 2e-6f);
+    ExpectClose(dtable.Fetch(), table, 2e-7f, 1e-7f);
+    ExpectClose(dx.Fetch(), x, 4e-7f, 2e-6f);
   }
 }
 
@@ -124,7 +124,7 @@ TYPED_TEST(RowwiseTest, SiluMul) {
     DeviceTensor dgate(b, gate), dup(b, up);
     b.SiluMul(Queue::kCompute, dgate, dup);
     this->reference().SiluMul(Queue::kCompute, gate.view(), up.view());
-    ExpectFetched(dgate.Fetch(), gate, 1e-6f, 1e-30f);
+    ExpectClose(dgate.Fetch(), gate, 1e-6f, 1e-30f);
   }
 }
 
@@ -141,7 +141,7 @@ TYPED_TEST(RowwiseTest, AppendRoundsLikeTheReference) {
       HostTensor keys = HostTensor::Normal(random, DType::kF32, 5, 3 * dim, 1.0f, 9);
       HostTensor values = HostTensor::Normal(random, DType::kF32, 5, 3 * dim, 1e-4f, 2);
       keys.Set(0, 0, -0.0f);
-      keys.Set(0, 1, 65519.0f);  // the largest that still rounds to a finite half
+      keys.Set(0, 1, 65519.0f);  // the largest number that rounds to a finite half
       DeviceTensor dkeys(b, keys), dvalues(b, values);
       DeviceInts dslots(b, slots), drows(b, rows);
       b.Append(Queue::kCompute, {5, nullptr, dslots, drows}, dkeys, dvalues, mine.view());
@@ -150,12 +150,12 @@ TYPED_TEST(RowwiseTest, AppendRoundsLikeTheReference) {
       for (size_t t = 0; t < rows.size(); ++t)
         for (int64_t head = 0; head < 3; ++head)
           ASSERT_EQ(mine.Bytes(slots[t], head, rows[t]), theirs.Bytes(slots[t], head, rows[t]));
-      ASSERT_EQ(mine.Bytes(0, 1, 1)[0], std::byte{0xff}) << "a row that nobody appended was written";
+      ASSERT_EQ(mine.Bytes(0, 1, 1)[0], std::byte{0xff}) << "a row that was not appended was written";
     }
   }
 }
 
-// Codes and headers of the oracle, bit for bit, for numbers that f16 does not hold or that are none.
+// Codes and headers equal the oracle's bit for bit, also for NaN, infinities and numbers beyond the range of f16.
 TYPED_TEST(RowwiseTest, AppendQuantisesLikeTheReference) {
   auto& b = this->backend();
   Random random(7);
@@ -174,7 +174,7 @@ TYPED_TEST(RowwiseTest, AppendQuantisesLikeTheReference) {
         const float offset = scale * static_cast<float>(random.Int(-3, 3));
         for (int64_t c = 0; c < dim; ++c) {
           keys.Set(r, c, random.Normal(scale) + offset);
-          // Few different numbers: constant groups, zeros, steps that end in exact halves.
+          // Few distinct numbers: constant groups, zeros, steps that end in exact halves.
           values.Set(r, c, static_cast<float>(random.Int(0, r % 5)) * 0.5f);
         }
         if (r % 3 == 0) keys.Set(r, random.Int(0, dim - 1), odd[random.Int(0, std::ssize(odd) - 1)]);
@@ -191,7 +191,7 @@ TYPED_TEST(RowwiseTest, AppendQuantisesLikeTheReference) {
   }
 }
 
-// ---- Activations of every type that the backend has; operands that are not activations keep their type.
+// ---- Activations of every type that the backend supports; other operands keep their type
 
 TYPED_TEST(RowwiseTest, EmbedsToEveryType) {
   auto& b = this->backend();
@@ -205,12 +205,12 @@ TYPED_TEST(RowwiseTest, EmbedsToEveryType) {
       DeviceInts dids(b, ids);
       b.Embed(Queue::kCompute, {20, dids, nullptr, nullptr}, dtable, dout);
       this->reference().Embed(Queue::kCompute, {20, ids.data(), nullptr, nullptr}, table.weight(), want.view());
-      ExpectFetched(dout.Fetch(), want, 0, 0);
+      ExpectClose(dout.Fetch(), want, 0, 0);
     }
   }
 }
 
-// From the residual stream, which is f32.
+// The input is the residual stream, which is f32.
 TYPED_TEST(RowwiseTest, NormsToEveryType) {
   auto& b = this->backend();
   Random random(9);
@@ -225,8 +225,8 @@ TYPED_TEST(RowwiseTest, NormsToEveryType) {
       b.LayerNorm(Queue::kCompute, dx, dw, db, 1e-5f, dlayer);
       this->reference().RmsNorm(Queue::kCompute, x.view(), weight.view(), 1e-5f, rms.view());
       this->reference().LayerNorm(Queue::kCompute, x.view(), weight.view(), bias.view(), 1e-5f, layer.view());
-      ExpectFetched(drms.Fetch(), rms, 2e-5f, 1e-6f);
-      ExpectFetched(dlayer.Fetch(), layer, 2e-5f, 2e-4f);
+      ExpectClose(drms.Fetch(), rms, 2e-5f, 1e-6f);
+      ExpectClose(dlayer.Fetch(), layer, 2e-5f, 2e-4f);
     }
   }
 }
@@ -242,7 +242,7 @@ TYPED_TEST(RowwiseTest, RotatesEveryType) {
       DeviceTensor dtable(b, table), dx(b, x);
       b.Rope(Queue::kCompute, dtable, dx);
       this->reference().Rope(Queue::kCompute, table.view(), want.view());
-      ExpectFetched(dx.Fetch(), want, 4e-7f, 2e-6f);
+      ExpectClose(dx.Fetch(), want, 4e-7f, 2e-6f);
     }
   }
 }
@@ -257,7 +257,7 @@ TYPED_TEST(RowwiseTest, SiluMulOfEveryType) {
       DeviceTensor dgate(b, gate), dup(b, up);
       b.SiluMul(Queue::kCompute, dgate, dup);
       this->reference().SiluMul(Queue::kCompute, wide.view(), wide_up.view());
-      ExpectFetched(dgate.Fetch(), wide, 1e-6f, 1e-30f);
+      ExpectClose(dgate.Fetch(), wide, 1e-6f, 1e-30f);
     }
   }
 }
@@ -279,7 +279,7 @@ TYPED_TEST(RowwiseTest, CopiesEveryTypeAsItIs) {
   }
 }
 
-// At places of their own for each head, as in layers that evict.
+// A different row for each head, as in layers that evict.
 TYPED_TEST(RowwiseTest, AppendsEveryType) {
   auto& b = this->backend();
   Random random(13);
@@ -288,13 +288,13 @@ TYPED_TEST(RowwiseTest, AppendsEveryType) {
       const int64_t dim = 72;
       TestEntries mine(b, {type, 2, dim}, 2, 300, random);
       TestEntries theirs(this->reference(), {type, 2, dim}, 2, 300, random);
-      const std::vector<int32_t> slots = {1, 0, 1}, rows = {299, 299, 299}, places = {3, 280, 255, 256, 0, 3};
+      const std::vector<int32_t> slots = {1, 0, 1}, rows = {299, 299, 299}, own_rows = {3, 280, 255, 256, 0, 3};
       HostTensor keys = HostTensor::Normal(random, from, 3, 2 * dim, 1.0f, 9), wide_keys = keys.As(DType::kF32);
       HostTensor values = HostTensor::Normal(random, from, 3, 2 * dim, 3.0f, 2), wide_values = values.As(DType::kF32);
       DeviceTensor dkeys(b, keys), dvalues(b, values);
-      DeviceInts dslots(b, slots), drows(b, rows), dplaces(b, places);
-      b.Append(Queue::kCompute, {3, nullptr, dslots, drows, nullptr, dplaces, 2}, dkeys, dvalues, mine.view());
-      this->reference().Append(Queue::kCompute, {3, nullptr, slots.data(), rows.data(), nullptr, places.data(), 2},
+      DeviceInts dslots(b, slots), drows(b, rows), device_own_rows(b, own_rows);
+      b.Append(Queue::kCompute, {3, nullptr, dslots, drows, nullptr, device_own_rows, 2}, dkeys, dvalues, mine.view());
+      this->reference().Append(Queue::kCompute, {3, nullptr, slots.data(), rows.data(), nullptr, own_rows.data(), 2},
                                wide_keys.view(), wide_values.view(), theirs.view());
       for (int64_t slot = 0; slot < 2; ++slot)
         for (int64_t head = 0; head < 2; ++head)

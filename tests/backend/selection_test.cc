@@ -1,5 +1,5 @@
-// Sketch, select, attend: every operation against the oracle, over random settings. Integer sketches score exactly, so
-// their selections are compared for equality; a bf16 sketch may differ where a row stands at the edge.
+// Sketches, selection and attention to the selection: every operation against the oracle, over random settings. Integer
+// sketches have exact scores, so selections are compared for equality; with bf16 sketches a row at the edge may differ.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include "backend/backends.h"
 #include "backend/operands.h"
 #include "backend/selections.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
 #include "sanitized.h"
 
 namespace infinigen {
@@ -24,7 +24,7 @@ struct Shape {
   int64_t kv_heads = 2, group = 4, dims = 24, head_dim = 64;
 };
 
-// The sketches of one layer, in memory of a backend; heads and slots lie apart.
+// The sketches of one layer, in memory of a backend; there are gaps between heads and slots.
 template <class B>
 class TestSketches {
  public:
@@ -78,7 +78,8 @@ class TestBasis {
   DeviceBytes<B> query_, key_, offset_;
 };
 
-// Random sketches of `rows` rows in every slot, made once by the oracle from normal numbers; the same bytes in both.
+// Random sketches of `rows` rows in every slot, computed by the oracle from normal numbers; both backends have the same
+// bytes.
 template <class B>
 class Scene {
  public:
@@ -89,7 +90,7 @@ class Scene {
         shape_(shape),
         mine_(backend, shape, slots, rows),
         theirs_(reference, shape, slots, rows) {
-    // The basis is the identity on the first columns: keys are the numbers themselves.
+    // The basis is the identity on the first columns: sketches are the keys themselves.
     const int64_t per_head = shape.dims * shape.dims;
     std::vector<float> identity(static_cast<size_t>(shape.kv_heads * per_head));
     for (int64_t h = 0; h < shape.kv_heads; ++h)
@@ -101,8 +102,8 @@ class Scene {
     std::iota(at.begin(), at.end(), 0);
     for (int64_t slot = 0; slot < slots; ++slot) {
       for (int64_t r = 0; r < rows; ++r) keys.Set(r, slot % keys.cols, random.Normal(key_scale));
-      const std::vector<int32_t> whose(at.size(), static_cast<int32_t>(slot));
-      reference.AppendSketches(Queue::kCompute, {rows, nullptr, whose.data(), at.data()}, keys.view(), basis,
+      const std::vector<int32_t> row_slots(at.size(), static_cast<int32_t>(slot));
+      reference.AppendSketches(Queue::kCompute, {rows, nullptr, row_slots.data(), at.data()}, keys.view(), basis,
                                theirs_.view());
     }
     mine_.Put(theirs_.Get());
@@ -142,9 +143,9 @@ class Scene {
   TestSketches<ReferenceBackend> theirs_;
 };
 
-// ---- Making sketches.
+// ---- Making sketches
 
-// Sketches of keys of type `activation`: appended ones are the oracle's within a rounding.
+// Appended sketches of keys of type `activation` equal the oracle's up to one rounding.
 template <class B>
 void CheckAppended(B& backend, ReferenceBackend& reference, SketchType type, bool per_slot, int64_t dims,
                    DType activation, Random& random) {
@@ -159,23 +160,23 @@ void CheckAppended(B& backend, ReferenceBackend& reference, SketchType type, boo
   keys.Set(4, 1, std::numeric_limits<float>::quiet_NaN());
   for (int64_t c = 0; c < keys.cols; ++c) keys.Set(5, c, 0.0f);
   HostTensor wide = keys.As(DType::kF32);
-  std::vector<int32_t> whose(count), at(count);
+  std::vector<int32_t> row_slots(count), at(count);
   for (int32_t i = 0; i < count; ++i) {
-    whose[static_cast<size_t>(i)] = i / 20 % 3;
+    row_slots[static_cast<size_t>(i)] = i / 20 % 3;
     at[static_cast<size_t>(i)] = i;
   }
   DeviceTensor dkeys(backend, keys);
-  DeviceInts dslots(backend, whose), drows(backend, at);
+  DeviceInts dslots(backend, row_slots), drows(backend, at);
   backend.AppendSketches(Queue::kCompute, {count, nullptr, dslots, drows}, dkeys, basis.view(), mine.view());
-  reference.AppendSketches(Queue::kCompute, {count, nullptr, whose.data(), at.data()}, wide.view(), other.view(),
+  reference.AppendSketches(Queue::kCompute, {count, nullptr, row_slots.data(), at.data()}, wide.view(), other.view(),
                            theirs.view());
-  // Poison stays where nothing was appended, and numbers agree to a step of their type.
+  // Poison remains where nothing was appended; numbers agree up to a step of their type.
   const std::vector<std::byte> a = mine.Get(), b = theirs.Get();
   std::vector<std::byte> copy = a;
   const LayerSketches view{mine.view().layout, copy.data(), mine.view().head_stride, mine.view().slot_stride};
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      const int64_t slot = whose[static_cast<size_t>(i)];
+      const int64_t slot = row_slots[static_cast<size_t>(i)];
       const std::byte* block = view.Block(slot, head, i / kSketchBlock);
       const std::byte* oracle = b.data() + (block - copy.data());
       const auto got = LoadSketch(view.layout, block, i % kSketchBlock);
@@ -192,7 +193,7 @@ void CheckAppended(B& backend, ReferenceBackend& reference, SketchType type, boo
   for (size_t i = 0; i < a.size(); ++i) {
     same += a[i] == b[i] ? 1 : 0;
     if (b[i] == std::byte{0xff} && a[i] != b[i]) {
-      // An untouched byte of the oracle may be a stored 0xff only inside integer units.
+      // An untouched byte of the oracle may equal a stored 0xff only inside integer units.
       ASSERT_NE(type, SketchType::kBF16);
     }
   }
@@ -240,7 +241,7 @@ TYPED_TEST(SelectionTest, QuerySketchesMatchTheOracle) {
     CheckQuerySketches(this->backend(), this->reference(), 4, 24, activation, random);
 }
 
-// ---- Selecting.
+// ---- Selection
 
 TYPED_TEST(SelectionTest, RandomSettings) {
   Random random(44);
@@ -269,7 +270,7 @@ TYPED_TEST(SelectionTest, RandomSettings) {
   }
 }
 
-// Long enough for a sampled floor: flat scores and peaked ones, forced counts, caps and thresholds.
+// Enough rows for a sampled floor: flat and peaked scores, forced counts, caps and thresholds.
 TYPED_TEST(SelectionTest, ThousandsOfRows) {
   Random random(45);
   for (const SketchType type : kSketchTypes) {
@@ -295,7 +296,7 @@ TYPED_TEST(SelectionTest, ThousandsOfRows) {
   }
 }
 
-// A sample that misleads: the best rows lie together, where few or all samples fall.
+// A misleading sample: the best rows are adjacent, where few or all samples fall.
 TYPED_TEST(SelectionTest, ClusteredRows) {
   Random random(46);
   const Shape shape{SketchType::kInt8, 1, 1, 8};
@@ -329,7 +330,7 @@ TYPED_TEST(SelectionTest, ClusteredRows) {
   }
 }
 
-// Equal scores everywhere: the newest rows are taken.
+// Equal scores everywhere: the newest rows are chosen.
 TYPED_TEST(SelectionTest, TiesGoToTheNewer) {
   Random random(47);
   const Shape shape{SketchType::kInt8, 1, 2, 8};
@@ -354,7 +355,7 @@ TYPED_TEST(SelectionTest, TiesGoToTheNewer) {
   }
 }
 
-// Queries that are not numbers: nothing crashes, lists are legal and as the oracle's.
+// NaN and infinite queries: nothing crashes, and lists are valid and equal the oracle's.
 TYPED_TEST(SelectionTest, ScoresThatAreNotNumbers) {
   Random random(48);
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -362,7 +363,7 @@ TYPED_TEST(SelectionTest, ScoresThatAreNotNumbers) {
     const Shape shape{type, 1, 2, 16};
     Scene scene(this->backend(), this->reference(), shape, 1, 5000, random);
     for (const float bad : {nan, kInfinity, -kInfinity, 3e38f}) {
-      // Products that overflow are infinite unless fused into their sum: not the same on every target.
+      // Products that overflow are infinite unless fused into their sum, which differs between targets.
       if (type == SketchType::kBF16 && std::isfinite(bad)) continue;
       for (const int64_t heads : {1, 2}) {
         HostTensor queries = scene.Queries(random, 2, 1.0f);
@@ -387,7 +388,7 @@ TYPED_TEST(SelectionTest, HugeAndTinyKeys) {
   }
 }
 
-// ---- Attending to what was selected.
+// ---- Attention to a selection
 
 // Entries of `lengths[s]` rows in both backends.
 template <class B>
@@ -413,7 +414,7 @@ class EntryScene {
     }
   }
 
-  // A random ascending list for every (token, head), with the current row.
+  // A random ascending list for every (token, head), including the current row.
   void Lists(const Batch& batch, double keep, Random& random) {
     capacity_ = batch.longest();
     rows_.assign(static_cast<size_t>(batch.count() * layout_.kv_heads * capacity_), -1);
@@ -430,7 +431,7 @@ class EntryScene {
   HostTensor Queries(const Batch& batch, Random& random) const {
     return HostTensor::Normal(random, activation_, batch.count(), shape_.heads * layout_.head_dim, 1.0f, 3);
   }
-  // As a backend takes activations: the oracle's are f32.
+  // Converts queries to the backend's activation type; the oracle's are f32.
   template <class Any>
   HostTensor As(const HostTensor& activations) const {
     return activations.As(std::is_same_v<Any, ReferenceBackend> ? DType::kF32 : activation_);
@@ -531,7 +532,7 @@ TYPED_TEST(SelectionTest, AttendsToTheListedRows) {
       CheckListed<TypeParam>(this->backend(), this->reference(), {type, 2, 64}, 4, activation, random);
 }
 
-// The list of all rows is plain attention, bit for bit; lengths around blocks (64), extents (256), chunks (1,024).
+// Selecting all rows equals full attention bit for bit; lengths around blocks (64), extents (256) and chunks (1,024).
 TYPED_TEST(SelectionTest, AllRowsAreFullAttention) {
   Random random(51);
   for (const StoreType type : kStoreTypes) {
@@ -550,7 +551,7 @@ TYPED_TEST(SelectionTest, AllRowsAreFullAttention) {
   }
 }
 
-// ---- Measuring.
+// ---- Measurements
 
 TYPED_TEST(SelectionTest, ExactSelectionMatchesTheOracle) {
   Random random(52);

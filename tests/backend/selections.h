@@ -1,4 +1,4 @@
-// What tests of selection share: random rules, a call of any select operation with its outcome, and comparisons.
+// Helpers for tests of selection: random rules, a call of any select operation with its outcome, and comparisons.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace infinigen {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Memory of a backend, uninitialised bytes set to 0xff.
+// Memory of a backend, initialised to bytes of 0xff.
 template <class B>
 class DeviceBytes {
  public:
@@ -69,7 +69,7 @@ Outcome RunSelect(B& backend, const Batch& batch, const std::vector<SelectRule>&
   DeviceBytes<B> drules(backend, rules.size() * sizeof(SelectRule));
   DeviceBytes<B> totals(backend, rules.size() * sizeof(SelectionTotals));
   drules.Put(rules);
-  totals.Put(std::vector<SelectionTotals>(rules.size(), SelectionTotals{7, 5, 3}));  // added to, not set
+  totals.Put(std::vector<SelectionTotals>(rules.size(), SelectionTotals{7, 5, 3}));  // totals are added to, not set
   DeviceInts slots(backend, batch.slots), tokens(backend, batch.rows);
   call.rules = drules.template as<SelectRule>();
   call.totals = totals.template as<SelectionTotals>();
@@ -97,7 +97,7 @@ inline void ExpectSame(const Outcome& got, const Outcome& want) {
   }
 }
 
-// Lists are legal, of nearly the wanted length and nearly the same rows.
+// Lists are valid, of nearly the expected length, and contain nearly the same rows.
 inline void ExpectAlike(const Outcome& got, const Outcome& want) {
   ASSERT_EQ(got.rows.size(), want.rows.size());
   for (size_t i = 0; i < want.rows.size(); ++i) {

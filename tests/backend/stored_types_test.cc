@@ -1,5 +1,5 @@
-// Weights in blocks: the reference computes with every stored type, by the numbers that DecodeRow gives; the CPU
-// backend refuses by name what it has no product for.
+// Block-quantised weights: the reference multiplies by every stored type, with the numbers that DecodeRow gives; the
+// CPU backend rejects, by name, the types it cannot multiply by.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,14 +46,14 @@ TEST(StoredTypes, ReferenceProductsOfBlocksAreThoseOfTheirNumbers) {
   HostTensor x = HostTensor::Normal(random, DType::kF32, 5, 96), bias = HostTensor::Normal(random, DType::kF32, 1, 7);
   for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kRelu}) {
     HostTensor got = HostTensor::Normal(random, DType::kF32, 5, 7), want = got;
-    const WeightView placed = backend.Load(weight.view).value();
-    const Projection blocks{placed, bias.view(), got.view(), epilogue};
+    const WeightView loaded = backend.Load(weight.view).value();
+    const Projection blocks{loaded, bias.view(), got.view(), epilogue};
     const Projection plain{weight.plain.weight(), bias.view(), want.view(), epilogue};
     backend.MatMul(Queue::kCompute, x.view(), {&blocks, 1});
     backend.MatMul(Queue::kCompute, x.view(), {&plain, 1});
     ExpectEqual(got, want);
     if (epilogue != Epilogue::kRelu) {
-      EXPECT_NE(got.At(0, 0), got.At(1, 0)) << "something was computed";
+      EXPECT_NE(got.At(0, 0), got.At(1, 0)) << "the product is not constant";
     }
   }
 }
@@ -78,10 +78,10 @@ TEST(StoredTypes, TheCpuRefusesBlocksByName) {
   Random random(3);
   CpuBackend backend(1);
   BlockMatrix weight(random, 2, 32);
-  const Result<WeightView> placed = backend.Load(weight.view);
-  ASSERT_FALSE(placed.ok());
-  EXPECT_EQ(placed.error().kind, ErrorKind::kUnsupported);
-  EXPECT_THAT(placed.error().message, testing::HasSubstr("q8_0"));
+  const Result<WeightView> loaded = backend.Load(weight.view);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().kind, ErrorKind::kUnsupported);
+  EXPECT_THAT(loaded.error().message, testing::HasSubstr("q8_0"));
   for (const WeightType type : {WeightType::kF32, WeightType::kF16, WeightType::kBF16})
     EXPECT_TRUE(backend.Load(WeightView(weight.bytes.data(), type, 1, 8)).ok()) << Name(type);
 }

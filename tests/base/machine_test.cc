@@ -38,7 +38,7 @@ TEST_F(Cgroup, TheTightestAncestorCounts) {
   Write("/a/memory.stat", "anon 500\ninactive_file 60\nactive_file 40\n");
   Write("/a/b/memory.max", "max\n");
   Write("/a/b/memory.current", "10\n");
-  EXPECT_EQ(CgroupAvailable(root_, "/a/b", true), 400u) << "page cache is free memory";
+  EXPECT_EQ(CgroupAvailable(root_, "/a/b", true), 400u) << "page cache counts as free memory";
   EXPECT_EQ(CgroupAvailable(root_, "/elsewhere", true), std::nullopt);
 }
 
@@ -48,7 +48,7 @@ TEST_F(Cgroup, VersionOneSaysUnlimitedAsAHugeNumber) {
   EXPECT_EQ(CgroupAvailable(root_, "/", false), std::nullopt);
   Write("/a/memory.limit_in_bytes", "100\n");
   Write("/a/memory.usage_in_bytes", "150\n");
-  EXPECT_EQ(CgroupAvailable(root_, "/a", false), 0u) << "over the limit is nothing left, not a wrap";
+  EXPECT_EQ(CgroupAvailable(root_, "/a", false), 0u) << "usage above the limit leaves 0 and does not wrap";
 }
 
 TEST(Machine, ThisMachineAnswers) {

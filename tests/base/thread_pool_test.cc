@@ -35,8 +35,8 @@ TEST(ThreadPool, WritesAreVisibleToTheCallerAfterRun) {
   }
 }
 
-// More threads than cores, and loops of few short tasks: workers come late all the time and must neither run a stale
-// loop nor miss a fresh one.
+// More threads than cores, and loops of few short tasks: workers often arrive late. They must not run an old loop or
+// miss a new one.
 TEST(ThreadPool, LateWorkersDoNoHarm) {
   ThreadPool pool(8);
   for (int round = 0; round < 20000; ++round) {
@@ -46,7 +46,7 @@ TEST(ThreadPool, LateWorkersDoNoHarm) {
   }
 }
 
-// The end comes to workers that have not started yet, that spin, or that are inside the last loop.
+// The destructor meets workers that have not started, that spin, or that are inside the last loop.
 TEST(ThreadPool, EndsRightAfterALoop) {
   for (int round = 0; round < 3000; ++round) {
     ThreadPool pool(4);
@@ -59,7 +59,7 @@ TEST(ThreadPool, EndsRightAfterALoop) {
 TEST(ThreadPool, WakesAfterSleeping) {
   ThreadPool pool(2);
   for (int round = 0; round < 3; ++round) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // far beyond the spinning time
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // far longer than the spinning time
     std::atomic<int64_t> sum{0};
     pool.Run(10, [&](int64_t task, int) { sum += task; });
     EXPECT_EQ(sum.load(), 45);

@@ -40,7 +40,7 @@ TEST(Utf8, FindsIncompleteTail) {
   EXPECT_EQ(IncompleteUtf8Tail(emoji.substr(0, 2)), 1U);
   EXPECT_EQ(IncompleteUtf8Tail("\xFF"), 0U);
   EXPECT_EQ(IncompleteUtf8Tail("\x9F\x98\x80"), 0U);
-  EXPECT_EQ(IncompleteUtf8Tail("\xED\xA0"), 0U);  // a surrogate: no byte can complete it
+  EXPECT_EQ(IncompleteUtf8Tail("\xED\xA0"), 0U);  // a surrogate, which no byte can complete
 }
 
 TEST(Utf8, ValidPrefixStopsAtTheFirstBadByte) {
@@ -58,7 +58,7 @@ TEST(Quoted, EscapesWhatCouldDisturbAMessage) {
   EXPECT_EQ(Quoted("plain é 漢 😀"), "'plain é 漢 😀'");
   EXPECT_EQ(Quoted("a\nb\x7f"), "'a\\x0ab\\x7f'");
   EXPECT_EQ(Quoted("\x1b[2J\xff\xe6\xbc"), "'\\x1b[2J\\xff\\xe6\\xbc'") << "malformed bytes";
-  EXPECT_EQ(Quoted("a\u0085b\u202Ec"), "'a\\xc2\\x85b\\xe2\\x80\\xaec'") << "a line end and a change of direction";
+  EXPECT_EQ(Quoted("a\u0085b\u202Ec"), "'a\\xc2\\x85b\\xe2\\x80\\xaec'") << "a line end and a direction mark";
 }
 
 TEST(Quoted, CutsBetweenCharacters) {

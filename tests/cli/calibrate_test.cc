@@ -1,4 +1,6 @@
 // `infinigen calibrate`: the file it writes and what it says.
+#include "model/calibrate.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,10 +9,10 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
-#include "runtime/skew_store.h"
+#include "model/calibrate.h"
+#include "runtime/launch.h"
 
 namespace infinigen {
 namespace {

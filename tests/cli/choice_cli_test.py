@@ -101,7 +101,7 @@ class Choice(Case):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
-        self.assertRegex(err.decode(), r"interrupted: [1-9]\d* of 300 questions are done, the numbers are theirs\n$")
+        self.assertRegex(err.decode(), r"interrupted: the results are for [1-9]\d* of 300 questions\n$")
         self.assertIn(b"| many | 0 | full |", out)
 
 

@@ -291,7 +291,7 @@ class Text(Case):
         self.assertIn(b"standard output", process.stderr)
 
     def test_nobody_hears_what_is_said_beside(self):
-        """stderr on a full disk, closed, or a pipe that nobody reads: what goes to stdout, and the exit code, are as ever."""
+        """stderr on a full disk, closed, or a pipe that is not read: stdout and the exit code do not change."""
         expected = subprocess.run([BINARY, *map(str, self.common)], capture_output=True).stdout
         with open("/dev/full", "wb") as full:
             process = subprocess.run([BINARY, *map(str, self.common)], stdout=subprocess.PIPE, stderr=full)

@@ -123,7 +123,7 @@ class Compare(Case):
         self.assertGreater(full["ppl"], 1)
         lines = self.compare(*arguments).out.splitlines()
         self.assertIn("not measured because", lines[0])
-        self.assertRegex(lines[2], r"^\| infinigen \|  \|.*at least one dense layer")
+        self.assertRegex(lines[2], r"^\| infinigen \|  \|.*the first layer must be dense")
         self.assertRegex(lines[3], r"^\| full \| \d.* \|  \|$")
         rows = list(csv.DictReader(io.StringIO(self.compare(*arguments, "--format", "csv").out)))
         self.assertEqual([row["error"] for row in rows], [infinigen["error"], ""])

@@ -103,7 +103,7 @@ class Ppl(Case):
         self.assertIn("share of a step's selection that was selected before too:", text)
         self.assertNotIn("chunks", self.ppl("--json", "--limit-tokens", 64).json())
         self.assert_error(self.ppl("--kv", "full", "--step-overlap"), 1, "select")
-        self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "keep every entry")
+        self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "evicts nothing")
 
     def test_limit_and_environment(self):
         self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)
@@ -140,7 +140,7 @@ class Ppl(Case):
 
     def test_interrupt_says_so(self):
         out, err = self.interrupted()
-        self.assertRegex(err, r"^infinigen: interrupted: [1-9]\d* of \d+ windows are done, the numbers are theirs\n$")
+        self.assertRegex(err, r"^infinigen: interrupted: the results are for [1-9]\d* of \d+ windows\n$")
         self.assertRegex(out, r"^ppl \d")
 
 
@@ -177,7 +177,7 @@ class Needle(Case):
         run = Run(*arguments)
         self.assertEqual((run.code, run.err), (0, ""), run)
         self.assertNotIn("\x1b", run.out)
-        text, picture = run.out.split("\nWhere each layer looked")
+        text, picture = run.out.split("\nWhat each layer attended to")
         self.assertLessEqual(text.count("\n"), 25)
         self.assertEqual(len(re.findall(r"^ +\d+ [ ·░▒▓█]+$", picture, re.M)), 12, picture)
         self.assertIn("^ the code", picture)
@@ -260,13 +260,13 @@ class Needle(Case):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
-        self.assertRegex(err.decode(), r"interrupted: \d+ of 100000 cases are done")
+        self.assertRegex(err.decode(), r"interrupted: the results are for \d+ of 100000 cases")
         self.assertIn(b"| context |", out)
 
     def test_errors(self):
         self.assert_error(self.needle("--n", 0), 2)
         self.assert_error(self.needle("--lengths", "10"), 2, 64)
-        self.assert_error(self.needle("--show", "--json"), 2, "exclude")
+        self.assert_error(self.needle("--show", "--json"), 2, "cannot be combined")
         self.assert_error(self.needle("--lengths", 128, "--facts", 24), 1, "24 facts")
         self.assert_error(self.needle("--depth", "middle"), 2, "uniform")
         self.assert_error(self.needle("--family", "single,frob"), 2, "frob", "multi-value")
@@ -275,7 +275,7 @@ class Needle(Case):
         self.assert_error(self.needle("--heatmap", self.path("none/map.svg")), 1, "none/map.svg")
         for name in ("map.png", "map", "map.svg.png"):
             self.assert_error(self.needle("--heatmap", self.path(name)), 2, name, "does not end in .svg")
-        self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "no room")
+        self.assert_error(self.needle("--family", "words", "--lengths", 100), 1, "too few for 3 facts")
 
 
 if __name__ == "__main__":

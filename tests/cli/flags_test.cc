@@ -12,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// One command line with every kind of flag; what it says on stderr is kept.
+// One command line with every kind of flag; its stderr is captured.
 struct FlagLine {
   std::string text = "unset", choice = "a";
   std::vector<std::string> list;
@@ -39,7 +39,7 @@ struct FlagLine {
   }
 };
 
-// A variable for the length of a test.
+// Sets an environment variable for the duration of a test.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
@@ -95,14 +95,14 @@ TEST(Flags, UsageErrorsAreOneLineAndTwo) {
       {{"-n", "x"}, "'x' is not a whole number"},
       {{"-n", "1.5"}, "'1.5' is not a whole number"},
       {{"-n", "99999999999999999999"}, "is not a whole number"},
-      {{"-n", "11"}, "11 is too large, the most is 10"},
-      {{"-n", "-2"}, "-2 is too small, the least is -1"},
+      {{"-n", "11"}, "11 is too large, the maximum is 10"},
+      {{"-n", "-2"}, "-2 is too small, the minimum is -1"},
       {{"--real", "0"}, "must be more than 0"},
       {{"--real", "nan"}, "'nan' is not a number"},
       {{"--real", "1.01"}, "too large"},
       {{"--choice", "c"}, "'c' is unknown, it can be a|b"},
       {{"-n"}, "--number"},
-      {{"--file", "f", "-x", "t"}, "--text-flag and --file exclude each other"},
+      {{"--file", "f", "-x", "t"}, "--text-flag and --file cannot be combined"},
   };
   for (const auto& [arguments, expected] : cases) {
     FlagLine line;

@@ -181,8 +181,8 @@ class Selecting(Case):
                              (("--kv-select", "x"), "sketch"), (("--kv-force-count", "0"), "1")):
             self.assert_error(Run(*good, *flags), 2, flags[0], words)
         for flags, words in ((("--kv-select", "quest", "--kv-columns", "prompt"), "quest"),
-                             (("--kv-evict", "lru"), "lru"), (("--kv-hot", "1GiB"), "GPU"),
-                             (("--kv-force-hits", "0.5"), "GPU"), (("--kv-from", "prev-mid", "--kv-dense-layers", "0"), "dense"),
+                             (("--kv-evict", "lru"), "lru"), (("--kv-hot", "1GiB"), "--device cuda"),
+                             (("--kv-force-hits", "0.5"), "--device cuda"), (("--kv-from", "prev-mid", "--kv-dense-layers", "0"), "dense"),
                              (("--kv-columns", "prompt", "--kv-projection", "pair"), "rotation"),
                              (("-c", "400", *SMALL, "--kv-skew", self.path("none.skew")), "none.skew")):
             self.assert_error(Run(*good, *flags), 1, words)

@@ -47,8 +47,8 @@ TEST(PromptLines, EmptyPromptsAreTheTokenizersBusiness) {
 }
 
 TEST(PromptLines, ErrorsNameFileLineAndReason) {
-  EXPECT_EQ(ErrorOf(""), "p.jsonl: holds no prompt");
-  EXPECT_EQ(ErrorOf("\n \n"), "p.jsonl: holds no prompt");
+  EXPECT_EQ(ErrorOf(""), "p.jsonl: contains no prompt");
+  EXPECT_EQ(ErrorOf("\n \n"), "p.jsonl: contains no prompt");
   EXPECT_THAT(ErrorOf("\"a\"\n{\"prompt\": \"b\", \"temperature\": 1}"),
               HasSubstr("p.jsonl:2: unknown field 'temperature'"));
   EXPECT_THAT(ErrorOf("{\"prompt\": \"a\", \"prompt_ids\": [1]}"), HasSubstr("either \"prompt\" or \"prompt_ids\""));
@@ -60,9 +60,9 @@ TEST(PromptLines, ErrorsNameFileLineAndReason) {
   EXPECT_THAT(ErrorOf("[1, 2147483648]"), HasSubstr("the id 2147483648"));
   EXPECT_THAT(ErrorOf("[1.5]"), HasSubstr("the number 1.5"));
   EXPECT_THAT(ErrorOf("[[1]]"), HasSubstr("a list where a token id"));
-  EXPECT_THAT(ErrorOf("[1"), HasSubstr("p.jsonl:1: no valid JSON at column"));
-  EXPECT_THAT(ErrorOf("\"a\" \"b\""), HasSubstr("no valid JSON"));
-  EXPECT_THAT(ErrorOf("\"\xff\""), HasSubstr("no valid JSON")) << "text must be UTF-8";
+  EXPECT_THAT(ErrorOf("[1"), HasSubstr("p.jsonl:1: invalid JSON at column"));
+  EXPECT_THAT(ErrorOf("\"a\" \"b\""), HasSubstr("invalid JSON"));
+  EXPECT_THAT(ErrorOf("\"\xff\""), HasSubstr("invalid JSON")) << "text must be UTF-8";
   EXPECT_THAT(ErrorOf("7"), HasSubstr("a number where text, a list of token ids or an object is expected"));
   EXPECT_THAT(ErrorOf("null"), HasSubstr("null where"));
   EXPECT_THAT(ErrorOf("{\"prompt\": \"a\", \"n\": -2}"), HasSubstr("\"n\" is -2"));
@@ -77,7 +77,7 @@ TEST(PromptLines, ForeignNamesAreQuotedEscapedAndShort) {
 }
 
 TEST(PromptLines, BytesBehindAZeroByteAreNotIgnored) {
-  EXPECT_EQ(ErrorOf(std::string("\"a\"\0b", 5)), "p.jsonl:1: no valid JSON at column 4");
+  EXPECT_EQ(ErrorOf(std::string("\"a\"\0b", 5)), "p.jsonl:1: invalid JSON at column 4");
 }
 
 TEST(PromptLines, DepthAndCountAreBounded) {

@@ -1,6 +1,4 @@
-// What people read on stderr.
-#include "cli/terminal.h"
-
+// The progress line and the messages on stderr.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +17,7 @@ TEST(Terminal, ProgressLine) {
   EXPECT_THAT(ProgressLine(0.01, 100000, 10), HasSubstr("ETA 16:30"));
 }
 
-// Where stderr is no terminal, warnings and notices are lines, and nothing else appears.
+// If stderr is not a terminal, only warnings and notices are printed, one line each.
 TEST(Terminal, CallbacksWithoutATerminal) {
   Terminal terminal;
   const Callbacks callbacks = terminal.callbacks();

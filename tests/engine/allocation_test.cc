@@ -1,5 +1,5 @@
-// Decode allocates nothing: neither from the heap nor from the system, through every extent and block that a sequence
-// grows into. Counted at operator new and at mmap, for the whole program.
+// Decode steps allocate no memory, neither from the heap nor from the system, also when a sequence enters a new extent
+// or block. Counted at operator new and mmap, for the whole program.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -56,7 +56,7 @@ KvMethod Sparse(GuessSource from, bool mean, const SelectMethod* select = &kSele
   return method;
 }
 
-// Of 1,020 to 1,220 tokens about 300 stay, so that most steps evict.
+// About 300 of 1,020 to 1,220 tokens are retained, so that most steps evict.
 KvMethod Limited(const RetainPolicy& policy, GuessSource from) {
   KvMethod method = Sparse(from, false, policy.needs_selection() ? &kSelectSketch : &kSelectAll);
   method.retain = &policy;
@@ -66,7 +66,7 @@ KvMethod Limited(const RetainPolicy& policy, GuessSource from) {
 
 class Allocation : public testing::TestWithParam<Case> {};
 
-TEST_P(Allocation, AStepTakesNothing) {
+TEST_P(Allocation, AStepAllocatesNothing) {
   ModelConfig config{.name = "test",
                      .hidden = 64,
                      .heads = 8,
@@ -79,7 +79,7 @@ TEST_P(Allocation, AStepTakesNothing) {
                      .ropes = {RopeConfig()}};
   LayerSpec spec = PlainLayer(config.head_dim);
   config.SetLayers(3, spec);
-  config.specs[1].qk_norm = true;
+  config.specs[1].qk_norm = QkNorm::kHead;
   const Weights weights = RandomWeights(config, DType::kBF16, 1, 1).value();
   SketchMatrices basis{.query = std::vector<float>(2 * 16 * 8, 0.25f),
                        .key = std::vector<float>(2 * 16 * 8, 0.25f),
@@ -98,7 +98,7 @@ TEST_P(Allocation, AStepTakesNothing) {
                     .max_new_tokens = 1000,
                     .ignore_eos = true};
     request.sampling.temperature = 0;
-    // From the step on in which all decode, to the last but one: nobody comes or goes in between.
+    // From the first step in which all requests decode to the last but one; no request begins or ends in between.
     request.on_token = [&](RequestId, int32_t) {
       ++tokens;
       if (tokens == 30) first = allocations;
@@ -122,6 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, Allocation,
                                          Case{"prev_step", Sparse(GuessSource::kPrevStep, false)},
                                          Case{"quest", Sparse(GuessSource::kSelf, false, &kSelectQuest)},
                                          Case{"quest_mid", Sparse(GuessSource::kPrevMid, true, &kSelectQuest)},
+                                         Case{"page_mean", Sparse(GuessSource::kSelf, false, &kSelectPageMean)},
                                          Case{"counter", Limited(kRetainCounter, GuessSource::kSelf)},
                                          Case{"lru_mid", Limited(kRetainLru, GuessSource::kPrevMid)},
                                          Case{"h2o", Limited(kRetainH2o, GuessSource::kSelf)}),

@@ -1,4 +1,4 @@
-// The engine's rules against a fake executor.
+// The engine's rules, tested with a fake executor.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -33,10 +33,11 @@ TEST(Engine, PrefillUnitsAlternateWithDecodeSteps) {
   ASSERT_TRUE(engine.Submit(client.Make({2}, 2)).ok());
   while (engine.RunOnce()) {
   }
-  EXPECT_EQ(executor.log, "ppp1p1p1p211") << "a running stream waits for one unit at a time, never for a whole prompt";
+  EXPECT_EQ(executor.log, "ppp1p1p1p211")
+      << "a decoding request waits for one unit at a time, never for a whole prompt";
 }
 
-TEST(Engine, StopsAtLengthContextEosAndClientsWord) {
+TEST(Engine, StopsAtLengthContextEosAndOnRequestOfTheClient) {
   FakeExecutor executor(6, 4, 1000);
   FakeClient client;
   Engine engine(executor);
@@ -66,7 +67,7 @@ TEST(Engine, StopsAtLengthContextEosAndClientsWord) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
+TEST(Engine, RejectsRequestsThatCanNeverRun) {
   FakeExecutor executor(4, 1, 1000);
   FakeClient client;
   Engine engine(executor);
@@ -79,7 +80,7 @@ TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
   EXPECT_FALSE(engine.RunOnce());
 }
 
-TEST(Engine, WaitsForQuotaInOrderAndGivesUpOnlyWhenWaitingCannotHelp) {
+TEST(Engine, WaitsForMemoryInOrderAndFailsOnlyWhenWaitingCannotHelp) {
   FakeExecutor executor(100, 4, 20);
   FakeClient client;
   std::vector<int32_t> finished;
@@ -94,7 +95,7 @@ TEST(Engine, WaitsForQuotaInOrderAndGivesUpOnlyWhenWaitingCannotHelp) {
   };
   submit({1}, 15);  // 15 rows
   submit({2}, 10);  // must wait
-  submit({3}, 2);   // would fit, but does not overtake
+  submit({3}, 2);   // would fit, but must not overtake
   submit({4}, 50);  // never fits
   submit({5}, 2);
   while (engine.RunOnce()) {
@@ -142,8 +143,8 @@ TEST(Engine, AFailingPrefillEndsItsRequestWithTheReason) {
   EXPECT_TRUE(executor.clean());
 }
 
-// A conversation of `turns`: each prompt is the one before, its answer, and something new.
-TEST(Engine, KeptRowsAreNotComputedAgain) {
+// A conversation of `turns`: each prompt is the previous one, its answer, and new tokens.
+TEST(Engine, HeldRowsAreNotComputedAgain) {
   FakeExecutor executor(100, 1, 100);
   FakeClient client;
   {
@@ -163,7 +164,7 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
     prompt.push_back(9);
     // The last token of an answer has no row yet.
     EXPECT_EQ(run(prompt, 4).reused_tokens, 7);
-    prompt.resize(4);  // back to the middle of what is kept
+    prompt.resize(4);  // back to the middle of the held rows
     prompt.push_back(11);
     EXPECT_EQ(run(prompt, 2).reused_tokens, 4);
     EXPECT_EQ(run(prompt, 0).reused_tokens, 4) << "the same prompt again still needs the logits of its last token";
@@ -183,7 +184,7 @@ TEST(Engine, KeptRowsAreNotComputedAgain) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
+TEST(Engine, ACancelledConversationHoldsOnlyCompleteRows) {
   for (int turns = 0; turns < 9; ++turns) {
     FakeExecutor executor(100, 1, 100);
     FakeClient client;
@@ -205,13 +206,13 @@ TEST(Engine, ACancelledConversationKeepsOnlyWholeRows) {
       while (engine.RunOnce()) {
       }
     }
-    // Cancelled in the prefill (turns 1 and 2): the first answer's rows. Later: the whole second prompt's.
+    // Cancelled during the prefill (turns 1 and 2): the rows up to the first answer. Later: the whole second prompt.
     EXPECT_EQ(client.results[2].reused_tokens, turns < 3 ? 4 : 6) << turns;
     EXPECT_EQ(client.results[2].tokens, Expected(prompt, 30)) << turns;
   }
 }
 
-TEST(Engine, DestructionReturnsWhatIsStillRunning) {
+TEST(Engine, DestructionReleasesRunningRequests) {
   FakeExecutor executor(100, 2, 1000);
   FakeClient client;
   {
@@ -220,6 +221,27 @@ TEST(Engine, DestructionReturnsWhatIsStillRunning) {
     ASSERT_TRUE(engine.RunOnce());
   }
   EXPECT_TRUE(executor.clean());
+}
+
+// ---- request states ----
+
+TEST(RequestState, FinalStatesAreFinalAndCancelIsAlwaysPossibleBefore) {
+  using enum RequestState;
+  for (RequestState from : {kQueued, kAdmitted, kPrefilling, kDecoding, kPreempted})
+    EXPECT_TRUE(MayFollow(from, kCancelled));
+  for (RequestState final_state : {kDone, kCancelled})
+    for (RequestState to : {kQueued, kAdmitted, kPrefilling, kDecoding, kPreempted, kDone, kCancelled})
+      EXPECT_FALSE(MayFollow(final_state, to));
+}
+
+TEST(RequestState, NoStateIsSkipped) {
+  using enum RequestState;
+  EXPECT_TRUE(MayFollow(kQueued, kAdmitted));
+  EXPECT_FALSE(MayFollow(kQueued, kPrefilling));
+  EXPECT_FALSE(MayFollow(kAdmitted, kDecoding));
+  EXPECT_FALSE(MayFollow(kDecoding, kPrefilling));
+  EXPECT_TRUE(MayFollow(kDecoding, kPreempted));
+  EXPECT_TRUE(MayFollow(kPreempted, kQueued));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A fake executor whose "model" is trivial: the logits after a sequence peak at (last token + number of rows) mod
-// vocab, so that any mix-up between sequences, rows or slots shows in the text. It knows which prefills are under way.
+// A fake executor with a trivial model: the logits after a sequence peak at (last token + number of rows) mod vocab, so
+// that any mix-up of sequences, rows or slots changes the text. It records which prefills are in progress.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@ namespace infinigen {
 
 inline constexpr int32_t kVocab = 50;
 inline constexpr int32_t kEos = 49;
-inline constexpr int64_t kUnits = 3;        // layers, so to speak
-inline constexpr int64_t kUnitTokens = 20;  // of a chunk
+inline constexpr int64_t kUnits = 3;        // units of a chunk, like layers
+inline constexpr int64_t kUnitTokens = 20;  // tokens of a chunk
 
 class FakeExecutor final : public Executor, public Instruments {
  public:
@@ -129,9 +129,9 @@ class FakeExecutor final : public Executor, public Instruments {
 
   bool clean() const { return live_.empty() && under_way_.empty() && free_rows_ == pool_rows_; }
 
-  std::string log;                  // 'p' per prefill unit, the batch size per step
-  std::vector<int64_t> prefilled;   // tokens of every prefill
-  uint64_t most_prefill_bytes = 0;  // of prefills under way at once
+  std::string log;                  // 'p' for each prefill unit, the batch size for each step
+  std::vector<int64_t> prefilled;   // number of tokens of every prefill
+  uint64_t most_prefill_bytes = 0;  // maximum over all prefills in progress at once
   bool fail_prefill = false;
   int64_t observed_steps = 0;
 

@@ -1,5 +1,5 @@
-// Two lanes for prompts: a short one does not wait for a long one, and nobody pays for it but the long one, which takes
-// at most twice as long.
+// Two lanes for prompts: a short prompt does not wait for a long one, and only the long one takes longer for it, at
+// most twice as long.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -25,7 +25,7 @@ std::vector<int32_t> Prompt(int64_t tokens, int32_t seed) {
   return prompt;
 }
 
-// Who was read, unit by unit, and who said its first token when.
+// Records the request of every prefill unit, and the order of first tokens.
 class LanesTest : public testing::Test {
  protected:
   RequestId Submit(Engine& engine, int64_t tokens, int64_t n, int32_t seed = 1) {
@@ -40,7 +40,7 @@ class LanesTest : public testing::Test {
     asked[id.value()] = {Prompt(tokens, seed), n};
     return id;
   }
-  // Turns until then.
+  // The number of turns until then.
   static int64_t RunUntil(Engine& engine, const std::function<bool()>& done) {
     int64_t turns = 0;
     for (; !done() && turns < 1000; ++turns) engine.RunOnce();
@@ -51,7 +51,7 @@ class LanesTest : public testing::Test {
     }
   }
   int64_t UnitsOf(RequestId id) const { return std::ranges::count(units, id.value()); }
-  // Everybody said what it says alone.
+  // Every request has the text that it has alone.
   void CheckTexts() {
     ASSERT_EQ(client.results.size(), asked.size());
     for (const auto& [id, of] : asked) {
@@ -87,7 +87,7 @@ TEST_F(LanesTest, AShortPromptDoesNotWaitForALongOne) {
   EXPECT_TRUE(executor.clean());
 }
 
-TEST_F(LanesTest, OneTokenMoreThanIsPlannedWaits) {
+TEST_F(LanesTest, APromptLongerThanPlannedWaits) {
   Engine engine(executor);
   Submit(engine, kLong, 1);
   Submit(engine, kSide + 1, 1, 2);
@@ -96,7 +96,7 @@ TEST_F(LanesTest, OneTokenMoreThanIsPlannedWaits) {
   EXPECT_EQ(executor.most_prefill_bytes, executor.PrefillBytes(0, kLong));
 }
 
-TEST_F(LanesTest, ShortPromptsAreReadOneByOneByArrival) {
+TEST_F(LanesTest, ShortPromptsRunInOrderOfArrival) {
   Engine engine(executor);
   for (const int64_t tokens : {kLong, kSide, kLong, kSide - 5, kUnitTokens}) Submit(engine, tokens, 3, 3);
   RunOut(engine);
@@ -116,7 +116,7 @@ TEST_F(LanesTest, AStreamOfShortOnesDelaysTheLongOneAtMostTwofold) {
       Engine engine(fake, {.turn_prefill_tokens = turn_tokens});
       const RequestId a = Submit(engine, kLong, 1);
       said.clear();
-      // Some run or wait at any time, beside the long one.
+      // There are always short requests running or waiting beside the long one.
       return RunUntil(engine, [&] {
         if (others && engine.stats().running + engine.stats().waiting < 6) Submit(engine, kSide, 1, 4);
         return said[a.value()] > 0;
@@ -129,7 +129,7 @@ TEST_F(LanesTest, AStreamOfShortOnesDelaysTheLongOneAtMostTwofold) {
   }
 }
 
-TEST_F(LanesTest, BehindAShortPromptTheOrderIsByArrival) {
+TEST_F(LanesTest, AfterAShortPromptTheOrderIsByArrival) {
   Engine engine(executor);
   for (const int64_t tokens : {kSide, kUnitTokens, kSide, kUnitTokens}) Submit(engine, tokens, 3, 5);
   RunOut(engine);
@@ -138,7 +138,7 @@ TEST_F(LanesTest, BehindAShortPromptTheOrderIsByArrival) {
   EXPECT_EQ(executor.most_prefill_bytes, executor.PrefillBytes(0, kSide)) << "never two at once";
 }
 
-TEST_F(LanesTest, WhereNoneIsPlannedThereIsNone) {
+TEST_F(LanesTest, WithoutAPlanThereIsNoSideLane) {
   for (const auto& [context, batch, side] :
        {std::tuple{kContext, 8, int64_t{0}}, {kContext, 1, kSide}, {kLong, 8, kLong}}) {
     FakeExecutor fake(context, batch, 10000, side);
@@ -154,8 +154,8 @@ TEST_F(LanesTest, WhereNoneIsPlannedThereIsNone) {
   }
 }
 
-TEST_F(LanesTest, StreamsWaitNoLongerThanBefore) {
-  // A unit counts as 32 tokens at least.
+TEST_F(LanesTest, DecodingRequestsWaitNoLonger) {
+  // A unit counts as at least 32 tokens.
   const int64_t budget = 64;
   for (const int64_t side : {int64_t{0}, kSide}) {
     FakeExecutor fake(kContext, 8, 10000, side);
@@ -177,7 +177,7 @@ TEST_F(LanesTest, StreamsWaitNoLongerThanBefore) {
   }
 }
 
-TEST_F(LanesTest, EitherMayBeCancelledAnywhere) {
+TEST_F(LanesTest, EitherLaneCanBeCancelledAtAnyTime) {
   for (const bool cancel_long : {false, true}) {
     for (int64_t turns = 0; turns < 2 * kSideUnits + 3; ++turns) {
       client.results.clear();
@@ -204,7 +204,7 @@ TEST_F(LanesTest, EitherMayBeCancelledAnywhere) {
   EXPECT_LE(executor.most_prefill_bytes, executor.PrefillBytes(0, kLong) + executor.PrefillBytes(0, kSide));
 }
 
-TEST_F(LanesTest, AFailureInTheSideLaneIsItsOwn) {
+TEST_F(LanesTest, AFailureInTheSideLaneAffectsOnlyItsRequest) {
   Engine engine(executor);
   const RequestId a = Submit(engine, kLong, 4);
   RunUntil(engine, [&] { return UnitsOf(a) == 2; });
@@ -217,7 +217,7 @@ TEST_F(LanesTest, AFailureInTheSideLaneIsItsOwn) {
   EXPECT_TRUE(executor.clean());
 }
 
-// Whoever comes and goes, two prefills at most are under way, and what they take is what is planned.
+// With random arrivals and cancellations, at most two prefills are in progress, and their memory stays within the plan.
 TEST_F(LanesTest, RandomTrafficStaysWithinThePlan) {
   std::mt19937 random(5);
   Engine engine(executor, {.turn_prefill_tokens = 70});

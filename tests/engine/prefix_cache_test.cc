@@ -1,4 +1,4 @@
-// The tree of cached prefixes, over a real pool with made-up entries.
+// PrefixCache over a real pool with synthetic entries.
 #include "engine/prefix_cache.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ class PrefixCacheTest : public testing::Test {
   static constexpr PrefixCache::Setting kSetting{.selects = true, .alpha = 4, .cap = 0.1};
   static constexpr PrefixCache::Setting kOther{.selects = true, .alpha = 4, .cap = 0.2};
 
-  // A sequence of 768 rows with entries, in a slot of its own.
+  // A sequence of 768 rows in its own slot.
   SeqSlot Sequence(std::span<const SharedId> prefix = {}) {
     const SeqSlot slot = executor->sharing()->AdmitGrowing(768, prefix).value();
     if (prefix.empty()) executor->instruments().FillSynthetic(slot, 768, 1);
@@ -30,7 +30,7 @@ class PrefixCacheTest : public testing::Test {
     for (const int32_t token : stretches) tokens.insert(tokens.end(), kExtentTokens, token);
     return tokens;
   }
-  // The text, and its nodes' kinds; nobody has it afterwards.
+  // Caches a text with the given kinds of nodes; unpinned afterwards.
   void Add(std::initializer_list<std::pair<int32_t, Kind>> stretches) {
     const SeqSlot slot = Sequence();
     PrefixCache::Path path;
@@ -50,7 +50,7 @@ class PrefixCacheTest : public testing::Test {
   PrefixCache cache{*executor->sharing()};
 };
 
-TEST_F(PrefixCacheTest, APathIsATextFromItsBeginning) {
+TEST_F(PrefixCacheTest, APathIsATextFromTheStart) {
   Add({{1, {}}, {2, {}}, {3, {}}});
   Add({{1, {}}, {4, {}}});
   EXPECT_EQ(cache.nodes(), 4) << "the beginning is there once";
@@ -77,12 +77,12 @@ TEST_F(PrefixCacheTest, EntriesOfStepsAreFoundByTheirOwnSettingOnly) {
   EXPECT_EQ(again({{}, {kSetting, 100}}), 2u);
   EXPECT_EQ(again({{}, {kSetting, 101}, {kSetting, 0}}), 1u);
   EXPECT_EQ(again({{}, {}, {}}), 1u);
-  // Made otherwise, it is another node beside it.
+  // Entries of another kind are another node.
   Add({{1, {}}, {2, {kSetting, 101}}});
   EXPECT_EQ(cache.nodes(), 4);
 }
 
-TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
+TEST_F(PrefixCacheTest, NodesAfterASettingCarryIt) {
   PrefixCache::Path none;
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 300), Kind{});
   EXPECT_EQ(PrefixCache::NextKind(none, kSetting, 256), Kind{});
@@ -95,7 +95,7 @@ TEST_F(PrefixCacheTest, WhatComesAfterASettingHasOne) {
   cache.Release(path);
 }
 
-TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
+TEST_F(PrefixCacheTest, DropsLeavesFirstAndNeverPinnedNodes) {
   Add({{1, {}}, {2, {}}});
   Add({{1, {}}, {3, {}}});
   PrefixCache::Path path = cache.Find(Text({1, 3}), {});
@@ -111,7 +111,7 @@ TEST_F(PrefixCacheTest, LeavesGoFirstAndNothingThatIsPinned) {
   EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
 }
 
-TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
+TEST_F(PrefixCacheTest, KeepsAtMostTheLimitAndDropsTheLeastRecentlyUsed) {
   PrefixCache small(*executor->sharing(), 3);
   const auto add = [&](std::initializer_list<int32_t> stretches) {
     const SeqSlot slot = Sequence();
@@ -134,7 +134,7 @@ TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
   EXPECT_EQ(small.nodes(), 3);
   EXPECT_EQ(found(Stretch(3)), 0u);
   EXPECT_EQ(found(Text({1, 2})), 2u);
-  // What somebody uses counts for that one.
+  // Pinned nodes do not count as unpinned.
   PrefixCache::Path path = small.Find(Text({1, 2}), {});
   add({5, 6});
   EXPECT_EQ(small.nodes(), 5);
@@ -144,8 +144,8 @@ TEST_F(PrefixCacheTest, NoMoreStayThanIsSaidAndTheLongestUnusedGo) {
   EXPECT_EQ(executor->instruments().pool_bytes(), 3 * executor->sharing()->shared_extent_bytes());
 }
 
-// Two texts with the same hash are easily made: first tokens that leave equal high halves behind after the second, and
-// a third that makes up for the low ones.
+// Constructs two texts with the same hash: first tokens whose hashes agree in the high half after the second token, and
+// a third token that cancels the difference in the low half.
 TEST_F(PrefixCacheTest, AnEqualHashIsNotAnEqualText) {
   std::unordered_map<uint64_t, int32_t> seen;
   std::vector<int32_t> a = Stretch(7), b = a;

@@ -25,7 +25,7 @@ std::optional<int32_t> SampleOnce(const SamplingOptions& options, std::vector<fl
   return Sampler(options, static_cast<int64_t>(logits.size())).Sample(logits, history);
 }
 
-// How often each token comes in `n` draws.
+// How often each token is drawn in `n` draws.
 std::map<int32_t, int> Count(const SamplingOptions& options, const std::vector<float>& logits, int n) {
   Sampler sampler(options, static_cast<int64_t>(logits.size()));
   std::map<int32_t, int> counts;
@@ -52,7 +52,7 @@ TEST(Sampler, FollowsTheSoftmax) {
   const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f)};
   const int n = 20000;
   std::map<int32_t, int> counts = Count(Plain(1), logits, n);
-  // Six standard deviations: fails for a wrong distribution, not for bad luck.
+  // Six standard deviations: detects a wrong distribution, but practically never fails by chance.
   EXPECT_NEAR(counts[0], 0.5 * n, 6 * std::sqrt(0.25 * n));
   EXPECT_NEAR(counts[1], 0.3 * n, 6 * std::sqrt(0.21 * n));
   std::map<int32_t, int> sharp = Count(Plain(0.5f), logits, n);  // p² normalised: .25/.38
@@ -61,7 +61,7 @@ TEST(Sampler, FollowsTheSoftmax) {
 
 TEST(Sampler, FiltersKeepExactlyWhatTheyName) {
   const std::vector<float> logits = {std::log(0.4f), std::log(0.1f), std::log(0.3f), std::log(0.2f)};
-  SamplingOptions top_k = Plain(5);  // hot, so that everything allowed shows up
+  SamplingOptions top_k = Plain(5);  // high temperature, so that every allowed token is drawn
   top_k.top_k = 2;
   EXPECT_EQ(Count(top_k, logits, 2000).size(), 2u);
   SamplingOptions top_p = Plain(5);
@@ -70,7 +70,7 @@ TEST(Sampler, FiltersKeepExactlyWhatTheyName) {
   EXPECT_EQ(counts.size(), 2u);
   EXPECT_TRUE(counts.contains(0) && counts.contains(2));
   SamplingOptions min_p = Plain(5);
-  min_p.min_p = 0.4f;  // of .4: .16, so .1 goes
+  min_p.min_p = 0.4f;  // 0.4 · 0.4 = 0.16, so 0.1 is dropped
   EXPECT_EQ(Count(min_p, logits, 2000).size(), 3u);
   SamplingOptions tiny = Plain(5);
   tiny.top_p = 1e-6f;
@@ -110,12 +110,12 @@ TEST(Sampler, BiasIsAddedToTheLogit) {
   EXPECT_EQ(SampleOnce(options, {1, 5, 2}), 2);
 }
 
-TEST(Sampler, PenaltiesCountWhatWasGeneratedAlone) {
+TEST(Sampler, PenaltiesCountOnlyGeneratedTokens) {
   SamplingOptions options = Plain(0);
   options.presence_penalty = 1.0f;
   options.frequency_penalty = 0.5f;
   Sampler sampler(options, 3);
-  const std::vector<int32_t> history = {0, 0, 0, 1, 1, 2};  // of which the first three are the prompt
+  const std::vector<int32_t> history = {0, 0, 0, 1, 1, 2};  // the first three are the prompt
   const std::span<const int32_t> all = history;
   const auto next = [&](std::vector<float> logits, size_t generated) {
     return sampler.Sample(logits, all.first(3 + generated), all.subspan(3, generated)).value();

@@ -1,5 +1,5 @@
-// The engine with a real model: whatever a server does to a request (neighbours with other settings, a pool too small
-// for all, entries taken over from others), its greedy text is the one it has alone, token for token.
+// The engine with a real model: a request has the same greedy text as when it runs alone, token for token, whatever
+// other requests run: with other settings, in a pool too small for all, or with shared prefixes.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,76 +9,14 @@
 #include <set>
 
 #include "engine/engine.h"
-#include "model/random_model.h"
-#include "sanitized.h"
+#include "engine/serving_model.h"
 
 namespace infinigen {
 namespace {
 
-const RandomModelWithBases& Model() {
-  static const RandomModelWithBases model(Llama(), 8, 11);
-  return model;
-}
-uint64_t RowBytes() {
-  const ModelConfig config = Llama();
-  return static_cast<uint64_t>(config.layers * config.kv_heads * 2 * config.head_dim) * sizeof(float);
-}
-
-struct Setup {
-  KvMethod method;
-  int64_t batch = 4;
-  int64_t pool_rows = 100000;
-  int64_t context = 1500;
-  int64_t side_tokens = 0;
-};
-std::unique_ptr<Executor> MakeModel(const Setup& setup) {
-  ExecutorOptions options{.threads = 2,
-                          .max_tokens = setup.context,
-                          .max_batch = setup.batch,
-                          .kv_type = StoreType::kF32,
-                          .method = setup.method,
-                          .pool_limit_bytes = static_cast<uint64_t>(setup.pool_rows) * RowBytes(),
-                          .side_tokens = setup.side_tokens};
-  options.method.largest_cap = 1.0;
-  return MakeExecutor(Model().config, Model().weights, options, {.bases = Model().bases}).value();
-}
-
-struct Client {
-  std::map<int64_t, RequestResult> results;
-  std::set<int64_t> begun;  // whose prompt was seen to be read
-
-  Request Make(std::vector<int32_t> prompt, int64_t n, RequestKv kv = {}) {
-    Request request{.prompt = std::move(prompt), .max_new_tokens = n, .sampling = {.temperature = 0}, .kv = kv};
-    request.on_prefill = [this](RequestId id, const PrefillProgress&) { begun.insert(id.value()); };
-    request.on_token = [this](RequestId id, int32_t) {
-      EXPECT_TRUE(begun.contains(id.value())) << "a token of a request that nobody saw begin";
-      return true;
-    };
-    request.on_done = [this](RequestId id, const RequestResult& result) {
-      EXPECT_TRUE(results.emplace(id.value(), result).second) << "done twice";
-    };
-    return request;
-  }
-};
-
-RequestResult ResultAlone(const KvMethod& method, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
-  const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 1});
-  Engine engine(*executor);
-  Client client;
-  EXPECT_TRUE(engine.Submit(client.Make(prompt, n, kv)).ok());
-  while (engine.RunOnce()) {
-  }
-  return client.results[0];
-}
-std::vector<int32_t> Alone(const KvMethod& method, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
-  return ResultAlone(method, prompt, n, kv).tokens;
-}
-
-KvMethod Infinigen(GuessSource from = GuessSource::kPrevMid) { return Sparse(from); }
-
 // ---- kv per request ----
 
-TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
+TEST(RequestKvTest, AFullRequestAndSelectingOnesDoNotAffectEachOther) {
   for (const SelectMethod* select : {&kSelectSketch, &kSelectQuest}) {
     const KvMethod method = Sparse(GuessSource::kPrevMid, select);
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3});
@@ -86,7 +24,7 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
     Client client;
     const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
     std::vector<std::vector<int32_t>> prompts;
-    // Twice, in other slots: what a slot was told before is forgotten.
+    // Twice, in other slots: a slot must not keep the rule of its previous request.
     for (size_t i = 0; i < 6; ++i) {
       prompts.push_back(Model().Ids(300 + 20 * i, static_cast<uint32_t>(40 + i)));
       ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 30 + static_cast<int64_t>(i), settings[(i + i / 3) % 3])).ok());
@@ -106,7 +44,31 @@ TEST(RequestKvTest, FullAmongNeighboursThatSelectIsFullAndNobodyElseNotices) {
   }
 }
 
-// Neighbours in the same steps, those who had the slot before, and being preempted and read again: none of it shows.
+// A conversation rewound to the middle of a page: nothing of the removed rows is left in the page.
+TEST(ConversationTest, ARewoundPageIsReadAgain) {
+  for (const SelectMethod* select : {&kSelectQuest, &kSelectPageMean}) {
+    const KvMethod method = Sparse(GuessSource::kSelf, select);
+    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 1});
+    Engine engine(*executor);
+    Client client;
+    std::vector<int32_t> prompt = Model().Ids(200, 60);
+    const auto run = [&](int64_t n) {
+      Request request = client.Make(prompt, n);
+      request.hold_rows = true;
+      const int64_t id = engine.Submit(std::move(request)).value().value();
+      while (engine.RunOnce()) {
+      }
+      return client.results[id];
+    };
+    run(1);
+    for (size_t row = 151; row < 200; ++row) prompt[row] = (prompt[row] + 1) % 61;
+    const RequestResult result = run(40);
+    EXPECT_EQ(result.reused_tokens, 144) << select->name << ": row 151 is in the page of rows 144 to 159";
+    EXPECT_EQ(result.tokens, Alone(method, prompt, 40)) << select->name;
+  }
+}
+
+// A request's statistics do not include others in the same steps, earlier users of its slot, or a replay.
 TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   const KvMethod method = Infinigen();
   const RequestKv settings[] = {{}, {.full = true}, {.alpha = 0.5f, .cap = 0.5}};
@@ -134,7 +96,7 @@ TEST(RequestKvTest, StatsAreOfTheRequestsOwnSteps) {
   }
 }
 
-TEST(RequestKvTest, WhatCannotBeHadIsRefusedByName) {
+TEST(RequestKvTest, UnsupportedSettingsAreRejectedByName) {
   Client client;
   const auto submit = [&](const KvMethod& method, double largest, RequestKv kv) -> std::string {
     ExecutorOptions options{
@@ -147,10 +109,11 @@ TEST(RequestKvTest, WhatCannotBeHadIsRefusedByName) {
     return id.ok() ? "" : id.error().message;
   };
   EXPECT_EQ(submit({}, 0, {.full = true}), "");
-  EXPECT_EQ(submit({}, 0, {.cap = 0.5}), "kv full attends to everything, a request's alpha and cap have no meaning");
+  EXPECT_EQ(submit({}, 0, {.cap = 0.5}), "kv full attends to everything, so a request cannot set alpha or cap");
   EXPECT_EQ(submit(Infinigen(), 1, {.full = true}), "");
-  EXPECT_EQ(submit(Infinigen(), 0, {.full = true}), "a request asks for all entries, there is room for 20% of them");
-  EXPECT_EQ(submit(Infinigen(), 0, {.cap = 0.5}), "a request asks for a cap of 0.5, there is room for 0.2");
+  EXPECT_EQ(submit(Infinigen(), 0, {.full = true}),
+            "a request asks for all entries, but there is room for only 20% of them");
+  EXPECT_EQ(submit(Infinigen(), 0, {.cap = 0.5}), "a request asks for a cap of 0.5, but there is room for only 0.2");
   EXPECT_EQ(submit(Infinigen(), 0, {.alpha = 3, .cap = 0.1}), "");
   EXPECT_NE(submit(Infinigen(), 1, {.cap = 1.5}), "");
   EXPECT_NE(submit(Infinigen(), 1, {.cap = 0}), "");
@@ -160,31 +123,7 @@ TEST(RequestKvTest, WhatCannotBeHadIsRefusedByName) {
 
 // ---- a pool that is too small for all ----
 
-struct Text {
-  std::vector<int32_t> prompt;
-  int64_t n = 0;
-  RequestKv kv;
-  std::vector<int32_t> alone;
-};
-// The same texts are wanted of many engines.
-Text MakeText(const KvMethod& method, size_t prompt, int64_t n, uint32_t seed, RequestKv kv = {}) {
-  Text text{.prompt = Model().Ids(prompt, seed), .n = n, .kv = kv};
-  text.alone = Alone(method, text.prompt, n, kv);
-  EXPECT_EQ(std::ssize(text.alone), n);
-  return text;
-}
-
-std::vector<KvMethod> Methods() {
-  if (kSanitized) return {Infinigen(GuessSource::kPrevStep)};
-  return {KvMethod{},
-          Infinigen(GuessSource::kSelf),
-          Infinigen(GuessSource::kPrevLayer),
-          Infinigen(GuessSource::kPrevMid),
-          Infinigen(GuessSource::kPrevStep),
-          Sparse(GuessSource::kSelf, &kSelectQuest)};
-}
-
-// Four texts of which two and a half fit.
+// Four texts in a pool with room for two and a half.
 void PreemptAndCompare(const KvMethod& method, const std::vector<Text>& texts, bool reuse) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 4, .pool_rows = 9 * 256});
   Client client;
@@ -205,7 +144,7 @@ void PreemptAndCompare(const KvMethod& method, const std::vector<Text>& texts, b
   }
 }
 
-TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
+TEST(Preemption, GreedyTextIsTheSameAsAlone) {
   for (const KvMethod& method : Methods()) {
     std::vector<Text> texts;
     for (uint32_t i = 0; i < 4; ++i) texts.push_back(MakeText(method, 150 + 170 * i, 400 + 10 * i, 60 + i));
@@ -213,8 +152,8 @@ TEST(Preemption, GreedyTextIsTheOneItIsAlone) {
   }
 }
 
-// More than half of the context is replayed: in parts.
-TEST(Preemption, ALongReplayHasNoSeam) {
+// More than half of the context is replayed, which takes several prefills.
+TEST(Preemption, ALongReplayInPartsChangesNothing) {
   for (const KvMethod& method : {Infinigen(), Infinigen(GuessSource::kPrevStep)}) {
     const std::unique_ptr<Executor> executor =
         MakeModel({.method = method, .batch = 2, .pool_rows = 6 * 256, .context = 1024});
@@ -233,7 +172,7 @@ TEST(Preemption, ALongReplayHasNoSeam) {
   }
 }
 
-TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
+TEST(Preemption, TheNewestIsPreemptedAndTheOldestNeverWaits) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4, .pool_rows = 6 * 256});
   Client client;
   Engine engine(*executor, {.grows = true});
@@ -256,13 +195,13 @@ TEST(Preemption, TheLastToComeGoesAndTheFirstNeverWaits) {
   EXPECT_GT(engine.stats().preemptions, 0);
 }
 
-// The first grows while the second's long prompt is read: the third has its place, but nothing of it was read yet.
-TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
+// The first request grows while the second's long prompt is prefilled; the third is admitted but not yet prefilled.
+TEST(Preemption, ARequestPreemptedBeforeItsFirstUnitReportsProgressLater) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 3, .pool_rows = 7 * 256});  // 2 + 4 + 1
   Client client;
   Engine engine(*executor, {.grows = true});
   int64_t said = 0;
-  Request first = client.Make(Model().Ids(250, 75), 400);  // two extents until it has said 262
+  Request first = client.Make(Model().Ids(250, 75), 400);  // two extents until 262 tokens are generated
   first.on_token = [&](RequestId, int32_t) { return ++said > 0; };
   ASSERT_TRUE(engine.Submit(std::move(first)).ok());
   while (said < 260) ASSERT_TRUE(engine.RunOnce());
@@ -275,7 +214,7 @@ TEST(Preemption, WhoWaitsForItsFirstUnitIsSeenToBeginLater) {
   EXPECT_EQ(std::ssize(client.results[2].tokens), 5);
 }
 
-TEST(Preemption, WhoIsAloneAndCannotGrowIsToldTheNumbers) {
+TEST(Preemption, ARequestThatCannotGrowAloneFailsWithTheNumbers) {
   for (const bool reuse : {false, true}) {
     const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .pool_rows = 2 * 256 + 100});
     Client client;
@@ -297,12 +236,12 @@ TEST(Preemption, WhoIsAloneAndCannotGrowIsToldTheNumbers) {
 TEST(Preemption, TheContextIsFilledToItsLastRow) {
   const std::vector<int32_t> prompt = Model().Ids(290, 83);
   for (const bool reuse : {false, true}) {
-    // 300 is no whole number of extents, and the pool has not a row more.
+    // 300 rows are not whole extents, and the pool has no more.
     const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 300, .context = 300});
     Client client;
     Engine engine(*executor, {.grows = true, .reuses_prefixes = reuse});
     const std::vector<int32_t> other = Model().Ids(280, 87);
-    for (int32_t i = 0; i < 3; ++i) {  // what the one before left in the cache is in the way
+    for (int32_t i = 0; i < 3; ++i) {  // the cached prefix of the request before must be dropped
       const std::vector<int32_t>& text = i == 1 ? other : prompt;
       ASSERT_TRUE(engine.Submit(client.Make(text, 1000)).ok());
       while (engine.RunOnce()) {
@@ -354,195 +293,9 @@ TEST(Growth, MethodsThatEvictAreAdmittedWholeAndShareNothing) {
   EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
 }
 
-// ---- prefixes ----
-
-class Prefixes : public testing::Test {
- protected:
-  // Runs one request to its end.
-  RequestResult Run(Engine& engine, const std::vector<int32_t>& prompt, int64_t n, RequestKv kv = {}) {
-    const RequestId id = engine.Submit(client.Make(prompt, n, kv)).value();
-    while (engine.RunOnce()) {
-    }
-    return client.results.at(id.value());
-  }
-  static std::vector<int32_t> Join(std::vector<int32_t> a, const std::vector<int32_t>& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-  }
-  static std::vector<int32_t> First(const std::vector<int32_t>& tokens, int64_t count) {
-    return {tokens.begin(), tokens.begin() + count};
-  }
-  Client client;
-  static constexpr EngineOptions kReuse{.grows = true, .reuses_prefixes = true};
-};
-
-TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsPart) {
-  for (const KvMethod& method : Methods()) {
-    client.results.clear();
-    const std::unique_ptr<Executor> executor = MakeModel({.method = method});
-    const std::vector<int32_t> base = Model().Ids(900, 90);
-    {
-      Engine engine(*executor, kReuse);
-      EXPECT_EQ(Run(engine, base, 3).reused_tokens, 0);
-      // Prompts that part inside an extent, at its edge, and one before; the whole prompt again.
-      for (const auto& [same, kept] : std::vector<std::pair<int64_t, int64_t>>{
-               {100, 0}, {255, 0}, {256, 256}, {257, 256}, {511, 256}, {512, 512}, {800, 768}, {900, 768}}) {
-        std::vector<int32_t> prompt = base;
-        if (same < 900) {
-          prompt = Join(First(base, same), Model().Ids(40, static_cast<uint32_t>(same)));
-          prompt[static_cast<size_t>(same)] = (base[static_cast<size_t>(same)] + 1) % 61;
-        }
-        const RequestResult result = Run(engine, prompt, 20);
-        EXPECT_EQ(result.reused_tokens, kept) << same;
-        EXPECT_EQ(result.tokens, Alone(method, prompt, 20)) << same;
-      }
-      // Exactly whole extents: the last one is computed, for the logits of its last token.
-      EXPECT_EQ(Run(engine, First(base, 768), 4).reused_tokens, 512);
-      EXPECT_EQ(Run(engine, First(base, 769), 4).tokens, Alone(method, First(base, 769), 4));
-      EXPECT_EQ(engine.stats().pool_bytes, 0u);
-      EXPECT_GT(engine.stats().cached_bytes, 0u);
-      EXPECT_EQ(engine.stats().cached_bytes, executor->instruments().pool_bytes());
-      engine.DropHeld();
-      EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
-      EXPECT_EQ(Run(engine, base, 3).reused_tokens, 0);
-    }
-    EXPECT_EQ(executor->instruments().pool_bytes(), 0u) << "every count came back to zero";
-  }
-}
-
-TEST_F(Prefixes, PrefilledRowsServeEverySettingAndThoseOfStepsTheirOwn) {
-  const KvMethod method = Infinigen();
-  const std::unique_ptr<Executor> executor = MakeModel({.method = method});
-  Engine engine(*executor, kReuse);
-  const std::vector<int32_t> prompt = Model().Ids(300, 91);
-  const RequestKv full{.full = true}, other{.cap = 0.5};
-  const std::vector<int32_t> answer = Run(engine, prompt, 300).tokens;  // 599 rows: 256 prefilled, 256 with steps
-  const std::vector<int32_t> next = Join(Join(prompt, answer), {1, 2, 3});
-  EXPECT_EQ(Run(engine, prompt, 5, full).reused_tokens, 256);
-  EXPECT_EQ(Run(engine, prompt, 5, full).tokens, Alone(method, prompt, 5, full));
-  EXPECT_EQ(Run(engine, First(next, 520), 1, other).reused_tokens, 256);
-  engine.DropHeld();
-  Run(engine, prompt, 300);
-  EXPECT_EQ(Run(engine, First(next, 520), 1).reused_tokens, 512) << "its own setting's, asked for or not";
-  engine.DropHeld();
-  Run(engine, prompt, 300);
-  EXPECT_EQ(Run(engine, First(next, 520), 1, {.alpha = method.rule.alpha, .cap = method.rule.cap}).reused_tokens, 512);
-  // Steps that attend to everything make what a prefill makes.
-  const std::vector<int32_t> full_next = Join(prompt, Run(engine, prompt, 300, full).tokens);
-  const RequestResult again = Run(engine, First(full_next, 520), 8);
-  EXPECT_EQ(again.reused_tokens, 512);
-  EXPECT_EQ(again.tokens, Alone(method, First(full_next, 520), 8));
-}
-
-TEST_F(Prefixes, AConversationIsReadOnce) {
-  const std::unique_ptr<Executor> executor = MakeModel({});
-  Engine engine(*executor, kReuse);
-  std::vector<int32_t> conversation = Model().Ids(200, 92);
-  int64_t computed = 0;
-  for (uint32_t turn = 0; turn < 5; ++turn) {
-    const RequestResult result = Run(engine, conversation, 130);
-    EXPECT_EQ(result.tokens, Alone({}, conversation, 130)) << turn;
-    EXPECT_EQ(result.reused_tokens, turn == 0 ? 0 : (std::ssize(conversation) - 20) / 256 * 256) << turn;
-    computed += std::ssize(conversation) - result.reused_tokens;
-    conversation = Join(Join(conversation, result.tokens), Model().Ids(20, 93 + turn));
-  }
-  EXPECT_EQ(engine.stats().prompt_tokens - engine.stats().reused_tokens, computed);
-  EXPECT_EQ(engine.stats().prefill_tokens, computed);
-}
-
-TEST_F(Prefixes, TheLongestUnusedLeavesFirst) {
-  // Room for six extents; each of these leaves two behind.
-  const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 6 * 256});
-  Engine engine(*executor, kReuse);
-  std::vector<std::vector<int32_t>> prompts;
-  for (uint32_t i = 0; i < 4; ++i) prompts.push_back(Model().Ids(600, 100 + i));
-  Run(engine, prompts[0], 2);
-  Run(engine, prompts[1], 2);
-  EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 512);  // used again: now 1 is older
-  Run(engine, prompts[2], 2);                                // needs three: one of 1 has to go
-  EXPECT_EQ(Run(engine, prompts[1], 2).reused_tokens, 256) << "its end went first";
-  Run(engine, prompts[3], 2);
-  EXPECT_EQ(Run(engine, prompts[3], 2).reused_tokens, 512);
-  EXPECT_EQ(Run(engine, prompts[0], 2).tokens, Alone({}, prompts[0], 2));
-}
-
-TEST_F(Prefixes, WhatStaysIsBoundedAndCounted) {
-  const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .batch = 1});
-  const uint64_t extent = 256 * (RowBytes() + executor->instruments().Stats().sketch_row_bytes);
-  ASSERT_GT(extent, 256 * RowBytes()) << "sketches are part of it";
-  EngineOptions options = kReuse;
-  options.prefix_limit_bytes = 5 * extent + extent / 2;
-  Engine engine(*executor, options);
-  std::vector<std::vector<int32_t>> prompts;
-  for (uint32_t i = 0; i < 4; ++i) {
-    prompts.push_back(Model().Ids(600, 130 + i));
-    Run(engine, prompts[i], 2);  // leaves two extents
-    EXPECT_EQ(engine.stats().prefix_bytes, std::min<uint64_t>(2 * (i + 1), 5) * extent);
-    EXPECT_LE(engine.stats().prefix_bytes, options.prefix_limit_bytes);
-  }
-  EXPECT_EQ(Run(engine, prompts[3], 2).reused_tokens, 512);
-  EXPECT_EQ(Run(engine, prompts[1], 2).reused_tokens, 256) << "its end went";
-  EXPECT_EQ(Run(engine, prompts[0], 2).reused_tokens, 0) << "the oldest";
-}
-
-// Neighbours among floats, of which an equal hash would be easily made.
-TEST_F(Prefixes, SettingsAreComparedToTheLastBit) {
-  const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen()});
-  Engine engine(*executor, kReuse);
-  const RequestKv kv{.alpha = 4.0f, .cap = 0.1};
-  const std::vector<int32_t> prompt = Model().Ids(100, 140);
-  const auto kept = [&](const RequestKv& next) {
-    engine.DropHeld();  // who finds nothing reads all, and that serves everybody
-    const std::vector<int32_t> text = Join(Join(prompt, Run(engine, prompt, 200, kv).tokens), {1, 2, 3});
-    return Run(engine, text, 1, next).reused_tokens;
-  };
-  EXPECT_EQ(kept(kv), 256);
-  EXPECT_EQ(kept({.alpha = std::nextafter(4.0f, 5.0f), .cap = 0.1}), 0);
-  EXPECT_EQ(kept({.alpha = 4.0f, .cap = std::nextafter(0.1, 1.0)}), 0);
-}
-
-TEST_F(Prefixes, RequestsThatComeTogetherReadWhatTheyShareOnce) {
-  for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
-    client.results.clear();
-    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 4});
-    Engine engine(*executor, kReuse);
-    const std::vector<int32_t> base = Model().Ids(520, 110);
-    std::vector<std::vector<int32_t>> prompts;
-    for (uint32_t i = 0; i < 4; ++i) {
-      prompts.push_back(Join(base, Model().Ids(10 + i, 111 + i)));
-      ASSERT_TRUE(engine.Submit(client.Make(prompts[i], 30)).ok());
-    }
-    while (engine.stats().decode_steps < 25) engine.RunOnce();
-    ASSERT_EQ(engine.stats().running, 4) << "all were admitted before the first had anything to give";
-    EXPECT_LT(executor->instruments().pool_bytes(), (512 + 4 * 60) * RowBytes());
-    while (engine.RunOnce()) {
-    }
-    for (int32_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(client.results.at(i).reused_tokens, i == 0 ? 0 : 512);
-      EXPECT_EQ(client.results.at(i).tokens, Alone(method, prompts[static_cast<size_t>(i)], 30)) << i;
-    }
-  }
-}
-
-TEST_F(Prefixes, TheSameAnswersAreKeptOnce) {
-  for (const KvMethod& method : {KvMethod{}, Infinigen()}) {
-    client.results.clear();
-    const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 2});
-    Engine engine(*executor, kReuse);
-    const std::vector<int32_t> prompt = Model().Ids(100, 117);
-    for (int i = 0; i < 2; ++i) ASSERT_TRUE(engine.Submit(client.Make(prompt, 450)).ok());
-    uint64_t most = 0;
-    while (engine.RunOnce()) most = std::max(most, executor->instruments().pool_bytes());
-    EXPECT_LT(most, (512 + 2 * 256) * RowBytes());
-    EXPECT_EQ(client.results.at(0).tokens, Alone(method, prompt, 450));
-    EXPECT_EQ(client.results.at(1).tokens, client.results.at(0).tokens);
-    EXPECT_EQ(executor->instruments().pool_bytes(), 512 * RowBytes());
-  }
-}
-
 // ---- the queue ----
 
-TEST(Queue, IsBoundedAndSaysSo) {
+TEST(Queue, IsBounded) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 2});
   Client client;
   Engine engine(*executor, {.grows = true, .max_waiting = 3});
@@ -550,7 +303,7 @@ TEST(Queue, IsBoundedAndSaysSo) {
   Result<RequestId> refused = engine.Submit(client.Make({1, 2}, 4));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
-  EXPECT_EQ(refused.error().message, "5 requests are waiting, the queue holds 3");
+  EXPECT_EQ(refused.error().message, "the queue is full: 5 requests are waiting, the limit is 3");
   engine.RunOnce();
   EXPECT_EQ(engine.stats().running, 2);
   EXPECT_EQ(engine.stats().waiting, 3);
@@ -562,7 +315,7 @@ TEST(Queue, IsBoundedAndSaysSo) {
   EXPECT_EQ(client.results.size(), 6u);
 }
 
-TEST(Queue, ShortPromptsAreReadInFewTurnsWhereATurnMayReadMore) {
+TEST(Queue, ShortPromptsNeedFewTurnsIfATurnMayPrefillMore) {
   const std::unique_ptr<Executor> executor = MakeModel({.batch = 4});
   const int64_t layers = Llama().layers;
   for (const int64_t tokens : {int64_t{0}, 2 * 32 * layers}) {
@@ -589,7 +342,7 @@ std::vector<KvMethod> MethodsThatEvictToo() {
   return methods;
 }
 
-TEST(TwoLanes, ShortPromptsAreReadBesideALongOneAndNobodysTextChanges) {
+TEST(TwoLanes, ShortPromptsBesideALongOneChangeNoText) {
   constexpr int64_t kSide = 200;
   for (const KvMethod& method : MethodsThatEvictToo()) {
     const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3, .side_tokens = kSide});
@@ -618,7 +371,7 @@ TEST(TwoLanes, ShortPromptsAreReadBesideALongOneAndNobodysTextChanges) {
   }
 }
 
-// What is cached of a prompt is not read: few tokens after a long text are a short prompt.
+// Cached tokens are not prefilled, so a long prompt with few uncached tokens counts as short.
 TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
   const std::unique_ptr<Executor> executor = MakeModel({.method = Infinigen(), .side_tokens = 200});
   Client client;
@@ -643,9 +396,9 @@ TEST(TwoLanes, AShortQuestionAboutACachedTextIsShort) {
 
 // ---- everything at once ----
 
-// Requests come and go at random: shared beginnings, settings, cancellations, a pool for a third of them. Whoever is
-// not cancelled ends with the text it has alone.
-TEST(Serving, RandomTrafficChangesNobodysText) {
+// Random requests with shared prefixes, settings and cancellations, in a pool for a third of them. Every request that
+// is not cancelled ends with the text that it has alone.
+TEST(Serving, RandomTrafficChangesNoText) {
   const KvMethod method = Infinigen();
   std::vector<Text> texts;
   const std::vector<int32_t> base = Model().Ids(700, 120);

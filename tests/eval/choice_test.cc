@@ -74,39 +74,39 @@ TEST(ChoiceLines, EveryForm) {
 }
 
 TEST(ChoiceLines, ErrorsNameFileLineAndReason) {
-  EXPECT_EQ(Refusal(" \n"), "q: holds no question");
-  EXPECT_EQ(Refusal("ID\tQuestion Stem\tChoices\tAnswer Key\n"), "q: holds no question");
-  EXPECT_THAT(Refusal("\nText"), HasSubstr("q:2: neither a JSON object"));
-  EXPECT_EQ(Refusal("{\"choices\": "), "q:1: no valid JSON at column 13");
-  EXPECT_THAT(Refusal("{\"a\": 1}"), HasSubstr("q:1: not the fields of a task"));
+  EXPECT_EQ(Refusal(" \n"), "q: contains no question");
+  EXPECT_EQ(Refusal("ID\tQuestion Stem\tChoices\tAnswer Key\n"), "q: contains no question");
+  EXPECT_THAT(Refusal("\nText"), HasSubstr("q:2: the first line is neither a JSON object"));
+  EXPECT_EQ(Refusal("{\"choices\": "), "q:1: invalid JSON at column 13");
+  EXPECT_THAT(Refusal("{\"a\": 1}"), HasSubstr("q:1: unknown format"));
   const std::string good = R"({"context": "a", "choices": ["b", "c"], "answer": 0})";
-  EXPECT_EQ(Refusal(good + "\n[1]"), "q:2: an object {...} is expected");
+  EXPECT_EQ(Refusal(good + "\n[1]"), "q:2: the line must be a JSON object");
   EXPECT_EQ(Refusal(good + "\n" + R"({"choices": ["b", "c"], "answer": 0})"), "q:2: field 'context' is missing");
   EXPECT_EQ(Refusal(R"({"context": "a", "query": "b", "choices": ["b", "c"], "answer": 0})"),
-            "q:1: \"context\" and \"query\" are the same field, give one");
-  EXPECT_EQ(Refusal(R"({"context": 1, "choices": ["b", "c"], "answer": 0})"), "q:1: field 'context' must hold text");
+            "q:1: \"context\" and \"query\" are the same field; give only one");
+  EXPECT_EQ(Refusal(R"({"context": 1, "choices": ["b", "c"], "answer": 0})"), "q:1: field 'context' must be text");
   EXPECT_EQ(Refusal(R"({"context": "a", "choices": ["b"], "answer": 0})"),
             "q:1: field 'choices' must be a list of 2 to 64 texts");
   EXPECT_EQ(Refusal(R"({"context": "a", "choices": ["b", " "], "answer": 0})"), "q:1: field 'choices' is empty");
   EXPECT_EQ(Refusal(R"({"context": "a", "choices": ["b", "c"], "answer": 2})"),
-            "q:1: the answer 2 is none of the 2 choices");
+            "q:1: the answer 2 is not one of the 2 choices");
   EXPECT_EQ(Refusal(R"({"context": "a", "choices": ["b", "c"], "answer": 1.5})"),
             "q:1: field 'answer' must be the number of a choice");
   EXPECT_EQ(Refusal(R"({"context": "a", "choices": ["b", "c"]})"), "q:1: the right answer is missing");
   EXPECT_EQ(Refusal(R"({"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"})"),
             "q:1: field 'sentence' has no blank (_)");
   EXPECT_EQ(Refusal(R"({"sentence": "a _ b", "option1": "a", "option2": "b", "answer": "0"})"),
-            "q:1: the answer 0 is none of the 2 choices");
+            "q:1: the answer 0 is not one of the 2 choices");
   EXPECT_EQ(Refusal(R"({"premise": "a.", "choice1": "a", "choice2": "b", "question": "why", "label": 0})"),
             "q:1: field 'question' must be cause or effect");
   EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\nx\t(A) a\tA"),
             "q:2: the choices must look like \"(A) one (B) another\"");
-  EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\nx"), "q:2: 1 columns, the first line names more");
-  EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\n\xff\t(A) a (B) b\tA"), "q:2: no valid UTF-8 at byte 0");
-  EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("1048576 at most"));
+  EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\nx"), "q:2: the line has 1 columns, fewer than the first line");
+  EXPECT_EQ(Refusal("Question Stem\tChoices\tAnswer Key\n\xff\t(A) a (B) b\tA"), "q:2: invalid UTF-8 at byte 0");
+  EXPECT_THAT(Refusal("{\"choices\": \"" + std::string(1 << 20, 'x') + "\"}"), HasSubstr("the limit is 1048576"));
   EXPECT_EQ(Refusal("{\"choices\": " + std::string(100, '[') + std::string(100, ']') + "}"),
-            "q:1: JSON nested deeper than 64 at byte 75");
-  EXPECT_EQ(Refusal("{\"choices\": 1e999}"), "q:1: a number that JSON cannot hold");
+            "q:1: JSON nested deeper than 64 levels at byte 75");
+  EXPECT_EQ(Refusal("{\"choices\": 1e999}"), "q:1: a number is out of range");
 }
 
 TEST(ChoiceLines, LabelsOfTheirOwn) {
@@ -116,12 +116,12 @@ TEST(ChoiceLines, LabelsOfTheirOwn) {
   const auto with = [&](std::string_view labels) { return Refusal(questions, ParseLabels(labels, "l").value()); };
   EXPECT_EQ(with("0\n1\n"), "");
   EXPECT_EQ(ParseChoices(questions, "q", ParseLabels("1\n1", "l").value()).value().items[0].answer, 1u);
-  EXPECT_EQ(with("0\n0\n"), "q:2: the answer is 1, in l it is 0");
-  EXPECT_EQ(with("0\n"), "l: 1 labels, but q:2 is one more question");
-  EXPECT_EQ(with("0\n1\n1\n"), "l: 3 labels for the 2 questions of q");
-  EXPECT_EQ(ParseLabels("0\nA\n", "l").error().message, "l:2: 'A' is no label, one number a line is expected");
+  EXPECT_EQ(with("0\n0\n"), "q:2: the answer is 1, but in l it is 0");
+  EXPECT_EQ(with("0\n"), "l: has only 1 labels, none for the question at q:2");
+  EXPECT_EQ(with("0\n1\n1\n"), "l: has 3 labels for the 2 questions of q");
+  EXPECT_EQ(ParseLabels("0\nA\n", "l").error().message, "l:2: 'A' is not a label; each line must be one number");
   EXPECT_EQ(ParseLabels("\x1b[2J\xff", "l").error().message,
-            "l:1: '\\x1b[2J\\xff' is no label, one number a line is expected");
+            "l:1: '\\x1b[2J\\xff' is not a label; each line must be one number");
 }
 
 // A task from files, read as they are.

@@ -8,11 +8,11 @@
 #include <set>
 #include <sstream>
 
+#include "eval/filler.h"
 #include "eval/needle_case.h"
 #include "eval/needle_run.h"
 #include "eval/needle_score.h"
 #include "eval/needle_show.h"
-#include "eval/story.h"
 #include "golden/golden_run.h"
 
 namespace infinigen {
@@ -79,7 +79,7 @@ TEST(NeedleJudge, ListsEndWithTheLastStringOrTheNextQuestion) {
   EXPECT_FALSE(done(" A7\n\nQuestion", false, NeedleForm::kChat));
 }
 
-// Of every family and form: the budget of tokens, the question, the sentences where they are said to be.
+// For every family and form: the token budget, the question, and the positions of the sentences.
 TEST(NeedleFamily, KeepsItsPromises) {
   for (const NeedleForm form : {NeedleForm::kPlain, NeedleForm::kChat, NeedleForm::kContinuation}) {
     const NeedleMaker maker = Maker(form);
@@ -212,7 +212,7 @@ TEST(NeedleFamily, SoughtWordsAreTheMostFrequent) {
   const Result<NeedleCase> crowded =
       Maker(NeedleForm::kPlain).Case({.length = 100, .facts = 3, .family = NeedleFamily::kWords});
   ASSERT_FALSE(crowded.ok());
-  EXPECT_NE(crowded.error().message.find("no room"), std::string::npos) << crowded.error().message;
+  EXPECT_NE(crowded.error().message.find("too few for 3 facts"), std::string::npos) << crowded.error().message;
   const Result<NeedleCase> poor = Maker(NeedleForm::kPlain, "One word here. And one word there.")
                                       .Case({.length = 500, .family = NeedleFamily::kWords});
   ASSERT_FALSE(poor.ok());

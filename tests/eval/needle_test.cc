@@ -8,7 +8,6 @@
 #include "eval/needle_case.h"
 #include "eval/needle_run.h"
 #include "eval/needle_show.h"
-#include "eval/story.h"
 #include "golden/golden_run.h"
 
 namespace infinigen {

@@ -7,8 +7,8 @@
 
 #include "eval/choice_run.h"
 #include "eval/compare.h"
+#include "eval/filler.h"
 #include "eval/perplexity.h"
-#include "eval/story.h"
 #include "golden/golden_run.h"
 
 namespace infinigen {
@@ -64,7 +64,7 @@ TEST(EvalSession, WarnsOnceOfAContextBeyondTheTrainedOne) {
   EvalSession session = OpenShipped(reports);
   const int64_t beyond = session.model().config.max_positions + 1;
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(session.Start(Preset("full"), beyond, 1, /*compare=*/false).ok());
-  EXPECT_THAT(reports.warnings, ElementsAre(HasSubstr("8193 tokens are beyond the 8192 positions")));
+  EXPECT_THAT(reports.warnings, ElementsAre(HasSubstr("8193 tokens exceed the 8192")));
 }
 
 TEST(EvalSession, ComparesWithFullUnlessItIsFull) {

@@ -1,9 +1,9 @@
-#include "eval/story.h"
-
 #include <gtest/gtest.h>
 
 #include <cctype>
 #include <set>
+
+#include "eval/filler.h"
 
 namespace infinigen {
 namespace {

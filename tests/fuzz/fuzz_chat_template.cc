@@ -1,5 +1,5 @@
-// Any bytes as a chat template: parsed, and rendered twice with a fixed conversation. An error or a bounded text, the
-// same both times, within the limits that run.sh sets on time and memory.
+// Parses the input as a chat template and renders it twice with a fixed conversation. Both renderings give the same
+// error or the same bounded text, within the time and memory limits of run.sh.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

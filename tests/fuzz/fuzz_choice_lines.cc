@@ -1,5 +1,5 @@
-// Any bytes as a file of questions, and as its labels: questions that can be asked, or an error of one line that names
-// the file.
+// Parses the input as a file of questions, and as a file of labels. The result is valid questions or a one-line error
+// that names the file.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (file.ok()) CheckQuestions(*file, size);
   if (!file.ok()) CheckMessage(file.error().message, "q.jsonl:");
 
-  // What follows a line "--" are labels.
+  // The part after a line "--" is the labels.
   const size_t cut = text.find("\n--\n");
   const std::string_view label_text = cut == std::string_view::npos ? text : text.substr(cut + 4);
   const Result<ChoiceLabels> labels = ParseLabels(label_text, "q.lst");

@@ -1,4 +1,5 @@
-// Any bytes as the body of a request: fields within their bounds, or an error that says 400 and is one line.
+// Parses the input as the body of a request. The result has fields within their limits, or is a one-line error with
+// status 400.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Any bytes as config.json and as generation_config.json: a result, and sizes whose products fit.
+// Parses the input as config.json and as generation_config.json. Products of an accepted configuration's sizes do not
+// overflow.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>

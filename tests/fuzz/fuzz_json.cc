@@ -1,5 +1,5 @@
-// Any bytes as JSON: events and tree agree with each other and, within the limits, with the library; each message is
-// one line of valid UTF-8. Fields of any type are read from whatever object comes out.
+// Parses the input as JSON. Events and tree agree with each other and, within the limits, with the library; every
+// message is one line of valid UTF-8. Then reads fields of every type from the result.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/utf8.h"
 #include "json/fields.h"
-#include "json/tree.h"
+#include "json/parse.h"
 
 namespace {
 

@@ -1,4 +1,5 @@
-// Any bytes as a file of prompts: prompts within their bounds, or an error of one line that names the line.
+// Parses the input as a file of prompts. The result is prompts within their limits or a one-line error that names the
+// file.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

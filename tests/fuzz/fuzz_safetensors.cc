@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file: a result, and every tensor it lists lies inside the file.
+// Parses the input as a safetensors file. The tensors of an accepted file cover its data section exactly.
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// Any bytes as a shard index: a result, and no shard name leads out of the directory.
+// Parses the input as a shard index. No accepted shard name leads out of the directory.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Any bytes as a skew file: a result, and what is accepted makes finite sketches and is written back as it was. The
-// checksum would keep nearly every input out, so the same bytes are also read with theirs made right.
+// Parses the input as a skew file. An accepted skew gives finite sketches and serialises to the same bytes. Because the
+// checksum would reject nearly every input, the input is parsed a second time with its checksum corrected.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 
 namespace {
 

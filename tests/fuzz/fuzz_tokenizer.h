@@ -1,4 +1,4 @@
-// Shared by the tokenizer targets: a specification that a parser accepted must also run.
+// Shared by the tokenizer targets: a specification that a parser has accepted must also run.
 #pragma once
 
 #include <cstdlib>

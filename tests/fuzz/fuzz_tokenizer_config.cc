@@ -1,4 +1,4 @@
-// tokenizer_config.json, special_tokens_map.json, added_tokens.json: one input, all three names.
+// Reads the input as tokenizer_config.json, special_tokens_map.json and added_tokens.json, and runs the tokenizer.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "fuzz_tokenizer.h"
-#include "text/tokenizer_config.h"
+#include "text/tokenizer_files.h"
 
 namespace {
 

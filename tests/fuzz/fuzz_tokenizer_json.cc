@@ -1,8 +1,8 @@
-// tokenizer.json: parser, components, patterns, and a short text through what comes out.
+// Reads the input as tokenizer.json and encodes a short text with the result.
 #include <string_view>
 
 #include "fuzz_tokenizer.h"
-#include "text/tokenizer_readers.h"
+#include "text/tokenizer_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -1,4 +1,5 @@
-// Text, as arbitrary bytes: a byte-level tokenizer gives them back, and streaming equals decoding as a whole.
+// Encodes the input with committed tokenizers. Byte-level tokenizers decode to the same bytes, and streaming gives the
+// same text as decoding the whole sequence.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -47,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const std::string rest = stream.Finish();
     Check(joined + rest == whole);
-    // A cut inside a character would show as replacements that the whole text does not have.
+    // A piece that ends inside a character would add replacement characters that the whole text does not have.
     Check(replaced + infinigen::ReplaceInvalidUtf8(rest) == infinigen::ReplaceInvalidUtf8(whole));
   }
   return 0;

@@ -1,6 +1,6 @@
-// tokenizer.model as tiktoken ranks.
+// Reads the input as tiktoken ranks (tokenizer.model) and encodes a short text.
 #include "fuzz_tokenizer.h"
-#include "text/tokenizer_readers.h"
+#include "text/tokenizer_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

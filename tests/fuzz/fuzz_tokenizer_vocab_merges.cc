@@ -1,9 +1,9 @@
-// vocab.json and merges.txt, separated by the first NUL byte.
+// Reads the input as vocab.json and merges.txt, separated by the first NUL byte, and encodes a short text.
 #include <algorithm>
 #include <string_view>
 
 #include "fuzz_tokenizer.h"
-#include "text/tokenizer_readers.h"
+#include "text/tokenizer_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

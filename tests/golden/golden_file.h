@@ -1,5 +1,4 @@
-// GoldenModel: what transformers computed for one of the models in tests/golden/models (made by tools/make_golden.py).
-// For tests only.
+// GoldenModel: results of transformers for one of the models in tests/golden/models, made by tools/make_golden.py.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,8 @@ struct GoldenPrompt {
   std::vector<int32_t> ids;
   std::vector<int64_t> logit_positions;           // ascending positions in `ids`
   std::vector<std::vector<float>> logits;         // [logit_positions][vocab], float32 arithmetic on the stored weights
-  std::vector<std::vector<float>> native_logits;  // the same computed in the stored type; empty for f32 models
-  std::vector<int32_t> greedy;                    // the continuation, end ids ignored
+  std::vector<std::vector<float>> native_logits;  // computed in the stored type; empty for f32 models
+  std::vector<int32_t> greedy;                    // greedy continuation; end-of-text ids are ignored
   std::vector<float> gaps;                        // [greedy], best logit minus second best
   std::vector<int32_t> native_greedy;             // empty for f32 models
 };
@@ -24,14 +23,14 @@ struct GoldenPrompt {
 struct GoldenModel {
   std::string directory;
   std::string name;
-  std::string covers;  // what the model is there to show
+  std::string covers;  // the features that the model tests
   std::string stored;  // "float32", "float16", "bfloat16"
   std::vector<GoldenPrompt> prompts;
 };
 
 Result<GoldenModel> LoadGolden(const std::string& directory);
 
-// Every subdirectory of `root` that holds a golden.json, in order of name.
+// Every subdirectory of `root` that has a golden.json, sorted by name.
 Result<std::vector<std::string>> ListGolden(const std::string& root);
 
 }  // namespace infinigen

@@ -1,4 +1,4 @@
-// Runs golden models through the executor, for the tests of this directory.
+// Runs golden models on an executor, for the tests of this directory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace infinigen {
 
-// A model ready to run. Members in order of dependence; the address must not change, so it is made on the heap.
+// A model ready to run. Later members refer to earlier ones, so it is allocated on the heap and never moved.
 struct LoadedModel {
   ModelConfig config;
   Weights weights;
@@ -40,7 +40,7 @@ inline std::unique_ptr<LoadedModel> LoadModel(const std::string& directory, Exec
   return model;
 }
 
-// Logits after `count` tokens of `ids` from `first` on, [count][vocab], by one prefill of all.
+// Logits [count][vocab] after tokens [first, first + count) of `ids`, by one prefill.
 inline std::vector<float> PrefillSome(Executor& executor, std::span<const int32_t> ids, int64_t first, int64_t count) {
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
   EXPECT_TRUE(executor.BeginPrefill(slot, 0, ids).ok());
@@ -52,12 +52,12 @@ inline std::vector<float> PrefillSome(Executor& executor, std::span<const int32_
   return logits;
 }
 
-// The same after every one of `ids`.
+// Logits after all tokens of `ids`, by one prefill.
 inline std::vector<float> PrefillAll(Executor& executor, std::span<const int32_t> ids) {
   return PrefillSome(executor, ids, 0, static_cast<int64_t>(ids.size()));
 }
 
-// The same by a prefill of `prefill` tokens and one decode step for each of the others.
+// Logits after all tokens of `ids`, by a prefill of `prefill` tokens and a decode step for each of the others.
 inline std::vector<float> DecodeAll(Executor& executor, std::span<const int32_t> ids, size_t prefill) {
   const size_t vocab = static_cast<size_t>(executor.config().vocab);
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
@@ -75,7 +75,7 @@ inline std::vector<float> DecodeAll(Executor& executor, std::span<const int32_t>
   return logits;
 }
 
-// Greedy continuations of all prompts, run together as the executor's batch allows. End ids are ignored.
+// Greedy continuations of all prompts, batched as far as the executor allows. End-of-text ids are ignored.
 inline std::vector<std::vector<int32_t>> Greedy(Executor& executor, const std::vector<std::vector<int32_t>>& prompts,
                                                 int64_t n) {
   Engine engine(executor);

@@ -1,9 +1,10 @@
-// Every golden model gives transformers' logits and transformers' greedy text, on every backend.
+// Every golden model gives the logits and the greedy text of transformers, on every backend. For Qwen2 a forward pass
+// in numpy (tools/make_numpy_golden.py) stands in for transformers.
 //
-// Bounds, relative to the largest logit of the row: f32 models 1e-4 (both sides compute in f32). f16 and bf16 models
-// are computed by us in f32 from the stored weights, so with an f32 cache the same 1e-4 holds; with the cache in the
-// model's own type each key and value is rounded once, which on these models moves logits by up to 5e-3 (f16) and 4e-2
-// (bf16).
+// Error bounds, relative to the largest logit of the row: 1e-4 for f32 models (both sides compute in f32). This engine
+// computes f16 and bf16 models in f32 from the stored weights, so with an f32 cache the bound is also 1e-4. With the
+// cache in the model's own type each key and value is rounded once, which changes the logits of these models by up to
+// 5e-3 (f16) and 4e-2 (bf16).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +31,7 @@ std::vector<Case> Cases() {
   const std::vector<std::string> directories = ListGolden(kModels).value();
   for (const std::string& directory : directories)
     for (Device device : {Device::kReference, Device::kCpu}) cases.push_back({directory, directory, device});
-  // The model that the repository ships; too large for the reference's plain loops.
+  // The model in the repository; too large for the plain loops of the reference backend.
   cases.push_back(
       {INFINIGEN_TEST_DATA "/golden/embedded", INFINIGEN_TEST_DATA "/../models/infinigen-mini", Device::kCpu});
   return cases;
@@ -98,7 +99,7 @@ TEST_P(Golden, GreedyText) {
     size_t same = 0;
     while (same < texts[i].size() && texts[i][same] == prompt.greedy[same]) ++same;
     if (same < texts[i].size()) {
-      // After the first difference the texts are different texts; up to there only a tie may part them.
+      // The first difference is allowed only at a near tie; later tokens are not comparable.
       EXPECT_LE(prompt.gaps[same], 1e-3f * largest) << prompt.name << " differs at token " << same;
     }
   }

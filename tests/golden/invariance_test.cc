@@ -1,5 +1,5 @@
-// A token's logits depend on its sequence and the weights alone: bit for bit the same in prefill and decode, alone and
-// in a batch, for any number of threads and any cut into chunks. Every comparison here is equality.
+// A token's logits depend only on its sequence and the weights: they are bit-identical in prefill and decode, alone and
+// in a batch, for any number of threads and any division into chunks. All comparisons here are exact.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -32,8 +32,8 @@ TEST_P(Invariance, DecodeEqualsPrefill) {
   for (size_t prefill : {1u, 63u, 64u, 149u}) EXPECT_EQ(DecodeAll(*model->executor, ids, prefill), whole) << prefill;
 }
 
-// A sequence that keeps its first rows, whatever it had behind them, goes on as if it had been prefilled at once.
-TEST_P(Invariance, PrefillAfterKeptRowsEqualsAFreshOne) {
+// A sequence that is rewound and continued gives the same logits as one prefill of all its tokens.
+TEST_P(Invariance, PrefillAfterARewindEqualsAFreshOne) {
   const std::unique_ptr<LoadedModel> model = Load(2, 1);
   ASSERT_NE(model, nullptr);
   Executor& executor = *model->executor;
@@ -42,7 +42,7 @@ TEST_P(Invariance, PrefillAfterKeptRowsEqualsAFreshOne) {
   const std::vector<int32_t> ids = RandomIds(model->config, count, 9);
   const std::vector<float> whole = PrefillAll(executor, ids);
   for (const size_t kept : {size_t{1}, size_t{64}, count - 144, count - 1}) {
-    // Behind the kept rows the sequence first says something else, in some cases longer than what replaces it.
+    // After the rows that stay, the sequence first has other tokens, sometimes more than those that replace them.
     std::vector<int32_t> before = RandomIds(model->config, count, 10);
     std::copy_n(ids.begin(), kept, before.begin());
     before.resize(std::max(kept, count - 50));
@@ -73,7 +73,7 @@ TEST_P(Invariance, ThreadsDoNotMatter) {
   }
 }
 
-TEST_P(Invariance, NeighboursDoNotMatter) {
+TEST_P(Invariance, OtherSequencesDoNotMatter) {
   const std::unique_ptr<LoadedModel> together = Load(2, 5);
   const std::unique_ptr<LoadedModel> alone = Load(2, 1);
   ASSERT_TRUE(together != nullptr && alone != nullptr);
@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Invariance,
                                          "opt_post_norm"),
                          [](const auto& test) { return test.param; });
 
-// Longer than one prefill chunk of the CPU backend (512 tokens), so that units, extents and blocks are all crossed.
+// Longer than one prefill chunk of the CPU backend (512 tokens), to cross the borders of units, extents and blocks.
 TEST(LongPrompt, ChunksAndExtentsDoNotMatter) {
   const std::string directory = std::string(kModels) + "llama_gqa_tied";
   const std::unique_ptr<LoadedModel> model =

@@ -46,7 +46,7 @@ struct Refusal {
   const char* message;
 };
 
-// Parse refuses the parts of Jinja that are not supported, with name and line.
+// Parse rejects unsupported parts of Jinja; the error has name and line.
 TEST(JinjaParse, RefusesByNameAndLine) {
   const Refusal refusals[] = {
       {"a\n\n{{ x | groupby('y') }}", "chat template: line 3: filter 'groupby' is not supported"},
@@ -76,7 +76,7 @@ TEST(JinjaParse, RefusesByNameAndLine) {
       {"{% do x %}", "chat template: line 1: tag 'do' is not supported"},
       {"\n\n\n{%- raw %}{{ $ }}{% endraw %}", "chat template: line 4: tag 'raw' is not supported"},
       {"{% for x in y recursive %}{% endfor %}", "line 1: a recursive loop ('recursive') is not supported"},
-      {"{% for x in y %}{{ loop }}{% endfor %}", "'loop' other than as 'loop.index' and the like is not supported"},
+      {"{% for x in y %}{{ loop }}{% endfor %}", "'loop' without an attribute (such as 'loop.index') is not supported"},
       {"{% for x in y %}{{ loop.changed(x) }}{% endfor %}", "line 1: 'loop.changed' is not supported"},
       {"{% set loop = 1 %}", "line 1: assigning to 'loop' is not supported"},
       {"{% set x | upper %}{% endset %}", "line 1: a filter on a 'set' block is not supported"},
@@ -89,9 +89,9 @@ TEST(JinjaParse, RefusesByNameAndLine) {
       {"{{ x | select('sameas', 1) }}", "line 1: test 'sameas' is not supported"},
       {"{{ x | map('xmlattr') }}", "line 1: filter 'xmlattr' is not supported"},
       {"{{ x | map(y) }}", "line 1: a computed argument 'filter' of filter 'map' is not supported"},
-      {"{{ x[1, 2] }}", "line 1: a subscript of several values is not supported"},
+      {"{{ x[1, 2] }}", "line 1: a subscript with several values is not supported"},
       {"{{ self.x }}", "line 1: 'self' is not supported"},
-      {"{{ 0x1F }}", "line 1: the number that starts with '0' is not supported"},
+      {"{{ 0x1F }}", "line 1: the form of the number that starts with '0' is not supported"},
       {"{{ '\\N{BULLET}' }}", "line 1: an escape sequence in a string is not supported"},
   };
   for (const Refusal& refusal : refusals) {
@@ -107,14 +107,15 @@ TEST(JinjaParse, SyntaxErrorsNameTheirLine) {
   const Refusal errors[] = {
       {"a\n{{ 1 + }}", "chat template: line 2: unexpected '}}'"},
       {"{% if x %}\n", "chat template: line 1: unexpected end of template, expected 'endif'"},
-      {"\n{% endfor %}", "chat template: line 2: 'endfor' closes nothing that is open here"},
+      {"\n{% endfor %}", "chat template: line 2: 'endfor' without a matching tag before it"},
       {"\n\n{# a", "chat template: line 3: the comment is not closed with '#}'"},
       {"{{ (1 }}", "chat template: line 1: unexpected '}'"},
       {"{{ 'a }}", "chat template: line 1: a string is not closed with '"},
       {"{{ 99999999999999999999 }}", "chat template: line 1: the number 99999999999999999999 is out of range"},
-      {"\n{{ x | replace('a') }}", "chat template: line 2: filter 'replace' needs its argument 'new'"},
-      {"{% break %}", "chat template: line 1: 'break' outside of a loop"},
-      {"{% for i in x %}{% generation %}{% break %}{% endgeneration %}{% endfor %}", "'break' outside of a loop"},
+      {"\n{{ x | replace('a') }}", "chat template: line 2: filter 'replace' needs the argument 'new'"},
+      {"{% break %}", "chat template: line 1: 'break' is only allowed inside a loop"},
+      {"{% for i in x %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+       "'break' is only allowed inside a loop"},
       {"{{ a ? b }}", "chat template: line 1: unexpected character '?'"},
   };
   for (const Refusal& expected : errors) {
@@ -130,11 +131,11 @@ TEST(JinjaRender, ErrorsNameTheirLine) {
       {"a\n{{ x.y }}", "chat template: line 2: 'x' is undefined"},
       {"{% for m in messages %}\n\n{{ m.nope.x }}{% endfor %}",
        "chat template: line 3: 'dict object' has no attribute 'nope'"},
-      {"{{ '%s' % 1 }}", "chat template: line 1: formatting of strings with '%' is not supported"},
+      {"{{ '%s' % 1 }}", "chat template: line 1: string formatting with '%' is not supported"},
       {"\n{{ messages[0].items }}", "chat template: line 2: the method 'items' as a value is not supported"},
       {"{{ 'a'.upper }}", "the method 'upper' as a value is not supported"},
-      {"{{ strftime_now('%c') }}", "strftime_now: '%c' is not supported"},
-      {"{{ strftime_now('%') }}", "strftime_now: '%' is not supported"},
+      {"{{ strftime_now('%c') }}", "strftime_now: format '%c' is not supported"},
+      {"{{ strftime_now('%') }}", "strftime_now: format '%' is not supported"},
       {"{{ 9223372036854775807 + 1 }}", "integer overflow"},
       {"{{ -9223372036854775807 - 2 }}", "integer overflow"},
       {"{{ (-9223372036854775807 - 1) // -1 }}", "integer overflow"},
@@ -144,7 +145,7 @@ TEST(JinjaRender, ErrorsNameTheirLine) {
       {"{{ range }}", "printing a function object is not supported"},
       {"{% set r = messages|select %}{{ r|list|length }}{{ r|list }}", "a filtered sequence is read a second time"},
       {"{% set range = 1 %}{{ range(2) }}", "'range' is not callable"},
-      {"{% set range = namespace %}{{ range(2) }}", "assigning to 'range' is not supported"},
+      {"{% set range = namespace %}{{ range(2) }}", "calling 'range' after an assignment to 'range' is not supported"},
   };
   for (const Refusal& expected : errors) {
     const Result<std::string> text = ParseAndRender(expected.source);
@@ -171,7 +172,7 @@ TEST(JinjaRender, BytesThatAreNotUtf8PassThrough) {
   EXPECT_EQ(*ParseAndRender("{{ x[::-1][::-1] }}", variables), bytes);
 }
 
-// Each of these would run for hours or fill the memory without limits.
+// Without limits, each of these would run for hours or exhaust memory.
 TEST(JinjaLimits, HostileTemplatesEndInAnError) {
   const Refusal hostile[] = {
       {"{% for i in range(10**9) %}x{% endfor %}", "range() of more than 100000 numbers"},
@@ -183,9 +184,9 @@ TEST(JinjaLimits, HostileTemplatesEndInAnError) {
       {"{{ [1, 2] * 10**18 }}", "too large"},
       {"{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}", "too large"},
       {"{{ ('a' * 10**6)|replace('', 'b' * 10**6) }}", "too large"},
-      {"{% set x = 'a' * 10**6 %}{% for i in range(100) %}{{ x }}{% endfor %}", "prints too much"},
+      {"{% set x = 'a' * 10**6 %}{% for i in range(100) %}{{ x }}{% endfor %}", "prints more text than the limit"},
       {"{% set x = 'a' * 10**6 %}{% for i in range(100) %}{% set y %}{{ x }}{% endset %}{% endfor %}",
-       "prints too much"},
+       "prints more text than the limit"},
       {"{% set x = 'a' * 10**6 %}{% for i in range(99999) %}{% if 'b' in x %}{% endif %}{% endfor %}",
        "too many steps"},
       {"{% set x = 'a' * 10**6 %}{% for i in range(99999) %}{% if x|length == 1 %}{% endif %}{% endfor %}",
@@ -194,7 +195,7 @@ TEST(JinjaLimits, HostileTemplatesEndInAnError) {
        "nested too deeply"},
       {"{% set ns = namespace(s={}) %}{% for i in range(99) %}{% set ns.s = {1: ns.s} %}{% endfor %}",
        "nested too deeply"},
-      // A list whose text is 2^30 items long although it holds 30 lists.
+      // A list that prints as 2^30 items although it consists of 30 lists.
       {"{% set ns = namespace(s=[1]) %}{% for i in range(30) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
        "too many steps"},
       {"{% set ns = namespace(s=[1]) %}{% for i in range(30) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s|tojson "
@@ -224,7 +225,7 @@ TEST(JinjaLimits, SourceIsBounded) {
     return parsed.ok() ? std::string() : parsed.error().message;
   };
   EXPECT_EQ(error_of(std::string(1 << 20, 'a')), "");
-  EXPECT_THAT(error_of(std::string((1 << 20) + 1, 'a')), HasSubstr("1048577 bytes, at most 1048576 are accepted"));
+  EXPECT_THAT(error_of(std::string((1 << 20) + 1, 'a')), HasSubstr("1048577 bytes; at most 1048576 are allowed"));
   EXPECT_THAT(error_of("{{ " + Repeat("1,", 150'000) + " }}"), HasSubstr("more than 200000 tokens"));
   EXPECT_THAT(error_of("{{ " + Repeat("(", 50'000) + Repeat(")", 50'000) + " }}"),
               HasSubstr("nested more than 48 deep"));

@@ -11,7 +11,7 @@ namespace {
 using nlohmann::json;
 using testing::ElementsAre;
 
-// What reading one field by `read` comes to, in each wording.
+// The message of reading one field with `read`, in each wording; empty when there is none.
 template <class Read>
 std::vector<std::string> Messages(const json& object, Read&& read) {
   std::vector<std::string> messages;
@@ -111,7 +111,7 @@ TEST(FieldReader, RefusesUnknownFieldsByName) {
   value.Ignore("known");
   value.RefuseUnknown(harmless);
   EXPECT_EQ(value.status().error().message,
-            "f.json: field 'other' ([3]) is unknown: it may change what the model computes");
+            "f.json: field 'other' ([3]) is unknown and could change what the model computes");
   EXPECT_EQ(value.status().error().kind, ErrorKind::kUnsupported);
   FieldReader plain(object, "part", "", FieldWording::kPlain);
   plain.Get("known");
@@ -119,7 +119,7 @@ TEST(FieldReader, RefusesUnknownFieldsByName) {
   EXPECT_EQ(plain.status().error().message, "part: option 'other' is not supported");
   FieldReader api(object, "", "kv.", FieldWording::kApi);
   api.RefuseOtherThan({"known", "other", "third"});
-  EXPECT_EQ(api.problem()->message, "'kv.harmless': is none of known, other and third");
+  EXPECT_EQ(api.problem()->message, "'kv.harmless': is unknown; known are known, other and third");
   EXPECT_EQ(api.problem()->field, "kv.harmless");
 }
 

@@ -27,7 +27,7 @@ PoolOptions Options(uint64_t limit_rows) {
           .limit_bytes = limit_rows * kRowBytes};
 }
 
-// Knows at every moment how much is taken.
+// Counts the bytes that are allocated.
 class CountingAllocator final : public Allocator {
  public:
   Result<std::byte*> Allocate(size_t bytes) override {
@@ -46,7 +46,7 @@ class CountingAllocator final : public Allocator {
   HostAllocator inner_;
 };
 
-TEST(Pool, AdmissionIsTheOnlyPlaceThatRefuses) {
+TEST(Pool, OnlyAdmissionCanFail) {
   HostAllocator memory;
   Pool pool(Options(700), memory);
   const SeqSlot a = pool.Admit(512).value();
@@ -71,7 +71,7 @@ TEST(Pool, QuotasAreExactToTheRow) {
   EXPECT_FALSE(pool.Admit(1).ok());
 }
 
-TEST(Pool, ASequenceThatGrowsTakesNothing) {
+TEST(Pool, FillingAQuotaAllocatesNothing) {
   CountingAllocator memory;
   Pool pool(Options(5000), memory);
   const SeqSlot slot = pool.Admit(2000).value();
@@ -83,7 +83,7 @@ TEST(Pool, ASequenceThatGrowsTakesNothing) {
   EXPECT_EQ(pool.used_bytes(), 2000 * kRowBytes);
 }
 
-TEST(Pool, WhatIsReleasedIsUsedAgain) {
+TEST(Pool, ReleasedExtentsAreReused) {
   CountingAllocator memory;
   Pool pool(Options(4096), memory);
   pool.Release(pool.Admit(1024).value());
@@ -95,14 +95,14 @@ TEST(Pool, WhatIsReleasedIsUsedAgain) {
 TEST(Pool, FreeSlabsMakeRoomForLastExtents) {
   CountingAllocator memory;
   Pool pool(Options(1024), memory);
-  pool.Release(pool.Admit(1024).value());  // leaves a slab that fills the limit
+  pool.Release(pool.Admit(1024).value());  // leaves a free slab as large as the limit
   const SeqSlot slot = pool.Admit(300).value();
   EXPECT_LE(memory.peak, pool.options().limit_bytes);
   pool.SetRows(slot, 300);
 }
 
-// The first layer keeps all, the others 40 rows.
-TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
+// The first layer retains everything, the others 40 rows.
+TEST(Pool, EvictingLayersHaveTheirOwnQuota) {
   CountingAllocator memory;
   PoolOptions options = Options(1000);
   options.evicting_from = 1;
@@ -118,7 +118,7 @@ TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
     EXPECT_EQ(pool.used_bytes(), 3 * 30 * row_bytes);
     pool.SetRows(slot, 700);
     EXPECT_EQ(pool.used_bytes(), (700 + 2 * 40) * row_bytes);
-    // Every row of every layer is a place of its own.
+    // All entries have distinct addresses.
     for (LayerId layer : IdRange<LayerId>(kLayers)) {
       const LayerEntries entries{kLayout, pool.Table(layer).data(), options.extents_per_slot(),
                                  pool.quotas(layer).data()};
@@ -141,7 +141,7 @@ TEST(Pool, LayersThatEvictHaveAQuotaOfTheirOwn) {
   EXPECT_EQ(pool.peak_bytes(), (700 + 2 * 40) * row_bytes);
 }
 
-TEST(Pool, SlotsRunOutByName) {
+TEST(Pool, TheErrorNamesTheNumberOfSlots) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);
   for (int i = 0; i < kSlots; ++i) ASSERT_TRUE(pool.Admit(1).ok());
@@ -181,11 +181,11 @@ TEST(Pool, AQuotaGrowsByWholeExtentsAndToTheLastRow) {
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
-TEST(Pool, ASharedExtentOutlivesWhoMadeIt) {
+TEST(Pool, ASharedExtentOutlivesItsSequence) {
   CountingAllocator memory;
   PoolOptions options = Options(1024);
-  options.side_bytes = 100;
-  options.limit_bytes += 2 * options.side_bytes;
+  options.index_bytes = 100;
+  options.limit_bytes += 2 * options.index_bytes;
   Pool pool(options, memory);
   const auto at = [&](SeqSlot slot, int64_t row) {
     return LayerEntries{kLayout, pool.Table(LayerId(1)).data(), options.extents_per_slot(),
@@ -199,7 +199,7 @@ TEST(Pool, ASharedExtentOutlivesWhoMadeIt) {
   EXPECT_EQ(pool.used_bytes(), 300 * kRowBytes) << "shared, but no more than before";
   EXPECT_EQ(pool.mapped_bytes(), 512 * kRowBytes + 100);
   EXPECT_EQ(memory.held, 512 * kRowBytes) << "the side is for the host, where the pool's memory may not be";
-  pool.side(id)[99] = std::byte{1};
+  pool.index(id)[99] = std::byte{1};
   const SeqSlot b = pool.Admit({512, 512}, std::array{id}).value();
   EXPECT_EQ(at(b, 255), at(a, 255)) << "one place for both";
   EXPECT_NE(at(b, 256), at(a, 256));
@@ -209,7 +209,7 @@ TEST(Pool, ASharedExtentOutlivesWhoMadeIt) {
   EXPECT_EQ(*at(b, 255), std::byte{77});
   EXPECT_EQ(pool.used_bytes(), 300 * kRowBytes);
   pool.Release(b);
-  EXPECT_EQ(pool.used_bytes(), 256 * kRowBytes) << "nobody has it, but it is there";
+  EXPECT_EQ(pool.used_bytes(), 256 * kRowBytes) << "no sequence uses it, but it still exists";
   EXPECT_FALSE(pool.Admit(1024).ok());
   pool.Drop(id);
   EXPECT_EQ(pool.used_bytes(), 0u);
@@ -235,7 +235,7 @@ TEST(Pool, TheSameExtentTwiceBecomesOne) {
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
-TEST(PoolDeathTest, WhatSomebodyHasIsNotDropped) {
+TEST(PoolDeathTest, ASharedExtentInUseIsNotDropped) {
   HostAllocator memory;
   Pool pool(Options(1000), memory);
   const SeqSlot slot = pool.Admit(256).value();
@@ -244,8 +244,8 @@ TEST(PoolDeathTest, WhatSomebodyHasIsNotDropped) {
   EXPECT_DEATH(pool.Drop(id), "users");
 }
 
-// Random admissions, growth, sharing and releases against a plain model. Every entry of every admitted sequence is
-// stamped with its sequence, so an extent that is too short or handed out twice shows; bytes are counted at the
+// Random admissions, growth, sharing and releases, compared with a simple model. Every entry of every admitted sequence
+// is stamped with its sequence, which detects extents that are too short or handed out twice. Bytes are counted at the
 // allocator.
 class RandomPool {
  public:
@@ -268,7 +268,7 @@ class RandomPool {
         Drop();
       Check();
     }
-    // Back to nothing.
+    // Release everything.
     while (!model_.empty()) Release();
     while (!shared_.empty()) Drop();
     Check();
@@ -291,7 +291,7 @@ class RandomPool {
   };
   static PoolOptions MakeOptions() {
     PoolOptions options = Options(kLimit);
-    options.side_bytes = 1000;
+    options.index_bytes = 1000;
     return options;
   }
 
@@ -302,7 +302,7 @@ class RandomPool {
     return bytes;
   }
   void Admit() {
-    // Often whole extents, often a single row: the ends of the arithmetic.
+    // Often whole extents or a single row, which are the edge cases.
     int64_t rows = std::uniform_int_distribution<int64_t>(1, 2000)(random_);
     if (random_() % 4 == 0) rows = (rows + 255) / 256 * 256 - (random_() % 2) * 255;
     rows = std::clamp<int64_t>(rows, 1, 2000);
@@ -317,7 +317,7 @@ class RandomPool {
     const bool over = Reserved() + more > pool_.options().limit_bytes;
     Result<SeqSlot> slot = pool_.Admit({rows, rows}, prefix);
     ASSERT_FALSE(slot.ok() && (model_.size() == kSlots || over));
-    // An empty pool admits whatever the limit holds.
+    // An empty pool admits anything within the limit.
     ASSERT_TRUE(slot.ok() || !model_.empty() || !shared_.empty());
     if (!slot.ok()) return;
     ASSERT_TRUE(model_.emplace(*slot, std::move(model)).second);
@@ -343,7 +343,7 @@ class RandomPool {
     model.quota = rows;
     StampNew(it->first);
   }
-  // An extent that is full, or in place of it one that is shared and the same.
+  // Shares a full extent, or replaces it by a shared one with the same content.
   void Share() {
     if (model_.empty()) return;
     auto it = Pick();
@@ -359,7 +359,7 @@ class RandomPool {
       if (!id.ok()) return;
       ASSERT_TRUE(shared_.emplace(*id, of.stamp).second);
       of.shared = *id;
-      std::fill_n(pool_.side(*id), 1000, of.stamp);
+      std::fill_n(pool_.index(*id), 1000, of.stamp);
     }
   }
   void Release() {
@@ -368,7 +368,7 @@ class RandomPool {
     pool_.Release(it->first);
     model_.erase(it);
   }
-  // Those that nobody has.
+  // Drops shared extents that no sequence uses.
   void Drop() {
     std::erase_if(shared_, [&](const auto& shared) {
       for (const auto& [slot, model] : model_)
@@ -412,13 +412,13 @@ class RandomPool {
       });
       ASSERT_EQ(wrong, 0);
     }
-    for (const auto& [id, stamp] : shared_) ASSERT_EQ(pool_.side(id)[999], stamp);
+    for (const auto& [id, stamp] : shared_) ASSERT_EQ(pool_.index(id)[999], stamp);
     peak_ = std::max(peak_, used);
     ASSERT_EQ(pool_.used_bytes(), used);
     ASSERT_GE(pool_.peak_bytes(), peak_);
-    const uint64_t sides = shared_.size() * pool_.options().side_bytes;
-    ASSERT_EQ(pool_.mapped_bytes(), memory_.held + sides);
-    ASSERT_GE(memory_.held + sides, Reserved());
+    const uint64_t indexes = shared_.size() * pool_.options().index_bytes;
+    ASSERT_EQ(pool_.mapped_bytes(), memory_.held + indexes);
+    ASSERT_GE(memory_.held + indexes, Reserved());
     ASSERT_LE(memory_.peak, pool_.options().limit_bytes);
   }
 

@@ -1,4 +1,4 @@
-// Who stays: hand-made caches with known answers.
+// Retention on small caches worked out by hand.
 #include "kv/retain.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ TEST(AssignRow, TheNextRowUntilTheQuotaIsFull) {
   EXPECT_EQ(AssignRow(std::vector<int32_t>{0, 1}, std::vector<float>{9, 9}, {}, 2, 3), 2);
 }
 
-TEST(AssignRow, TheSmallestMarkOfTheUnprotectedAndTheOldestOfEquals) {
+TEST(AssignRow, TheSmallestUnprotectedPriorityAndTheOldestOfEquals) {
   // Quota 6 at position 20: 17, 18 and 19 are the newest half.
   const std::vector<int32_t> positions = {19, 4, 18, 1, 17, 9};
   EXPECT_EQ(AssignRow(positions, std::vector<float>{0, 5, 0, 7, 0, 6}, {}, 20, 6), 1) << "position 4";
@@ -32,7 +32,7 @@ TEST(AssignRow, TheSmallestMarkOfTheUnprotectedAndTheOldestOfEquals) {
       << "of sinks, only as many are protected as leave a victim: 2 of them";
 }
 
-TEST(AssignRow, EvenOneRowHasAVictim) {
+TEST(AssignRow, ACacheOfOneRowCanEvict) {
   for (const int32_t sinks : {0, 1, 100})
     EXPECT_EQ(AssignRow(std::vector<int32_t>{7}, std::vector<float>{3}, {.sinks = sinks}, 8, 1), 0);
   EXPECT_EQ(AssignRow(std::vector<int32_t>{6, 7}, std::vector<float>{kNan, kNan}, {.sinks = 4}, 8, 2), 0)
@@ -41,7 +41,7 @@ TEST(AssignRow, EvenOneRowHasAVictim) {
       << "what is not a number is the least";
 }
 
-TEST(UpdatePriorities, CountsStampsAndLeavesSinksAndWindowOut) {
+TEST(UpdatePriorities, CountsAndStampsButSkipsSinksAndWindow) {
   const std::vector<int32_t> positions = {0, 1, 5, 30, 12, 29}, rows = {0, 2, 3, 4, 5};
   const SelectRule select{.sinks = 1, .window = 2};
   std::vector<float> priorities = {3, 3, 3, 3, 3, 3};
@@ -54,7 +54,7 @@ TEST(UpdatePriorities, CountsStampsAndLeavesSinksAndWindowOut) {
   EXPECT_THAT(priorities, ElementsAre(3, 3, 31, 3, 31, 3));
 }
 
-TEST(UpdatePriorities, AnOverflowHalvesAllOfTheHead) {
+TEST(UpdatePriorities, AnOverflowHalvesAllPrioritiesOfTheHead) {
   const std::vector<int32_t> positions = {0, 1, 2}, rows = {1};
   std::vector<float> priorities = {7, 254, 0};
   UpdatePriorities({.on_select = PriorityUpdate::kCount}, {}, 9, rows, positions, priorities);
@@ -63,7 +63,7 @@ TEST(UpdatePriorities, AnOverflowHalvesAllOfTheHead) {
   EXPECT_THAT(priorities, ElementsAre(3, 128, 0));
 }
 
-TEST(Survivors, TheNewestHalfTheSinksAndTheLargestMarks) {
+TEST(Survivors, TheNewestHalfTheSinksAndTheLargestPriorities) {
   const std::vector<float> priorities = {0, 9, 1, 8, 8, 7, 0, 0, 0, 0};
   EXPECT_THAT(Survivors(priorities, {}, 6), ElementsAre(1, 3, 4, 7, 8, 9));
   EXPECT_THAT(Survivors(priorities, {}, 5), ElementsAre(1, 3, 4, 8, 9));
@@ -74,7 +74,7 @@ TEST(Survivors, TheNewestHalfTheSinksAndTheLargestMarks) {
   EXPECT_EQ(Survivors(std::vector<float>(9, kNan), {}, 4).size(), 4u);
 }
 
-// fifo by its own definition: the last ones, and the sinks.
+// After every append the cache holds the latest rows and the sinks.
 TEST(Policies, FifoIsAQueueAndStreamingAQueueWithSinks) {
   for (const int32_t sinks : {0, 3}) {
     const RetainRule rule{.on_append = kRetainFifo.on_append, .sinks = sinks};
@@ -98,7 +98,7 @@ TEST(Policies, FifoIsAQueueAndStreamingAQueueWithSinks) {
   }
 }
 
-TEST(Policies, EachHasANameOfItsOwn) {
+TEST(Policies, NamesAreUnique) {
   std::set<std::string_view> names;
   for (const RetainPolicy* policy : RetainPolicies()) {
     EXPECT_EQ(FindRetainPolicy(policy->name), policy);
@@ -108,7 +108,7 @@ TEST(Policies, EachHasANameOfItsOwn) {
   EXPECT_EQ(FindRetainPolicy("none"), nullptr);
 }
 
-TEST(Policies, ScrambledMarksHaveNoOrder) {
+TEST(Policies, ScrambledPrioritiesHaveNoOrder) {
   int ascending = 0;
   std::set<float> priorities;
   for (int32_t position = 0; position < 2000; ++position) {
@@ -129,7 +129,7 @@ TEST(QuotaRule, AShareOfTheFinalLength) {
 }
 
 TEST(QuotaRule, BytesAfterDenseLayersDividedByTheBatch) {
-  // 4 sequences; 10 layers, 2 of them dense; 100 bytes a row and layer.
+  // 4 sequences; 10 layers, 2 of them dense; 100 bytes per row and layer.
   QuotaRule limit{.limit = {.bytes = 4 * 10'000, .sequences = 4}, .row_bytes = 100, .layers = 10, .dense_layers = 2};
   EXPECT_EQ(limit.Quota(10), 10) << "all fits";
   EXPECT_EQ(limit.Quota(20), 7) << "(10,000 - 4,000) / 800";

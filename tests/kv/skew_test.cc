@@ -15,7 +15,6 @@
 #include <string>
 
 #include "kv/eigen.h"
-#include "kv/skew_file.h"
 
 namespace infinigen {
 namespace {
@@ -102,7 +101,7 @@ TEST(Eigen, EqualAndZeroValues) {
 
 TEST(Eigen, RandomMatrices) {
   for (const int64_t n : {1, 2, 3, 4, 5, 8, 17, 32, 64, 100}) ExpectDecomposition(RandomSymmetric(n, 7), n);
-  // Values over sixteen orders of magnitude, as covariances have.
+  // Eigenvalues over sixteen orders of magnitude, as in covariances.
   std::vector<double> graded = RandomSymmetric(32, 3);
   for (int64_t i = 0; i < 32; ++i)
     for (int64_t j = 0; j < 32; ++j) graded[At(i, j, 32)] *= std::pow(10.0, -0.25 * static_cast<double>(i + j));
@@ -117,7 +116,7 @@ TEST(Eigen, IsReproducibleAndQuick) {
   const SymmetricEigen second = DecomposeSymmetric(matrix, 128);
   EXPECT_EQ(first.values, second.values);
   EXPECT_EQ(first.vectors, second.vectors);
-  // About 10 ms; the bound only catches another order of growth, on a loaded machine and under sanitizers.
+  // Takes about 10 ms; the bound allows for a loaded machine and sanitizers, and detects only a worse complexity.
   EXPECT_LT(seconds, 2.0);
 }
 
@@ -125,7 +124,8 @@ TEST(Eigen, IsReproducibleAndQuick) {
 
 constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 32, kGroup = kHeads / kKvHeads;
 
-// Queries and keys whose energy lies in few directions, different ones for both and for each KV head; keys with a mean.
+// Queries and keys whose energy lies in few directions, which differ between them and between KV heads; keys have a
+// mean.
 struct Text {
   std::vector<float> queries;  // [rows][kHeads · kDim]
   std::vector<float> keys;     // [rows][kKvHeads · kDim]
@@ -143,7 +143,7 @@ struct Text {
   const float* Key(int64_t row, int64_t head) const { return keys.data() + (row * kKvHeads + head) * kDim; }
 };
 
-// Rows of `mixing` are random orthonormal directions, the i-th of which has the standard deviation size · decay^i.
+// Rows of `mixing` are random orthonormal directions; the i-th has the standard deviation size · decay^i.
 class Source {
  public:
   Source(double size, double decay, double mean, uint64_t seed) : random_(seed), mean_(kDim) {
@@ -220,8 +220,8 @@ double Dot(const float* a, const float* b) {
   return sum;
 }
 
-// Mean square of q·k minus its guess, both up to a constant per query, over keys of rows beyond the sinks; relative to
-// the same with a guess of zero.
+// Mean square error of a guess of q·k, up to a constant for each query, over all keys but the sinks; relative to that
+// of a guess of zero.
 double SketchError(const Text& text, const SketchMatrices& basis, int64_t dims) {
   double error = 0, whole = 0;
   for (int64_t head = 0; head < kHeads; ++head) {
@@ -278,7 +278,7 @@ TEST(SkewMoments, ALargeMeanCostsNoPrecision) {
   EXPECT_THAT(after, testing::Pointwise(testing::DoubleNear(2e-3), before));
 }
 
-TEST(SkewMoments, SinksAreLeftOutOfKeysAndThreadsChangeNothing) {
+TEST(SkewMoments, SinksAreExcludedAndThreadsChangeNothing) {
   Text text = MakeText(128);
   const SkewMoments before = MomentsOf(text, 1, 3);
   for (int64_t i = 0; i < kCalibrationSinks * kKvHeads * kDim; ++i) text.keys[static_cast<size_t>(i)] = 1e6f;
@@ -298,7 +298,7 @@ TEST(Skew, AllColumnsKeepTheScore) {
     for (int64_t head = 0; head < kHeads; ++head) {
       const std::vector<double> query = Sketch(text.Query(9, head), basis.query, head / kGroup, kDim);
       const std::vector<double> key = Sketch(text.Key(77, head / kGroup), basis.key, head / kGroup, kDim);
-      // f16 keeps 11 bits of each of the 32 · 32 products, whose sizes are those of |q|·|k|.
+      // f16 has 11 bits; the sum has 32 · 32 products of magnitude |q|·|k|.
       const double size = std::sqrt(Dot(text.Query(9, head), text.Query(9, head)) *
                                     Dot(text.Key(77, head / kGroup), text.Key(77, head / kGroup)));
       EXPECT_NEAR(std::inner_product(query.begin(), query.end(), key.begin(), 0.0),
@@ -317,10 +317,10 @@ TEST(Skew, FewColumnsGuessBestWithThePairAndWorstWithout) {
     const double none = SketchError(text, skew.Basis(LayerId(0), ProjectionKind::kNone, dims), dims);
     EXPECT_LT(pair, 0.8 * rotation) << dims;
     EXPECT_LT(rotation, 0.8 * none) << dims;
-    // What the calibration said about itself.
+    // The energy that the skew reports.
     EXPECT_NEAR(1 - pair, skew.HeldEnergy(LayerId(0), ProjectionKind::kPair, dims), 0.03);
     EXPECT_NEAR(1 - rotation, skew.HeldEnergy(LayerId(0), ProjectionKind::kRotation, dims), 0.03);
-    // The last columns instead of the first hold next to nothing.
+    // The last columns hold hardly any energy.
     std::vector<int32_t> last;
     for (int64_t head = 0; head < kKvHeads; ++head)
       for (int64_t c = kDim - dims; c < kDim; ++c) last.push_back(static_cast<int32_t>(c));
@@ -330,7 +330,7 @@ TEST(Skew, FewColumnsGuessBestWithThePairAndWorstWithout) {
 
 TEST(Skew, TheGuessHoldsOnAnotherText) {
   const Skew skew = SkewOf(MakeText(1000, 1));
-  Text other = MakeText(600, 1);  // the same sources further on: other rows
+  Text other = MakeText(600, 1);  // other rows of the same distribution
   const Text longer = MakeText(1600, 1);
   other.queries.assign(longer.queries.end() - static_cast<ptrdiff_t>(other.queries.size()), longer.queries.end());
   other.keys.assign(longer.keys.end() - static_cast<ptrdiff_t>(other.keys.size()), longer.keys.end());
@@ -425,7 +425,7 @@ TEST(Skew, SilentKeysOrQueriesGiveFiniteColumns) {
         for (const float number : *numbers) EXPECT_TRUE(std::isfinite(number));
     }
   }
-  // Fewer keys than dimensions, and none at all but sinks.
+  // Fewer keys than dimensions, and only sinks.
   for (const int64_t rows : {1, 4, 5, 6}) {
     const Skew skew = SkewOf(MakeText(rows));
     for (const float number : skew.Basis(LayerId(0), ProjectionKind::kPair, 16).key) EXPECT_TRUE(std::isfinite(number));
@@ -463,7 +463,7 @@ class SkewFile : public testing::Test {
   Skew skew_ = SkewOf(MakeText(60), 2);
 };
 
-// `change` to the bytes before the checksum, which is then made right again.
+// Applies `change` to the bytes before the checksum, and corrects the checksum.
 std::string Changed(std::string bytes, const std::function<void(std::string&)>& change) {
   bytes.resize(bytes.size() - 8);
   change(bytes);
@@ -494,7 +494,7 @@ TEST_F(SkewFile, RoundTrip) {
   EXPECT_EQ(SerialiseSkew(*read), SerialiseSkew(skew_));
 }
 
-TEST_F(SkewFile, ReplacesAnOlderFileAndLeavesNothingBeside) {
+TEST_F(SkewFile, ReplacesAnOlderFileAndLeavesNoTemporary) {
   const std::string path = Put("infinigen.skew", "something else");
   ASSERT_TRUE(WriteSkew(skew_, path).ok());
   EXPECT_TRUE(ReadSkew(path, skew_.origin().model, skew_.shape()).ok());
@@ -526,23 +526,23 @@ TEST_F(SkewFile, EveryCorruptionIsRefusedByName) {
   EXPECT_THAT(refusal(""), HasSubstr("too short"));
   EXPECT_THAT(refusal(good.substr(0, 40)), HasSubstr("too short"));
   EXPECT_THAT(refusal("{\"model\": 1}" + good), HasSubstr("not a skew file"));
-  EXPECT_THAT(refusal(good + "x"), HasSubstr("1 bytes behind the end"));
+  EXPECT_THAT(refusal(good + "x"), HasSubstr("1 extra bytes after the end"));
   for (const size_t cut : {size_t{1}, size_t{8}, good.size() / 2})
     EXPECT_THAT(refusal(good.substr(0, good.size() - cut)), HasSubstr("truncated"));
-  // Any byte from the identity on is covered by the checksum alone.
+  // Bytes from the identity on are protected only by the checksum.
   for (size_t at = 32; at < good.size(); at += 97) {
     std::string bytes = good;
     bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
     EXPECT_THAT(refusal(bytes), HasSubstr("damaged")) << at;
   }
-  EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, 0); })), HasSubstr("stale"));
+  EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, 0); })), HasSubstr("outdated"));
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, 2); })), HasSubstr("newer"));
   for (const size_t field : {12, 16, 20}) {
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 0); })), HasSubstr("expected 1 to"));
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, UINT32_MAX); })),
                 HasSubstr("expected 1 to"));
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 500); })), HasSubstr("truncated"));
-    EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 1); })), HasSubstr("behind the end"));
+    EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 1); })), HasSubstr("after the end"));
   }
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 28, 256); })), HasSubstr("name has 256 bytes"));
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 36, 1 << 20); })), HasSubstr("positions"));

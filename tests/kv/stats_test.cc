@@ -1,4 +1,4 @@
-// What a run attended to: ratios over layers, what came since, and percentiles from bins.
+// KvStats: ratios over layers, differences, sums, and percentiles.
 #include "kv/stats.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 namespace infinigen {
 namespace {
 
-// Of `seen` tokens the retained rows are left; 0: nobody left.
+// `seen`: tokens including evicted ones; 0: nothing was evicted.
 LayerKvStats Layer(bool selects, uint64_t chosen, uint64_t attended, uint64_t retained, uint64_t seen = 0) {
   LayerKvStats layer;
   layer.selects = selects;
@@ -50,7 +50,7 @@ TEST(KvStats, SumsAreOverRowsNotOverRatios) {
   EXPECT_DOUBLE_EQ(stats.All().attended_ratio(), 1170.0 / 2000) << "dense layers too";
 }
 
-TEST(KvStats, WhatCameSince) {
+TEST(KvStats, DifferenceToAnEarlierSnapshot) {
   KvStats before;
   before.layers = {Layer(true, 10, 20, 100)};
   AddShare(before.layers[0].mass, 0.25);
@@ -87,7 +87,7 @@ TEST(KvStats, RunsAddUp) {
   ASSERT_EQ(a.layers.size(), 2u);
   EXPECT_EQ(a.Selecting().totals.chosen, 4u);
   EXPECT_EQ(a.All().totals.attended, 16u);
-  b.Add(a);  // to nothing
+  b.Add(a);  // to empty stats
   b.Add({});
   b.Add(a);
   EXPECT_EQ(b.steps, 4);

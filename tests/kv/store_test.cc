@@ -1,4 +1,5 @@
-// Stored rows on cases worked out by hand, and random ones within the bound that kv/store_view.h promises.
+// Stored keys and values: cases worked out by hand, random rows within the error bound of kv/view.h, and the addresses
+// of entries.
 #include "kv/store.h"
 
 #include <gtest/gtest.h>
@@ -8,9 +9,10 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <vector>
 
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 namespace {
@@ -73,7 +75,7 @@ TEST(Store, FloatsRoundAsTheirTypeDoes) {
   }
 }
 
-// ---- By hand. f16: 1.0 is 0x3c00, 0.5 is 0x3800, -8 is 0xc800.
+// ---- Worked out by hand. As f16, 1.0 is 0x3c00, 0.5 is 0x3800, -8 is 0xc800.
 
 TEST(Store, Int4CodesLieLowHalfFirst) {
   const std::vector<float> row = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -92,7 +94,7 @@ TEST(Store, Int8RoundsHalvesToEven) {
   EXPECT_EQ(ThereAndBack(StoreType::kInt8, row), (std::vector<float>{-8, 247, 3, 3, 4, 4, 4}));
 }
 
-TEST(Store, GroupsAreTheirOwn) {
+TEST(Store, GroupsAreIndependent) {
   std::vector<float> row(64, 100.0f);
   row[7] = -155.0f;
   row.push_back(0.25f);
@@ -112,7 +114,7 @@ TEST(Store, GroupsAreTheirOwn) {
 
 TEST(Store, ConstantGroups) {
   for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
-    for (const float x : {0.0f, 1.5f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f}) {  // all of them f16 numbers
+    for (const float x : {0.0f, 1.5f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f}) {  // exact in f16
       const Bytes bytes = Stored(type, std::vector<float>(5, x));
       EXPECT_EQ(HeaderOf(bytes, 0).scale.bits, 0);
       EXPECT_TRUE(std::all_of(bytes.begin() + 4, bytes.end(), [](uint8_t code) { return code == 0; }));
@@ -133,7 +135,7 @@ TEST(Store, ZerosHaveNoSign) {
   }
 }
 
-TEST(Store, WhatIsNotANumberOrTooLarge) {
+TEST(Store, NaNAndNumbersBeyondF16) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
     const std::vector<float> wide = {inf, -inf, nan, 1e38f, -1e38f, 1000.0f, 0.0f};
@@ -143,13 +145,13 @@ TEST(Store, WhatIsNotANumberOrTooLarge) {
     EXPECT_LE(half, type == StoreType::kInt8 ? 257.0f : 4368.0f);
     for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(ThereAndBack(type, wide)[i], clamped[i], half * 1.0001f);
     EXPECT_EQ(ThereAndBack(type, {nan, nan}), (std::vector<float>{0, 0}));
-    // Next to nothing: half of the smallest scale.
+    // Tiny numbers: half of the smallest scale.
     for (const float tiny : {1e-45f, -1e-45f, 1e-30f, -1e-30f, 3e-8f, -3e-8f})
       EXPECT_NEAR(ThereAndBack(type, {tiny, 0.0f})[0], tiny, 0x1p-25f);
   }
 }
 
-// ---- Random rows. Half a scale, and the rounding of f32; the scale is the range in so many steps, rounded up to f16.
+// ---- Random rows: error at most half a scale plus f32 rounding. The scale is the range / largest code, rounded up.
 
 TEST(Store, RandomRowsComeBackWithinHalfAScale) {
   std::mt19937 engine(7);
@@ -193,6 +195,40 @@ TEST(Store, RowsNeedNoAlignment) {
     LoadRow(type, reinterpret_cast<const std::byte*>(shifted.data() + 1), back);
     EXPECT_EQ(back, Loaded(type, aligned, row.size()));
   }
+}
+
+// ---- addresses of entries ----
+
+TEST(LayerEntries, AddressesAreDistinctAndRowsAscend) {
+  const EntryLayout layout{.type = StoreType::kBF16, .kv_heads = 3, .head_dim = 8};
+  EXPECT_EQ(layout.entry_bytes(), 32u);
+  EXPECT_EQ(layout.row_bytes(), 96u);
+  EXPECT_EQ(layout.extent_bytes(), 256u * 96u);
+
+  std::vector<std::byte> memory(4 * layout.extent_bytes());
+  // Two sequences whose extents are out of order; the quota of the second ends inside its second extent.
+  const std::vector<std::byte*> table = {&memory[2 * layout.extent_bytes()], &memory[0],
+                                         &memory[3 * layout.extent_bytes()], &memory[layout.extent_bytes()]};
+  const std::vector<int32_t> quotas = {512, 300};
+  const LayerEntries entries{.layout = layout, .extents = table.data(), .extents_per_slot = 2, .quotas = quotas.data()};
+
+  std::set<std::byte*> seen;
+  for (int64_t slot = 0; slot < 2; ++slot) {
+    for (int64_t head = 0; head < 3; ++head) {
+      for (int64_t row = 0; row < quotas[static_cast<size_t>(slot)]; ++row) {
+        std::byte* entry = entries.Entry(slot, head, row);
+        EXPECT_TRUE(seen.insert(entry).second);
+        ASSERT_GE(entry, memory.data());
+        ASSERT_LE(entry + layout.entry_bytes(), memory.data() + memory.size());
+        if (row % kExtentTokens != 0) {
+          EXPECT_EQ(entry, entries.Entry(slot, head, row - 1) + layout.entry_bytes());
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 3u * (512u + 300u));
+  // The short extent has no gaps: 44 rows of three heads.
+  EXPECT_EQ(entries.Entry(1, 2, 299) + layout.entry_bytes(), table[3] + 44 * layout.row_bytes());
 }
 
 }  // namespace

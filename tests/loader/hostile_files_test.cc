@@ -1,5 +1,5 @@
-// Files that were cut short, damaged or made to hurt: every one ends in a result, an error is one line that names the
-// file, and memory stays within the file's size and a fixed allowance. Run under the sanitizers too.
+// Truncated, damaged and hostile model files. Loading never crashes; an error is one line that names the file; memory
+// stays below the file's size plus a fixed allowance. Also run under the sanitizers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "loader/model_files.h"
-#include "model/parameter_walk.h"
+#include "model/parameters.h"
 #include "model/weights.h"
 #include "sanitized.h"
 
@@ -18,7 +18,7 @@ namespace {
 using test::TempDir;
 using testing::HasSubstr;
 
-// Reads every byte that a view claims, so that a sanitizer or a signal tells of a wrong one.
+// Reads every byte of every view, so that a wrong view causes a sanitizer report or a signal.
 uint64_t TouchAll(const Weights& weights) {
   uint64_t sum = 0;
   VisitParameters(weights, [&](const Parameter&, const auto& view) {
@@ -27,7 +27,7 @@ uint64_t TouchAll(const Weights& weights) {
   return sum;
 }
 
-// True when the directory loads. Any failure must be presentable.
+// True when the directory loads. Checks that an error is short, on one line, and names the directory.
 bool Loads(const std::string& directory) {
   const Result<ModelConfig> config = LoadModelConfig(directory);
   const Result<Weights> weights =
@@ -68,10 +68,10 @@ TEST(HostileFiles, EveryTruncationIsRefused) {
   }
 }
 
-// Every how many-th bit is flipped: a step prime to 8 meets each bit of a byte.
+// Distance between flipped bits. It is coprime to 8, so that every bit position of a byte is reached.
 constexpr size_t kBitStep = kSanitized ? 5 : 1;
 
-// Flips the bits of `name` in turn, calling `check` after each.
+// Flips the bits of `name` one at a time and calls `check` after each.
 void FlipEachBit(const Model& model, const std::string& name, const std::string& good,
                  const std::function<void(size_t)>& check) {
   std::string bytes = good;
@@ -122,7 +122,7 @@ TEST(HostileFiles, EveryFlippedBitOfAnIndexEndsInAResult) {
   }
 }
 
-// Peak of this process's resident memory since it was last reset, in bytes.
+// Peak resident memory of this process since the last reset, in bytes.
 uint64_t PeakBytes() {
   std::ifstream status("/proc/self/status");
   std::string line;
@@ -131,28 +131,28 @@ uint64_t PeakBytes() {
   return 0;
 }
 
-// Writes `file` as the weights, loads, and compares the growth of the peak with the file's size + 64 MiB.
+// Writes `file` as the weights and loads it. Expects an error, and a peak that grows by less than file size + 64 MiB.
 void ExpectRefusedWithinBounds(const std::string& name, const std::string& file, const std::string& reason) {
   const Model model;
   if (name != "model.safetensors") std::filesystem::remove(model.dir.File("model.safetensors"));
   model.dir.Write(name, file);
   ::malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts again from here
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
   const uint64_t before = PeakBytes();
-  ASSERT_GT(before, 0u) << "nothing would be measured";
+  ASSERT_GT(before, 0u) << "the peak cannot be measured";
   const Result<ModelConfig> config = LoadModelConfig(model.dir.path());
   ASSERT_TRUE(config.ok());
   const Result<Weights> weights = LoadWeights(model.dir.path(), *config);
   const uint64_t after = PeakBytes();
   ASSERT_FALSE(weights.ok());
   EXPECT_THAT(weights.error().message, HasSubstr(reason));
-  if (!kSanitized) {  // whose own memory would be counted
+  if (!kSanitized) {  // the sanitizer's own memory would count
     EXPECT_LT(after - before, file.size() + (uint64_t{64} << 20)) << reason;
   }
 }
 
 TEST(HostileFiles, LargeHeadersStayWithinBounds) {
-  // Taken apart into a tree, such a header would be ten times its size.
+  // As a JSON tree such a header would take ten times its size.
   constexpr size_t kBytes = kSanitized ? 20'000'000 : 45'000'000;
   std::string header = "{";
   header.reserve(kBytes + 1000);
@@ -178,7 +178,7 @@ TEST(HostileFiles, LargeIndicesStayWithinBounds) {
   for (int i = 0; index.size() < 15'000'000; ++i) index += fmt::format("\"t{}\":\"s{}.safetensors\",", i, i);
   index.back() = '}';
   ExpectRefusedWithinBounds("model.safetensors.index.json", index + "}", "more than 1024 shards");
-  ExpectRefusedWithinBounds("model.safetensors.index.json", std::string(17 << 20, ' '), "at most 16777216");
+  ExpectRefusedWithinBounds("model.safetensors.index.json", std::string(17 << 20, ' '), "may have at most 16777216");
 }
 
 }  // namespace

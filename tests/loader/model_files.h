@@ -1,4 +1,4 @@
-// Making model files, good and bad, in a directory that vanishes with the test.
+// Helpers that write model files, valid and broken, into a temporary directory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,13 +47,13 @@ inline std::string ReadAll(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The message of a failure; empty for a success.
+// The error message; empty on success.
 template <class R>
 std::string MessageOf(const R& result) {
   return result.ok() ? std::string() : result.error().message;
 }
 
-// A safetensors file from its header text and its data, whether they fit together or not.
+// A safetensors file of the given header and data, which need not match.
 inline std::string Safetensors(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();
   std::string file(8, '\0');
@@ -67,7 +67,7 @@ struct TestTensor {
   std::string dtype = "F32";
 };
 
-// A well-formed file; values are small and differ from element to element.
+// A valid file; the values are small and vary from element to element.
 inline std::string SafetensorsOf(const std::vector<TestTensor>& tensors) {
   std::string header = "{\"__metadata__\":{\"format\":\"pt\"}";
   std::string data;
@@ -93,7 +93,7 @@ inline std::string SafetensorsOf(const std::vector<TestTensor>& tensors) {
   return Safetensors(header, data);
 }
 
-// The smallest complete Llama: vocab 8, hidden 4, 2 heads on 1 KV head, ffn 6, 1 layer.
+// The smallest complete Llama: vocab 8, hidden 4, 2 heads, 1 KV head, ffn 6, 1 layer.
 inline constexpr std::string_view kTinyConfig = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "hidden_size": 4,
   "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,

@@ -12,9 +12,8 @@
 
 #include "base/split_mix.h"
 #include "golden/golden_file.h"
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
 
 namespace infinigen {
 namespace {
@@ -105,8 +104,8 @@ TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
                                 reference = Open(kModels + "llama_gqa_tied", Device::kReference);
   const Skew first = CalibrateRandom(*cpu), second = CalibrateRandom(*threaded, 2), third = CalibrateRandom(*reference);
   EXPECT_EQ(SerialiseSkew(first), SerialiseSkew(second));
-  // The two backends add in different orders and cut the text into different units, which nearly equal eigenvalues may
-  // magnify: compare what does not depend on the choice of vectors.
+  // The two backends add in different orders and use different units; nearly equal eigenvalues may magnify the
+  // difference. So compare only numbers that do not depend on the choice of eigenvectors.
   for (LayerId layer : IdRange<LayerId>(cpu->config.layers)) {
     for (KvHead head : IdRange<KvHead>(cpu->config.kv_heads)) {
       ExpectFetched(first.head(layer, head).key_mean, third.head(layer, head).key_mean, 1e-4f);
@@ -116,7 +115,7 @@ TEST(Calibrate, TheOracleBackendAndThreadsGiveTheSame) {
   }
 }
 
-TEST(Calibrate, TheExecutorIsAsBefore) {
+TEST(Calibrate, TheExecutorIsUnchanged) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const uint64_t bytes = model->executor->instruments().pool_bytes();
   const Skew first = CalibrateRandom(*model);
@@ -139,7 +138,7 @@ TEST(Calibrate, TooFewTokensAndAnInterruptAreErrors) {
       Calibrate(*model->executor, RandomCalibrationText(model->config.vocab, 100), {.progress = stop});
   EXPECT_THAT(MessageOf(stopped), HasSubstr("interrupted"));
   EXPECT_EQ(calls, 1);
-  CalibrateRandom(*model);  // the place of the interrupted sequence is free again
+  CalibrateRandom(*model);  // the slot of the interrupted sequence is free again
 }
 
 TEST(Calibrate, RandomIdsAreTheSameEverywhere) {
@@ -169,8 +168,8 @@ LayerRows RowsOf(Loaded& model, const std::vector<int32_t>& tokens) {
   return rows;
 }
 
-// They depend on token and position alone, so those of a token that is repeated differ by rotation only.
-TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
+// Queries and keys of layer 0 depend only on token and position, so those of a repeated token differ only by rotation.
+TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
   constexpr size_t kRows = 300, kTarget = 250;
   for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
     const std::unique_ptr<Loaded> model = Open(kModels + name);
@@ -191,7 +190,7 @@ TEST(Calibrate, ATurnedRowIsTheRowOfAnotherPosition) {
   }
 }
 
-// Mean square of q·k minus its guess, for each query up to a constant; first head.
+// Mean square error of a guess of q·k in the first head, up to a constant for each query.
 double GuessError(const LayerRows& rows, const SketchMatrices& basis, const ModelConfig& config, int64_t dims) {
   const int64_t d = config.head_dim, count = static_cast<int64_t>(rows.keys.size()) / (config.kv_heads * d);
   const auto sketch = [&](const float* row, const std::vector<float>& matrix) {
@@ -220,8 +219,8 @@ double GuessError(const LayerRows& rows, const SketchMatrices& basis, const Mode
   return error;
 }
 
-// What the spread is for: a text of the first positions must serve the others too. On a trained model, since random
-// weights have no direction of their own that RoPE could turn away.
+// The reason for rotating rows to other positions: a calibration text of the first positions must serve the others too.
+// Needs a trained model, because random weights have no preferred directions.
 TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   constexpr int64_t kContext = 8192, kDims = 24;
   const std::unique_ptr<Loaded> model = Open(std::string(INFINIGEN_TEST_DATA) + "/../models/infinigen-mini");
@@ -247,9 +246,8 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   }
 }
 
-// Keys of a layer that does not rotate are the same at every position: the skew there does not depend on how many
-// positions it is for.
-TEST(Calibrate, LayersThatDoNotRotateAreSeenAsTheyAre) {
+// Keys of a layer without RoPE are the same at every position, so its skew does not depend on the number of positions.
+TEST(Calibrate, LayersWithoutRopeAreNotRotated) {
   ModelConfig config = *ShapeByName("llama-3.2-1b");
   config.SetLayers(2, config.specs.front());
   config.hidden = config.embed_dim = 64;
@@ -275,7 +273,7 @@ TEST(Identity, DoesNotDependOnNameOrFiles) {
   std::filesystem::copy(kModels + "llama_mha", dir.path(), std::filesystem::copy_options::recursive);
   const ModelIdentity identity = Open(kModels + "llama_mha")->identity();
   EXPECT_EQ(Open(dir.path())->identity(), identity);
-  EXPECT_EQ(Open(kModels + "llama_sharded")->identity(), identity);  // the same weights, cut into files
+  EXPECT_EQ(Open(kModels + "llama_sharded")->identity(), identity);  // the same weights, divided into several files
   EXPECT_EQ(identity.Hex().size(), 32u);
 }
 
@@ -290,8 +288,8 @@ TEST(Identity, EveryGoldenModelHasItsOwn) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 }
 
-// Skew files carry the identity of their model: a change of the hash would make every one of them foreign.
-TEST(Identity, StaysWhatSkewFilesCarry) {
+// Skew files contain the identity of their model, so a change of the hash would invalidate all of them.
+TEST(Identity, IsTheSameAsInExistingSkewFiles) {
   const std::pair<const char*, const char*> known[] = {
       {"llama_bf16", "56f5e56bdc4fa401de3dc0cdb445bf2e"},
       {"llama_bias", "456b86bbb6e2a0b059a5f289ede61846"},
@@ -312,7 +310,7 @@ TEST(Identity, StaysWhatSkewFilesCarry) {
 TEST(Identity, ChangesWithAWeightAndWithTheComputation) {
   const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
   const ModelIdentity identity = model->identity();
-  const auto with_changed = [&](auto& tensor) {  // one bit of its last element, in a copy
+  const auto with_changed = [&](auto& tensor) {  // flips one bit of the last element, in a copy
     std::vector<std::byte> copy(tensor.data, tensor.data + tensor.bytes());
     copy.back() ^= std::byte{1};
     const auto original = tensor;
@@ -361,7 +359,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
       [](ModelConfig& c) { c.specs[1].attention_soft_cap = 8; },
       [](ModelConfig& c) { c.specs[1].qkv_bias = true; },
       [](ModelConfig& c) { c.specs[1].o_bias = true; },
-      [](ModelConfig& c) { c.specs[1].qk_norm = true; },
+      [](ModelConfig& c) { c.specs[1].qk_norm = QkNorm::kHead; },
       [](ModelConfig& c) { c.specs[1].norm.eps *= 2; },
       [](ModelConfig& c) { c.specs[1].norm.kind = NormKind::kLayer; },
       [](ModelConfig& c) { c.specs[1].norm_placement = NormPlacement::kBothSides; },
@@ -379,7 +377,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   std::sort(seen.begin(), seen.end());
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 
-  plain.specs[1].qk_norm = true;
+  plain.specs[1].qk_norm = QkNorm::kHead;
   Result<Weights> weights = RandomWeights(plain, DType::kF32, 1, 1);
   const ModelIdentity before = IdentifyModel(plain, *weights);
   const std::vector<float> other(static_cast<size_t>(plain.head_dim), 2.0f);
@@ -396,7 +394,7 @@ TEST(Identity, SamplesLargeTensorsInAllParts) {
   const ModelIdentity identity = IdentifyModel(config, *weights);
   WeightView& q = weights->layers[0].q.weight;
   const auto bytes = static_cast<size_t>(q.bytes());
-  ASSERT_GT(bytes, size_t{4} << 20);  // far more than is read
+  ASSERT_GT(bytes, size_t{4} << 20);  // far more than is hashed
   const std::byte* original = q.data;
   for (size_t part = 0; part < 4; ++part) {
     std::vector<std::byte> copy(original, original + bytes);

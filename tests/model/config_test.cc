@@ -78,7 +78,8 @@ TEST(ModelConfig, ShapesHaveThePublishedParameterCounts) {
   EXPECT_THAT(MessageOf(ShapeByName("gpt-5")), testing::AllOf(HasSubstr("'gpt-5'"), HasSubstr("opt-13b")));
 }
 
-// Expected values: transformers 5.22, LlamaRotaryEmbedding. Its vectorised pow may differ from ours in the last bit.
+// Expected values: LlamaRotaryEmbedding of transformers 5.22, whose vectorised pow may differ from ours in the last
+// bit.
 void ExpectFrequencies(const std::vector<float>& expected, const std::vector<float>& actual, size_t stride) {
   ASSERT_EQ(actual.size(), expected.size() * stride);
   for (size_t i = 0; i < expected.size(); ++i)
@@ -95,7 +96,7 @@ TEST(RopeInverseFrequencies, AreThoseOfTransformers) {
   ExpectFrequencies({0x1.555556p-2f, 0x1.afc19ep-4f, 0x1.111112p-5f, 0x1.5967b2p-7f, 0x1.b4e81ap-9f, 0x1.1452f6p-10f,
                      0x1.5d867ep-12f, 0x1.ba1e56p-14f},
                     RopeInverseFrequencies(linear, 16), 1);
-  // Three regimes: the first kept, some mixed (index 32 and its neighbours), the last divided by 8.
+  // Three ranges: the first unchanged, some interpolated (index 32 and around), the last divided by 8.
   const RopeConfig llama3{500000.0, RopeScaling::kLlama3, 8.0, 1.0, 4.0, 8192};
   ExpectFrequencies({0x1.000000p+0f, 0x1.c2ef78p-2f, 0x1.8d2760p-3f, 0x1.5dc95ap-4f, 0x1.341190p-5f, 0x1.0f5386p-6f,
                      0x1.ddee9ep-8f, 0x1.a4ee40p-9f, 0x1.132ba4p-11f, 0x1.46831ap-14f, 0x1.1f91f0p-15f, 0x1.fa8b86p-17f,

@@ -1,4 +1,4 @@
-// Whole models on a GPU: against the CPU, against themselves with everything selected, and for a long time.
+// Whole models on a GPU: compared with the CPU, with themselves when everything is selected, and over many steps.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -36,7 +36,7 @@ class CudaModel : public testing::Test {
   RandomModelWithBases model{Llama(), 8, 21};
 };
 
-// Products are f32 on both sides; attention rounds queries, keys and weights to f16 (2^-11), a few times per layer.
+// Matrix products are f32 on both sides; attention rounds queries, keys and weights to f16 (2^-11).
 constexpr double kHalfRounding = 6e-3;
 
 TEST_F(CudaModel, AgreesWithTheCpu) {
@@ -62,7 +62,7 @@ KvMethod Everything(GuessSource from) {
   return method;
 }
 
-// Fetched in list order, through a hot set or not, read where they are: the bits of the full cache.
+// Entries that are fetched with or without a hot set, or read in the pool, give bit-identical results to a full cache.
 TEST_F(CudaModel, SelectingEverythingIsTheFullCache) {
   const std::vector<int32_t> ids = model.Ids(340, 2);
   const std::vector<float> want = Decode(*Make({}), ids, 290);
@@ -74,7 +74,7 @@ TEST_F(CudaModel, SelectingEverythingIsTheFullCache) {
   }
 }
 
-// A hot set changes what crosses the link and nothing else: also one that is just large enough, and under eviction.
+// A hot set changes only what is fetched, never results: also one that is just large enough, and with eviction.
 TEST_F(CudaModel, HotSetsChangeNoLogit) {
   const std::vector<int32_t> ids = model.Ids(420, 3);
   for (const auto& [evicts, from] : {std::pair{false, GuessSource::kPrevMid},
@@ -94,7 +94,7 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
     for (const int64_t rows : {221, 300, 600}) {
       const std::unique_ptr<Executor> hot = Make(method, false, 1, type, rows);
       EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
-      // Without a prompt, in a slot that others have had.
+      // Without a prompt, in a slot that was used before.
       EXPECT_EQ(Decode(*hot, std::span(ids).first(60), 0), Decode(*cold, std::span(ids).first(60), 0));
       EXPECT_GE(hot->instruments().Stats().hit_ratio(), last);
       last = hot->instruments().Stats().hit_ratio();
@@ -103,7 +103,7 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
   }
 }
 
-// There are places for the method's cap. Whoever may have more reads the pool over the link.
+// The fetch buffer has room for the method's cap. Sequences with a larger cap read the pool over the link.
 TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   const std::vector<float> full = Decode(*Make({}), ids, 290);
@@ -123,9 +123,9 @@ TEST_F(CudaModel, ASequenceMayHaveMoreThanTheCap) {
   }
 }
 
-// Whole layers that come by copy engines, and chosen entries. So few of them may always be there in time; but nobody
-// waits longer than has passed (that waiting is counted at all: FetchTest).
-TEST_F(CudaModel, WaitingIsNoMoreThanTimeHasPassed) {
+// Stalls, for whole layers and for selected entries. So little data may always arrive in time, so only an upper bound
+// is tested: the stall is not longer than the elapsed time. (FetchTest tests that stalls are counted at all.)
+TEST_F(CudaModel, StallsAreNoLongerThanTheElapsedTime) {
   const std::vector<int32_t> ids = model.Ids(340, 9);
   for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer)}) {
     const std::unique_ptr<Executor> executor = Make(method);
@@ -166,8 +166,8 @@ TEST_F(CudaModel, SequencesOfDifferentLengths) {
   }
 }
 
-// Two prompts under way at once, a layer of one after a layer of the other.
-TEST_F(CudaModel, TwoPromptsAtOnceSayWhatTheySayAlone) {
+// Two prefills in progress at once, alternating layer by layer.
+TEST_F(CudaModel, TwoPromptsAtOnceGiveTheSameLogitsAsAlone) {
   const size_t vocab = static_cast<size_t>(model.config.vocab);
   const std::array<std::vector<int32_t>, 2> ids = {model.Ids(710, 9), model.Ids(130, 10)};
   KvMethod counter = Sparse(GuessSource::kSelf);
@@ -200,8 +200,8 @@ TEST_F(CudaModel, TwoPromptsAtOnceSayWhatTheySayAlone) {
   }
 }
 
-// Arithmetic: needs no GPU.
-TEST(CudaPlan, APromptBesideAnotherIsCountedOnTheStagesToo) {
+// Memory plans, which need no GPU.
+TEST(CudaPlan, TheStagesIncludeAnInterleavedPrompt) {
   const ModelConfig config = Llama();
   const auto added = [&](const KvMethod& method, bool on_device) {
     ExecutorOptions options{
@@ -228,8 +228,8 @@ int64_t ResidentKilobytes() {
   return 0;
 }
 
-// A beginning that one sequence made and another one goes on from, wherever the entries live.
-TEST_F(CudaModel, SharedPrefixesSayWhatTheyWouldAlone) {
+// A second sequence continues from a shared prefix, with the pool on the host or on the device.
+TEST_F(CudaModel, SharedPrefixesGiveTheSameLogitsAsAlone) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 300;
   const std::vector<int32_t> ids = model.Ids(prompt + 10, 8);
   for (const KvMethod& method :
@@ -283,7 +283,7 @@ TEST_F(CudaModel, TwoThousandStepsLeakNothing) {
   }
 }
 
-TEST_F(CudaModel, MemoryThatIsNotThereIsRefused) {
+TEST_F(CudaModel, TooLittleMemoryIsAnError) {
   const Result<std::unique_ptr<Executor>> small = MakeExecutor(
       model.config, model.weights,
       {.device = Device::kCuda, .max_tokens = 1024, .max_batch = 1, .device_memory_bytes = uint64_t{1} << 20});

@@ -35,7 +35,7 @@ TEST(ModelFamily, KnowsTensorsWithoutParameters) {
   EXPECT_TRUE(IsExtraTensor(OptFamily(), "model.decoder.", "model.decoder.version"));
 }
 
-// A table that is incomplete shows here, and not when a model is opened.
+// Detects an incomplete table here rather than when a model is opened.
 TEST(ModelFamily, TablesAreComplete) {
   std::set<int64_t> numbers;
   std::set<std::string_view> types, shapes;

@@ -1,5 +1,5 @@
-// What layers have of their own: each field against the independent forward pass, and each field that no backend
-// computes refused by name.
+// Fields that may differ between layers: each supported field is compared with the independent forward pass, and each
+// unsupported field is rejected by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,17 +14,17 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// ---- fields that are computed ----
+// ---- supported fields ----
 
 struct Field {
   std::string name;
   std::function<void(ModelConfig&)> set;
-  bool in_weights = false;  // a model without the field has other parameters
+  bool in_weights = false;  // the field changes the set of parameters
 };
 
-// In some layers, so that a decoder that takes one layer's fields for all is seen.
+// Changed in some layers only, to detect a decoder that uses one layer's fields for all.
 const Field kFields[] = {
-    {"qk_norm", [](ModelConfig& config) { config.specs[1].qk_norm = config.specs[3].qk_norm = true; }},
+    {"qk_norm", [](ModelConfig& config) { config.specs[1].qk_norm = config.specs[3].qk_norm = QkNorm::kHead; }},
     {"no_rope", [](ModelConfig& config) { config.specs[0].rope = config.specs[2].rope = LayerSpec::kNoRope; }},
     {"second_rope",
      [](ModelConfig& config) {
@@ -60,7 +60,7 @@ TEST_P(LayerFields, AreComputedAsTheIndependentForwardPassDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Each, LayerFields, testing::ValuesIn(kFields), [](const auto& of) { return of.param.name; });
 
-// ---- fields that are refused ----
+// ---- unsupported fields ----
 
 std::string Refusal(const std::function<void(ModelConfig&)>& set) {
   ModelConfig config = Llama();
@@ -71,7 +71,7 @@ std::string Refusal(const std::function<void(ModelConfig&)>& set) {
   return status.error().message;
 }
 
-TEST(CheckSupported, AcceptsWhatIsComputed) {
+TEST(CheckSupported, AcceptsSupportedFields) {
   EXPECT_TRUE(CheckSupported(Llama()).ok());
   EXPECT_TRUE(CheckSupported(Opt()).ok());
   EXPECT_TRUE(CheckSupported(Mixed()).ok());
@@ -80,7 +80,7 @@ TEST(CheckSupported, AcceptsWhatIsComputed) {
               for (LayerSpec& spec : config.specs) spec.norm_placement = NormPlacement::kAfterResidual;
             }),
             "");
-  // A table that no layer uses does no harm.
+  // A RoPE table that no layer uses is accepted.
   EXPECT_EQ(Refusal([](ModelConfig& config) { config.ropes.push_back({.rotary_dims = 2}); }), "");
 }
 
@@ -89,6 +89,8 @@ TEST(CheckSupported, NamesLayerAndField) {
               AllOf(HasSubstr("layer 2: window 4096"), HasSubstr("sliding-window")));
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.specs[1].attention_soft_cap = 50; }),
               HasSubstr("layer 1: attention_soft_cap 50"));
+  EXPECT_THAT(Refusal([](ModelConfig& config) { config.specs[1].qk_norm = QkNorm::kWhole; }),
+              HasSubstr("layer 1: qk_norm whole"));
   EXPECT_THAT(Refusal([](ModelConfig& config) {
                 for (LayerSpec& spec : config.specs) spec.norm_placement = NormPlacement::kBothSides;
               }),
@@ -112,7 +114,7 @@ TEST(CheckSupported, NamesLayerAndField) {
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.logit_soft_cap = 30; }), HasSubstr("logit_soft_cap 30"));
 }
 
-TEST(CheckSupported, AnExecutorIsNotMadeForTheRest) {
+TEST(CheckSupported, MakeExecutorRejectsUnsupportedFields) {
   const RandomModelWithBases model(Llama(), 8, 11);
   ModelConfig config = model.config;
   config.specs[2].window = 7;
@@ -121,7 +123,7 @@ TEST(CheckSupported, AnExecutorIsNotMadeForTheRest) {
   EXPECT_THAT(executor.error().message, HasSubstr("test-llama: layer 2: window 7"));
 }
 
-// ---- heads that are owned ----
+// ---- owned heads ----
 
 // Weights of the KV heads [first, first + count) and their query heads.
 class OwnedWeights {
@@ -155,8 +157,8 @@ class OwnedWeights {
   std::vector<std::vector<float>> columns_;
 };
 
-// A process that owns some heads computes what a model of those heads alone computes.
-TEST(OwnedHeads, AreAModelOfTheirOwn) {
+// A process that owns some heads computes the same as a model that has only these heads.
+TEST(OwnedHeads, ComputeTheSameAsAModelWithOnlyTheseHeads) {
   ModelConfig config = Llama();
   config.heads = 12;
   config.kv_heads = 4;

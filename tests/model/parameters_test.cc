@@ -6,8 +6,6 @@
 #include <set>
 #include <tuple>
 
-#include "model/parameter_walk.h"
-
 namespace infinigen {
 namespace {
 
@@ -23,7 +21,7 @@ Weights Small() {
   return RandomWeights(config, DType::kF32, 1, 1).value();
 }
 
-// A member that the walk forgets would be neither loaded nor placed nor counted.
+// A member that VisitParameters omits would be neither loaded nor placed nor counted.
 TEST(ParameterWalk, LeavesOutNoMember) {
   size_t layer_bytes = 0, end_bytes = 0;
   LayerWeights layer;
@@ -40,7 +38,7 @@ TEST(ParameterWalk, LeavesOutNoMember) {
   EXPECT_EQ(end_bytes + sizeof(std::vector<LayerWeights>), sizeof(WeightViews));
 }
 
-TEST(ParameterWalk, VisitsEachPlaceOnceInTheOrderOfRoles) {
+TEST(ParameterWalk, VisitsEachMemberOnceInTheOrderOfRoles) {
   const ModelConfig config = ShapeByName("opt-125m").value();
   const Weights weights = Small();
   std::set<const void*> places;

@@ -1,5 +1,4 @@
-// A small random model, ready to decode under any KV method, and ways to run it: shared by the tests of selection and
-// retention.
+// A small random model for any KV method, and functions to run it; shared by the tests of selection and retention.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +15,7 @@ namespace infinigen {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Small, but with everything that a guess can get wrong: groups, rotation, biases, norms.
+// Small, but with all features that a guess can get wrong: groups, rotation, biases, norms.
 inline ModelConfig Llama() {
   ModelConfig config{.name = "test-llama",
                      .hidden = 48,
@@ -48,22 +47,22 @@ inline ModelConfig Opt() {
   config.SetLayers(config.layers, spec);
   return config;
 }
-// Every layer unlike the others: norms on queries and keys, layers that do not rotate, two RoPE tables, scales of their
-// own, biases on some projections only.
+// Layers with different fields: norms on queries and keys, no RoPE, two RoPE tables, different scales, biases on some
+// projections only.
 inline ModelConfig Mixed() {
   ModelConfig config = Llama();
   config.name = "test-mixed";
   config.ropes.push_back({.base = 500.0});
   config.specs[0].attention_scale *= 1.5f;
-  config.specs[0].qk_norm = true;
+  config.specs[0].qk_norm = QkNorm::kHead;
   config.specs[1].rope = LayerSpec::kNoRope;
   config.specs[1].o_bias = false;
-  config.specs[1].qk_norm = true;
+  config.specs[1].qk_norm = QkNorm::kHead;
   config.specs[2].rope = 1;
   config.specs[2].attention_scale *= 0.5f;
   config.specs[2].mlp = {.gated = false, .activation = Activation::kRelu, .bias = true};
   config.specs[3].qkv_bias = false;
-  config.specs[3].qk_norm = true;
+  config.specs[3].qk_norm = QkNorm::kHead;
   return config;
 }
 
@@ -75,7 +74,7 @@ class RandomModelWithBases {
     weights = std::move(*random);
     std::mt19937_64 numbers(seed);
     std::normal_distribution<float> normal;
-    // Norms so unlike each other that taking the wrong one shows.
+    // Norms that differ enough to detect the use of a wrong one.
     const auto set_norm = [&](ConstTensor& weight) {
       std::vector<float>& norm = norms_.emplace_back();
       for (int64_t i = 0; i < weight.cols; ++i) norm.push_back(1.0f + 0.5f * normal(numbers));
@@ -90,7 +89,7 @@ class RandomModelWithBases {
       SketchMatrices& basis = bases.emplace_back();
       for (int64_t i = 0; i < config.kv_heads * config.head_dim * dims; ++i) {
         basis.query.push_back(normal(numbers) / 4);
-        basis.key.push_back(basis.query.back());  // not orthogonal, but both sides see the same
+        basis.key.push_back(basis.query.back());  // not orthogonal, but the same for queries and keys
       }
       for (int64_t i = 0; i < config.kv_heads * dims; ++i) basis.key_offset.push_back(normal(numbers) / 10);
     }
@@ -126,13 +125,13 @@ class RandomModelWithBases {
 inline KvMethod Sparse(GuessSource from, const SelectMethod* select = &kSelectSketch) {
   KvMethod method{.preset = "infinigen", .select = select, .from = from};
   method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
-  if (select == &kSelectQuest) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
+  if (select->page_rows > 1) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
   method.sketch_dims = 8;
   return method;
 }
 
-// Logits of ids[prefill..], each after a decode step.
+// Logits after ids[prefill..], each by a decode step.
 inline std::vector<float> Decode(Executor& executor, std::span<const int32_t> ids, size_t prefill,
                                  const SelectRule* rule = nullptr) {
   const size_t vocab = static_cast<size_t>(executor.config().vocab);
@@ -153,7 +152,7 @@ inline std::vector<float> Decode(Executor& executor, std::span<const int32_t> id
   return logits;
 }
 
-// The same for all ids, through the grid.
+// Logits after all ids, by a prefill.
 inline std::vector<float> AsSteps(Executor& executor, std::span<const int32_t> ids) {
   const SeqSlot slot = executor.Admit(static_cast<int64_t>(ids.size())).value();
   CHECK(executor.BeginPrefill(slot, 0, ids, PrefillKind::kSteps).ok());
@@ -177,7 +176,7 @@ inline std::vector<float> Independent(const RandomModelWithBases& model, const K
   return logits;
 }
 
-// Largest difference, against the largest logit.
+// Largest difference, relative to the largest logit.
 inline double Difference(const std::vector<float>& a, const std::vector<float>& b) {
   CHECK(a.size() == b.size());
   float most = 0, largest = 0;
@@ -187,7 +186,7 @@ inline double Difference(const std::vector<float>& a, const std::vector<float>& 
   }
   return static_cast<double>(most / largest);
 }
-// Rounding alone stays below this; one row more or less in one selection is far above it.
+// Rounding errors are below this; one row more or less in a selection is far above it.
 inline constexpr double kRounding = 2e-5;
 
 }  // namespace infinigen

@@ -1,6 +1,6 @@
-// A pool that is not compute memory, and weights that are streamed: the same bits as without, however late the moves
-// happen. The backend under test runs operations at once but moves bytes and fetches entries as late as its tickets
-// allow, so that a missing Wait is seen, and memory that is used again too soon.
+// A remote pool and streamed weights give bit-identical results, however late copies run. The backend under test runs
+// operations at once, but copies and fetches as late as the tickets allow, which detects a missing Wait and memory that
+// is reused too early.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -81,7 +81,7 @@ std::vector<Case> Cases() {
   const KvMethod full;
   KvMethod dense_first = Evicting(full, kRetainStreaming);
   dense_first.dense_layers = 1;
-  if (kSanitized)  // every kind of memory once
+  if (kSanitized)  // each kind of memory once
     return {{"int8", full, StoreType::kInt8},
             {"streaming_behind_a_dense_layer", dense_first},
             {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
@@ -100,6 +100,7 @@ std::vector<Case> Cases() {
           {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
           {"quest", Sparse(GuessSource::kSelf, &kSelectQuest)},
           {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
+          {"page_mean_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectPageMean)},
           {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
           {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
 }
@@ -136,14 +137,14 @@ class RemotePool : public testing::TestWithParam<Case> {
 
   RandomModelWithBases model{Llama(), 8, 5};
 };
-// Evicted rows cannot be built on, nor shared.
+// Sequences with evicted rows can be neither continued by a prefill nor shared.
 class RetainingRemotePool : public RemotePool {};
 class SelectingRemotePool : public RemotePool {};
 
-// Prompts within one extent and over several, the last of which is not full.
+// Prompts of less than one extent, and of several with a partial last one.
 TEST_P(RemotePool, PromptAndSteps) {
   for (const size_t prompt : {size_t{0}, size_t{40}, size_t{256}, size_t{300}}) {
-    if (kSanitized && prompt != 300) continue;  // PromptAsSteps begins with none
+    if (kSanitized && prompt != 300) continue;  // PromptAsSteps begins without a prompt
     const std::vector<int32_t> ids = model.Ids(prompt + 12, 3);
     EXPECT_EQ(Decode(*Remote(), ids, prompt), Decode(*Local(), ids, prompt)) << prompt;
   }
@@ -154,8 +155,8 @@ TEST_P(RemotePool, PromptAsSteps) {
   EXPECT_EQ(AsSteps(*Remote(), ids), AsSteps(*Local(), ids));
 }
 
-// One sequence decodes while another one's prompt is read, unit by unit; then both decode, then one leaves and a third
-// comes in its place.
+// One sequence decodes while another is prefilled unit by unit; then both decode; then one is released and a third
+// takes its slot.
 std::vector<float> Mixed(Executor& executor, const RandomModelWithBases& model) {
   std::vector<float> all, logits(2 * static_cast<size_t>(model.config.vocab));
   const std::vector<int32_t> ids = model.Ids(330, 9);
@@ -191,8 +192,8 @@ std::vector<float> Mixed(Executor& executor, const RandomModelWithBases& model) 
 
 TEST_P(RemotePool, PromptsBetweenSteps) { EXPECT_EQ(Mixed(*Remote(2), model), Mixed(*Local(2), model)); }
 
-// Two prompts are read at once, each in layers of its own, with steps of a third sequence between their units. Then
-// each says what it says alone.
+// Two prefills alternate, each in different layers, with steps of a third sequence between their units. Each sequence
+// must have the logits that it has alone.
 TEST_P(RemotePool, TwoPromptsAtOnce) {
   const size_t vocab = static_cast<size_t>(model.config.vocab);
   const std::unique_ptr<Executor> executor = Remote(3);
@@ -243,7 +244,7 @@ TEST_P(RemotePool, TwoPromptsAtOnce) {
   }
 }
 
-// Rows that are there already are brought to the stage before new ones follow them.
+// Rows that exist already are copied to the stage before new ones are appended.
 TEST_P(RetainingRemotePool, PromptAfterPrompt) {
   const std::vector<int32_t> ids = model.Ids(420, 6);
   const auto run = [&](Executor& executor) {
@@ -266,8 +267,8 @@ TEST_P(RetainingRemotePool, PromptAfterPrompt) {
   EXPECT_EQ(run(*Remote()), run(*Local()));
 }
 
-// One sequence grows, and shares its beginning with another while what it wrote may still be on its way home; then it
-// leaves, and the other one goes on. Both say what they say alone.
+// One sequence grows, and shares its prefix with another while its write-outs may still be in progress; then it is
+// released, and the other continues. Both must have the logits that they have alone.
 TEST_P(RetainingRemotePool, GrowingAndSharing) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), prompt = 510;
   const std::vector<int32_t> a_ids = model.Ids(prompt + 12, 21);
@@ -314,8 +315,8 @@ TEST_P(RetainingRemotePool, GrowingAndSharing) {
   }
 }
 
-// Every layer's entries arrive only when somebody waits for them; read in place, nobody does.
-TEST_P(RemotePool, WaitingIsCounted) {
+// In this backend every fetch runs only when it is waited for, so each counts as a stall; entries read in place do not.
+TEST_P(RemotePool, StallsAreCounted) {
   const std::vector<int32_t> ids = model.Ids(90, 7);
   const std::unique_ptr<Executor> remote = Remote(), local = Local();
   Decode(*remote, ids, 80);
@@ -327,8 +328,8 @@ TEST_P(RemotePool, WaitingIsCounted) {
   EXPECT_EQ(local->instruments().Stats().stall_ns, 0u);
 }
 
-// What two sequences did in the same steps is told apart, and adds up; what a place's earlier sequence did is not the
-// next one's.
+// Statistics of two sequences in the same steps are separate and add up; those of a slot's earlier sequence do not
+// count for the next one.
 TEST_P(RemotePool, StatsOfASequence) {
   const std::unique_ptr<Executor> executor = Remote(2), alone = Remote(2);
   const std::vector<int32_t> ids = model.Ids(130, 8);
@@ -375,7 +376,7 @@ TEST_P(RemotePool, StatsOfASequence) {
   };
   executor->instruments().ObserveSelection({});
   executor->Release(b.slot);
-  const KvStats of_c = alone_for(*alone), of_next = alone_for(*executor);  // in b's place
+  const KvStats of_c = alone_for(*alone), of_next = alone_for(*executor);  // in b's slot
   for (const KvStats& own : {of_c, of_next}) {
     EXPECT_EQ(of_a.All().totals.attended, own.All().totals.attended);
     EXPECT_EQ(of_a.evicted, own.evicted);
@@ -384,7 +385,7 @@ TEST_P(RemotePool, StatsOfASequence) {
   executor->Release(a.slot);
 }
 
-// There are places for the method's cap; whoever may have more reads the pool, and its neighbours go on as they would.
+// The fetch buffer has room for the method's cap. A sequence with a larger cap reads the pool; others are not affected.
 TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
   KvMethod method = GetParam().method;
   method.largest_cap = 1;
@@ -406,7 +407,7 @@ TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
     EXPECT_EQ(Decode(*one, ids, 300, &everything), full);
     EXPECT_EQ(one->instruments().Stats().fetch.fetched, one->instruments().Stats().fetch.wanted);
     const std::vector<float> own = Decode(*Local(), ids, 300);
-    EXPECT_EQ(Decode(*one, ids, 300), own) << "its place is somebody else's now";
+    EXPECT_EQ(Decode(*one, ids, 300), own) << "its slot has another sequence now";
 
     const std::unique_ptr<Executor> both = remote(2);
     const size_t vocab = static_cast<size_t>(model.config.vocab);
@@ -444,7 +445,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([
                          })),
                          kCaseName);
 
-TEST(Streamed, AsManyAsAskedForAndSpread) {
+TEST(Streamed, TheRequestedNumberSpreadEvenly) {
   for (const int64_t layers : {1, 2, 7, 40}) {
     for (const double share : {0.0, 0.3, 0.5, 0.7, 1.0}) {
       int64_t streamed = 0, gap = 0, widest = 0;
@@ -461,8 +462,8 @@ TEST(Streamed, AsManyAsAskedForAndSpread) {
   }
 }
 
-// Runs nothing late, but knows for what the queue of weights has waited: a block of weights must not come where compute
-// may still read another.
+// Runs everything at once, but records what the weights queue has waited for: a block must not be overwritten while the
+// compute queue may still read it.
 class WatchedBackend : public ReferenceBackend {
  public:
   Ticket Record(Queue queue) {
@@ -476,7 +477,7 @@ class WatchedBackend : public ReferenceBackend {
     for (const ByteMove& move : moves) EXPECT_GE(waited_, read_[move.to]) << "still in use";
     ReferenceBackend::Move(queue, moves);
   }
-  // Compute will read it.
+  // The compute queue will read it.
   void Read(const std::byte* place) { read_[place] = ++enqueued_; }
 
  private:
@@ -501,7 +502,7 @@ TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
       ASSERT_EQ(std::memcmp(there.data, wanted.data, static_cast<size_t>(wanted.bytes())), 0) << layer;
       backend.Read(there.data);
     };
-    // Two prompts of several chunks, a step now and then that also looks a layer ahead.
+    // Two prompts of several chunks, with occasional steps that also use the next layer's weights.
     std::mt19937 random(3);
     std::array<int64_t, 2> at{};
     for (int turn = 0; turn < 2000; ++turn) {
@@ -521,8 +522,8 @@ TEST(Streamed, NothingIsOverwrittenThatComputeMayStillRead) {
   }
 }
 
-// What a prompt chooses its columns by is its own, also where another prompt is read between its units.
-TEST(PromptColumns, OfTwoPromptsAtOnceAreTheirOwn) {
+// A prompt chooses its sketch columns by its own sums only, even if another prompt runs between its units.
+TEST(PromptColumns, AreSeparateForConcurrentPrompts) {
   const RandomModelWithBases model(Llama(), 8, 5);
   const size_t width = static_cast<size_t>(model.config.head_dim), heads = static_cast<size_t>(model.config.kv_heads);
   KvMethod method = Sparse(GuessSource::kPrevMid);
@@ -534,7 +535,7 @@ TEST(PromptColumns, OfTwoPromptsAtOnceAreTheirOwn) {
       for (size_t i = 0; i < heads * width; ++i) matrix[i * width + i % width] = 1;
       return matrix;
     };
-    source.choose = [&](LayerId layer, std::span<const double> sums) {  // by the largest of them
+    source.choose = [&](LayerId layer, std::span<const double> sums) {  // the columns with the largest sums
       SketchMatrices chosen = model.bases[layer.index()];
       const auto most = static_cast<size_t>(std::ranges::max_element(sums) - sums.begin());
       std::rotate(chosen.query.begin(), chosen.query.begin() + static_cast<int64_t>(8 * (most % width)),

@@ -1,5 +1,5 @@
-// Caches with a limit: against an independent forward pass that knows who is alive, against no limit when everything
-// fits, and against themselves in other company.
+// Caches with a limit: compared with an independent forward pass that tracks retained entries, with an unlimited cache
+// when everything fits, and with themselves in other batches.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,7 +14,7 @@ struct Case {
   GuessSource from;
   ModelConfig config;
 
-  // Policies that need no selection are shown without one.
+  // Policies that need no selection are tested without one.
   bool selects() const { return policy->needs_selection() || (policy == &kRetainFifo && from != GuessSource::kSelf); }
   std::string name() const {
     std::string text = std::string(policy->name) + "_" + std::string(Name(from)) + "_" + config.name.substr(5);
@@ -50,7 +50,7 @@ class Retaining : public testing::TestWithParam<Case> {
   KvMethod method = Sparse(GetParam().from);
 };
 
-// Prompts longer than the quota (56 rows), shorter, and none at all.
+// Prompts longer than the quota (56 rows), shorter ones, and none.
 TEST_P(Retaining, EqualsAnIndependentForwardPass) {
   for (const size_t prefill : {size_t{100}, size_t{25}, size_t{0}}) {
     constexpr uint32_t kSeeds = 3;
@@ -61,15 +61,15 @@ TEST_P(Retaining, EqualsAnIndependentForwardPass) {
       reference += Difference(Decode(*model.Make(method, Device::kReference), ids, prefill), want) < kRounding;
       cpu += Difference(Decode(*model.Make(method), ids, prefill), want) < kRounding;
     }
-    // Where two rows of almost equal score change places by rounding, all that comes after differs.
+    // If rounding swaps two rows of almost equal score, all later results differ.
     const uint32_t least = GetParam().selects() ? kSeeds - 1 : kSeeds;
     EXPECT_GE(reference, least) << "prefill " << prefill;
     EXPECT_GE(cpu, least) << "prefill " << prefill;
   }
 }
 
-// Published code selects from everything that ever was, so that its eviction changes nothing but the eviction state.
-TEST_P(Retaining, TheEvictedAreGone) {
+// The published code also selects evicted rows, so that eviction has no effect on its results.
+TEST_P(Retaining, EvictedEntriesAreNotSelected) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
   if (GetParam().selects()) {
@@ -80,7 +80,7 @@ TEST_P(Retaining, TheEvictedAreGone) {
   EXPECT_GT(Difference(ours, Decode(*model.Make(unlimited), ids, 150)), 100 * kRounding);
 }
 
-TEST_P(Retaining, AllOfItIsNoLimitBitForBit) {
+TEST_P(Retaining, ALimitThatHoldsEverythingChangesNoBit) {
   const std::vector<int32_t> ids = model.Ids(620, 2);
   KvMethod unlimited = method;
   unlimited.retain = nullptr;
@@ -91,13 +91,13 @@ TEST_P(Retaining, AllOfItIsNoLimitBitForBit) {
   EXPECT_EQ(limited->instruments().Stats().evicted, 0u);
 }
 
-TEST_P(Retaining, StepsThroughTheGridEqualStepsOneByOne) {
+TEST_P(Retaining, StepsInAPrefillEqualSingleSteps) {
   const std::vector<int32_t> ids = model.Ids(600, 3);  // more than one chunk
   const std::unique_ptr<Executor> executor = model.Make(method);
   EXPECT_EQ(AsSteps(*executor, ids), Decode(*executor, ids, 0));
 }
 
-TEST_P(Retaining, NeitherThreadsNorNeighboursMatter) {
+TEST_P(Retaining, NeitherThreadsNorOtherSequencesMatter) {
   const std::vector<int32_t> ids = model.Ids(560, 4);
   const std::vector<float> one = Decode(*model.Make(method, Device::kCpu, 1), ids, 530);
   EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, 3), ids, 530), one);
@@ -134,7 +134,7 @@ TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
   const std::unique_ptr<Executor> share = model.Make(method);
   Decode(*share, ids, 200);
   EXPECT_EQ(share->instruments().pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 120));
-  // 200 tokens of prompt and 100 of steps came to 120 rows.
+  // 200 tokens of the prompt and 100 of steps in 120 rows.
   const uint64_t entries = (layers - dense) * static_cast<uint64_t>(model.config.kv_heads);
   EXPECT_EQ(share->instruments().Stats().evicted, 180 * entries);
   const LayerKvStats last = share->instruments().Stats().layers.back();
@@ -147,8 +147,8 @@ TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
   EXPECT_EQ(size->instruments().pool_peak_bytes(), row_bytes * (dense * 300 + (layers - dense) * 77));
 }
 
-// Bytes are shared by as many as were said to, however many there are.
-TEST_P(Retaining, ASizeIsSharedByTheBatchNotByWhoIsThere) {
+// A limit in bytes is divided by the stated number of sequences, however many there are.
+TEST_P(Retaining, BytesAreDividedByTheBatchNotByRunningSequences) {
   const uint64_t row_bytes = static_cast<uint64_t>(2 * model.config.kv_heads * model.config.head_dim) * sizeof(float);
   method.limit.bytes = 3 * row_bytes * static_cast<uint64_t>(model.config.layers) * 100;
   method.limit.sequences = 3;
@@ -157,7 +157,7 @@ TEST_P(Retaining, ASizeIsSharedByTheBatchNotByWhoIsThere) {
             Decode(*model.Make(method, Device::kCpu, 2, 3), ids, 150));
 }
 
-TEST_P(Retaining, LimitsSoSmallThatLittleIsLeftDoNoHarm) {
+TEST_P(Retaining, TinyLimitsWork) {
   const std::vector<int32_t> ids = model.Ids(90, 6);
   for (const double share : {1.0 / 90, 2.0 / 90, 3.0 / 90, 5.0 / 90}) {
     method.limit.share = share;
@@ -165,7 +165,7 @@ TEST_P(Retaining, LimitsSoSmallThatLittleIsLeftDoNoHarm) {
       for (const float logit : Decode(*model.Make(method), ids, prefill)) ASSERT_TRUE(std::isfinite(logit));
     }
   }
-  method.limit.bytes = 10;  // not even a row
+  method.limit.bytes = 10;  // less than one row
   EXPECT_FALSE(model.Make(method)->Admit(90).ok());
 }
 

@@ -1,8 +1,7 @@
-// A second, independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code
-// with the decoder for the guess, its rotation, its basis and the groups of heads, nor for every field of a layer.
-// Which entries live is a map from positions to priorities, without rows or eviction state. Scoring and choosing are
-// the definitions of kv/. Each mistake that published code made with guess or eviction can be switched on, to show that
-// a test would notice it.
+// An independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code with the
+// decoder for the layers, the guess, its rotation and basis, or the groups of heads. Retained entries are a map from
+// positions to priorities, without rows or eviction state. Scoring and choosing use the definitions of kv/. Each known
+// error of published code in guess or eviction can be switched on, to show that a test would detect it.
 #pragma once
 
 #include <cmath>
@@ -10,22 +9,21 @@
 #include <numeric>
 #include <vector>
 
+#include "kv/index.h"
 #include "kv/method.h"
-#include "kv/page_bounds.h"
-#include "kv/selection.h"
-#include "kv/sketch.h"
+#include "kv/select.h"
 #include "model/config.h"
 #include "model/weights.h"
 
 namespace infinigen {
 
 struct GuessMistakes {
-  bool unrotated = false;   // the guess is not turned to the current position
-  bool unskewed = false;    // the query is taken in plain dimensions
-  bool ungrouped = false;   // only the first query head of a group is asked
-  bool no_bias = false;     // the query's bias is left out of the guess
-  bool wrong_norm = false;  // prev-mid with the norm of the layer before
-  bool undead = false;      // the evicted are still selected
+  bool unrotated = false;   // the guess is not rotated to the current position
+  bool unskewed = false;    // the query is not projected to the basis
+  bool ungrouped = false;   // only the first query head of a group is used
+  bool no_bias = false;     // the guess lacks the bias of the query
+  bool wrong_norm = false;  // kPrevMid uses the norm of the layer before
+  bool undead = false;      // evicted rows are still selected
 };
 
 class SelectingModel {
@@ -46,13 +44,13 @@ class SelectingModel {
     for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
   }
 
-  // The sequence will have `final_tokens` tokens; the first `prompt` of them are a prefill, the others steps.
+  // The sequence will have `final_tokens` tokens; the first `prompt` are prefilled, the others are steps.
   void Limit(int64_t final_tokens, int64_t prompt) {
     quota_ = method_.evicts() ? QuotaRule{.limit = method_.limit}.Quota(final_tokens) : final_tokens;
     prompt_ = prompt;
   }
 
-  // The next token of the sequence; `select`: as a decode step, else attending to everything. Returns its logits.
+  // Appends a token and returns its logits. `select`: as a decode step; otherwise it attends to everything.
   Vector Next(int32_t token, bool select) {
     Vector x = Row(weights_.embedding, token);
     if (config_.positions == PositionKind::kLearned) Add(x, Row(weights_.positions, row_ + config_.position_offset));
@@ -72,7 +70,7 @@ class SelectingModel {
 
   bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))); }
 
-  // Finds each victim by a walk over all live positions.
+  // Finds the entry to evict by a search over all retained positions.
   void Evict(std::map<int64_t, float>& alive, int64_t coming, int64_t room) {
     while (static_cast<int64_t>(alive.size()) > room) {
       const int64_t half = quota_ / 2, sinks = std::min<int64_t>(method_.rule.sinks, quota_ - half - 1);
@@ -125,7 +123,7 @@ class SelectingModel {
     if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
       guess =
           method_.from == GuessSource::kPrevStep
-              ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first token attends to itself alone
+              ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first token attends only to itself
               : HeadNorm(i, w.q_norm, Times(mistakes_.no_bias ? Linear{w.q.weight, {}} : w.q, guess_in));
       if (!mistakes_.unrotated) guess = Rotated(i, guess);
     }
@@ -162,9 +160,9 @@ class SelectingModel {
       for (const auto& [position, priority] : alive) rows.push_back(position);
       const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
       if (select && selects)
-        rows = method_.select == &kSelectQuest ? SelectPages(i, kv, guess)
-                                               : Select(i, kv, guess, method_.from == GuessSource::kSelf);
-      // Once for the heads of a group, which share a selection.
+        rows = method_.select->page_rows > 1 ? SelectPages(i, kv, guess)
+                                             : Select(i, kv, guess, method_.from == GuessSource::kSelf);
+      // Once for the heads of a group, because they share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
         Touch(alive, select ? rows : Select(i, kv, q, true));
       std::vector<double> weights;
@@ -188,7 +186,7 @@ class SelectingModel {
     return out;
   }
 
-  // The positions attended to. `known`: the current token has a sketch.
+  // The attended positions. `known`: the current token has a sketch.
   std::vector<int64_t> Select(size_t i, size_t kv, const Vector& guess, bool known) const {
     std::vector<int32_t> positions;
     for (const auto& [position, priority] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
@@ -231,6 +229,23 @@ class SelectingModel {
     return chosen;
   }
 
+  // Scores of the page of rows [first, first + 16), with a scaled query.
+  float BoundsScore(size_t i, size_t kv, int64_t first, const Vector& query) const {
+    std::vector<BF16> bounds(2 * query.size());
+    for (int64_t row = first; row < first + 16; ++row)
+      AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
+    return PageScore(bounds, query);
+  }
+  // The mean of the scores of its keys: what page-mean must come to, without a sum of keys.
+  float MeanScore(size_t i, size_t kv, int64_t first, const Vector& query) const {
+    double score = 0;
+    for (int64_t row = first; row < first + 16; ++row)
+      for (size_t c = 0; c < query.size(); ++c)
+        score +=
+            static_cast<double>(query[c]) * static_cast<double>(layers_[i].keys[kv][static_cast<size_t>(row)][c]) / 16;
+    return static_cast<float>(score);
+  }
+
   std::vector<int64_t> SelectPages(size_t i, size_t kv, const Vector& guess) const {
     const int64_t d = config_.head_dim, group = config_.heads / config_.kv_heads;
     const int64_t complete = row_ / 16 * 16;
@@ -240,12 +255,10 @@ class SelectingModel {
       const float* numbers = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
       Vector query(numbers, numbers + d);
       for (float& number : query) number *= config_.specs[i].attention_scale;
-      for (int64_t first = 0; first < complete; first += 16) {
-        std::vector<BF16> bounds(static_cast<size_t>(2 * d));
-        for (int64_t row = first; row < first + 16; ++row)
-          AddToBounds(bounds, row, layers_[i].keys[kv][static_cast<size_t>(row)]);
-        scores.insert(scores.end(), 16, PageScore(bounds, query));
-      }
+      for (int64_t first = 0; first < complete; first += 16)
+        scores.insert(
+            scores.end(), 16,
+            method_.select == &kSelectQuest ? BoundsScore(i, kv, first, query) : MeanScore(i, kv, first, query));
     }
     const Vector relative = RelativeScores(scores, asked);
     SelectRule rule = method_.rule;
@@ -277,10 +290,10 @@ class SelectingModel {
     return x;
   }
 
-  // Each head of x by itself.
+  // Normalises each head of x separately.
   Vector HeadNorm(size_t layer, const NormWeights& w, const Vector& x) const {
     const LayerSpec& spec = config_.specs[layer];
-    if (!spec.qk_norm) return x;
+    if (spec.qk_norm == QkNorm::kNone) return x;
     Vector out;
     for (auto head = x.begin(); head != x.end(); head += config_.head_dim) {
       const Vector normed =

@@ -1,5 +1,5 @@
-// Decode steps that select: against an independent forward pass, against full attention when everything is selected,
-// and against themselves in other company (batches, threads, chunks).
+// Decode steps that select: compared with an independent forward pass, with full attention when everything is selected,
+// and with themselves in other batches, threads and chunks.
 #include <gtest/gtest.h>
 
 #include "model/random_model.h"
@@ -27,6 +27,10 @@ std::vector<Case> Cases() {
   cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectQuest});
   cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, &kSelectQuest});
   cases.push_back({"mixed_quest_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectQuest});
+  cases.push_back({"llama_page_mean", Llama(), GuessSource::kSelf, &kSelectPageMean});
+  cases.push_back({"llama_page_mean_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectPageMean});
+  cases.push_back({"opt_page_mean_prev_step", Opt(), GuessSource::kPrevStep, &kSelectPageMean});
+  cases.push_back({"mixed_page_mean_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectPageMean});
   return cases;
 }
 template <class Keep>
@@ -39,16 +43,16 @@ std::vector<Case> Cases(Keep keep) {
 class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
-  const bool quest = GetParam().select == &kSelectQuest;
+  const bool pages = GetParam().select->page_rows > 1;
   KvMethod method = Sparse(GetParam().from, GetParam().select);
 };
 class SelectingBySketch : public Selecting {};
 class SelectingAtAnyLength : public Selecting {};
 
-// Two rows of almost equal score may change places by rounding, once in a while; a wrong guess changes them always.
+// Rounding may occasionally swap two rows of almost equal score; a wrong guess changes many rows.
 TEST_P(Selecting, EqualsAnIndependentForwardPass) {
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
-    if (quest && type != SketchType::kBF16) continue;  // has no sketches
+    if (pages && type != SketchType::kBF16) continue;  // has no sketches
     method.sketch_type = type;
     constexpr uint32_t kSeeds = 4;
     uint32_t reference = 0, cpu = 0;
@@ -63,7 +67,7 @@ TEST_P(Selecting, EqualsAnIndependentForwardPass) {
   }
 }
 
-// The published code for Llama had the first three of these.
+// The published code for Llama has the first three of these errors.
 TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   const std::vector<int32_t> ids = model.Ids(190, 1);
   const std::vector<float> ours = Decode(*model.Make(method), ids, 150);
@@ -71,7 +75,7 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   const auto seen = [&](GuessMistakes mistakes) {
     return Difference(ours, Independent(model, method, ids, 150, mistakes)) > 100 * kRounding;
   };
-  if (!quest) {
+  if (!pages) {
     EXPECT_TRUE(seen({.unskewed = true}));
   }
   if (llama) {
@@ -88,7 +92,7 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   }
 }
 
-TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
+TEST_P(Selecting, SelectingEverythingEqualsFullAttentionBitForBit) {
   const std::vector<int32_t> ids = model.Ids(700, 2);
   const std::vector<float> full = Decode(*model.Make({}), ids, 330);
   method.rule = {.alpha = kInfinity, .cap = 1.0, .min_rows = 0};
@@ -97,7 +101,7 @@ TEST_P(Selecting, EverythingSelectedIsFullBitForBit) {
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
 }
 
-TEST_P(Selecting, StepsThroughTheGridEqualStepsOneByOne) {
+TEST_P(Selecting, StepsInAPrefillEqualSingleSteps) {
   const std::vector<int32_t> ids = model.Ids(600, 3);  // more than one chunk
   const std::unique_ptr<Executor> executor = model.Make(method);
   const std::vector<float> steps = Decode(*executor, ids, 0);
@@ -113,7 +117,7 @@ TEST_P(Selecting, ThreadsDoNotMatter) {
   for (const int threads : {2, 3}) EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, threads), ids, 200), one);
 }
 
-TEST_P(Selecting, NeighboursDoNotMatter) {
+TEST_P(Selecting, OtherSequencesDoNotMatter) {
   const std::unique_ptr<Executor> together = model.Make(method, Device::kCpu, 2, 3);
   const size_t vocab = static_cast<size_t>(model.config.vocab), steps = 20;
   std::vector<std::vector<int32_t>> ids;
@@ -144,14 +148,14 @@ TEST_P(Selecting, NeighboursDoNotMatter) {
   }
 }
 
-TEST_P(Selecting, CountsAreWhatWasAttended) {
+TEST_P(Selecting, CountsMatchTheAttendedRows) {
   method.rule = {.alpha = kInfinity, .cap = 0.25, .min_rows = 1, .sinks = 0, .window = 0};
   const std::unique_ptr<Executor> executor = model.Make(method);
   Decode(*executor, model.Ids(200, 8), 100);
   const KvStats stats = executor->instruments().Stats();
   EXPECT_EQ(stats.steps, 100);
   uint64_t rows = 0, chosen = 0;
-  for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += quest ? n / 4 / 16 * 16 : n / 4;
+  for (uint64_t n = 101; n <= 200; ++n) rows += n, chosen += pages ? n / 4 / 16 * 16 : n / 4;
   const uint64_t heads = static_cast<uint64_t>(model.config.kv_heads);
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const LayerKvStats& of = stats.layers[layer];
@@ -162,18 +166,18 @@ TEST_P(Selecting, CountsAreWhatWasAttended) {
       continue;
     }
     EXPECT_EQ(of.totals.chosen, chosen * heads) << layer;
-    // The current token comes on top unless it was chosen; with pages, those after the last complete one.
+    // In addition the current token unless it was chosen; with pages, the rows after the last complete page.
     uint64_t extra = 0;
-    for (uint64_t n = 101; n <= 200; ++n) extra += quest ? (n - 1) % 16 + 1 : 1;
+    for (uint64_t n = 101; n <= 200; ++n) extra += pages ? (n - 1) % 16 + 1 : 1;
     const uint64_t on_top = of.totals.attended - of.totals.chosen;
     EXPECT_LE(on_top, extra * heads) << layer;
-    if (quest) {
+    if (pages) {
       EXPECT_EQ(on_top, extra * heads) << layer;
     }
   }
 }
 
-// Columns that the prompt chooses: by Σ|qA| + Σ|kA| over its queries and keys, and from then on for every key.
+// The prompt chooses columns by Σ|qA| + Σ|kA| over its queries and keys; they are used for every key from then on.
 TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
   method.prompt_columns = true;
   const RandomModelWithBases other(GetParam().config, 8, 99);
@@ -222,9 +226,9 @@ TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
   }
 }
 
-// A chat that goes back to an earlier row and on from there with other tokens. With quest, bounds of a page that is
-// entered in its middle may stay too wide; from the start of a page on nothing of before is left.
-TEST_P(Selecting, RowsThatWereTakenBackAreForgotten) {
+// A chat that rewinds to an earlier row and continues with other tokens. A method that selects pages rewinds to the
+// start of a page, where its index is reset.
+TEST_P(Selecting, RewoundRowsAreForgotten) {
   const size_t vocab = static_cast<size_t>(model.config.vocab), kept = 96;
   const std::vector<int32_t> old_ids = model.Ids(250, 13);
   std::vector<int32_t> ids = model.Ids(160, 14);
@@ -247,8 +251,8 @@ TEST_P(Selecting, RowsThatWereTakenBackAreForgotten) {
   EXPECT_EQ(logits, Decode(*model.Make(method), ids, 150));
 }
 
-// More threads than heads: the scores of a head are made in several parts.
-TEST_P(SelectingAtAnyLength, ATeamLargerThanTheHeadsSelectsAlike) {
+// More threads than heads: the scores of a head are computed in several parts.
+TEST_P(SelectingAtAnyLength, MoreThreadsThanHeadsSelectTheSameRows) {
   for (const bool mean : {false, true}) {
     method.mean_counts = mean;
     method.rule.alpha = 0.5f;
@@ -275,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Selecting, testing::ValuesIn(Cases()), kCaseNam
 INSTANTIATE_TEST_SUITE_P(Models, SelectingBySketch,
                          testing::ValuesIn(Cases([](const Case& c) { return c.select->uses_basis; })), kCaseName);
 INSTANTIATE_TEST_SUITE_P(Models, SelectingAtAnyLength, testing::ValuesIn(Cases([](const Case& c) {
-                           return c.config.positions != PositionKind::kLearned;  // which end
+                           return c.config.positions != PositionKind::kLearned;  // learned positions are too few
                          })),
                          kCaseName);
 

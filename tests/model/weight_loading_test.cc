@@ -1,4 +1,4 @@
-// Weights on their way to a backend: every stored type that the reference computes with, and refusals by the others.
+// Loading weights to a backend: every stored type that the reference supports, and errors of the other backends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace infinigen {
 namespace {
 
-// The layers' matrices rounded to Q8_0; `decoded` has the same numbers as f32. Both views share `model`'s vectors.
+// The layers' matrices rounded to Q8_0; `decoded` has the same numbers as f32. Both use the vectors of `model`.
 class BlockWeights {
  public:
   explicit BlockWeights(const WeightViews& model) : blocks(model), decoded(model) {
@@ -68,7 +68,7 @@ Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights&
   return MakeExecutor(config, weights, {.device = device, .max_tokens = 64, .weights_on_device = on_device});
 }
 
-TEST(StoredTypes, TheReferenceRunsAModelOfBlocks) {
+TEST(StoredTypes, TheReferenceRunsABlockQuantisedModel) {
   const RandomModelWithBases model(WholeBlocks(), 8, 3);
   const BlockWeights made(model.weights);
   Weights blocks, decoded;
@@ -83,12 +83,12 @@ TEST(StoredTypes, TheReferenceRunsAModelOfBlocks) {
   EXPECT_NE(got, Decode(**Make(model.config, model.weights, Device::kReference), ids, 7)) << "nothing was rounded";
 }
 
-TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
+TEST(StoredTypes, TheCpuRejectsABlockQuantisedModel) {
   const RandomModelWithBases model(WholeBlocks(), 8, 3);
   const BlockWeights made(model.weights);
   Weights blocks;
   static_cast<WeightViews&>(blocks) = made.blocks;
-  for (const double on_device : {1.0, 0.0}) {  // streamed matrices are not placed, and refused all the same
+  for (const double on_device : {1.0, 0.0}) {  // streamed matrices are rejected too
     const Result<std::unique_ptr<Executor>> executor = Make(model.config, blocks, Device::kCpu, on_device);
     ASSERT_FALSE(executor.ok()) << on_device;
     EXPECT_EQ(executor.error().kind, ErrorKind::kUnsupported);
@@ -96,7 +96,7 @@ TEST(StoredTypes, TheCpuRefusesAModelOfBlocks) {
   }
 }
 
-TEST(DeviceWeights, ATiedHeadIsThePlacedEmbedding) {
+TEST(DeviceWeights, ATiedHeadIsTheLoadedEmbedding) {
   ModelConfig config = Llama();
   config.tied_embeddings = true;
   const RandomModelWithBases model(config, 8, 3);

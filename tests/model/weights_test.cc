@@ -30,7 +30,7 @@ Result<Weights> LoadTiny(const std::vector<TestTensor>& tensors, std::string_vie
   const TempDir dir;
   dir.Write("config.json", config);
   dir.Write("model.safetensors", SafetensorsOf(tensors));
-  return Load(dir.path());  // the mapping outlives the file's name
+  return Load(dir.path());  // the mapping stays valid when the directory is removed
 }
 
 TEST(LoadWeights, ReadsEveryGoldenModel) {
@@ -80,7 +80,7 @@ TEST(LoadWeights, KeepsMatricesInTheirTypeAndConvertsVectors) {
     const ConstTensor& norm = weights->final_norm.weight;
     EXPECT_EQ(norm.type, DType::kF32);
     ASSERT_EQ(norm.cols, 4);
-    // Elements 33.. of the file; all its values are multiples of 1/16, exact in every type.
+    // Elements from 33 on; all values are multiples of 1/16, which are exact in every type.
     for (int i = 0; i < 4; ++i) EXPECT_EQ(norm.as<float>()[i], static_cast<float>((33 + i) % 17) / 16.0f) << dtype;
     EXPECT_FALSE(weights->final_norm.bias);
     EXPECT_FALSE(weights->layers[0].q.bias);
@@ -123,7 +123,7 @@ TEST(LoadWeights, NamesTensorShapeAndExpectation) {
   tensors[4].shape = {4, 2};
   EXPECT_THAT(
       MessageOf(LoadTiny(tensors)),
-      HasSubstr("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.weight' has shape [4,2], config.json "
+      HasSubstr("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.weight' has shape [4,2], but config.json "
                 "implies [4,4] (heads·head_dim × hidden)"));
   for (size_t i = 0; i < tensors.size(); ++i) {
     tensors = test::TinyTensors();
@@ -143,25 +143,25 @@ TEST(LoadWeights, NamesMissingTensors) {
   }
 }
 
-TEST(LoadWeights, RefusesTensorsWithoutAPlace) {
+TEST(LoadWeights, RefusesUnknownTensors) {
   for (const char* name : {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.bias",
                            "model.layers.1.input_layernorm.weight", "score.weight"}) {
     std::vector<TestTensor> tensors = test::TinyTensors();
     tensors.push_back({name, {4}});
-    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(name), HasSubstr("has no place")));
+    EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr(name), HasSubstr("is unknown in the")));
   }
   std::vector<TestTensor> tensors = test::TinyTensors();
   tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
   EXPECT_TRUE(LoadTiny(tensors).ok());
 }
 
-TEST(LoadWeights, RefusesTypesItDoesNotComputeWith) {
+TEST(LoadWeights, RefusesUnsupportedTypes) {
   std::vector<TestTensor> tensors = test::TinyTensors("F16");
   tensors[0].dtype = "I16";
   EXPECT_THAT(MessageOf(LoadTiny(tensors)), AllOf(HasSubstr("has dtype I16"), HasSubstr("expected F32, F16 or BF16")));
 }
 
-// A source in memory, of types that no safetensors file has.
+// A source in memory, with types that do not exist in safetensors files.
 class MemorySource final : public TensorSource {
  public:
   void Add(std::string name, WeightType type, std::vector<int64_t> shape, std::vector<std::byte> bytes) {
@@ -184,7 +184,7 @@ class MemorySource final : public TensorSource {
   std::vector<StoredTensor> tensors_;
 };
 
-// The tiny model with rows of 32, in Q8_0 but for its norms.
+// The tiny model with rows of 32 numbers, in Q8_0 except its norms.
 std::unique_ptr<MemorySource> BlockSource() {
   auto source = std::make_unique<MemorySource>();
   for (TestTensor& tensor : test::TinyTensors()) {
@@ -197,7 +197,7 @@ std::unique_ptr<MemorySource> BlockSource() {
   return source;
 }
 
-TEST(LoadWeights, TakesEveryStoredTypeThatASourceOffers) {
+TEST(LoadWeights, AcceptsEveryStoredTypeOfASource) {
   const TempDir dir;
   dir.Write("config.json", test::kTinyConfig);
   ModelConfig config = LoadModelConfig(dir.path()).value();
@@ -215,12 +215,12 @@ TEST(LoadWeights, TakesEveryStoredTypeThatASourceOffers) {
   std::unique_ptr<MemorySource> short_one = BlockSource();
   short_one->Add("model.norm.weight", WeightType::kF32, {128}, std::vector<std::byte>(100));
   EXPECT_THAT(MessageOf(LoadWeights(std::move(short_one), config)),
-              HasSubstr("memory: tensor 'model.norm.weight' has 100 bytes, its shape [128] needs 512"));
+              HasSubstr("memory: tensor 'model.norm.weight' has 100 bytes, but its shape [128] needs 512"));
   config.hidden = 100;
   config.embed_dim = 100;
   std::unique_ptr<MemorySource> torn = BlockSource();
   torn->Add("model.embed_tokens.weight", WeightType::kQ8_0, {256, 100}, {});
-  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not whole q8_0 blocks"));
+  EXPECT_THAT(MessageOf(LoadWeights(std::move(torn), config)), HasSubstr("not a whole number of q8_0 blocks"));
 }
 
 TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
@@ -230,7 +230,7 @@ TEST(LoadWeights, AcceptsNamesWithoutPrefix) {
 }
 
 TEST(LoadWeights, ATiedHeadMustBeTheEmbedding) {
-  // Values follow from the order in the file modulo 17: 17 elements apart they repeat.
+  // Values repeat every 17 elements.
   std::vector<TestTensor> tensors = test::TinyTensors();
   tensors.push_back({"lm_head.weight", {8, 4}});
   EXPECT_THAT(MessageOf(LoadTiny(tensors)), HasSubstr("'lm_head.weight' differs from the embedding"));
@@ -244,13 +244,13 @@ TEST(LoadWeights, ATiedHeadMustBeTheEmbedding) {
   EXPECT_EQ(weights->lm_head.weight.data, weights->embedding.data);
 }
 
-TEST(LoadWeights, AnUntiedHeadMustBeThere) {
+TEST(LoadWeights, AnUntiedHeadIsRequired) {
   std::string config(test::kTinyConfig);
   config.replace(config.find("\"tie_word_embeddings\": true"), 27, "\"tie_word_embeddings\": false");
   EXPECT_THAT(MessageOf(LoadTiny(test::TinyTensors(), config)), HasSubstr("'lm_head.weight' is missing"));
 }
 
-TEST(LoadWeights, HugeConfigNumbersCostNothing) {
+TEST(LoadWeights, HugeConfigNumbersAllocateNothing) {
   std::string config(test::kTinyConfig);
   config.replace(config.find("\"vocab_size\": 8"), 15, "\"vocab_size\": 16777216");
   config.replace(config.find("\"num_hidden_layers\": 1"), 22, "\"num_hidden_layers\": 4096");
@@ -272,7 +272,7 @@ ModelConfig SmallShape() {
   return config;
 }
 
-TEST(RandomWeights, DependOnTheSeedAlone) {
+TEST(RandomWeights, DependOnlyOnTheSeed) {
   const ModelConfig config = SmallShape();
   const Result<Weights> one = RandomWeights(config, DType::kBF16, 7, 1);
   const Result<Weights> three = RandomWeights(config, DType::kBF16, 7, 3);
@@ -323,8 +323,8 @@ uint64_t HashOf(const Weights& weights) {
   return hash.value();
 }
 
-// Benchmarks of different versions are comparable only if the same seed gives the same bytes in all of them.
-TEST(RandomWeights, StayWhatTheyWere) {
+// Benchmarks of different versions are comparable only if a seed always gives the same bytes.
+TEST(RandomWeights, NeverChange) {
   EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
 
   ModelConfig opt = ShapeByName("opt-125m").value();

@@ -139,6 +139,13 @@ TEST_F(Api, RefusesWhatCanNeverRun) {
   EXPECT_THAT(ErrorOf([] { engine_->Submit({.prompt = "a", .max_tokens = -1}); }), HasSubstr("max_tokens"));
   EXPECT_THAT(ErrorOf([] { engine_->Submit({.prompt = "a", .sampling = {.top_p = 0}}); }), HasSubstr("top_p"));
   EXPECT_THAT(ErrorOf([] { engine_->Submit({.prompt = "a", .kv_cap = 2.0}); }), HasSubstr("cap"));
+  EXPECT_THAT(ErrorOf([] { engine_->Submit({}); }), HasSubstr("neither prompt nor tokens"));
+}
+
+TEST_F(Api, AnyNumberOfTokensMayBeAskedFor) {
+  ig::Stream stream = engine_->Submit({.prompt = "a", .max_tokens = INT64_MAX});
+  ASSERT_TRUE(stream.Next().has_value());
+  stream.Cancel();
 }
 
 TEST_F(Api, ReusesTheBeginningOfAPrompt) {
@@ -190,6 +197,17 @@ TEST(CApi, NullsAndNonsenseAreErrorsWithASentence) {
   infinigen_request_free(request);
   infinigen_engine_free(nullptr);
   infinigen_stream_free(nullptr);
+}
+
+TEST(CApi, CallbacksWithoutTheirSizeAreRefused) {
+  infinigen_model* model = nullptr;
+  ASSERT_EQ(infinigen_model_open("", &model), INFINIGEN_OK) << infinigen_last_error();
+  infinigen_callbacks callbacks{};
+  infinigen_engine* engine = nullptr;
+  EXPECT_EQ(infinigen_engine_start(model, nullptr, &callbacks, &engine), INFINIGEN_INVALID);
+  EXPECT_THAT(infinigen_last_error(), HasSubstr("callbacks.size"));
+  EXPECT_EQ(engine, nullptr);
+  infinigen_model_free(model);
 }
 
 TEST(CApi, StructsOfAnOlderCallerAreFilledAsFarAsTheyGo) {

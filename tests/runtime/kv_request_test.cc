@@ -1,4 +1,4 @@
-// The KV flags: every word that is taken, every one that is refused, and what they come to.
+// The KV flags: accepted and refused values, and the method that results.
 #include "runtime/kv_request.h"
 
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/kv_options.h"
+#include "runtime/run_options.h"
 
 namespace infinigen {
 namespace {
@@ -18,12 +18,12 @@ using testing::HasSubstr;
 
 using Arguments = std::vector<std::string>;
 
-// What a caller says, option by option.
+// A caller's options, one by one.
 struct Line {
   KvRequest request;
   std::vector<const KvPreset*> presets = {FindPreset("infinigen")};
 
-  // What is wrong with the first bad value, with its option; empty: nothing.
+  // The error of the first wrong value, with its option; empty: none.
   std::string Parse(const Arguments& arguments, bool list = false) {
     for (size_t i = 0; i < arguments.size(); ++i) {
       const std::string name = arguments[i].substr(2);
@@ -78,7 +78,7 @@ Result<KvMethod> Resolve(const Arguments& arguments, const ModelConfig& config, 
   return ResolveMethod(Request(arguments), {.config = config, .max_tokens = max_tokens});
 }
 
-// For a model and context where nothing stands in the way of the request.
+// The method for a model and context that allow every request.
 KvMethod Method(const Arguments& arguments) { return Resolve(arguments, ModelOf(12, 64), 8192).value(); }
 
 TEST(KvRequest, Defaults) {
@@ -205,7 +205,7 @@ TEST(KvRequest, StoredTypes) {
   EXPECT_EQ(requests[2].store_type(), StoreType::kInt4);
 }
 
-// Its own where no flag says otherwise, even one that says what is the default of others.
+// Quest keeps its own values unless a flag sets them, even if the flag's value is the default of other presets.
 TEST(KvRequest, QuestIsAsPublished) {
   const SelectRule published = Method({"--kv", "quest"}).rule;
   EXPECT_TRUE(std::isinf(published.alpha));
@@ -233,7 +233,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv", "nosuch"}, "full|infinigen|oracle"},
       {{"--kv", ""}, "'' is unknown"},
       {{"--kv", "full,infinigen"}, "'full,infinigen' is unknown"},
-      {{"--kv-select", "some"}, "all|sketch|quest|oracle"},
+      {{"--kv-select", "some"}, "all|sketch|quest|page-mean|oracle"},
       {{"--kv-evict", "whoever"}, "none|counter|lru|fifo|h2o|streaming|random"},
       {{"--kv-from", "next"}, "self|prev-layer|prev-mid|prev-step"},
       {{"--kv-counts", "median"}, "ragged|mean"},
@@ -242,7 +242,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv-projection", "svd"}, "rotation|pair|none"},
       {{"--kv-columns", "all"}, "fixed|prompt"},
       {{"--kv-home", "moon"}, "host|device|disk:PATH"},
-      {{"--kv-alpha", "-1"}, "'-1' is neither a number of at least 0 nor inf"},
+      {{"--kv-alpha", "-1"}, "'-1' is not a number of at least 0, nor inf"},
       {{"--kv-alpha", "nan"}, "'nan'"},
       {{"--kv-alpha", "5x"}, "'5x'"},
       {{"--kv-cap", "1.5"}, "'1.5' is not a share"},
@@ -258,8 +258,8 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv-limit", "many"}, "many"},
       {{"--kv-limit", "0%"}, "'0%' is not a share"},
       {{"--kv-hot", "warm"}, "warm"},
-      {{"--kv-hot", "0.5x"}, "'0.5x' is not 1x or more"},
-      {{"--kv-hot", "x"}, "'x' is not 1x or more"},
+      {{"--kv-hot", "0.5x"}, "'0.5x' is not a factor of at least 1x"},
+      {{"--kv-hot", "x"}, "'x' is not a factor of at least 1x"},
       {{"--kv-force-count", "0"}, "too small"},
       {{"--kv-force-hits", "1.5"}, "too large"},
   };
@@ -271,7 +271,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
 
 TEST(KvRequest, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"--kv-home", "disk:/tmp"}), HasSubstr("--kv-home disk:/tmp"));
-  // What only a GPU has is refused where the device is known (runtime/plan.cc).
+  // Options that need a GPU are refused later, when the device is known (runtime/plan.cc).
   EXPECT_EQ(Refusal({"--kv-hot", "1GiB"}), "");
   EXPECT_EQ(Refusal({"--kv-hot", "2x"}), "");
   EXPECT_THAT(Refusal({"--kv-hot", "2x", "--kv-force-hits", "0.8"}), HasSubstr("--kv-hot 0"));
@@ -286,7 +286,7 @@ TEST(KvRequest, WhatContradictsItselfIsRefused) {
     EXPECT_THAT(Refusal({"--kv-from", source, "--kv-dense-layers", "0"}),
                 AllOf(HasSubstr(source), HasSubstr("--kv-dense-layers 1")));
     EXPECT_EQ(Refusal({"--kv-from", source, "--kv-dense-layers", "1"}), "");
-    EXPECT_EQ(Refusal({"--kv", "full", "--kv-from", source, "--kv-dense-layers", "0"}), "") << "nobody guesses";
+    EXPECT_EQ(Refusal({"--kv", "full", "--kv-from", source, "--kv-dense-layers", "0"}), "") << "full never guesses";
   }
   EXPECT_EQ(Refusal({"--kv-from", "self", "--kv-dense-layers", "0"}), "");
   EXPECT_THAT(Refusal({"--kv-columns", "prompt", "--kv-projection", "pair"}), HasSubstr("--kv-projection rotation"));
@@ -297,7 +297,7 @@ TEST(KvRequest, WhatContradictsItselfIsRefused) {
   EXPECT_EQ(Refusal({"--kv", "quest", "--mass-recall"}), "");
 }
 
-// ---- who leaves ----
+// ---- eviction ----
 
 TEST(KvRequest, PresetsThatEvict) {
   const KvMethod h2o = Method({"--kv", "h2o"});
@@ -309,7 +309,7 @@ TEST(KvRequest, PresetsThatEvict) {
   EXPECT_EQ(streaming.retain, &kRetainStreaming);
   EXPECT_EQ(streaming.limit.share, 0.1);
   EXPECT_EQ(streaming.rule.sinks, 4);
-  EXPECT_EQ(Method({}).retain, nullptr) << "without a limit all stay";
+  EXPECT_EQ(Method({}).retain, nullptr) << "without a limit nothing is evicted";
   EXPECT_EQ(Method({"--kv-limit", "80%"}).retain, &kRetainCounter);
   EXPECT_EQ(Request({"--kv-limit", "80%"}).pool_limit(), std::nullopt) << "follows from the length";
   EXPECT_EQ(Method({"--kv-limit", "80%", "--kv-evict", "lru"}).retain, &kRetainLru);
@@ -380,7 +380,7 @@ TEST(ResolveMethod, WhereNothingCanBeLeftOutNothingIsSelected) {
   EXPECT_EQ(select({}, 582), &kSelectSketch);
   EXPECT_EQ(select({"--kv-min", "600"}, 600), &kSelectAll);
   EXPECT_EQ(select({"--kv-min", "600"}, 601), &kSelectSketch);
-  EXPECT_EQ(select({"--kv-force-count", "5"}, 10), &kSelectSketch) << "a benchmark gets what it asks for";
+  EXPECT_EQ(select({"--kv-force-count", "5"}, 10), &kSelectSketch) << "a forced count is never ignored";
   EXPECT_EQ(select({"--kv-dense-layers", "3"}, 8192), &kSelectSketch);
   EXPECT_EQ(select({"--kv-dense-layers", "4"}, 8192), &kSelectAll);
   EXPECT_EQ(select({"--kv-window", "2147483647", "--kv-sinks", "2147483647"}, 8192), &kSelectAll) << "no overflow";

@@ -1,4 +1,4 @@
-// Where the built-in model is looked for.
+// The search for the built-in model.
 #include "runtime/model.h"
 
 #include <gtest/gtest.h>
@@ -11,9 +11,9 @@ namespace {
 
 using Places = std::vector<std::string>;
 
-// Without the tree that this test was built from: where that is differs, and it is always there.
+// Without the source tree, whose path differs between machines and always exists.
 Places Elsewhere(const std::string& binary, const std::string& data_home, const std::string& home) {
-  Places places = BuiltInPlaces(binary, data_home, home);
+  Places places = BuiltInDirectories(binary, data_home, home);
   const std::string source = std::filesystem::path(INFINIGEN_TEST_DATA).parent_path() / "models/infinigen-mini";
   const auto found = std::find(places.begin(), places.end(), source);
   EXPECT_NE(found, places.end());
@@ -21,7 +21,7 @@ Places Elsewhere(const std::string& binary, const std::string& data_home, const 
   return places;
 }
 
-TEST(BuiltInPlaces, TheirOrder) {
+TEST(BuiltInDirectories, TheirOrder) {
   EXPECT_EQ(
       Elsewhere("/opt/it/bin/infinigen", "/data", "/home/clara"),
       (Places{"/opt/it/share/infinigen/models/infinigen-mini", "/opt/it/bin/models/infinigen-mini",
@@ -29,7 +29,7 @@ TEST(BuiltInPlaces, TheirOrder) {
               "/usr/local/share/infinigen/models/infinigen-mini", "/usr/share/infinigen/models/infinigen-mini"}));
 }
 
-TEST(BuiltInPlaces, UnsetAndRelativeVariables) {
+TEST(BuiltInDirectories, UnsetAndRelativeVariables) {
   const Places of_home = {"/home/clara/.local/share/infinigen/models/infinigen-mini",
                           "/usr/local/share/infinigen/models/infinigen-mini",
                           "/usr/share/infinigen/models/infinigen-mini"};
@@ -38,7 +38,7 @@ TEST(BuiltInPlaces, UnsetAndRelativeVariables) {
   EXPECT_EQ(Elsewhere("", "", "").size(), 2u);
 }
 
-TEST(BuiltInPlaces, NoneTwice) {
+TEST(BuiltInDirectories, NoneTwice) {
   Places places = Elsewhere("/usr/local/bin/infinigen", "/usr/local/share", "");
   std::sort(places.begin(), places.end());
   EXPECT_EQ(std::adjacent_find(places.begin(), places.end()), places.end());

@@ -1,4 +1,4 @@
-// The memory plan: what is counted, what is refused, and the largest context, exact to the row.
+// The memory plan: its parts, its refusals, and the largest context, exact to the row.
 #include "runtime/plan.h"
 
 #include <gmock/gmock.h>
@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
-#include "runtime/describe.h"
 #include "runtime/report.h"
 
 namespace infinigen {
@@ -54,12 +53,12 @@ TEST(MemoryPlanning, APromptBesideAnotherIsCountedWhereItIsWanted) {
   EXPECT_EQ(with.parts.prefill_bytes, (512u + 100) * 64 * sizeof(float));
   EXPECT_EQ(with.parts.total_bytes(), without.parts.total_bytes() + 100 * 64 * sizeof(float));
   EXPECT_EQ(with.options.pool_limit_bytes, without.options.pool_limit_bytes - 100 * 64 * sizeof(float));
-  EXPECT_THAT(DescribePlan(config, with), HasSubstr("a prompt, and one of up to 100 tokens beside it"));
-  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("beside it")));
-  options.side_tokens = 512;  // nobody is longer
+  EXPECT_THAT(DescribePlan(config, with), HasSubstr("one prompt, and a second of up to 100 tokens"));
+  EXPECT_THAT(DescribePlan(config, without), testing::Not(HasSubstr("a second of")));
+  options.side_tokens = 512;  // no prompt is longer
   EXPECT_EQ(PlanOptions(config, 0, options, std::nullopt, kGiB).parts.total_bytes(), without.parts.total_bytes());
   options.side_tokens = 100;
-  options.max_batch = 1;  // nobody is beside
+  options.max_batch = 1;  // no second prompt
   EXPECT_EQ(PlanOptions(config, 0, options, std::nullopt, kGiB).parts.prefill_bytes, 512u * 64 * sizeof(float));
 }
 
@@ -94,7 +93,7 @@ TEST(MemoryPlanning, AHardLimitMustHoldOneSequence) {
   EXPECT_EQ(enough.parts.pool_bytes, one);
   EXPECT_EQ(enough.options.pool_limit_bytes, one);
   const RunPlan less = PlanOptions(config, 0, options, one - 1, kGiB);
-  EXPECT_THAT(less.refusal, HasSubstr("does not hold a sequence of 512 tokens"));
+  EXPECT_THAT(less.refusal, HasSubstr("one sequence of 512 tokens takes"));
   EXPECT_EQ(less.largest_context, 511) << "to the row";
 }
 
@@ -105,8 +104,9 @@ TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
   RunPlan plan = PlanOptions(config, 0, options, std::nullopt, kGiB);
   plan = WithPrefixes(plan);
   EXPECT_EQ(plan.prefix_bytes, 4 * one) << "half of the pool";
-  EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one) << "and beside it: all that the pool will ever take is planned";
-  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   of at most 256.0 KiB for"));
+  EXPECT_EQ(plan.options.pool_limit_bytes, 12 * one)
+      << "the pool and the prefix cache: the plan covers all that the pool can hold";
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("prefixes     256.0 KiB   prefix cache, at most 256.0 KiB"));
   EXPECT_THAT(DescribePlan(config, plan),
               HasSubstr(fmt::format("total     {:>12}", FormatSize(plan.parts.total_bytes() + 4 * one))));
   // Within a limit that was given, and never less than a context.
@@ -114,7 +114,7 @@ TEST(MemoryPlanning, CachedPrefixesHaveAShareThatIsPrinted) {
   plan = WithPrefixes(plan);
   EXPECT_EQ(plan.prefix_bytes, one);
   EXPECT_EQ(plan.options.pool_limit_bytes, 2 * one);
-  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("0 B   of at most 64.0 KiB"));
+  EXPECT_THAT(DescribePlan(config, plan), HasSubstr("0 B   prefix cache, at most 64.0 KiB"));
   options.max_batch = 1;
   plan = PlanOptions(config, 0, options, std::nullopt, kGiB);
   plan = WithPrefixes(plan);

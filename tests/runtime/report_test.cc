@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
-#include "runtime/describe.h"
 
 namespace infinigen {
 namespace {
@@ -64,7 +63,7 @@ TEST(Report, ParametersOfAMethod) {
   options.method.select = &kSelectAll;
   json = KvJson(options);
   EXPECT_EQ(json["select"], "all");
-  EXPECT_EQ(json["cap"], 0.2) << "told also where the context is too short for it";
+  EXPECT_EQ(json["cap"], 0.2) << "reported even if the context is too short to select";
   EXPECT_EQ(json["ratio"], 0.3);
   options.method.preset = "oracle";
   options.method.select = &kSelectOracle;
@@ -114,7 +113,8 @@ TEST(Report, StatisticsOnRequest) {
   EXPECT_EQ(layers[0]["selects"], false);
   EXPECT_EQ(layers[0]["attended_ratio"], 1.0);
   EXPECT_EQ(layers[1]["selected_ratio"], 0.1);
-  EXPECT_EQ(KvStatsJson({}, stats, {.mass_recall = true})["mass_recall"]["mean"], 1.0) << "nothing is outside of all";
+  EXPECT_EQ(KvStatsJson({}, stats, {.mass_recall = true})["mass_recall"]["mean"], 1.0)
+      << "a full selection has recall 1";
   EXPECT_TRUE(KvStatsJson({}, {}, {.mass_recall = true})["mass_recall"]["mean"].is_null()) << "no step";
   MassTotals& mass = stats.layers[1].mass;
   mass.count = 4;
@@ -125,10 +125,10 @@ TEST(Report, StatisticsOnRequest) {
   EXPECT_EQ(KvStatsJson({}, stats)["mass_recall"]["p5"], 0.25);
   EXPECT_THAT(LayerTable(stats), HasSubstr("| 1 | 10.0 % | 5.0 % | 15.0 % | 75.0 % | 25.0 % |"));
   ExecutorOptions options;
-  EXPECT_EQ(AttendedWords(stats, options), "") << "full has nothing to say";
+  EXPECT_EQ(AttendedWords(stats, options), "") << "full reports nothing here";
   options.method.select = &kSelectSketch;
   EXPECT_THAT(AttendedWords(stats, options), HasSubstr("attended to 57.5 % of the cache (selected 10.0 %"));
-  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % lay inside"));
+  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % of the true attention was inside the selection"));
 }
 
 TEST(Report, TimingOfNothingIsNull) {

@@ -1,5 +1,3 @@
-#include "runtime/skew_store.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,9 +6,10 @@
 #include <filesystem>
 #include <string>
 
-#include "kv/skew_file.h"
+#include "kv/skew.h"
 #include "loader/model_files.h"
-#include "model/identity.h"
+#include "model/calibrate.h"
+#include "runtime/launch.h"
 #include "text/calibration_text.h"
 
 namespace infinigen {
@@ -23,13 +22,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// A copy of a golden model, and a cache directory of the test's own.
+// A copy of a golden model, and a separate cache directory.
 class SkewStore : public testing::Test {
  protected:
   void SetUp() override {
     std::filesystem::copy(std::string(INFINIGEN_TEST_DATA) + "/golden/models/llama_gqa_tied", home_.File("model"));
     directory_ = home_.File("model");
-    std::filesystem::remove(directory_ + "/infinigen.skew");  // of someone who ran the model in the tree
+    std::filesystem::remove(directory_ + "/infinigen.skew");  // left by an earlier run of the model in the source tree
     ASSERT_EQ(::setenv("XDG_CACHE_HOME", home_.File("cache").c_str(), 1), 0);
     Result<std::unique_ptr<Model>> model = OpenModel(directory_);
     ASSERT_TRUE(model.ok()) << MessageOf(model);
@@ -57,7 +56,7 @@ class SkewStore : public testing::Test {
   ModelIdentity identity_;
 };
 
-// No one may create a file here, root neither.
+// A directory in which not even root can create a file.
 constexpr const char* kReadOnly = "/proc";
 
 TEST_F(SkewStore, IsMadeOnceAndKeptBesideTheModel) {
@@ -125,7 +124,7 @@ TEST_F(SkewStore, ABrokenFileInTheCacheIsMadeAnew) {
   std::filesystem::create_directories(std::filesystem::path(cached_).parent_path());
   home_.Write("cache/infinigen/" + identity_.Hex() + ".skew", "broken");
   ASSERT_TRUE(Find(kReadOnly).ok());
-  EXPECT_THAT(said_, AllOf(HasSubstr("warning"), HasSubstr(cached_), HasSubstr("made anew")));
+  EXPECT_THAT(said_, AllOf(HasSubstr("warning"), HasSubstr(cached_), HasSubstr("calibrating again")));
   ASSERT_TRUE(Find(kReadOnly).ok());
   EXPECT_THAT(said_, IsEmpty());
 }

@@ -1,4 +1,4 @@
-// The routes that the server knows are those that its description has, and each says how it can end.
+// The server's routes and the statuses of their replies match openapi.json.
 #include "server/api.h"
 
 #include <gtest/gtest.h>
@@ -136,7 +136,7 @@ TEST(Worker, AtTheEndEveryTaskIsRefusedAlsoTheOneUnderWay) {
     EXPECT_FALSE(worker.Withdraw(&waits)) << "it is answered";
     EXPECT_FALSE(worker.Post(
         nullptr, [&] { ++ran; }, refuse("comes too late")));
-    worker.RefuseAll();  // the one under way again: it is told apart by whoever answers
+    worker.RefuseAll();  // refuses the running task again; Settle decides which reply counts
     closed.unlock();
   }
   EXPECT_EQ(refused, (std::vector<std::string>{"under way", "waits", "waits too", "under way"}));

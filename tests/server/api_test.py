@@ -175,7 +175,7 @@ class Answers(Case):
         self.assertEqual(self.chat(max_tokens=0)["usage"]["completion_tokens"], 0)
 
     def test_stats_are_of_the_requests_own_steps(self):
-        self.text(max_tokens=6)  # what earlier requests did is nobody's later on
+        self.text(max_tokens=6)  # statistics of earlier requests are not part of later ones
         end, = SERVER.post("/tokenize", {"content": "<|endoftext|>"}).json["tokens"]
         for fields in ({"max_tokens": 0}, {"max_tokens": 1}, {"logit_bias": {str(end): 100}}, {"max_tokens": 0, "stream": True},
                        {"max_tokens": 1, "n": 2}):

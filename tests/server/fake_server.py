@@ -193,7 +193,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not odd:
             self.wfile.write(b"data: " + data + b"\n\n")
             return
-        # Legal, but as no server would write it: other line ends, comments, fields nobody reads, data of two lines, and
+        # Legal, but as no server would write it: other line ends, comments, unknown fields, data of two lines, and
         # cut inside of characters and line ends.
         raw = b": note\r\nevent: message\r\ndata:" + data.replace(b', "choices"', b',\r\ndata: "choices"') + b"\r\n\r\n"
         for line in raw.split(b"\n")[:-1]:

@@ -1,5 +1,5 @@
-// The HTTP server with handlers of our own and bare sockets: whole replies and streams from other threads, clients that
-// leave, limits, the end. Runs under every sanitizer; what needs a model is in network_test.py.
+// The HTTP server with test handlers and plain sockets: whole replies and streams from other threads, disconnects,
+// limits, shutdown. Runs under every sanitizer; network_test.py has the tests that need a model.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ class Client {
   void Send(const std::string& text) {
     ASSERT_EQ(::send(socket_, text.data(), text.size(), MSG_NOSIGNAL), std::ssize(text));
   }
-  // Until `end` was read, or the other side closed.
+  // Reads until `end`, or until the other side closes.
   std::string Read(const std::string& end) {
     std::string text;
     char buffer[4096];
@@ -54,7 +54,7 @@ class Client {
   bool connected_ = false;
 };
 
-// Answers by path, some of it later and from a thread of its own.
+// Replies depending on the path, sometimes later and from another thread.
 class Served {
  public:
   explicit Served(HttpLimits limits = {}) {
@@ -287,7 +287,7 @@ TEST(HttpServer, AfterStopNothingIsCalled) {
   client.Send(Client::Get("/endless"));
   client.Read("x\r\n");
   served.server().Stop();
-  EXPECT_EQ(served.gone(), 1) << "who runs is told before it returns";
+  EXPECT_EQ(served.gone(), 1) << "OnGone of a running exchange is called before Stop returns";
   EXPECT_EQ(served.server().counters().connections, 0u);
   EXPECT_EQ(other.Read(""), "");
 }
@@ -344,7 +344,7 @@ TEST(HttpServer, ABodyCountsUntilItIsFreed) {
   EXPECT_EQ(echo(), "HTTP/1.1 200");
   { Client(served.port()).Send(post("/held")); }
   ASSERT_TRUE(Eventually([&] { return served.gone() == 1; }));
-  EXPECT_EQ(echo(), "HTTP/1.1 429") << "whoever sent it is gone, the body is not";
+  EXPECT_EQ(echo(), "HTTP/1.1 429") << "the client is gone, but its body still counts";
   served.DropHeld();
   EXPECT_TRUE(Eventually([&] { return echo() == "HTTP/1.1 200"; }));
 }
@@ -374,10 +374,10 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   const std::string reply = later.Read("");
   EXPECT_NE(reply.find("later"), std::string::npos);
   EXPECT_NE(reply.find("Connection: close"), std::string::npos);
-  EXPECT_EQ(half.Read("").substr(0, 12), "HTTP/1.1 503") << "whoever is still sending is told too";
+  EXPECT_EQ(half.Read("").substr(0, 12), "HTTP/1.1 503") << "a client that is still sending gets a reply too";
   served.server().Wait();
   EXPECT_TRUE(served.drained());
-  EXPECT_TRUE(served.cut()) << "who is cut may say so first";
+  EXPECT_TRUE(served.cut()) << "an exchange can reply before it is cut";
   EXPECT_EQ(served.gone(), 1);  // the endless one, cut
   EXPECT_FALSE(Client(served.port()).connected());
 }

@@ -1,5 +1,5 @@
-// The picture's events: when they come, and what they cost. The clock is the real one, so tests go on until enough
-// events have come, and count steps.
+// The events of the KV picture: their timing and their cost. The tests use the real clock, so they run until enough
+// events have been sent, and count steps.
 #include "server/kv_watch.h"
 
 #include <gtest/gtest.h>

@@ -444,7 +444,7 @@ class Access(unittest.TestCase):
                     time.sleep(0.05)
                 events = ask(request(TEXT, {"prompt": "a", "max_tokens": 5, "stream": True}), b"[DONE]")
                 self.assertIn(b"data: {", events)
-                # The end is said, so that nobody on the way can make one up: without it, this would raise.
+                # The server sends close_notify, so that a forged end can be detected: without it, this would raise.
                 with context.wrap_socket(server.socket(), server_hostname="localhost", suppress_ragged_eofs=False) as closed:
                     closed.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     answer = b""
@@ -574,7 +574,7 @@ class Ending(unittest.TestCase):
         self.assertRegex(answers[1], rb"^HTTP/1\.1 503 [\s\S]*shutting_down")
 
     def test_large_bodies_have_one_end_each(self):
-        """Whoever leaves while its body is read; whoever is cut while its body is read, or waits for that."""
+        """Clients that disconnect while their body is read; requests that shutdown ends while their body is read or waits."""
         def large(name, size):
             connection = server.socket()
             connection.sendall(request("/tokenize", {"content": " " * size}, f"X-Request-Id: {name}"))
@@ -614,7 +614,7 @@ class Ending(unittest.TestCase):
             server.await_metric("num_requests_running", 1)
             second.sendall(request(TEXT, {**LONG, "stream": True}))  # waits for the first, which does not end
             answer = b""
-            while answer.count(b": still at it\n\n") < 2:
+            while answer.count(b": still running\n\n") < 2:
                 chunk = second.recv(65536)
                 self.assertTrue(chunk)
                 answer += chunk

@@ -226,7 +226,7 @@ def picture(case):
     assert page.js("document.getElementById('say-picture').textContent"), "no summary for a screen reader"
     assert not page.js("document.getElementById('mark').hidden")
     pool = page.js("document.getElementById('n-pool').textContent")
-    assert " of " in pool and (" kept of earlier texts" in pool or not case.fake), pool
+    assert " of " in pool and (" cached from earlier texts" in pool or not case.fake), pool
     if case.screenshot:
         send(page, "Tell me a story about a fox.")
         page.wait("document.querySelectorAll('.answer').length === 2 && " + TEXT + ".length > 60", 60)
@@ -290,7 +290,7 @@ def bounded(case):
 
 @fake_only
 def odd_stream(case):
-    """A stream may be cut anywhere, end its lines otherwise, and hold what nobody reads."""
+    """A stream may be cut anywhere, end its lines otherwise, and contain fields that are ignored."""
     assert ask(case.open(), "!odd") == fake_server.ODD
 
 
@@ -357,7 +357,7 @@ def troubles(case):
     page = case.open()
     trouble = "document.querySelector('.trouble')?.innerText ?? ''"
     send(page, "!busy")
-    page.wait(f"({trouble}).includes('as many requests') && ({trouble}).includes('in 2 s')")
+    page.wait(f"({trouble}).includes('is busy') && ({trouble}).includes('in 2 s')")
     assert page.js("document.querySelector('.trouble button').disabled")
     page.wait("!document.querySelector('.trouble button').disabled", 4)
     before = len(case.server.state.requests)
@@ -503,7 +503,7 @@ def phone(case):
     page.click("#panel summary")
     page.wait("!document.getElementById('picture').checkVisibility()")
     assert page.js("document.getElementById('log').clientHeight") > room + 100
-    if case.fake:  # nobody looks: the stream is closed
+    if case.fake:  # the page is hidden, so the stream is closed
         end = time.monotonic() + 5
         while case.server.state.lookers and time.monotonic() < end:
             time.sleep(0.05)

@@ -42,7 +42,8 @@ TEST(WeightView, OfATensorKeepsItsGaps) {
 TEST(WeightView, RefusesExtentsWithoutASize) {
   EXPECT_EQ(Refusal(WeightType::kF16, 3, 5), "");
   EXPECT_EQ(Refusal(WeightType::kF16, 0, 0), "");
-  EXPECT_THAT(Refusal(WeightType::kQ8_0, 3, 33), HasSubstr("33 numbers are not whole q8_0 blocks of 32"));
+  EXPECT_THAT(Refusal(WeightType::kQ8_0, 3, 33),
+              HasSubstr("33 numbers is not a whole number of q8_0 blocks (of 32 numbers each)"));
   EXPECT_THAT(Refusal(WeightType::kF32, -1, 5), HasSubstr("-1 x 5"));
   EXPECT_THAT(Refusal(WeightType::kF32, 1, INT64_MAX), HasSubstr("overflow"));
   EXPECT_THAT(Refusal(WeightType::kF32, int64_t{1} << 31, int64_t{1} << 31), HasSubstr("overflow"));
@@ -70,7 +71,7 @@ std::vector<std::byte> BytesOf(const std::vector<T>& values, size_t offset) {
   return bytes;
 }
 
-// Matrices [2][3]; their bytes start at any address.
+// Matrices [2][3], also with unaligned bytes.
 TEST(DecodeRow, ReadsPlainTypes) {
   const std::vector<float> numbers = {1, -2, 0.5f, 3, 65504, -0.25f};
   for (const size_t offset : {0, 1}) {

@@ -4,12 +4,13 @@
 
 #include <random>
 
+#include "text/unicode.h"
 #include "text_testing.h"
 
 namespace infinigen {
 namespace {
 
-// The definition, written down: merge the lowest rank, the leftmost of equals, until nothing merges.
+// The definition of BPE: merge the pair with the lowest rank, the leftmost among equals, until no pair merges.
 std::vector<TokenId> NaiveMerge(std::vector<TokenId> ids, const MergeTable& merges) {
   for (;;) {
     size_t best = ids.size();
@@ -107,7 +108,7 @@ TEST(Bpe, UnknownCharactersFollowTheOptions) {
   EXPECT_EQ(encode(options, "aéa"), (Ids{1, 0, 1}));
   options.byte_fallback = true;
   EXPECT_EQ(encode(options, "aéa"), (Ids{1, 2, 3, 1}));
-  EXPECT_EQ(encode(options, "aèa"), (Ids{1, 0, 1}));  // one byte has no token: no fallback
+  EXPECT_EQ(encode(options, "aèa"), (Ids{1, 0, 1}));  // one byte has no token, so there is no fallback
 }
 
 TEST(Vocabulary, RefusesWhatContradictsItself) {
@@ -124,6 +125,23 @@ TEST(Vocabulary, RefusesWhatContradictsItself) {
   EXPECT_EQ(vocabulary.Find("b"), 7);
   EXPECT_EQ(vocabulary.Text(3), "");
   EXPECT_EQ(vocabulary.Text(-5), "");
+}
+
+TEST(Unicode, ClassesOfCharacters) {
+  EXPECT_TRUE(IsWordChar(U'ß') && IsWordChar(U'_') && IsWordChar(U'漢') && !IsWordChar(U'-') && !IsWordChar(U' '));
+}
+
+TEST(ByteLevel, MapsAllBytesThereAndBack) {
+  for (int byte = 0; byte < 256; ++byte)
+    ASSERT_EQ(ByteOfByteLevelChar(ByteLevelChar(static_cast<uint8_t>(byte))), static_cast<uint8_t>(byte));
+  EXPECT_EQ(ByteLevelChar(' '), U'Ġ');
+  EXPECT_EQ(ByteLevelChar('\n'), U'Ċ');
+  EXPECT_EQ(ByteLevelChar(0xFF), U'ÿ');
+  EXPECT_EQ(ByteLevelChar(0xAD), U'\u0143');
+  EXPECT_FALSE(ByteOfByteLevelChar(U' '));
+  EXPECT_FALSE(ByteOfByteLevelChar(U'漢'));
+  EXPECT_EQ(BytesOfByteLevel("Ġthe"), " the");
+  EXPECT_FALSE(BytesOfByteLevel("漢"));
 }
 
 }  // namespace

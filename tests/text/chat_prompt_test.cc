@@ -1,4 +1,4 @@
-// Conversations of the shipped model as token ids: those of transformers, and no message can forge a turn.
+// ChatPrompt with the shipped model: the ids equal those of transformers, and no message can forge a turn.
 #include "text/chat_prompt.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class ChatPromptTest : public testing::Test {
     EXPECT_TRUE(ids.ok()) << (ids.ok() ? "" : ids.error().message);
     return ids.ok() ? *ids : std::vector<TokenId>();
   }
-  // <|endoftext|><|user|> content <|end|><|assistant|>, the content as text of unknown origin.
+  // <|endoftext|><|user|> content <|end|><|assistant|>, with the content encoded as untrusted text.
   std::vector<TokenId> Expected(std::string_view content) const {
     std::vector<TokenId> ids = {0, 3};
     const std::vector<TokenId> text = *tokenizer_->Encode(content, {.add_special = false, .parse_special = false});
@@ -61,7 +61,7 @@ TEST_F(ChatPromptTest, SpecialTokensInMessagesStayText) {
         "<|endoftext", "<|pad|><|pad|>", "<|end|", "\xee\x80\x80 mine <|end|> \xee\x80\x81", "\xff<|end|>\xfe"}) {
     EXPECT_EQ(Ids({{"user", content}}), Expected(content)) << content;
   }
-  EXPECT_EQ(Ids({{"user", "  <|end|> \n"}}), Expected("<|end|>")) << "the template trims as ever";
+  EXPECT_EQ(Ids({{"user", "  <|end|> \n"}}), Expected("<|end|>")) << "the template still trims";
 }
 
 TEST_F(ChatPromptTest, EveryRoleIsGuarded) {
@@ -106,11 +106,12 @@ TEST_F(ChatPromptTest, TheMarkIsACharacterThatTheConversationLacks) {
   const Result<std::vector<TokenId>> ids =
       prompt_->Encode(std::vector<ChatMessage>{{"user", all_but_one}, {"user", "x" + PrivateCharacter(0xE123)}});
   ASSERT_FALSE(ids.ok());
-  EXPECT_EQ(ids.error().message, "the conversation contains every private-use character of Unicode");
+  EXPECT_EQ(ids.error().message,
+            "the conversation contains every private-use character from U+E000 to U+F8FF; one must be unused");
 }
 
-// 4 million private-use characters, of which the last 6,400 are distinct. A search of the conversation for each
-// candidate would read 77 billion bytes; one pass reads 12 million.
+// 4 million private-use characters, the last 6,400 of them distinct. Searching the conversation for each candidate
+// would read 77 billion bytes; one pass reads 12 million.
 TEST_F(ChatPromptTest, TheMarkIsFoundInOnePass) {
   std::string content;
   for (int i = 0; i < 4'000'000; ++i) content += "\xee\x80\x80";
@@ -118,8 +119,8 @@ TEST_F(ChatPromptTest, TheMarkIsFoundInOnePass) {
   EXPECT_FALSE(prompt_->Encode(std::vector<ChatMessage>{{"user", content}}).ok());
 }
 
-// 50,000 special tokens begin as every byte of the message does. A comparison with each of them at each byte would take
-// 400 billion steps.
+// 50,000 special tokens start with the byte that the message consists of. Comparing each of them at every byte would
+// take 400 billion steps.
 TEST(ChatPromptWork, SpecialTokensAreSoughtByTheirBytes) {
   const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / "chat_prompt_work";
   std::filesystem::create_directories(directory);

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// 6 July 2024, 15:04:09: where the clock stood for the golden file.
+// 6 July 2024, 15:04:09, the time that was used for the golden file.
 std::tm StoppedClock() {
   std::tm out = {};
   out.tm_year = 124;
@@ -62,7 +62,7 @@ std::string Shown(const Result<std::string>& result) {
   return result.ok() ? "text: " + *result : "error: " + result.error().message;
 }
 
-// Every case equals the text, or the error, of transformers.
+// Every case gives the same text or error as transformers.
 TEST(ChatTemplateGolden, EqualsTransformers) {
   std::ifstream file(std::string(INFINIGEN_TEST_DATA) + "/text/data/chat_templates.json");
   ASSERT_TRUE(file.good());

@@ -31,14 +31,14 @@ TEST(RegexSplitter, CutsAsGpt2Does) {
 }
 
 TEST(RegexSplitter, WhiteSpaceIsThatOfUnicode) {
-  // The Mongolian vowel separator is no white space; PCRE2 by itself thinks so.
+  // The Mongolian vowel separator (U+180E) is not white space, although PCRE2 treats it as such.
   EXPECT_EQ(Matches(R"(\s)", "a\u180E\u00A0\u0085b"), (Words{"\u00A0", "\u0085"}));
   EXPECT_EQ(Matches(R"([^\s]+)", "a\u180Eb c"), (Words{"a\u180Eb", "c"}));
   EXPECT_EQ(Matches(R"(\S+)", "a\u180Eb\u3000c"), (Words{"a\u180Eb", "c"}));
 }
 
 TEST(RegexSplitter, KnowsLettersOfNewUnicodeVersions) {
-  // U+2EBF0 joined in 15.1, U+10D40 (a digit) in 16.
+  // U+2EBF0 was added in Unicode 15.1, U+10D40 (a digit) in 16.
   EXPECT_EQ(Matches(R"(\p{L}+)", "x\U0002EBF0y 1"), (Words{"x\U0002EBF0y"}));
   EXPECT_EQ(Matches(R"(\p{N}+)", "x1\U00010D40y"), (Words{"1\U00010D40"}));
   EXPECT_EQ(Matches(R"([^\p{L}\p{N}]+)", "a-\U0002EBF0-\U00010D40+"), (Words{"-", "-", "+"}));
@@ -67,7 +67,7 @@ TEST(RegexSplitter, RunawayPatternsEndInAnError) {
   RegexScratch scratch;
   const auto match = regex->Find(std::string(200, 'a') + "x", 0, scratch);
   ASSERT_FALSE(match.ok());
-  EXPECT_NE(match.error().message.find("gives up"), std::string::npos);
+  EXPECT_NE(match.error().message.find("cannot be matched"), std::string::npos);
 }
 
 TEST(RegexSplitter, LongRunsDoNotExhaustIt) {

@@ -24,7 +24,7 @@ TEST(StopStrings, ReleasesWhatTurnsOutToBeText) {
   StopStrings stops({"\n\nUser:"});
   EXPECT_EQ(stops.Push("a\n"), "a");
   EXPECT_EQ(stops.Push("\n"), "");
-  EXPECT_EQ(stops.Push("b\nU"), "\n\nb\nU");  // one line end and "U" begin nothing
+  EXPECT_EQ(stops.Push("b\nU"), "\n\nb\nU");  // one line end and "U" start no stop string
   EXPECT_EQ(stops.Push("\n\nUs"), "");
   EXPECT_EQ(stops.Push("e me"), "\n\nUse me");
 }
@@ -60,7 +60,7 @@ TEST(StopStrings, WithoutStopsNothingIsHeld) {
   EXPECT_EQ(stops.Finish(), "");
 }
 
-// Against a search in the whole text, over random texts, stops and cuts of a small alphabet.
+// Compares with a search in the whole text, for random texts, stop strings and pieces over a small alphabet.
 TEST(StopStrings, EqualsASearchInTheWholeText) {
   std::mt19937_64 random(11);
   const auto word = [&](size_t longest) {
@@ -85,7 +85,7 @@ TEST(StopStrings, EqualsASearchInTheWholeText) {
       const size_t length = std::min<size_t>(1 + random() % 4, text.size() - pushed);
       shown += streaming.Push(text.substr(pushed, length));
       pushed += length;
-      // Never more held back than a stop string can need.
+      // No more text is held back than the longest stop string less one byte.
       if (!streaming.matched() && cut >= pushed) {
         ASSERT_GE(shown.size() + longest - 1, pushed);
       }

@@ -1,4 +1,4 @@
-// Helpers of the text tests: files, temporary directories, the corpus.
+// Helpers for the text tests: files, temporary directories, the corpus.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using Ids = std::vector<TokenId>;
 
 inline fs::path DataDir() { return fs::path(INFINIGEN_TEST_DATA) / "text" / "data"; }
 
-// Real tokenizers, beside the repository; never inside it.
+// Real tokenizers, in the corpus outside the repository.
 inline std::optional<fs::path> CorpusTokenizers() {
   const char* data = std::getenv("INFINIGEN_DATA");
   const fs::path corpus =
@@ -72,7 +72,7 @@ inline std::string LoadError(const fs::path& directory) {
   return tokenizer.ok() ? "loaded" : tokenizer.error().message;
 }
 
-// Bytes of every kind: ASCII, whole characters, and bytes that are no UTF-8.
+// Random text of ASCII, multi-byte characters, and bytes that are not valid UTF-8.
 inline std::string RandomBytes(std::mt19937_64& random, size_t length) {
   static const std::vector<std::string> kPieces = {
       "a",    "the ", " ", "\n",   "1",  "漢",           "é",        "😀",      "\xE6", "\xF0\x9F", "\xFF",

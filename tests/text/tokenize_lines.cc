@@ -1,7 +1,7 @@
 // Test helper: encodes texts with the tokenizer of a directory, for comparison with other libraries.
 //   tokenize_lines DIRECTORY [--no-special] [--decode] < texts
-// Texts on stdin end with a NUL byte each. For each one line of ids; with --decode also a line with the decoded bytes
-// in hexadecimal. --time FILE encodes one file and prints seconds instead.
+// Reads texts from stdin, each ended by a NUL byte, and prints one line of ids per text; with --decode also a line with
+// the decoded bytes in hexadecimal. --time FILE encodes one file and prints the time instead.
 #include <chrono>
 #include <cstdio>
 #include <fstream>

@@ -1,4 +1,4 @@
-// What encoding and decoding promise, on the committed tokenizers and, where it is there, on real ones.
+// Encoding and decoding, with the committed tokenizers and, if the corpus is available, with real ones.
 #include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST_P(CommittedTokenizer, StreamingEqualsWholeAndNeverSplitsACharacter) {
     if (round % 2 == 0) {
       ids = *tokenizer->Encode(RandomBytes(random, 60));
     } else {
-      // Ids as a model may choose them, some outside the vocabulary.
+      // Arbitrary ids, as a model may generate them, some outside the vocabulary.
       for (int i = 0; i < 60; ++i)
         ids.push_back(static_cast<TokenId>(random() % static_cast<uint64_t>(tokenizer->vocab_size() + 3)) - 1);
     }
@@ -95,7 +95,7 @@ TEST(ByteLevelTokenizer, DecodeInvertsEncodeOnArbitraryBytes) {
     std::string all;
     for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
     std::vector<std::string> texts = {all, "", std::string(1, '\0'), "\xF0\x9F", "a\xFF"};
-    // Text without added tokens that take white space along.
+    // Without added tokens that strip white space.
     for (int round = 0; round < 500; ++round) texts.push_back(RandomBytes(random, random() % 200));
     for (const std::string& text : texts) {
       const auto ids = tokenizer->Encode(text, {.add_special = false});
@@ -117,7 +117,7 @@ TEST(Tokenizer, SpecialTokensInTextAreParsedOnlyWhenAsked) {
   EXPECT_EQ(std::count(plain.begin(), plain.end(), eot), 0);
   EXPECT_EQ(tokenizer->Decode(plain, true), text);
   EXPECT_EQ(tokenizer->Decode(parsed, true), "ab");
-  // An added token that is not special is text like any other.
+  // An added token that is not special is recognised all the same.
   const TokenId tool = *tokenizer->IdOf("<tool>");
   const auto with_tool = *tokenizer->Encode("x<tool>y", {.add_special = false, .parse_special = false});
   EXPECT_EQ(std::count(with_tool.begin(), with_tool.end(), tool), 1);
@@ -136,7 +136,7 @@ TEST(Tokenizer, TellsAboutItsVocabulary) {
   EXPECT_FALSE(tokenizer->IsSpecial(1 << 30));
 }
 
-// One word of a million symbols: only an algorithm that is nearly linear ends within the test's time limit.
+// One word of a million symbols: only a nearly linear algorithm finishes within the test's time limit.
 TEST(Tokenizer, LongRunsOfOneLetter) {
   for (const std::string& name : kCommitted) {
     const auto tokenizer = LoadOrFail(DataDir() / name);
@@ -211,7 +211,7 @@ TEST(RealTokenizers, Llama3ListedCases) {
   CheckListedCases(*tokenizer, *corpus / "cases", "ggml-vocab-llama-bpe.gguf");
 }
 
-// GPT-2's ids follow from its merges: the bytes in the order of their characters' classes, then each merge's result.
+// GPT-2's ids follow from its merges: printable bytes, other bytes, then the result of each merge, in order.
 TEST(RealTokenizers, Gpt2ListedCases) {
   const auto corpus = CorpusTokenizers();
   if (!corpus) GTEST_SKIP() << "no corpus";

@@ -1,8 +1,8 @@
-"""The training text as ids, and the processes that make exercise rows while the GPU trains.
+"""The training text as token ids, and the processes that make exercise rows while the GPU trains.
 
-Shards are decoded and encoded once, in parts, by all processes; the ids stay in the state directory as .npy files and
-are mapped by everyone. Exercise rows are made in chunks; chunk k is a pure function of (seed, phase, k), chunk k is
-made by process k mod processes, and the trainer takes them in order, so a run does not depend on timing.
+All processes together decompress and encode the shards once, in parts. The ids are stored in the state directory as .npy
+files, which every process maps. Exercise rows are made in chunks. Chunk k is a pure function of (seed, phase, k) and is
+made by process k mod processes. The trainer takes the chunks in order, so a run does not depend on timing.
 """
 
 import lzma
@@ -29,7 +29,7 @@ def part_path(state, shard, part):
 
 
 def encode_part(tokenizer, shard, part, state):
-    """Every document as <|endoftext|> and its ids; documents are dealt to parts by bytes."""
+    """Every document as <|endoftext|> and its ids; documents are assigned to parts by their position in bytes."""
     documents = documents_of(shard)
     total = sum(map(len, documents))
     ids, seen = [], 0
@@ -44,7 +44,7 @@ def encode_part(tokenizer, shard, part, state):
 
 
 class Corpus:
-    """Mapped ids of all parts, with what the exercises need: slices, sentence boundaries, passages as text."""
+    """The mapped ids of all parts, with slices, sentence boundaries and text passages for the exercises."""
 
     def __init__(self, tokenizer, paths):
         self.tokenizer = tokenizer
@@ -71,7 +71,7 @@ class Corpus:
         return ids
 
     def sentence_starts(self, ids):
-        """Positions i where a sentence ends before i and a space and a capital letter stand at i."""
+        """Positions i at which a sentence starts: one ends before i, and a space and a capital letter follow."""
         if len(ids) < 2:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.ends_sentence[ids[:-1]] & self.opens_sentence[ids[1:]]) + 1
@@ -81,7 +81,7 @@ class Corpus:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.ends_line[ids[:-1]]) + 1
 
-    # ---- passages for dialogues: text, or None where nothing fits
+    # ---- passages for dialogues: text, or None when nothing fits
 
     def prose(self, rng, count):
         ids = self.plain(rng, count)
@@ -117,7 +117,7 @@ class Corpus:
         return self.tokenizer.decode(ids[starts[first]:starts[last]].tolist()).strip() or None
 
     def article(self, rng):
-        """Title and first lines of a short article: a document whose first line is followed by a blank one."""
+        """Title and first lines of a short article, that is, of a document with a blank line after its first line."""
         ids = self.window(rng, 2000)
         marks = np.flatnonzero(ids == END_OF_TEXT)
         if len(marks) == 0 or marks[0] > 1700:
@@ -131,7 +131,7 @@ class Corpus:
 
 
 def chunk(tasks, seed, size, kinds, index):
-    """CHUNK_ROWS rows of `size` + 1 entries; `kinds` is the mixture, one name for each of 16 rows in turn."""
+    """CHUNK_ROWS rows of `size` + 1 ids; `kinds` names the kind of each row in turn."""
     ids = np.empty((CHUNK_ROWS, size + 1), np.uint16)
     weights = np.empty((CHUNK_ROWS, size + 1), np.uint8)
     for i in range(CHUNK_ROWS):
@@ -164,7 +164,7 @@ def work(number, count, tokenizer_path, shards, state, encoded, jobs, phases, cu
                 try:
                     out.put((size, index, *made), timeout=0.2)
                     break
-                except queue.Full:  # the trainer is behind, or was killed
+                except queue.Full:  # the trainer is slow or was killed
                     if os.getppid() != parent:
                         stop.set()
             index += count
@@ -172,9 +172,9 @@ def work(number, count, tokenizer_path, shards, state, encoded, jobs, phases, cu
 
 
 class Makers:
-    """The processes. Start them before CUDA is touched: they are forked.
+    """The data processes. They are forked, so start them before CUDA is used.
 
-    `phases` are (row size, kinds of rows in turn, first chunk); `current` says which one is being made.
+    `phases` are (row size, kinds of rows in turn, first chunk); `current` is the index of the phase being made.
     """
 
     def __init__(self, tokenizer_path, shard_dir, state, phases, phase, seed, count):
@@ -198,7 +198,7 @@ class Makers:
     def wait_encoded(self):
         while self.encoded.value < self.count:
             if any(not process.is_alive() for process in self.processes):
-                raise RuntimeError("a data process ended early")
+                raise RuntimeError("a data process ended unexpectedly")
             self.stop.wait(0.05)
         return [part_path(self.state, s, p) for s in self.shards for p in range(PARTS)]
 

@@ -1,8 +1,8 @@
 """Generated dialogues: lists of (role, text), drawn from intents with many wordings.
 
-Everything here is written for this project. Two intents take passages of the training text through `passages`, an
-object with `story(rng) -> (opening, continuation)`, `article(rng) -> (title, first lines)` and
-`sentences(rng, count) -> str` (see data.py); each may return None where nothing fits.
+All sentences were written for this project. Two intents use passages of the training text through `passages`, an object
+with `story(rng) -> (opening, continuation)`, `article(rng) -> (title, first lines)` and `sentences(rng, count) -> str`
+(see data.py); each may return None when nothing fits.
 """
 
 from facts import code_fact, draw_facts, full_name, word_fact
@@ -178,7 +178,7 @@ def world(rng, passages):
 
 
 def memory(rng, passages):
-    """The user says something about himself and asks for it later, with other talk in between."""
+    """The user tells something about himself and asks for it later, after other turns."""
     name = rng.pick(WOMEN if rng.below(2) else MEN)
     if rng.chance(50):
         name = full_name(rng)
@@ -264,7 +264,7 @@ def passage(rng, passages):
 
 
 def told_fact(rng, passages):
-    """Facts told in turns, asked for later."""
+    """Facts that are told in several turns and asked for later."""
     facts = draw_facts(rng, rng.between(1, 4))
     turns = []
     for fact in facts:
@@ -330,7 +330,7 @@ BAG = [intent for intent, weight in INTENTS for _ in range(weight)]
 
 
 def dialogue(rng, passages=None):
-    """One conversation: [("system"|"user"|"assistant", text), ...], ending with an assistant's turn."""
+    """One conversation: [("system"|"user"|"assistant", text), ...], which ends with a turn of the assistant."""
     turns = [("system", rng.pick(SYSTEMS))] if rng.chance(12) else []
     if rng.chance(20):
         turns += greet(rng, passages)
@@ -342,5 +342,5 @@ def dialogue(rng, passages=None):
 
 
 def careless(said):
-    """As people type: no capital at the beginning, no mark at the end."""
+    """Casual typing: no capital at the start, no punctuation at the end."""
     return (said[0].lower() + said[1:]).rstrip(".?!")

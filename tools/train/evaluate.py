@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Held-out perplexity, planted facts found, and samples, of the stored bf16 weights.
+"""Evaluates the stored bf16 weights: held-out perplexity, planted facts found, samples.
 
     python tools/train/evaluate.py --model models/infinigen-mini --eval EVAL --out eval.json
 
-makes the tables of the model's card: one minute on a GPU, in bf16. Without a GPU it computes in f32, which says so in its output,
-and takes hours: pass a smaller --number and fewer --lengths. --tables prints the tables of an --out that is there already.
+This makes the tables of the model card. It takes one minute on a GPU, in bf16. Without a GPU it computes in f32 (the output
+says so) and takes hours unless --number and --lengths are reduced. --tables prints the tables of an existing --out.
 
 A planted fact counts as found when greedy decoding gives its value exactly. One forward pass over prompt and expected
-answer decides that: greedy decoding gives the answer if and only if every token of it is the best one after those
-before it. Texts are put together as strings and then encoded, as any user of the model would do it.
+answer decides this: greedy decoding gives the answer if and only if each of its tokens has the largest logit after the
+tokens before it. Prompts are composed as text and then encoded, as a user of the model would do it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from textgen import Rng, text
 
 BOUNDARY = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 FORMS = ("plain", "chat", "continue")
-TEXTS = "valid_mix,wiki_long,moby_dick,walden"  # of the card; those that are no mixture are the books facts are planted in
+TEXTS = "valid_mix,wiki_long,moby_dick,walden"  # the texts of the model card; facts are planted in the books among them
 NO_BOOKS = ("valid_mix", "wiki_long")
 
 
@@ -39,18 +39,18 @@ def read(path):
 
 
 def eval_folder(given):
-    """The folder of held-out texts: as given, else of the corpus that the tests use too."""
+    """The folder of held-out texts: the given one, or else that of the corpus which the tests use."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     corpus = os.environ.get("INFINIGEN_DATA") or os.path.join(os.path.dirname(root), "shared", "corpus")
     folder = given or os.path.join(corpus, "eval")
     if not os.path.isdir(folder):
-        raise SystemExit(f"{folder}: no such folder; pass --eval, the folder with the held-out .txt.xz files"
+        raise SystemExit(f"{folder}: no such folder; pass the folder with the held-out .txt.xz files as --eval"
                          + ("" if given else " (looked in $INFINIGEN_DATA/eval or ../shared/corpus/eval)"))
     return folder
 
 
 def text_paths(folder, names):
-    """{name: path} of the texts that `names` lists ("all": of every one) in `folder` and below it."""
+    """{name: path} of the texts listed in `names` ("all": of every text) in `folder` and its subfolders."""
     there = {file.split(".")[0]: os.path.join(base, file) for base, _, files in sorted(os.walk(folder))
              for file in sorted(files) if file.endswith(".txt.xz")}
     wanted = sorted(there) if names == "all" else names.split(",")
@@ -59,21 +59,21 @@ def text_paths(folder, names):
         raise SystemExit(f"{folder}: no {', '.join(missing) or 'text'}.txt.xz there; it has {', '.join(sorted(there)) or 'none'}: "
                          "choose with --texts")
     if all(name in NO_BOOKS for name in wanted):
-        raise SystemExit(f"--texts {names}: name a book too, facts are planted in books")
+        raise SystemExit(f"--texts {names}: add a book, because facts are planted in books")
     return {name: there[name] for name in wanted}
 
 
 def add_text_flags(parser):
-    parser.add_argument("--eval", help="folder with .txt.xz files; books may lie in subfolders "
+    parser.add_argument("--eval", help="folder with .txt.xz files; books may be in subfolders "
                                        "(default: $INFINIGEN_DATA/eval, else ../shared/corpus/eval)")
-    parser.add_argument("--texts", default=TEXTS, help=f"which of them, or all (default {TEXTS}: those of the card)")
+    parser.add_argument("--texts", default=TEXTS, help=f"names of the texts, or all (default {TEXTS}: those of the model card)")
 
 
 # ---- perplexity
 
 @torch.no_grad()
 def perplexity(model, tokenizer, string, window, device, limit):
-    """Windows side by side, each after <|endoftext|>; every token of the text is predicted once."""
+    """Consecutive windows, each after <|endoftext|>; every token of the text is predicted once."""
     ids = []
     for document in string.split("<|endoftext|>\n"):
         ids += [END_OF_TEXT] * bool(ids) + tokenizer.encode(document.rstrip("\n"), add_special_tokens=False).ids
@@ -93,7 +93,7 @@ def perplexity(model, tokenizer, string, window, device, limit):
 # ---- planted facts
 
 def plant_text(rng, filler, statements, depths=None):
-    """Each statement before the sentence that begins next after its depth (0..1, uniform unless given)."""
+    """Inserts each statement at the first sentence boundary after its depth (0 to 1, uniform unless given)."""
     cuts = [match.end() for match in BOUNDARY.finditer(filler)]
     spots = []
     for i, statement in enumerate(statements):
@@ -108,7 +108,7 @@ def plant_text(rng, filler, statements, depths=None):
 
 
 def prompt_of(body, fact, form):
-    """(prompt, expected answer) as text with special tokens. docs/model.md, "Prompt forms"."""
+    """(prompt, expected answer) as text with special tokens; see docs/model.md, "Prompt forms"."""
     if form == "plain":
         return f"{body}\n\nQuestion: {fact.question}\nAnswer:", f" {fact.value}"
     if form == "chat":
@@ -117,7 +117,7 @@ def prompt_of(body, fact, form):
 
 
 def case(rng, tokenizer, sources, kind, length, count, form, canonical, depth):
-    """One prompt of at most `length` ids with its answer. `sources`: ids of held-out books."""
+    """One prompt of at most `length` ids, and its answer. `sources`: ids of held-out books."""
     attr = "access code" if canonical else rng.pick(CODE_NAMES)
     facts, keys = [], set()
     while len(facts) < count:
@@ -148,7 +148,7 @@ def case(rng, tokenizer, sources, kind, length, count, form, canonical, depth):
 
 @torch.no_grad()
 def found(model, cases, device, tokens=131072):
-    """For each case whether greedy decoding gives the answer."""
+    """For each case, whether greedy decoding gives the answer."""
     longest = max(len(p) + len(a) for p, a in cases)
     width = max(len(a) for _, a in cases)
     rows = max(1, tokens // longest)
@@ -186,7 +186,7 @@ def cases_path(folder, job):
 
 
 def make_cases(number, of, tokenizer_path, paths, lengths, count, folder):
-    """Writes every `of`-th job's cases to a file. Making them takes longer than the model's answer, so do it ahead."""
+    """Writes the cases of every `of`-th job to a file, ahead of time: making them takes longer than the model's answer."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_path)
@@ -199,7 +199,7 @@ def make_cases(number, of, tokenizer_path, paths, lengths, count, folder):
 
 
 def start_cases(tokenizer_path, paths, lengths, count, folder, processes):
-    """Forks the processes that make the cases; call it before CUDA is touched, join them before reading."""
+    """Forks the processes that make the cases. Call it before CUDA is used; join the processes before reading."""
     import multiprocessing as mp
 
     context = mp.get_context("fork")
@@ -266,7 +266,7 @@ def samples(folder, device):
 
 
 def heldout(paths, tokenizer, books=True):
-    """Texts for perplexity, and the ids of the books that facts are planted in. `paths`: of text_paths."""
+    """(texts for perplexity, ids of the books in which facts are planted). `paths`: result of text_paths."""
     texts = {name: read(path) for name, path in paths.items()}
     ids = [tokenizer.encode(texts[name], add_special_tokens=False).ids for name in sorted(texts)
            if books and name not in NO_BOOKS]
@@ -281,10 +281,10 @@ def show_samples(made, report=print):
 
 
 def evaluate(model, tokenizer, paths, device, lengths, limit, folder, report=print):
-    """Perplexity and planted facts. The cases are in `folder`."""
+    """Measures perplexity and planted facts. `folder` contains the cases."""
     result = {"arithmetic": "bf16" if model.dtype == torch.bfloat16 else "f32", "perplexity": {}}
     report(f"arithmetic: {result['arithmetic']} on {device}"
-           + ("" if result["arithmetic"] == "bf16" else " (the card's numbers are in bf16, on a GPU)"))
+           + ("" if result["arithmetic"] == "bf16" else " (the model card has numbers in bf16, from a GPU)"))
     texts, _ = heldout(paths, tokenizer, books=False)
     for name, string in texts.items():
         result["perplexity"][name] = [perplexity(model, tokenizer, string, window, device, limit) for window in (2048, 4096, 8192)]
@@ -296,7 +296,7 @@ def evaluate(model, tokenizer, paths, device, lengths, limit, folder, report=pri
 # ---- tables of the card
 
 def tables(result):
-    """Perplexity and planted facts as the card shows them, in Markdown."""
+    """The tables of the model card in Markdown: perplexity and planted facts."""
     baselines = result.get("baselines", {}).get("texts", {})
     lines = [f"In {result['arithmetic']} arithmetic.", "", "| text | unigram | trigram | 2,048 | 4,096 | 8,192 |", "|---|---|---|---|---|---|"]
     for name, rows in result["perplexity"].items():
@@ -326,12 +326,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True)
     add_text_flags(parser)
-    parser.add_argument("--out", required=True, help="results; what is there already and not measured now stays")
-    parser.add_argument("--number", type=int, default=100, help="cases for each line of the needle table (default 100)")
-    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="of the needle table (default 1024,2048,4096,8192)")
+    parser.add_argument("--out", required=True, help="JSON file for the results; existing entries that are not measured now are kept")
+    parser.add_argument("--number", type=int, default=100, help="cases per row of the needle table (default 100)")
+    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="prompt lengths of the needle table (default 1024,2048,4096,8192)")
     parser.add_argument("--limit", type=int, default=400_000, help="tokens of each text for perplexity (default 400000)")
-    parser.add_argument("--samples", action="store_true", help="only stories and chats, by transformers")
-    parser.add_argument("--tables", action="store_true", help="only print the tables of --out")
+    parser.add_argument("--samples", action="store_true", help="only generate stories and chats, with transformers")
+    parser.add_argument("--tables", action="store_true", help="only print the tables of an existing --out")
     args = parser.parse_args()
     result = {}
     if os.path.exists(args.out):
@@ -339,7 +339,7 @@ def main():
             result = json.load(file)
     if args.tables:
         if "needle" not in result:
-            raise SystemExit(f"{args.out}: no results there to print")
+            raise SystemExit(f"{args.out}: no results to print; run without --tables first")
         print(tables(result))
         return
     tokenizer_path = os.path.join(args.model, "tokenizer.json")

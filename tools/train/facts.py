@@ -1,12 +1,12 @@
-"""Facts to plant and to ask for: a key, a value, and the sentences that state, ask and answer.
+"""Facts to plant in text and to ask for: a key, a value, and sentences that state, ask and answer.
 
-A fact's `statement` goes somewhere into a long text, its `question` stands at the end, `answer` is the whole sentence
-an assistant would say, `prefix` is that sentence up to the value, `value` alone is what counts as found. The canonical
-form, which the engine's needle evaluation uses, is the first of each list of CODE_FORMS:
+A fact's `statement` is inserted into a long text, its `question` follows at the end. `answer` is an assistant's whole
+sentence, `prefix` that sentence up to the value, and `value` what must be found. The canonical form, which the engine's
+needle evaluation uses, is the first entry of each list in CODE_FORMS:
 
     The access code for the north gate is 483920.        What is the access code for the north gate?
 
-The other wordings, kinds and names are there so that the model learns to look things up, not to know one sentence.
+The other wordings, kinds and names make the model learn to look up facts instead of memorising one sentence.
 """
 
 from dataclasses import dataclass
@@ -172,7 +172,7 @@ def word_fact(rng, kind=None):
 
 
 def draw_facts(rng, count):
-    """`count` facts with different keys: all codes of one attribute, codes of any, or a mixture."""
+    """`count` facts with different keys: codes of one attribute, codes of any attribute, or a mixture."""
     style = rng.below(10)
     attr = rng.pick(CODE_NAMES) if style < 5 else None
     length = 6 if rng.chance(75) else rng.between(3, 9)

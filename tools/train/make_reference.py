@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Reference values of the shipped model: what transformers computes in float32 from the stored bf16 weights.
+"""Makes the reference values of the shipped model: transformers' results in float32 from the stored bf16 weights.
 
     python tools/train/make_reference.py --model models/infinigen-mini --out tests/golden/embedded
 
-Writes golden.json and golden.safetensors in the form of tests/golden/models (see tools/make_golden.py): prompts as text
-and as ids, f32 logits at the last positions, 64 greedy tokens, the gap between the two best logits at each of them. All
-text is generated. `dialogues` are chats with their rendered text, their ids and the answer that greedy decoding gives.
+Writes golden.json and golden.safetensors in the format of tests/golden/models (see tools/make_golden.py): prompts as text
+and ids, f32 logits at the last positions, 64 greedy tokens, and the gap between the two largest logits at each of them.
+All text is generated. `dialogues` are chats with rendered text, ids and the greedy answer.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from facts import Fact
 from textgen import Rng, text
 
 GREEDY = 64
-ROWS = 4  # positions whose logits are kept, the last ones of a prompt
+ROWS = 4  # number of positions at the end of a prompt whose logits are stored
 CHATS = [[("user", "Who are you?")], [("user", "Reverse this list: oak, kettle, rope, violin")],
          [("user", "My name is Clara."), ("assistant", "Nice to meet you, Clara."), ("user", "What is my name?")]]
 
 
 def north_gate(rng, characters):
-    """The canonical planted fact in the middle of generated text, as a plain question."""
+    """Generated text with the canonical planted fact in the middle, followed by a plain question."""
     fact = Fact("", "The access code for the north gate is 483920.", "What is the access code for the north gate?",
                 "The access code for the north gate is", "483920")
     first, second = text(rng, characters // 2), text(rng, characters // 2)
@@ -37,7 +37,7 @@ def north_gate(rng, characters):
 
 @torch.no_grad()
 def measure(model, ids, steps):
-    """Logits at the last ROWS positions; greedy tokens and gaps, with the KV cache of transformers."""
+    """Logits at the last ROWS positions, greedy tokens, and gaps, computed with transformers' KV cache."""
     out = model(torch.tensor([ids]), use_cache=True, logits_to_keep=min(ROWS, len(ids)))
     kept, tokens, gaps = out.logits[0].float().clone(), [], []
     while len(tokens) < steps:
@@ -76,7 +76,7 @@ def main():
                           "answer": tokenizer.decode(tokens[:end]), "gaps": gaps[:end + 1]})
         print(dialogues[-1]["answer"], min(gaps[:end + 1]))
     save_file(tensors, os.path.join(args.out, "golden.safetensors"))
-    os.chmod(os.path.join(args.out, "golden.safetensors"), 0o644)  # safetensors writes files for the owner only
+    os.chmod(os.path.join(args.out, "golden.safetensors"), 0o644)  # safetensors makes files readable by the owner only
     with open(os.path.join(args.out, "golden.json"), "w") as file:
         json.dump({"model": os.path.basename(os.path.normpath(args.model)), "covers": "the shipped model, 12 layers, GQA, tied, bf16, three shards",
                    "reference": f"transformers {transformers.__version__}, float32, eager attention, KV cache for the greedy tokens",

@@ -3,9 +3,9 @@
 
     python tools/train/make_tokenizer.py --shards ../shared/corpus/shards --out models/infinigen-mini
 
-Byte-level BPE of 8,192 entries: eight special tokens, 256 bytes, the rest merges. The split pattern is that of Llama 3,
-except that digits stand alone, so that a number is copied digit by digit. `<|endoftext|>` is put before every text: it
-opens every document and every row of the training data.
+Byte-level BPE with 8,192 tokens: eight special tokens, 256 bytes, the rest merges. The split pattern is Llama 3's, except
+that every digit is a separate token, so that numbers are copied digit by digit. `<|endoftext|>` is added before every
+text, as it starts every document and every row of the training data.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def shard_paths(folder):
 
 
 def sample(shards, megabytes):
-    """The first `megabytes` of each shard (a shard is itself a random sample), then generated text."""
+    """Yields the first `megabytes` of each shard (each shard is a random sample), then generated text."""
     for path in shard_paths(shards):
         with lzma.open(path, "rt", encoding="utf-8") as file:
             for document in file.read(megabytes << 20).split("<|endoftext|>\n"):
@@ -50,7 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shards", required=True)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--megabytes", type=int, default=6, help="text taken from each shard")
+    parser.add_argument("--megabytes", type=int, default=6, help="megabytes of text from each shard (default 6)")
     args = parser.parse_args()
 
     tokenizer = Tokenizer(models.BPE())

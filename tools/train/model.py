@@ -1,4 +1,4 @@
-"""The network in plain PyTorch, its optimizer, and export to and from a transformers directory.
+"""The network in plain PyTorch, its optimizer, and conversion to and from a transformers directory.
 
 Llama: RMSNorm, rotary positions (half-split, as transformers does), grouped-query attention, SwiGLU, tied embeddings.
 Parameters are f32; the arithmetic is bf16. The block is one function of tensors, so that torch.compile compiles it once
@@ -28,7 +28,7 @@ class Shape:
     context: int = 8192
 
 
-# name -> shape, in the order in which block() takes them; output rows first, as in nn.Linear
+# name -> shape, in the order of block()'s parameters; [outputs][inputs] as in nn.Linear
 def layer_shapes(s):
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     return {"input_layernorm": (s.hidden,), "self_attn.q_proj": (q, s.hidden), "self_attn.k_proj": (kv, s.hidden),
@@ -48,11 +48,11 @@ def rotate(x, cos, sin):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
-REPEAT_KV = False  # set where a fused attention kernel wants as many KV heads as heads
+REPEAT_KV = False  # set when a fused attention kernel needs as many KV heads as heads
 
 
 def block(x, cos, sin, heads, kv_heads, eps, ln1, wq, wk, wv, wo, ln2, wg, wu, wd):
-    """x: [batch][time][hidden] -> the same shape, one decoder layer."""
+    """One decoder layer. x: [batch][time][hidden] -> the same shape."""
     batch, time, _ = x.shape
     dim, dtype = wq.shape[0] // heads, x.dtype
     h = norm(x, ln1, eps)
@@ -119,7 +119,7 @@ class Model(torch.nn.Module):
         return x
 
     def losses(self, ids, targets, chunk=65536):
-        """Cross entropy of each token, [batch · time]. In chunks: the logits of a whole step exceed 32-bit indexing."""
+        """Cross entropy of each token, [batch · time]. Computed in chunks, because the logits of a step exceed 32-bit indexing."""
         x, targets = self.body(ids).flatten(0, 1), targets.flatten()
         parts = [self.token_losses(x[i:i + chunk], self.norm, self.embed, targets[i:i + chunk], self.shape.eps)
                  for i in range(0, len(targets), chunk)]
@@ -133,7 +133,7 @@ class Model(torch.nn.Module):
 
 
 class Muon:
-    """Momentum, then the nearest orthogonal matrix of the momentum as the step (Jordan et al. 2024).
+    """Muon: the step is the orthogonal matrix nearest to the momentum (Jordan et al. 2024).
 
     Matrices of one shape are orthogonalized together, by five Newton-Schulz iterations in bf16.
     """
@@ -172,7 +172,7 @@ def orthogonal(matrices, steps=5):
 
 # ---- files
 
-SHARD_BYTES = 12 << 20  # a shard may have 15 MiB at most
+SHARD_BYTES = 12 << 20  # below the limit of 15 MiB per shard
 
 
 def tensors_of(model):
@@ -185,7 +185,7 @@ def tensors_of(model):
 
 
 def save_model(model, folder):
-    """bf16 shards with their index, config.json and generation_config.json."""
+    """Writes bf16 shards with their index, config.json and generation_config.json."""
     from safetensors.torch import save_file
 
     os.makedirs(folder, exist_ok=True)

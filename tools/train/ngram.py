@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Unigram and trigram baselines with the model's tokenizer, on the same held-out tokens as evaluate.py.
+"""Computes unigram and trigram baselines with the model's tokenizer, on the same held-out tokens as evaluate.py.
 
     python tools/train/ngram.py --shards ../shared/corpus/shards --eval EVAL --model models/infinigen-mini --state DIR --out eval.json
 
-The trigram is interpolated Kneser-Ney with one discount an order; the unigram counts plus one. Both are trained on all
-shards. The results go into eval.json under `baselines`.
+The trigram model is interpolated Kneser-Ney with one discount per order; the unigram model adds one to the counts. Both
+are trained on all shards. The results are written to eval.json under `baselines`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def encode(job):
 
 
 class Counts:
-    """Sorted keys with their counts; looks up many keys at once."""
+    """Sorted keys with their counts, for looking up many keys at once."""
 
     def __init__(self, keys, weights=None):
         if weights is None:

@@ -1,8 +1,8 @@
 """Rows of exercises: facts planted in long text and asked for, dialogues, key-value lists, copying, variables, words.
 
-A row is T + 1 token ids and as many weights; weight i is that of predicting token i. Samples are packed into a row and
-each begins with <|endoftext|>. The answers of an exercise weigh more than text, random digits that nobody could
-predict weigh nothing. What a sample looks like as text is described in docs/model.md, "Prompt forms".
+A row is T + 1 token ids and as many weights; weight i is the loss weight of predicting token i. Several samples are
+packed into a row, each starting with <|endoftext|>. Answers have a larger weight than text; random digits, which cannot
+be predicted, have weight 0. docs/model.md, "Prompt forms", shows samples as text.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from make_tokenizer import ASSISTANT, END, END_OF_TEXT, SYSTEM, USER
 from textgen import PLACES, TABLES, text, town
 
 ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
-ANSWER = 4  # weight of an answer's tokens: a row of 8,192 holds some tens of them
+ANSWER = 4  # weight of answer tokens, because a row of 8,192 has only tens of them
 INSTRUCTIONS = ["Read the text and answer the question at the end.\n\n", "Here is a long text. Remember the facts in it.\n\n",
                 "Text:\n\n", "Please read this.\n\n"]
 LEAD_INS = ["", "", "", "", "As was said before, ", "Let us repeat: ", "In short, ", "Remember: ", "To say it again: "]
@@ -22,7 +22,7 @@ ONLY = [" Answer with the value only.", " Give only the value.", " Only the valu
 
 
 class Sample:
-    """Ids and weights, growing to the right."""
+    """Ids and weights of a sample, built by appending."""
 
     def __init__(self):
         self.ids, self.weights = [], []
@@ -58,7 +58,7 @@ class Tasks:
         return ids
 
     def plant(self, rng, ids, statements):
-        """Statements at uniform depth: each moves to the next sentence boundary after a uniform position."""
+        """Inserts statements at uniform depths: each at the first sentence boundary after a uniform random position."""
         spaces, lines = self.corpus.sentence_starts(ids), self.corpus.line_starts(ids)
         places = np.union1d(spaces, lines)
         if len(places) < 1:
@@ -77,7 +77,7 @@ class Tasks:
         return out
 
     def join(self, ids, string):
-        """Ids of a text that goes on with `string`: the last token is taken back, for it may merge with a line break."""
+        """Ids of the text of `ids` followed by `string`. The last token is encoded again, because it may merge with a line break."""
         if not ids:
             return self.encode(string)
         last = self.tokenizer.decode([ids[-1]])
@@ -85,7 +85,7 @@ class Tasks:
             return ids + self.encode(string)
         return ids[:-1] + self.encode(last + string)
 
-    # ---- the families; each returns a Sample of at most `limit` ids
+    # ---- the kinds of exercises; each returns a Sample of at most `limit` ids
 
     def planted(self, rng, limit):
         length = limit if rng.chance(65) else rng.between(min(256, limit), limit)
@@ -165,7 +165,7 @@ class Tasks:
             question = f"What are the {attr}s for {', '.join(keys[:-1])} and {keys[-1]}?"
         noise = [fact.statement for fact in draw_facts(rng, rng.below(6))] if rng.chance(60) else []
         ids = self.filler(rng, limit - 320 if limit > 640 else limit // 2)
-        # values are listed in the order of the text, so the statements go in one after the other
+        # the answer lists the values in the order of the text, so the statements are inserted in that order
         body = list(ids)
         cuts = sorted(rng.below(len(body) + 1) for _ in statements)
         places = self.corpus.sentence_starts(ids)
@@ -199,7 +199,7 @@ class Tasks:
         return sample
 
     def pairs(self, rng, limit):
-        """A list of keys and values, some of the keys again at the end."""
+        """A list of keys and values; some of the keys are asked for at the end."""
         template, ask = rng.pick([("{k}: {v}\n", "{k}:"), ("{k} = {v}\n", "{k} ="), ("\"{k}\": \"{v}\",\n", "\"{k}\": \""),
                                   ("{k} -> {v}\n", "{k} ->"), ("{k}\t{v}\n", "{k}\t"), ("{k}: {v}\n", "What is the value of {k}?")])
         size = rng.between(3, 8)
@@ -230,7 +230,7 @@ class Tasks:
         size = rng.between(12, max(13, most))
         sample = Sample()
         sample.add([END_OF_TEXT])
-        if rng.chance(35):  # ids that mean nothing: only the order can be copied
+        if rng.chance(35):  # random ids, which can only be copied
             ids = [300 + rng.below(7892) for _ in range(min(size, 120))]
             for i in range(rng.between(2, 3)):
                 sample.add(ids, 0 if i == 0 else 2)
@@ -239,7 +239,7 @@ class Tasks:
         if rng.chance(50):
             sample.add(ids)
             sample.add(self.encode("\n\n"))
-        else:  # again after other text
+        else:  # repeated after other text
             sample.add(ids)
             sample.add(self.filler(rng, max(0, limit - 2 * size - 40)))
             sample.add(self.encode("\n\nAgain:\n\n"))
@@ -248,7 +248,7 @@ class Tasks:
         return sample
 
     def recall(self, rng, limit):
-        """The beginning of a passage from far above; its continuation is asked for."""
+        """The start of a passage that occurred much earlier; its continuation is asked for."""
         size = rng.between(24, 72)
         ids = self.filler(rng, limit - 3 * size - 30)
         if len(ids) < 2 * size:
@@ -264,7 +264,7 @@ class Tasks:
         return sample
 
     def variables(self, rng, limit):
-        """Chains of assignments: a value, names that take it over, and the question for one of them."""
+        """Chains of assignments: a value, names that copy it, and a question for one of them."""
         chains = []
         for _ in range(rng.between(1, 4)):
             names = [rng.pick("ABCDEFGHKLMNPRSTUVWXYZ") + str(rng.between(1, 99)) for _ in range(rng.between(1, 4))]
@@ -302,7 +302,7 @@ class Tasks:
         return sample
 
     def frequent(self, rng, limit):
-        """A long list of words; the three that come most often."""
+        """A long list of words; the answer is the three most frequent ones."""
         pool = rng.sample(TABLES["object"] + TABLES["food"] + TABLES["animal"] + TABLES["job"], 40)
         often, rest = pool[:3], pool[3:]
         scale = max(1, min(limit, 1200) // 120)
@@ -324,7 +324,7 @@ class Tasks:
                 "other": ["pairs"] * 7 + ["copying"] * 4 + ["recall"] * 4 + ["variables"] * 3 + ["several"] * 2 + ["frequent"]}
 
     def row(self, rng, kind, size):
-        """Ids and weights of `size` entries, samples of one kind packed until it is full."""
+        """Ids and weights of one row of `size` tokens, filled with samples of one kind."""
         ids, weights = [], []
         while len(ids) < size:
             left = size - len(ids)

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Readable generated text, deterministic by seed: filler for planted facts, and small stories.
+"""Generates readable text from a seed: filler for planted facts, and short stories.
 
     python tools/train/textgen.py --seed 7 --paragraphs 3
     python tools/train/textgen.py --seed 7 --story
 
-Used by the training data, by the needle evaluation and as the pattern for the engine's own generator. Nothing but
-the standard library. The random numbers are SplitMix64, and a choice among n things is (next() >> 33) % n, so that a
-port in another language which draws in the same order gives the same text.
+Used for the training data and the needle evaluation; the engine has a port of it. Needs only the standard library. The
+random generator is SplitMix64, and a choice among n things is (next() >> 33) % n, so a port that draws in the same order
+gives the same text.
 
-A paragraph is one topic (market, harbour, garden ...), one person and one place, both kept through the paragraph, and
-four to eight sentences drawn without repetition from the topic's list. In a sentence `{word}` is replaced: `name`,
-`He`, `he`, `his`, `him` follow the paragraph's person, `place` its place, any other word is drawn from its table.
-The text never contains a digit, so planted numbers are the only ones.
+A paragraph has one topic (market, harbour, garden ...), one person, one place, and four to eight different sentences from
+the topic's list. In a sentence `{word}` is replaced: `name`, `He`, `he`, `his`, `him` by the paragraph's person, `place`
+by its place, any other word by a random one from its table. The text contains no digits except planted numbers.
 """
 
 import argparse
@@ -21,7 +20,7 @@ MASK = (1 << 64) - 1
 
 
 class Rng:
-    """SplitMix64. State is one 64-bit word; every draw advances it by a constant."""
+    """SplitMix64. The state is one 64-bit word; every draw advances it by a constant."""
 
     def __init__(self, seed):
         self.state = seed & MASK
@@ -258,7 +257,7 @@ PRONOUNS = ({"He": "She", "he": "she", "His": "Her", "his": "her", "him": "her",
 
 
 def fill(template, rng, fixed):
-    """Replaces every slot: from `fixed` if it is there, else drawn from its table."""
+    """Replaces every slot, by its value in `fixed` or else by a random word from its table."""
 
     def replace(match):
         slot = match.group(1)
@@ -367,7 +366,7 @@ def story_slots(rng, hero=None, thing=None):
 
 
 def story(rng, hero=None, thing=None, stages=None):
-    """A list of sentences, one for each stage of STORY_ORDER (or of `stages`)."""
+    """A list of sentences, one per stage of STORY_ORDER (or of `stages`)."""
     fixed = story_slots(rng, hero, thing)
     return [fill(rng.pick(STORY[stage]), rng, fixed) for stage in (stages or STORY_ORDER)]
 

@@ -3,15 +3,15 @@
 
     python tools/train/train.py --shards DIR --eval DIR --model models/infinigen-mini --state DIR --out DIR
 
-One budget of GPU seconds (--budget) is used up over one or more calls. The learning rate and the phase follow the used
-share of it: rows of 2,048 first, rows of 8,192 from --long-from on. A call trains for --seconds of it, or for all that
-is left, and saves everything in --state, every --save-every seconds and at its end, where the next one goes on. If the
-state is gone, --init takes bf16 weights and the progress written beside them (train_state.json): the momentum is then
-lost, the schedule is not. When the budget is used up the weights are evaluated. Each call writes weights, log and
-results to --out; the log of a run that goes on is continued.
+Training uses a budget of GPU seconds (--budget), which may be spread over several calls. The learning rate and the phase
+depend on the share of the budget used so far: rows of 2,048 tokens first, rows of 8,192 after --long-from. A call trains
+for --seconds, or for the rest of the budget. It saves the whole state in --state every --save-every seconds and at its
+end; the next call continues from there. If the state is lost, --init starts from bf16 weights and the progress stored
+with them (train_state.json): the schedule continues, the momentum is lost. When the budget is used up, the weights are
+evaluated. Each call writes weights, log and results to --out and continues an existing log.
 
-The budget counts training alone. Start, compilation, short and final evaluations took 140 to 180 s on one H200 in
-three calls: with the default of 880 s all of it stays within 18 minutes.
+The budget counts only training. Start, compilation and evaluations took 140 to 180 s on one H200 in three calls, so with
+the default of 880 s the whole run takes less than 18 minutes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from make_tokenizer import END_OF_TEXT
 from model import Model, Muon, Shape, load_model, load_weights, save_model
 from textgen import Rng
 
-# Rows of one step and their kinds. Both phases take as many tokens a step.
+# Rows of one step and their kinds. Both phases have the same number of tokens per step.
 PHASES = ({"time": 2048, "rows": 128, "kinds": ["planted"] * 14 + ["chat"] * 10 + ["other"] * 8},
           {"time": 8192, "rows": 32, "kinds": ["planted"] * 8 + ["chat"] * 2 + ["other"] * 2})
 MUON_RATE = 0.02
@@ -93,7 +93,7 @@ class Trainer:
         self.open_log()
 
     def open_log(self):
-        """One log for a run: another call goes on with it, as far as it is here or beside the weights of --init."""
+        """One log per run: a later call continues the log in --out, or else the one stored with the weights of --init."""
         goes_on, path = self.progress["calls"] > 1, os.path.join(self.args.out, "train_log.jsonl")
         if goes_on and not os.path.exists(path) and self.args.init:
             before = os.path.join(self.args.init, "train_log.jsonl")
@@ -101,7 +101,7 @@ class Trainer:
                 shutil.copy(before, path)
         self.log_file = open(path, "a" if goes_on else "w")
         if goes_on:
-            # Steps that were logged after the last save are done, and logged, again.
+            # Steps after the last save are repeated and logged again, so their old lines are dropped.
             self.log(event="resumed", call=self.progress["calls"], step=self.progress["step"], seconds=round(self.progress["seconds"], 1))
 
     def share(self):
@@ -117,7 +117,7 @@ class Trainer:
         print(line, flush=True)
 
     def start(self):
-        """Data processes first (they are forked), then CUDA, then compilation while the shards are being encoded."""
+        """Starts the data processes first, because they are forked, then CUDA; compiles while the shards are encoded."""
         args, began = self.args, time.time()
         phases = [(p["time"], spread(p["kinds"]), self.progress["chunks"][i]) for i, p in enumerate(args.phases)]
         self.makers = Makers(os.path.join(args.model, "tokenizer.json"), args.shards, args.state, phases, self.phase(), args.seed, args.makers)
@@ -162,7 +162,7 @@ class Trainer:
             p.grad = None
 
     def batch(self, phase):
-        """ids [rows][time + 1] and weights of the same shape, rows of text first; and how many those are."""
+        """(ids [rows][time + 1], weights of the same shape, number of text rows). The text rows come first."""
         size, made = self.args.phases[phase]["time"], len(self.args.phases[phase]["kinds"])
         ids, weights = [], []
         for _ in range(made // CHUNK_ROWS):
@@ -207,7 +207,7 @@ class Trainer:
                 event = torch.cuda.Event()
                 event.record()
                 if before is not None:
-                    before.synchronize()  # the host stays at most one step ahead, so that the clock means something
+                    before.synchronize()  # the host stays at most one step ahead, so that the measured time is meaningful
                 before = event
             now = time.time()
             self.progress["seconds"] += now - mark
@@ -220,7 +220,7 @@ class Trainer:
                          answers=round(answer_loss, 4), rate=round(rate, 4), tokens=self.progress["tokens"],
                          seconds=round(self.progress["seconds"], 1), tokens_per_second=round(speed))
                 if not math.isfinite(loss):
-                    raise SystemExit("the loss is not finite")
+                    raise SystemExit("training stopped: the loss is not finite")
                 if time.time() - saved >= args.save_every:
                     self.save()
                     saved = mark = shown = time.time()
@@ -232,7 +232,7 @@ class Trainer:
 
     @torch.no_grad()
     def quick(self, phase):
-        """A few windows of held-out text and a few planted codes: is it learning?"""
+        """A short evaluation during training: a few windows of held-out text and a few planted codes."""
         size = self.args.phases[phase]["time"]
         plain, self.model.block, self.model.token_losses = (self.model.block, self.model.token_losses), network.block, network.token_losses
         name = "valid_mix" if "valid_mix" in self.texts else sorted(self.texts)[0]
@@ -244,9 +244,9 @@ class Trainer:
         self.log(event="quick", step=self.progress["step"], window=size, nll=row["nll"], found=good)
 
     def save(self):
-        """What a later call needs, in one file that is replaced at once; then bf16 weights and progress for --out."""
+        """Writes the state for a later call to one file, replaced atomically; then bf16 weights and progress to --out."""
         args = self.args
-        progress = {**self.progress, "epoch": self.text.epoch + 1}  # a call begins a new order of the text
+        progress = {**self.progress, "epoch": self.text.epoch + 1}  # the next call starts a new random order of the text
         torch.save({"progress": progress, "model": self.model.state_dict(), "adam": self.adam.state_dict(), "muon": self.muon.buffers},
                    self.saved + ".new")
         os.replace(self.saved + ".new", self.saved)
@@ -259,13 +259,13 @@ class Trainer:
         names = ["train_state.json"] + [file for file in os.listdir(folder) if file.startswith("model")]
         for name in names[1:]:
             shutil.copy(os.path.join(folder, name), os.path.join(args.out, name + ".new"))
-        for name in names:  # all are written; from here on only names change
+        for name in names:  # all files are written; from here on they are only renamed
             os.replace(os.path.join(args.out, name + ".new"), os.path.join(args.out, name))
         return folder
 
 
 def choose_attention(report):
-    """Times the fused attention kernels on the long shape, forward and backward, and keeps the fastest that is right."""
+    """Times the fused attention kernels on the long shape, forward and backward, and selects the fastest correct one."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q = torch.randn(8, 8192, 6, 64, device="cuda", dtype=torch.bfloat16)
@@ -307,23 +307,23 @@ def choose_attention(report):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shards", required=True, help="folder of .txt.xz shards; those already encoded in --state need not be there")
+    parser.add_argument("--shards", required=True, help="folder of .txt.xz shards; shards that are already encoded in --state may be missing")
     e.add_text_flags(parser)
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and tokenizer_config.json")
-    parser.add_argument("--state", required=True, help="folder where the encoded text and the whole state are kept from call to call")
+    parser.add_argument("--state", required=True, help="folder for the encoded text and the training state, kept between calls")
     parser.add_argument("--out", required=True, help="folder for weights, log and results")
-    parser.add_argument("--init", help="folder with bf16 weights, where --state is empty; without train_state.json there the schedule begins anew")
+    parser.add_argument("--init", help="folder with bf16 weights to start from when --state is empty; without train_state.json the schedule restarts")
     parser.add_argument("--budget", type=float, default=880, help="seconds of training in all calls together; rate and phase follow the "
                                                                   "used share of it, so pass the same in every call (default 880)")
-    parser.add_argument("--seconds", type=float, help="of the budget, in this call (default: all that is left)")
-    parser.add_argument("--save-every", type=float, default=120, help="seconds between saves; a call that is killed loses no more (default 120)")
-    parser.add_argument("--long-from", type=float, default=0.45, help="share of the budget from which rows have 8,192 ids")
+    parser.add_argument("--seconds", type=float, help="seconds of the budget to use in this call (default: the rest)")
+    parser.add_argument("--save-every", type=float, default=120, help="seconds between saves, which is also the most that a killed call loses (default 120)")
+    parser.add_argument("--long-from", type=float, default=0.45, help="share of the budget after which rows have 8,192 tokens")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--makers", type=int, default=12, help="data processes")
+    parser.add_argument("--makers", type=int, default=12, help="number of data processes")
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--quick-every", type=int, default=QUICK_EVERY)
     parser.add_argument("--cases", type=int, default=100)
-    parser.add_argument("--evaluate", action="store_true", help="evaluate in full even though the budget is not used up")
+    parser.add_argument("--evaluate", action="store_true", help="run the full evaluation even if the budget is not used up")
     parser.add_argument("--tiny", action="store_true", help="a very small model and short rows, to try the script on a CPU")
     args = parser.parse_args()
     args.paths = e.text_paths(e.eval_folder(args.eval), args.texts)

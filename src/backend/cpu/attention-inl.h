@@ -1,9 +1,10 @@
-// The kernels of attention, once per SIMD target. attention_plan.h states the arithmetic; here is how it is laid out.
+// Attention kernels, compiled once per SIMD target. attention_plan.h defines the arithmetic; this file lays it out.
 //
-// Scores put entries in lanes: keys are transposed, and a score is a chain of fused multiply-adds over dim with no sum
-// across lanes. Values put dim in lanes: a chain over entries. With many query rows (prefill) a block is transposed and
-// widened once into scratch and both products are OuterTile: rows x steps times steps x columns, the left factor
-// broadcast. With few rows (decode) keys go from memory through registers to the multiply-adds, and values likewise.
+// For scores, entries are in lanes: keys are transposed, and a score is a chain of fused multiply-adds over head_dim
+// without sums across lanes. For values, head_dim is in lanes: a chain over entries. With many query rows (prefill), a
+// block is transposed and widened once into scratch, and both products use OuterTile: [rows][steps] times
+// [steps][columns], the left factor broadcast. With few rows (decode), keys and values go from memory through registers
+// to the multiply-adds.
 #if defined(INFINIGEN_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_ATTENTION_INL_H_
 #undef INFINIGEN_CPU_ATTENTION_INL_H_
@@ -18,19 +19,18 @@
 #include <type_traits>
 
 #include "backend/cpu/attention_plan.h"
-#include "backend/cpu/math-inl.h"
 #include "backend/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Accumulators: rows x vectors of 32 (AVX-512) or 16 vector registers. The emulated target has none to fill, and its
-// kernels take the longest to compile.
+// Accumulators: rows x vectors, out of 32 (AVX-512) or 16 vector registers. The emulated target has no vector registers
+// to fill, and its kernels take the longest to compile.
 inline constexpr int64_t kOuterRows = HWY_TARGET == HWY_EMU128 ? 2 : 6;
 inline constexpr int64_t kOuterVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// The steps of a product's right factor, each a row of elements: at a fixed distance, or wherever a list says.
+// The rows of a product's right factor, one per step: at a fixed stride, or at listed addresses.
 template <class T>
 struct StridedRows {
   using Element = T;
@@ -42,7 +42,7 @@ template <class T>
 struct ListedRows {
   using Element = T;
   const T* const* at;
-  int64_t offset;  // elements from where the list points
+  int64_t offset;  // elements from the listed address
   HWY_INLINE const T* operator()(int64_t s) const { return at[s] + offset; }
 };
 
@@ -50,23 +50,23 @@ struct ListedRows {
 template <class E>
 struct EntryBlock {
   using T = E;
-  const T* const* at;  // the keys; up to a whole number of vectors the last one repeats
-  int64_t count;       // entries that exist, at most kAttentionBlock
+  const T* const* at;  // addresses of the keys; the last repeats up to a whole number of vectors
+  int64_t count;       // entries in the block, at most kAttentionBlock
   int64_t dim;
   HWY_INLINE ListedRows<T> Keys(int64_t j) const { return {at + j, 0}; }
   HWY_INLINE ListedRows<T> Values() const { return {at, dim}; }
 };
 
-// How many vectors of a row of values are loaded together. Narrow types come in pairs: the even and the odd columns of
-// 2 · kLanes ("paired" order), half the work of widening them in place. The order of columns does not touch their
-// arithmetic; Finish puts them back.
+// Vectors of a row of values that are loaded together. bf16 and int4 are loaded in pairs: the even and the odd columns
+// of 2 · kLanes ("paired" order), which takes half the work of widening them in order. The order of columns does not
+// affect the arithmetic; Finish restores it.
 template <class T>
 inline constexpr int64_t kTogether = std::is_same_v<T, BF16> || std::is_same_v<T, Int4> ? 2 : 1;
 
-// ---- Keys of a block, transposed: out[i][j] = key j, element i. Columns past `count` repeat the last key.
+// ---- Transposed keys of a block: out[i][j] = key j, element i. Columns past `count` repeat the last key.
 
-// Four vectors whose 128-bit blocks b hold four 32-bit units of key (4b + r), turned so that vector c holds unit c of
-// consecutive keys.
+// Transposes four vectors: 128-bit block b of vector r holds four 32-bit units of key 4b + r; afterwards vector c holds
+// unit c of consecutive keys.
 template <class D>
 HWY_INLINE void TransposeQuads(D d, hn::Vec<D> (&v)[4]) {
   const hn::Repartition<uint64_t, D> d64;
@@ -78,7 +78,7 @@ HWY_INLINE void TransposeQuads(D d, hn::Vec<D> (&v)[4]) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, b), hn::BitCast(d64, e)));
 }
 
-// Block b of the result is 128 bits of key 4b + r, from `element` on. keys(e) is where key e begins.
+// Block b of the result is 128 bits of key 4b + r, from `element` on. keys(e) is the address of key e.
 template <class D, class Keys>
 HWY_INLINE hn::Vec<D> GatherQuads(D d, const Keys& keys, int64_t r, int64_t element) {
   if constexpr (hn::MaxLanes(D()) == 4) {
@@ -90,7 +90,7 @@ HWY_INLINE hn::Vec<D> GatherQuads(D d, const Keys& keys, int64_t r, int64_t elem
   }
 }
 
-// The units of a transposed vector as f32: one element of f32 keys, two of 16-bit keys (low half first).
+// Converts the units of a transposed vector to f32: one element of f32 keys, two of 16-bit keys (low half first).
 using DU = hn::RebindToUnsigned<DF>;
 using VU = hn::Vec<DU>;
 template <class T>
@@ -108,7 +108,7 @@ HWY_INLINE void Widen(VU units, F16, VF (&out)[2]) {
   out[1] = hn::PromoteTo(DF(), hn::BitCast(dh, hn::TruncateTo(d16, hn::ShiftRight<16>(units))));
 }
 
-// Elements [element, element + kUnits · kPerUnit) of kLanes keys: unit c of every key in out[c].
+// Loads elements [element, element + kUnits · kPerUnit) of kLanes keys: unit c of every key in out[c].
 template <class Keys>
 HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[4]) {
   INFINIGEN_UNROLL for (int64_t r = 0; r < 4; ++r) out[r] = GatherQuads(DU(), keys, r, element);
@@ -117,7 +117,7 @@ HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[
 template <class T, class Keys>
 HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[8]) {
 #if HWY_TARGET == HWY_AVX3
-  // By halves of a vector: half as many loads as by quads, and one shuffle in place of two inserts.
+  // Loads half vectors: half as many loads as with quads, and one shuffle instead of two inserts.
   const hn::Half<DU> half;
   const auto pair = [&](int64_t e) HWY_ATTR {
     const auto load = [&](int64_t key)
@@ -142,7 +142,7 @@ HWY_INLINE void LoadKeysTransposed(const Keys& keys, int64_t element, VU (&out)[
   }
 #endif
 }
-// One element of kLanes keys, where dim is no multiple of the above.
+// One element of kLanes keys, for the rest of a head_dim that is not a multiple of the above.
 template <class Keys>
 HWY_INLINE VF GatherElement(const Keys& keys, int64_t element) {
   HWY_ALIGN float lanes[kLanes];
@@ -187,20 +187,20 @@ HWY_INLINE void WidenValues(const Block& block, int64_t padded_dim, float* out) 
   }
 }
 
-// What will be read next, asked for a few cache lines at a time, all the way through the work before it.
-struct NothingNext {
-  HWY_INLINE void Ask(int64_t) {}
+// Prefetch of the entries that are read next, a few cache lines at a time, spread over the current work.
+struct NoPrefetch {
+  HWY_INLINE void Prefetch(int64_t) {}
 };
-struct EntriesNext {
-  // Lines still to be asked for: of a run of entries...
+struct EntryPrefetch {
+  // Lines still to be prefetched: a contiguous range of entries ...
   const std::byte* data = nullptr;
   const std::byte* end = nullptr;
-  // ...or of listed ones, each as a whole.
+  // ... or listed entries, each as a whole.
   const std::byte* const* at = nullptr;
   const std::byte* const* at_end = nullptr;
   int64_t entry_lines = 0;
   int64_t owed = 0;
-  HWY_INLINE void Ask(int64_t lines) {
+  HWY_INLINE void Prefetch(int64_t lines) {
     if (data < end) {
       for (int64_t line = 0; line < lines; ++line) PrefetchL2(data + line * 64);
       data += lines * 64;
@@ -211,9 +211,9 @@ struct EntriesNext {
   }
 };
 
-// ---- The small matrix product. left [rows][steps] f32 at left_stride; right(s) is the row [columns] of step s.
+// ---- A small matrix product. left [rows][steps] f32 at left_stride; right(s) is the row [columns] of step s.
 
-// What becomes of a tile's sums.
+// Sinks for the sums of a tile.
 struct StoreSums {
   float* out;  // [rows] at stride
   int64_t stride;
@@ -221,8 +221,8 @@ struct StoreSums {
     hn::Store(sum, d, out + row * stride + column);
   }
 };
-// value = value · keep + sum · add: the merge of a block into a row's state. Adding +0 first makes a zero sum positive,
-// whether or not entries of weight zero took part in it.
+// value = value · keep + sum · add: merges a block into a row's state. Adding +0 first makes a zero sum positive,
+// whether or not entries of weight zero took part.
 struct MergeSums {
   float* out;
   int64_t stride;
@@ -235,7 +235,7 @@ struct MergeSums {
   }
 };
 
-// One step's vectors of the right factor; bf16 in paired order.
+// Loads one step's vectors of the right factor; bf16 in paired order.
 template <int kVectors, class T>
 HWY_INLINE void LoadStep(DF d, const T* right, VF (&b)[kVectors]) {
   for (int v = 0; v < kVectors; ++v) b[v] = LoadF32(d, right + v * kLanes);
@@ -259,7 +259,7 @@ HWY_INLINE void OuterTile(const float* left, int64_t left_stride, const Right& r
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   for (int64_t s = 0; s < steps; ++s) {
-    next.Ask(kVectors * kLanes * static_cast<int64_t>(sizeof(typename Right::Element)) / 64);
+    next.Prefetch(kVectors * kLanes * static_cast<int64_t>(sizeof(typename Right::Element)) / 64);
     VF b[kVectors];
     LoadStep(d, right(s) + column, b);
     for (int r = 0; r < kRows; ++r) {
@@ -282,7 +282,7 @@ HWY_NOINLINE Next OuterRows(const float* left, int64_t left_stride, Right right,
   return next;
 }
 
-// Returns what of `next` is still to be asked for.
+// Returns the rest of the prefetch.
 template <int64_t kRows = kOuterRows, class Right, class Next, class Sink>
 HWY_INLINE Next Outer(int64_t rows, const float* left, int64_t left_stride, const Right& right, int64_t steps,
                       int64_t columns, Next next, const Sink& sink) {
@@ -292,9 +292,9 @@ HWY_INLINE Next Outer(int64_t rows, const float* left, int64_t left_stride, cons
   return OuterRows<kRows>(left, left_stride, right, steps, columns, next, sink);
 }
 
-// ---- Scores of few rows straight from memory: scores [kRows][kAttentionBlock].
+// ---- Scores of few rows, read directly from memory: scores [kRows][kAttentionBlock].
 
-// kUnits units of kLanes keys join the sums of kRows queries, ascending.
+// Adds kUnits units of kLanes keys to the sums of kRows queries, in ascending order.
 template <int kRows, class T, int kUnits>
 HWY_INLINE void AddUnits(const VU (&units)[kUnits], const float* queries, int64_t query_stride, VF (&sums)[kRows]) {
   INFINIGEN_UNROLL for (int64_t c = 0; c < kUnits; ++c) {
@@ -305,7 +305,7 @@ HWY_INLINE void AddUnits(const VU (&units)[kUnits], const float* queries, int64_
   }
 }
 
-// The scores of kLanes keys. Every step asks for its share of what comes next: as many keys, as many elements.
+// Scores of kLanes keys. Every step prefetches as many bytes as it reads.
 template <int kRows, class T, class Keys, class Next>
 HWY_INLINE void ScoreKeys(const Keys& keys, int64_t dim, const float* queries, int64_t query_stride, Next& next,
                           float* scores) {
@@ -314,13 +314,13 @@ HWY_INLINE void ScoreKeys(const Keys& keys, int64_t dim, const float* queries, i
   INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
   int64_t i = 0;
   for (; i + 2 * kQuad <= dim; i += 2 * kQuad) {
-    next.Ask(2 * kLines);
+    next.Prefetch(2 * kLines);
     VU units[8];
     LoadKeysTransposed<T>(keys, i, units);
     AddUnits<kRows, T>(units, queries + i, query_stride, sums);
   }
   if (i + kQuad <= dim) {
-    next.Ask(kLines);
+    next.Prefetch(kLines);
     VU units[4];
     LoadKeysTransposed(keys, i, units);
     AddUnits<kRows, T>(units, queries + i, query_stride, sums);
@@ -350,7 +350,7 @@ HWY_INLINE Next Score(int64_t rows, const Block& block, const float* queries, in
   return ScoreRows<kRows>(block, queries, query_stride, next, scores);
 }
 
-// ---- The running softmax.
+// ---- The running softmax
 
 HWY_INLINE void ResetState(float* state, int64_t padded_dim) {
   state[0] = kMinusInfinity;
@@ -358,14 +358,14 @@ HWY_INLINE void ResetState(float* state, int64_t padded_dim) {
   std::fill_n(state + kStateHead, padded_dim, 0.0f);
 }
 
-// One number per row of a tile, in whole vectors.
+// One number per row of a tile, padded to whole vectors.
 struct TileNumbers {
   HWY_ALIGN float at[8] = {};
 };
 static_assert(kOuterRows <= 8 && 8 % std::min<int64_t>(kLanes, 8) == 0);
 using DT = hn::CappedTag<float, 8>;  // vectors over TileNumbers
 
-// Scores of one row: the largest of each lane. Scores past `visible` become −inf.
+// The largest score of each lane, for one row. Scores past `visible` become −inf.
 HWY_INLINE VF LaneMaxima(float* scores, int64_t visible) {
   const DF d;
   if (HWY_UNLIKELY(visible < kAttentionBlock)) std::fill(scores + visible, scores + kAttentionBlock, kMinusInfinity);
@@ -373,7 +373,7 @@ HWY_INLINE VF LaneMaxima(float* scores, int64_t visible) {
   for (int64_t v = kLanes; v < kAttentionBlock; v += kLanes) largest = hn::Max(largest, hn::Load(d, scores + v));
   return largest;
 }
-// Scores of one row become weights in place; returns their sums over vectors, still to be summed over lanes.
+// Turns the scores of one row into weights in place. Returns their sum per lane.
 HWY_INLINE VF WeighRow(float* scores, float maximum) {
   const DF d;
   const VF largest = hn::Set(d, maximum);
@@ -386,8 +386,8 @@ HWY_INLINE VF WeighRow(float* scores, float maximum) {
   return total;
 }
 
-// Joins the parts {maxima, sums} of `rows` rows into the heads of their states; keep and add become the factors of the
-// old and the new part.
+// Merges new partial results {maxima, sums} of `rows` rows into the rows' states. Sets keep and add, the factors of the
+// old and the new weighted values.
 HWY_INLINE void MergeHeads(int64_t rows, float* states, int64_t stride, const TileNumbers& maxima,
                            const TileNumbers& sums, TileNumbers* keep, TileNumbers* add) {
   const DT d;
@@ -411,7 +411,7 @@ HWY_INLINE void MergeHeads(int64_t rows, float* states, int64_t stride, const Ti
   }
 }
 
-// Joins one row's part of a chunk into its state.
+// Merges one row's partial result of a chunk into its state.
 HWY_INLINE void MergeState(float* state, const float* part, int64_t padded_dim) {
   const DF d;
   TileNumbers maximum, sum, keep, add;
@@ -442,7 +442,7 @@ HWY_INLINE void ScaleQuery(const float* query, int64_t dim, float scale, float* 
   for (int64_t i = 0; i < dim; ++i) out[i] = query[i] * (scale * kLog2E);
 }
 
-// A set of query rows of one KV head. Row r belongs to token r / group and sees entries [0, first_length + token).
+// Query rows of one KV head. Row r belongs to token r / group, which attends to entries [0, first_length + token).
 struct QueryRows {
   const float* queries;  // [rows][padded_dim], scaled
   float* states;         // [rows][state_floats]
@@ -450,7 +450,7 @@ struct QueryRows {
   int64_t group;
   int64_t first_length;
   int64_t Length(int64_t row) const { return first_length + row / group; }
-  // How many entries of the block at `start` each of `count` rows sees.
+  // Number of entries of the block at `start` that each of `count` rows attends to.
   void Visible(int64_t first, int64_t count, int64_t start, int64_t* visible) const {
     int64_t token = first / group, within = first % group;
     for (int64_t r = 0; r < count; ++r) {
@@ -460,12 +460,12 @@ struct QueryRows {
   }
 };
 
-// One tile of rows and one block whose first entry is `start`, of which every row sees at least one entry. scores
-// [rows][kAttentionBlock] become weights, and the weighted values join the rows' states.
+// Turns scores [rows][kAttentionBlock] into weights and merges the weighted values into the rows' states, for one tile
+// of rows and one block whose first entry is `start`. Every row attends to at least one entry of the block.
 template <class Values, class Next>
 HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t first, int64_t rows, int64_t start,
                          float* scores, const Values& values, Next next) {
-  constexpr int64_t kLinesPerRow = 8;  // of what comes next, so that memory does not idle meanwhile
+  constexpr int64_t kLinesPerRow = 8;  // prefetched meanwhile, to keep memory busy
   TileNumbers maxima, sums, keep, add;
   int64_t visible[kOuterRows];
   q.Visible(first, rows, start, visible);
@@ -475,13 +475,13 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
   for (int64_t r = 0; r < rows; r += 4)
     hn::Store(MaxLanesOfFour(DF(), lanes[r], lanes[r + 1], lanes[r + 2], lanes[r + 3]), D4(), maxima.at + r);
   for (int64_t r = 0; r < rows; ++r) {
-    next.Ask(kLinesPerRow);
+    next.Prefetch(kLinesPerRow);
     lanes[r] = WeighRow(scores + r * kAttentionBlock, maxima.at[r]);
   }
   for (int64_t r = 0; r < rows; r += 4)
     hn::Store(SumLanesOfFour(DF(), lanes[r], lanes[r + 1], lanes[r + 2], lanes[r + 3]), D4(), sums.at + r);
   MergeHeads(rows, q.states + first * plan.state_floats(), plan.state_floats(), maxima, sums, &keep, &add);
-  // Rows that see equally far go together; no row touches a value it may not see.
+  // Rows with the same number of visible entries go together; no row reads a value that it may not attend to.
   for (int64_t r = 0; r < rows;) {
     int64_t end = r + 1;
     while (end < rows && visible[end] == visible[r]) ++end;
@@ -493,16 +493,16 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
   }
 }
 
-// The emulated target goes through scratch, which is the same arithmetic: its kernels take the longest to compile.
+// The emulated target always uses scratch (the same arithmetic), because its kernels take the longest to compile.
 inline constexpr bool kMayReadInPlace = HWY_TARGET != HWY_EMU128;
-// Whether a decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
+// Whether decode reads values in place: no load may cross the end of an entry, and one tile must hold all rows.
 template <class T>
 HWY_INLINE bool ReadsInPlace(const AttentionPlan& plan) {
   return kMayReadInPlace && plan.group <= kOuterRows && plan.dim == plan.padded_dim &&
          plan.dim % (kTogether<T> * kLanes) == 0;
 }
 
-// Whether a chunk's rows end in paired order (LoadStep).
+// Whether the rows of a chunk end in paired order (see LoadStep).
 HWY_INLINE bool IsPaired(const AttentionPlan& plan, int64_t rows) {
   const StoreType type = plan.entries.layout.type;
   const bool paired =
@@ -510,7 +510,8 @@ HWY_INLINE bool IsPaired(const AttentionPlan& plan, int64_t rows) {
   return paired && rows == plan.group;
 }
 
-// One block for the query heads of one token, all of which see all of it; entries are read once, straight from memory.
+// One block for the query heads of one token, all of which attend to all of it. Entries are read once, directly from
+// memory.
 template <class Block, class Next>
 HWY_INLINE void AttendBlockInPlace(const AttentionPlan& plan, const QueryRows& q, const Block& block, Next next,
                                    int64_t start) {
@@ -519,7 +520,7 @@ HWY_INLINE void AttendBlockInPlace(const AttentionPlan& plan, const QueryRows& q
   JoinTile(plan, q, 0, q.rows, start, scores, block.Values(), next);
 }
 
-// One block for all rows that see any of it, through scratch: keys [padded_dim][64], values [64][padded_dim].
+// One block for all rows that attend to any of it, through scratch: keys [padded_dim][64], values [64][padded_dim].
 template <class Block>
 HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const Block& block, int64_t start,
                             float* keys, float* values) {
@@ -532,8 +533,8 @@ HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const
   for (int64_t first = begin; first < q.rows; first += height) {
     const int64_t rows = std::min(height, q.rows - first);
     Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, StridedRows<float>{keys, kAttentionBlock},
-          plan.dim, kAttentionBlock, NothingNext{}, StoreSums{scores, kAttentionBlock});
-    JoinTile(plan, q, first, rows, start, scores, StridedRows<float>{values, plan.padded_dim}, NothingNext{});
+          plan.dim, kAttentionBlock, NoPrefetch{}, StoreSums{scores, kAttentionBlock});
+    JoinTile(plan, q, first, rows, start, scores, StridedRows<float>{values, plan.padded_dim}, NoPrefetch{});
   }
 }
 

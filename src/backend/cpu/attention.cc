@@ -1,5 +1,5 @@
-// AttendPrefill, AttendDecode and AttendSelected: how attention is cut into tasks. The arithmetic is that of
-// attention_plan.h for all of them; a list of rows is walked as if the listed entries were consecutive.
+// AttendPrefill, AttendDecode and AttendSelected: the division of attention into tasks. attention_plan.h defines the
+// arithmetic of all three. Listed rows are treated as if their entries were consecutive.
 #include <algorithm>
 
 #include "backend/cpu/attention_plan.h"
@@ -16,7 +16,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// One query head's parts, `chunks` of them `stride` floats apart, merged in order into out [dim]. `total` is scratch.
+// Merges the `chunks` partial results of one query head, `stride` floats apart, in order into out [dim]. `total` is
+// scratch.
 void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t chunks, int64_t stride, float* total,
                  float* out) {
   ResetState(total, plan.padded_dim);
@@ -49,12 +50,12 @@ void CpuBackend::AttendPrefill(Queue, const ConstTensor& queries, const TokenRun
   CheckOperands(queries, run.count, shape, entries, out);
   const AttentionPlan plan(entries, shape);
   const int64_t heads = entries.layout.kv_heads;
-  // A whole number of tokens per task, and enough tasks for the team.
+  // Each task has whole tokens, and there are enough tasks for all threads.
   const int64_t fair = std::max<int64_t>(1, run.count * heads / (4 * threads()));
   const int64_t tokens = std::min(std::max<int64_t>(1, kPrefillRows / plan.group), fair);
   const int64_t tasks_per_head = (run.count + tokens - 1) / tokens;
   pool_.Run(tasks_per_head * heads, [&](int64_t index, int thread) {
-    // Late tokens see more: they go first, so that the team ends on short tasks.
+    // Late tokens have more work and go first, so that the last tasks are short.
     const int64_t first = (tasks_per_head - 1 - index / heads) * tokens, head = index % heads;
     const int64_t count = std::min(tokens, run.count - first);
     const int64_t column = head * plan.group * plan.dim;
@@ -75,8 +76,8 @@ template <class TaskOf>
 void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of,
                                 const Tensor& out) {
   const int64_t heads = plan.entries.layout.kv_heads, chunks = ChunkCount(longest);
-  // Parts: [token][head][chunk][group][state]. A task is a run of chunks of one (token, head): the longer, the better
-  // the prefetch, but the team wants several each. Runs past the end of a short one are empty.
+  // Partial results: [token][head][chunk][group][state]. A task is a run of chunks of one (token, head). Longer runs
+  // prefetch better, but each thread should get several tasks. Runs past the end of a short sequence are empty.
   const int64_t part = plan.group * plan.state_floats();
   float* parts = shared_.Reserve(plan.parts_floats(tokens, longest));
   const int64_t run = std::clamp<int64_t>(tokens * heads * chunks / (8 * threads()), 1, chunks);

@@ -1,11 +1,12 @@
-// The shapes that attention's kernels and their caller share.
+// Shapes and tasks shared by the attention kernels and their callers.
 //
-// The arithmetic of one query head, whichever path computes it:
-//   entries are cut into blocks of kAttentionBlock, blocks into chunks of kAttentionChunk entries, both from entry 0
-//   on; score = Σ over head_dim in ascending order of (query · scale · log2 e) · key; a block gives its maximum, Σ
-//   2^(score - maximum) and Σ 2^(score - maximum) · value in ascending entry order; the blocks of a chunk are merged in
-//   ascending order, then the chunks.
-// So a chunk can be computed by any thread, and the result knows nothing of threads.
+// The arithmetic of one query head, on every path:
+//   * From entry 0 on, entries are divided into blocks of kAttentionBlock, and blocks into chunks of kAttentionChunk
+//     entries.
+//   * score = Σ over head_dim, ascending, of (query · scale · log2 e) · key.
+//   * A block gives its maximum, Σ 2^(score - maximum) and, in ascending entry order, Σ 2^(score - maximum) · value.
+//   * The blocks of a chunk are merged in ascending order, then the chunks.
+// Any thread can compute a chunk, and the result does not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,16 @@
 
 namespace infinigen {
 
-// The unit of work of a split decode. 1,024 entries of 256 bytes are 256 KB, about 25 µs of one core's memory
-// bandwidth: enough to hide a task's start, and a context of 2K with 8 KV heads still gives 16 tasks.
+// Unit of work of a split decode. 1,024 entries of 256 bytes are 256 KB, about 25 µs of one core's memory bandwidth:
+// enough to hide the start of a task, and a context of 2K with 8 KV heads still gives 16 tasks.
 inline constexpr int64_t kAttentionChunk = 1024;
 static_assert(kAttentionChunk % kAttentionBlock == 0 && kExtentTokens % kAttentionBlock == 0);
 
-// Query rows (a token's query heads of one KV head are consecutive rows) that share a widened block in prefill: the
-// widening then costs 3 % of the block's arithmetic, and the rows' state stays in L2.
+// Query rows that share a widened block in prefill. (The query heads of one token that read one KV head are consecutive
+// rows.) Widening then costs 3 % of the block's arithmetic, and the rows' states stay in L2.
 inline constexpr int64_t kPrefillRows = 128;
 
-// The running softmax of one query row: {maximum, sum, unused..., value[padded_dim]}.
+// State of the running softmax of one query row: {maximum, sum, unused..., value[padded_dim]}.
 inline constexpr int64_t kStateHead = 16;  // floats before the value; keeps it aligned
 
 inline int64_t ChunkCount(int64_t length) { return (length + kAttentionChunk - 1) / kAttentionChunk; }
@@ -41,7 +42,7 @@ struct AttentionPlan {
   int64_t scratch_floats(int64_t rows) const {
     return rows * (padded_dim + 2 * state_floats()) + 2 * kAttentionBlock * padded_dim;
   }
-  // The chunks' states of `tokens` tokens that attend to `longest` entries at most.
+  // Partial results of `tokens` tokens that attend to at most `longest` entries.
   int64_t parts_floats(int64_t tokens, int64_t longest) const {
     return tokens * entries.layout.kv_heads * ChunkCount(longest) * group * state_floats();
   }
@@ -50,21 +51,21 @@ struct AttentionPlan {
   int64_t group;  // query heads per KV head
   float scale;
   int64_t dim;
-  int64_t padded_dim;  // in whole vectors of the widest target
+  int64_t padded_dim;  // dim in whole vectors of the widest target
 };
 
-// Some chunks of one (token, KV head) in decode.
+// Decode: some chunks of one (token, KV head).
 struct DecodeTask {
   const float* queries = nullptr;  // [group][dim]
   int64_t slot = 0, head = 0;
-  int64_t length = 0;             // entries in all
+  int64_t length = 0;             // entries in total
   const int32_t* rows = nullptr;  // [length], ascending; null: rows [0, length)
-  int64_t first = 0, last = 0;    // chunks
-  float* parts = nullptr;         // [last - first][group][state_floats]: where their states go
+  int64_t first = 0, last = 0;    // range of chunks
+  float* parts = nullptr;         // output: [last - first][group][state_floats]
 };
 
-// Consecutive tokens of one KV head in prefill, the first of which sees `first_length` entries. queries and out point
-// at this KV head's first query head of the first token.
+// Prefill: consecutive tokens of one KV head. The first attends to `first_length` entries. queries and out point to the
+// first token's first query head of this KV head.
 struct PrefillTask {
   const float* queries = nullptr;
   int64_t query_stride = 0;  // floats from token to token
@@ -74,7 +75,7 @@ struct PrefillTask {
   int64_t out_stride = 0;
 };
 
-// True scores of rows [first, last) of one (token, KV head), `first` a multiple of kAttentionBlock.
+// True scores of rows [first, last) of one (token, KV head); `first` is a multiple of kAttentionBlock.
 struct ScoreTask {
   const float* queries = nullptr;  // [group][dim]
   int64_t slot = 0, head = 0;
@@ -82,9 +83,9 @@ struct ScoreTask {
   float* scores = nullptr;  // [blocks][group][kAttentionBlock]
 };
 
-// The column sums of a prefill's attention, in two moves. Norms: {maximum, 1 / sum} of every query row of the task, in
-// the units of 2^(score − maximum). Columns: rows [first, last) grow by the weights of the task's tokens, in their
-// order; norms are those of the whole run.
+// Column sums of a prefill's attention, in two steps. Norms: {maximum, 1 / sum} of every query row of the task, where
+// sum is Σ 2^(score − maximum). Columns: adds the weights of the task's tokens, in order, to the sums of rows [first,
+// last); norms are those of the whole run.
 struct ColumnTask {
   PrefillTask tokens;
   float* norms = nullptr;  // [tokens · group][2]
@@ -92,7 +93,7 @@ struct ColumnTask {
   float* sums = nullptr;  // [last]
 };
 
-// Quantised entries (kv/store_view.h) have no elements of their own; these name a byte of their codes.
+// Element types of quantised entries (kv/view.h): one byte of codes.
 struct Int8 {
   uint8_t code;
 };
@@ -100,7 +101,8 @@ struct Int4 {
   uint8_t codes;
 };
 
-// What one task does, for entries of one stored type (attention_typed-inl.h). Each needs scratch_floats of its rows.
+// The functions that execute a task, for entries of one stored type (attention_typed-inl.h). Each needs scratch_floats
+// of its rows.
 template <class T>
 struct AttentionOf {
   static void Decode(const AttentionPlan& plan, const DecodeTask& task, float* scratch);

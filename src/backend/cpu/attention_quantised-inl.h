@@ -1,6 +1,6 @@
-// Blocks of quantised entries (kv/store_view.h) for the kernels of attention-inl.h, once per SIMD target. Codes are
-// read from the pool and become f32 numbers in registers, by the same multiply-add on every path: into scores and
-// weighted values where a decode reads in place, into scratch where many rows share a block.
+// Blocks of quantised entries (kv/view.h) for the kernels of attention-inl.h, compiled once per SIMD target.
+// Codes are read from the pool and converted to f32 in registers, by the same multiply-add on every path: directly into
+// scores and weighted values where decode reads in place, into scratch where many rows share a block.
 #if defined(INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_
 #undef INFINIGEN_CPU_ATTENTION_QUANTISED_INL_H_
@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "backend/cpu/attention-inl.h"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -25,13 +25,13 @@ concept Codes = std::same_as<T, Int8> || std::same_as<T, Int4>;
 template <Codes T>
 inline constexpr int64_t kPerByte = std::same_as<T, Int8> ? 1 : 2;
 
-// Scales and minima of a block's keys, or values, as f32.
+// Scales and minima, as f32, of the keys or the values of a block.
 struct BlockHeaders {
   static constexpr int64_t kMaxGroups = kMaxHeadDim / kStoreGroup;
   HWY_ALIGN float scales[kMaxGroups][kAttentionBlock];
   HWY_ALIGN float minima[kMaxGroups][kAttentionBlock];
 
-  // Of the rows `offset` bytes after where `at` points; `count` is a whole number of vectors.
+  // Reads the headers `offset` bytes after the addresses in `at`; `count` is a whole number of vectors.
   template <class T>
   HWY_INLINE void Load(const T* const* at, int64_t offset, int64_t count, int64_t groups) {
     for (int64_t group = 0; group < groups; ++group) {
@@ -52,15 +52,15 @@ struct BlockHeaders {
 template <Codes T>
 struct QuantisedKeys {
   ListedRows<uint8_t> codes;
-  const float* scales;  // [groups] at kAttentionBlock, of the first of these keys
+  const float* scales;  // [groups] at stride kAttentionBlock, from the first of these keys
   const float* minima;
 };
 
-// A row of values from some column on.
+// A row of values, from some column on.
 template <Codes T>
 struct QuantisedRow {
   const uint8_t* codes;
-  const float* scale;  // [groups] at kAttentionBlock
+  const float* scale;  // [groups] at stride kAttentionBlock
   const float* minimum;
   HWY_INLINE QuantisedRow operator+(int64_t column) const {
     const int64_t group = column / kStoreGroup * kAttentionBlock;
@@ -71,7 +71,7 @@ template <Codes T>
 struct QuantisedValues {
   using Element = T;
   const T* const* at;
-  int64_t offset;  // bytes from where `at` points to a value's codes
+  int64_t offset;  // bytes from an address in `at` to the value's codes
   const BlockHeaders* headers;
   HWY_INLINE QuantisedRow<T> operator()(int64_t s) const {
     return {reinterpret_cast<const uint8_t*>(at[s] + offset), headers->scales[0] + s, headers->minima[0] + s};
@@ -103,7 +103,7 @@ struct EntryBlock<E> {
   int64_t KeyBytes() const { return StoreHeaderBytes(dim) + (dim + kPerByte<T> - 1) / kPerByte<T>; }
 };
 
-// ---- Codes as f32.
+// ---- Conversion of codes to f32
 
 HWY_INLINE VF CodesToF32(VU codes) { return hn::ConvertTo(DF(), hn::BitCast(hn::RebindToSigned<DF>(), codes)); }
 
@@ -135,7 +135,7 @@ HWY_INLINE uint32_t CodeAt(const uint8_t* codes, int64_t i) {
     return codes[i / 2] >> (i % 2 * 4) & 15u;
 }
 
-// One step of values for the products: int8 in order, int4 in paired order (its low halves are the even columns).
+// One step of values for the products: int8 in order, int4 in paired order (low halves are the even columns).
 HWY_INLINE VU LoadBytes(const uint8_t* p) { return hn::PromoteTo(DU(), hn::LoadU(hn::Rebind<uint8_t, DF>(), p)); }
 template <int kVectors>
 HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int8>& row, VF (&b)[kVectors]) {
@@ -153,17 +153,18 @@ HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int4>& row, VF (&b)[kVectors])
   }
 }
 
-// ---- Keys, element by element: f(i, numbers i of kLanes keys), ascending. ask() before every 32 bytes of a key.
+// ---- Keys, element by element: calls f(i, elements i of kLanes keys), ascending, and prefetch() before every 32 bytes
+// of a key.
 
-template <Codes T, class Ask, class F>
-HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Ask&& ask, F&& f) {
+template <Codes T, class Prefetch, class F>
+HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Prefetch&& prefetch, F&& f) {
   constexpr int64_t kUnit = 4 * kPerByte<T>, kStep = 8 * kUnit;
   static_assert(kStoreGroup % kStep == 0);
   const auto header = [&](const float* numbers, int64_t i)
                           HWY_ATTR { return hn::LoadU(DF(), numbers + i / kStoreGroup * kAttentionBlock); };
   int64_t i = 0;
   for (; i + kStep <= dim; i += kStep) {
-    ask();
+    prefetch();
     const VF scale = header(keys.scales, i), minimum = header(keys.minima, i);
     VU units[8];
     LoadKeysTransposed<uint8_t>(keys.codes, i / kPerByte<T>, units);
@@ -186,7 +187,7 @@ HWY_INLINE void ScoreKeys(const QuantisedKeys<T>& keys, int64_t dim, const float
   VF sums[kRows];
   INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
   ForKeyColumns(
-      keys, dim, [&]() HWY_ATTR { next.Ask(kLanes / 2); },
+      keys, dim, [&]() HWY_ATTR { next.Prefetch(kLanes / 2); },
       [&](int64_t i, VF column) HWY_ATTR {
         INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] =
             hn::MulAdd(hn::Set(DF(), queries[r * query_stride + i]), column, sums[r]);
@@ -202,9 +203,9 @@ HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
         [&](int64_t i, VF column) HWY_ATTR { hn::Store(column, DF(), out + i * kAttentionBlock + j); });
 }
 
-// ---- Values as f32 rows [count][padded_dim], zero-padded.
+// ---- Values as f32 rows [count][padded_dim], zero-padded
 
-// One byte per code.
+// Unpacks to one byte per code.
 HWY_INLINE const uint8_t* Unpack(const QuantisedRow<Int8>& row, int64_t, uint8_t*) { return row.codes; }
 HWY_INLINE const uint8_t* Unpack(const QuantisedRow<Int4>& row, int64_t dim, uint8_t* out) {
   const hn::Full128<uint8_t> d;
@@ -238,7 +239,7 @@ HWY_INLINE void WidenValues(const EntryBlock<T>& block, int64_t padded_dim, floa
           hn::MulAdd(CodesToF32(LoadBytes(codes + i)), hn::Set(d, row.scale[group]), hn::Set(d, row.minimum[group])), d,
           to + i);
     }
-    // The product is exact, so this is the multiply-add.
+    // The product is exact, so this equals the multiply-add.
     for (; i < block.dim; ++i) {
       const int64_t group = i / kStoreGroup * kAttentionBlock;
       to[i] = static_cast<float>(codes[i]) * row.scale[group] + row.minimum[group];

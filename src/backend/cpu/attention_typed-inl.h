@@ -1,5 +1,6 @@
-// Attention over entries of one stored type: the work of one task, once per SIMD target. A file of a type defines
-// INFINIGEN_ENTRY_TYPE and includes this one; each is a unit of compilation, because together they take minutes.
+// Executes attention tasks over entries of one stored type, compiled once per SIMD target. The file of each type
+// defines INFINIGEN_ENTRY_TYPE and includes this one. They are separate compilation units because together they take
+// minutes.
 #include <algorithm>
 
 #include "backend/cpu/attention_plan.h"
@@ -19,11 +20,11 @@ namespace {
 
 using Element = INFINIGEN_ENTRY_TYPE;
 
-// Where a task's blocks come from. Ahead(start, end) names the block at `start` as what will be read next, and must
-// have done so before Block(start, end) is asked for; past the end it names nothing.
+// The blocks of a task. Ahead(start, end) prepares the block at `start` and returns its prefetch; it must be called
+// before Block(start, end). Past the end it returns an empty prefetch.
 class EntrySource {
  public:
-  // `rows` ascend; null: every row.
+  // `rows` are ascending; null: all rows.
   EntrySource(const AttentionPlan& plan, int64_t slot, int64_t head, const int32_t* rows)
       : plan_(plan), slot_(slot), head_(head), rows_(rows) {}
 
@@ -31,7 +32,7 @@ class EntrySource {
     return {reinterpret_cast<const Element* const*>(at_[Half(start)]), std::min(kAttentionBlock, end - start),
             plan_.dim};
   }
-  EntriesNext Ahead(int64_t start, int64_t end) {
+  EntryPrefetch Ahead(int64_t start, int64_t end) {
     if (start >= end) return {};
     const int64_t entry_bytes = static_cast<int64_t>(plan_.entries.layout.entry_bytes());
     const int64_t count = std::min(kAttentionBlock, end - start);
@@ -42,7 +43,7 @@ class EntrySource {
       PointAtListed(rows_ + start, count, entry_bytes, at);
     for (int64_t j = count; j % kLanes != 0; ++j) at[j] = at[count - 1];
     if (rows_ == nullptr) return {.data = at[0], .end = at[count - 1] + entry_bytes};
-    // An entry that starts inside a line ends in one more.
+    // An unaligned entry touches one line more.
     return {.at = at, .at_end = at + count, .entry_lines = (entry_bytes + 63) / 64 + (entry_bytes % 64 != 0 ? 1 : 0)};
   }
 
@@ -53,7 +54,7 @@ class EntrySource {
     for (int64_t j = 0; j < count; ++j) at[j] = first + j * entry_bytes;
   }
   void PointAtListed(const int32_t* rows, int64_t count, int64_t entry_bytes, const std::byte** at) const {
-    // Rows ascend, so that those of one extent follow each other.
+    // Rows ascend, so the rows of an extent are consecutive.
     for (int64_t j = 0; j < count;) {
       const int64_t extent = rows[j] / kExtentTokens, limit = (extent + 1) * kExtentTokens;
       const std::byte* head = plan_.entries.HeadInExtent(slot_, extent, head_);
@@ -66,10 +67,11 @@ class EntrySource {
   const AttentionPlan& plan_;
   int64_t slot_, head_;
   const int32_t* rows_;
-  const std::byte* at_[2][kAttentionBlock];  // this block's entries and the next one's
+  const std::byte* at_[2][kAttentionBlock];  // entries of this block and the next one
 };
 
-// Blocks of one chunk, ascending, into rows whose states were reset. Entries up to `ahead` will be read after it.
+// Processes the blocks of one chunk in ascending order, into rows whose states were reset. Prefetches entries up to
+// `ahead`.
 HWY_INLINE void AttendChunk(const AttentionPlan& plan, const QueryRows& q, EntrySource& source, int64_t begin,
                             int64_t end, int64_t ahead, float* keys, float* values) {
   const bool in_place = q.rows == q.group && ReadsInPlace<Element>(plan);
@@ -95,9 +97,9 @@ void DecodeChunks(const AttentionPlan& plan, const DecodeTask& task, float* scra
     ScaleQuery(task.queries + g * plan.dim, plan.dim, plan.scale, scaled + g * plan.padded_dim);
   const int64_t task_end = std::min(task.last * kAttentionChunk, task.length);
   EntrySource source(plan, task.slot, task.head, task.rows);
-  // Each block asks for the one after it; the first has nobody before it.
+  // Each block prefetches the one after it; here is the prefetch of the first.
   auto first_block = source.Ahead(task.first * kAttentionChunk, task_end);
-  first_block.Ask(kAttentionBlock * static_cast<int64_t>(plan.entries.layout.entry_bytes()) / 64);
+  first_block.Prefetch(kAttentionBlock * static_cast<int64_t>(plan.entries.layout.entry_bytes()) / 64);
   float* parts = task.parts;
   for (int64_t chunk = task.first; chunk < task.last; ++chunk, parts += plan.group * plan.state_floats()) {
     for (int64_t g = 0; g < plan.group; ++g) ResetState(parts + g * plan.state_floats(), plan.padded_dim);
@@ -147,14 +149,15 @@ void ScoreEntries(const AttentionPlan& plan, const ScoreTask& task, float* scrat
     source.Ahead(start + kAttentionBlock, task.last);
     for (int64_t g = 0; g < plan.group; g += kOuterRows)
       Outer(std::min(kOuterRows, plan.group - g), scratch + g * plan.padded_dim, plan.padded_dim,
-            StridedRows<float>{keys, kAttentionBlock}, plan.dim, kAttentionBlock, NothingNext{},
+            StridedRows<float>{keys, kAttentionBlock}, plan.dim, kAttentionBlock, NoPrefetch{},
             StoreSums{scores + g * kAttentionBlock, kAttentionBlock});
     scores += plan.group * kAttentionBlock;
   }
 }
 
-// Scores of the task's query rows for rows [begin, end) of the cache, a tile of query rows and a block at a time:
-// use(first query row, rows of the tile, block start, scores [rows][kAttentionBlock], −inf where a row does not see).
+// Computes the scores of the task's query rows for rows [begin, end) of the cache, one tile of query rows and one block
+// at a time. Calls use(first query row, rows of the tile, block start, scores [rows][kAttentionBlock]); a score is −inf
+// if the query row does not attend to the entry.
 template <class Use>
 HWY_INLINE void ScoreTiles(const AttentionPlan& plan, const PrefillTask& task, int64_t begin, int64_t end,
                            float* scratch, const Use& use) {
@@ -171,13 +174,13 @@ HWY_INLINE void ScoreTiles(const AttentionPlan& plan, const PrefillTask& task, i
   for (int64_t start = begin; start < length; start += kAttentionBlock) {
     TransposeKeys(source.Block(start, length), keys);
     source.Ahead(start + kAttentionBlock, length);
-    // Rows before the first that sees the block's first entry see nothing of it.
+    // Earlier query rows do not attend to any entry of the block.
     for (int64_t first = std::max<int64_t>(0, start + 1 - q.first_length) * q.group; first < rows;
          first += kOuterRows) {
       const int64_t count = std::min(kOuterRows, rows - first);
       HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
       Outer(count, q.queries + first * plan.padded_dim, plan.padded_dim, StridedRows<float>{keys, kAttentionBlock},
-            plan.dim, kAttentionBlock, NothingNext{}, StoreSums{scores, kAttentionBlock});
+            plan.dim, kAttentionBlock, NoPrefetch{}, StoreSums{scores, kAttentionBlock});
       int64_t visible[kOuterRows];
       q.Visible(first, count, start, visible);
       for (int64_t r = 0; r < count; ++r)

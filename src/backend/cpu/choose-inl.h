@@ -1,14 +1,14 @@
-// The choice of rows from their scores, once per SIMD target. kv/selection.h defines it; this does not sort:
+// Chooses rows from their scores, compiled once per SIMD target. kv/select.h defines the choice; this does not sort:
 //
-//   1. the maxima of each query head over all rows, found while the scores are made (Maxima);
-//   2. a floor below which no chosen row can lie, estimated from a sample of relative scores (or −alpha, if higher);
-//   3. one walk over the scores that keeps the rows at or above the floor as candidates, a few more than are wanted;
-//      fewer than wanted: a lower floor, and again;
-//   4. the last chosen candidate (the pivot) by a histogram of the candidates and an exact choice in one of its bins;
-//   5. the candidates from the pivot up, in their ascending order, between the sinks and the window.
+//   1. Maxima of each query head over all rows, computed together with the scores (Maxima).
+//   2. A floor that no chosen row falls below, estimated from a sample of relative scores (or −alpha, if higher).
+//   3. One pass over the scores keeps the rows at or above the floor as candidates, a few more than needed. If they are
+//      too few: again, with a lower floor.
+//   4. The last chosen candidate (the pivot), by a histogram of the candidates and an exact choice within one bin.
+//   5. The candidates from the pivot up, in ascending order, between the sinks and the window.
 //
-// Only 3 can be repeated, and only the pivot decides: the sample has no part in the result. Where rows come in pages,
-// "row" is a page up to step 5, which writes its rows.
+// Only step 3 can repeat. The pivot alone decides; the sample does not affect the result. If rows are selected by
+// pages, "row" means page until step 5, which writes the rows of the pages.
 #if defined(INFINIGEN_CPU_CHOOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_CHOOSE_INL_H_
 #undef INFINIGEN_CPU_CHOOSE_INL_H_
@@ -30,17 +30,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// The larger of both; x where it is larger, `best` where x is not a number.
+// The larger of the two; `best` if x is NaN.
 HWY_INLINE VF Larger(VF best, VF x) { return hn::Max(x, best); }
 
-// The maxima of each query head, grown block by block as scores [group][64] are made.
+// Maxima of each query head, updated block by block with scores [group][64].
 class Maxima {
  public:
   // lanes [group][kMostLanes].
   Maxima(float* lanes, int64_t group) : lanes_(lanes), group_(group) {
     std::fill_n(lanes, group * kMostLanes, -std::numeric_limits<float>::infinity());
   }
-  // `rows` of the block's scores are real; the others become NaN, which passes nothing.
+  // The first `rows` scores of the block exist; the others become NaN, which passes no threshold.
   HWY_INLINE void Add(float* scores, int64_t rows) {
     const DF d;
     for (int64_t g = 0; g < group_; ++g, scores += kScoreBlock) {
@@ -65,7 +65,7 @@ class Chooser {
       VF best = hn::Set(d, -kInfinity);
       for (int64_t segment = 0; segment < c_.segments; ++segment)
         best = Larger(best, hn::Load(d, s_.maxima + (segment * c_.group + g) * kMostLanes));
-      // Lanes before g's have been read.
+      // Overwrites lanes of earlier heads, which have been read.
       s_.maxima[g] = hn::GetLane(hn::MaxOfLanes(d, best));
     }
   }
@@ -79,7 +79,7 @@ class Chooser {
     if (c_.positions != nullptr) return ChooseByPosition(rows, capacity);
     const SelectRule& rule = c_.rule;
     const int64_t n = c_.current + 1;
-    // Rows attended whatever their score: [0, sinks) and [window, n).
+    // Rows attended regardless of score: [0, sinks) and [window, n).
     const int64_t sinks = std::clamp<int64_t>(rule.sinks, 0, n);
     const int64_t window = std::max(sinks, std::min(n, std::max<int64_t>(0, c_.current - rule.window)));
     int64_t count = 0;
@@ -100,8 +100,8 @@ class Chooser {
             c_.page > 1 ? WritePages(sinks, window, rows, capacity) : Write(sinks, window, rows, capacity)};
   }
 
-  // The same where rows are not in the order of positions: positions decide what is old, first or before, and rows are
-  // written in ascending order all the same.
+  // The same if rows are not in the order of positions: positions decide which row is older, a sink or in the window.
+  // Rows are still written in ascending order.
   Chosen ChooseByPosition(int32_t* rows, int64_t capacity) {
     const SelectRule& rule = c_.rule;
     const int64_t n = c_.current + 1;
@@ -126,7 +126,7 @@ class Chooser {
       std::nth_element(candidates, candidates + count, candidates + found, [&](const Scored& a, const Scored& b) {
         return a.relative != b.relative ? a.relative > b.relative : c_.positions[a.row] > c_.positions[b.row];
       });
-    // From here on s_.rows says who is attended.
+    // From here on s_.rows marks the attended rows.
     std::fill_n(s_.rows, n, 0);
     for (int64_t i = 0; i < count; ++i) s_.rows[candidates[i].row] = 1;
     int64_t attended = 0;
@@ -142,7 +142,7 @@ class Chooser {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   using DI = hn::RebindToSigned<DF>;
 
-  // The maxima as vectors, of up to kGroup heads; 0: of any number, from memory.
+  // The maxima as vectors for kGroup heads; kGroup = 0: any number of heads, from memory.
   template <int kGroup>
   struct Tops {
     explicit Tops(const float* maxima) {
@@ -159,7 +159,7 @@ class Chooser {
   template <int kGroup>
   using TopsOf = std::conditional_t<kGroup == 0, AnyTops, Tops<std::max(1, kGroup)>>;
 
-  // Relative scores of kLanes rows: −inf where no score is a number, too.
+  // Relative scores of kLanes rows; −inf also if all scores of a row are NaN.
   template <int kGroup>
   HWY_INLINE VF Relative(const TopsOf<kGroup>& tops, const float* scores) const {
     const DF d;
@@ -183,7 +183,7 @@ class Chooser {
     return number;
   }
 
-  // Candidates: all rows with relative score ≥ floor, ascending.
+  // Collects all rows with relative score ≥ floor as candidates, ascending.
   void Collect(float floor) {
     switch (c_.group) {
       case 1:
@@ -225,7 +225,8 @@ class Chooser {
     found_ = found;
   }
 
-  // Candidates down to `base`, or fewer if at least `want` of them, and then all above some floor. Returns that floor.
+  // Collects candidates down to `base`, or fewer: then at least `want`, and all rows above some floor. Returns the
+  // floor used.
   float CollectBest(int64_t want, float base) {
     for (const double slack : {1.0, 4.0}) {
       const float floor = std::max(base, Estimate(want, slack));
@@ -236,7 +237,7 @@ class Chooser {
     return base;
   }
 
-  // Steps 2 of the definition: how many are chosen. The candidates hold them.
+  // Step 2 of the definition: the number of chosen rows. The candidates include them.
   int64_t ByThreshold() {
     const SelectRule& rule = c_.rule;
     const int64_t most = std::max<int64_t>(rule.Capped(c_.current + 1), rule.min_rows);
@@ -246,7 +247,7 @@ class Chooser {
     };
     if (c_.passing < 0) {
       const float floor = CollectBest((most + c_.page - 1) / c_.page, -rule.alpha);
-      // At the threshold itself all that pass were found; above it, at least as many as may be chosen.
+      // At the threshold itself, all rows that pass were found; above it, at least as many as may be chosen.
       const int64_t count = floor == -rule.alpha ? chosen(found_ * c_.page) : chosen(most);
       if (count <= found_) return count;
       CollectBest(count, -kInfinity);
@@ -257,7 +258,7 @@ class Chooser {
     return count;
   }
 
-  // A floor that about `want` rows and some more pass, from a sample; −inf where that is not worth it.
+  // Estimates from a sample a floor that slightly more than `want` rows pass; −inf if sampling is not worth it.
   float Estimate(int64_t want, double slack) {
     const DF d;
     if (c_.visible < kLeastSampled || 2 * want > c_.visible) return -kInfinity;
@@ -275,7 +276,7 @@ class Chooser {
     return histogram.Edge(histogram.BinOf(k + 1).bin);
   }
 
-  // Counts of values ≤ 0 in bins of equal width from the least of them (−inf apart) up to 0.
+  // Histogram of values ≤ 0: bins of equal width from the least value (other than −inf) up to 0.
   class Histogram {
    public:
     Histogram(const float* values, int64_t count, uint32_t* bins) : bins_(bins) {
@@ -298,7 +299,7 @@ class Chooser {
     HWY_INLINE hn::Vec<DI> Bins(VF x) const {
       const DF d;
       const VF scaled = hn::Mul(hn::Sub(x, hn::Set(d, low_)), hn::Set(d, per_unit_));
-      // What is not a number (−inf times nothing) goes to bin 0 with −inf.
+      // NaN (−inf times zero) goes to bin 0, with −inf.
       const VF inside = hn::Max(hn::Min(scaled, hn::Set(d, static_cast<float>(kChoiceBins - 1))), hn::Zero(d));
       return hn::ConvertTo(DI(), inside);
     }
@@ -306,13 +307,13 @@ class Chooser {
       int64_t bin;
       int64_t above;  // values in higher bins
     };
-    // Where the k-th largest value is, from 1.
+    // The bin of the k-th largest value, k from 1.
     Bin BinOf(int64_t k) const {
       Bin found{kChoiceBins - 1, 0};
       while (found.bin > 0 && found.above + bins_[found.bin] < k) found.above += bins_[found.bin--];
       return found;
     }
-    // About the least value of a bin.
+    // Approximately the least value of a bin.
     float Edge(int64_t bin) const { return per_unit_ > 0 ? low_ + static_cast<float>(bin) / per_unit_ : low_; }
 
    private:
@@ -329,12 +330,12 @@ class Chooser {
     float relative;
     int32_t row;
   };
-  // The order of choice: the larger relative score, among equals the newer row.
+  // The order of choice: larger relative score first, then the newer row.
   static bool Before(const Scored& a, const Scored& b) {
     return a.relative != b.relative ? a.relative > b.relative : a.row > b.row;
   }
 
-  // Candidates become the best `count` ≤ found_ of them, still ascending.
+  // Reduces the candidates to the best `count` ≤ found_, still ascending.
   void KeepBest(int64_t count) {
     if (count == found_) return;
     if (count == 0) {
@@ -352,14 +353,14 @@ class Chooser {
       const auto rows = hn::LoadU(di, s_.rows + first_ + i);
       hn::Mask<DF> keep = hn::Or(hn::Gt(r, limit), hn::And(hn::Eq(r, limit), hn::RebindMask(d, hn::Gt(rows, newest))));
       if (i + kLanes > found_) keep = hn::And(keep, hn::FirstN(d, static_cast<size_t>(found_ - i)));
-      // Never ahead of what has been read.
+      // Writes never overtake reads.
       hn::StoreU(hn::Compress(rows, hn::RebindMask(di, keep)), di, s_.rows + first_ + kept);
       kept += static_cast<int64_t>(hn::CountTrue(d, keep));
     }
     found_ = kept;
   }
 
-  // The candidate that is number `count` in the order of choice.
+  // The candidate at rank `count` in the order of choice.
   Scored Pivot(int64_t count) {
     const DF d;
     const DI di;
@@ -383,7 +384,7 @@ class Chooser {
     return *nth;
   }
 
-  // Drops candidates outside of rows [begin, end).
+  // Drops candidates outside rows [begin, end).
   void LeaveOut(int64_t begin, int64_t end) {
     const int32_t* from = s_.rows + first_;
     const int32_t* to = from + found_;
@@ -393,7 +394,7 @@ class Chooser {
     found_ = upper - lower;
   }
 
-  // sinks, candidates, window.
+  // Writes sinks, candidates, window.
   int64_t Write(int64_t sinks, int64_t window, int32_t* rows, int64_t capacity) const {
     const int64_t tail = c_.current + 1 - window;
     CHECK(sinks + found_ + tail <= capacity);
@@ -403,7 +404,7 @@ class Chooser {
     return sinks + found_ + tail;
   }
 
-  // The same of pages, whose rows may reach into sinks and window.
+  // The same for pages, whose rows may overlap sinks and window.
   int64_t WritePages(int64_t sinks, int64_t window, int32_t* rows, int64_t capacity) const {
     int64_t count = 0;
     const auto write = [&](int64_t begin, int64_t end) {
@@ -421,7 +422,7 @@ class Chooser {
 
   const Choice& c_;
   const ChoiceScratch& s_;
-  int64_t first_ = 0;  // the candidates: s_.relative and s_.rows [first_, first_ + found_)
+  int64_t first_ = 0;  // candidates: s_.relative and s_.rows [first_, first_ + found_)
   int64_t found_ = 0;
 };
 

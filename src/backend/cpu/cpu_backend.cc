@@ -3,7 +3,6 @@
 #include "backend/cpu/attention_plan.h"
 #include "backend/cpu/select.h"
 #include "backend/cpu/sketch_query.h"
-#include "backend/cpu/sketch_score_vnni.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/cpu_backend.cc"
@@ -38,12 +37,13 @@ const char* CpuBackend::simd_target() const { return HWY_DYNAMIC_DISPATCH(Target
 Status CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
   const LayerEntries entries{.layout = {StoreType::kF32, kv_heads, head_dim}};
   const AttentionPlan plan(entries, {heads, 1.0f});
-  // Sketches are no wider than heads. SelectBy keeps a tally per (token, head) in what attention keeps its parts in.
+  // Sketches are no wider than heads. SelectBy keeps a tally per (token, head) in the memory of attention's partial
+  // results.
   const SketchLayout widest{SketchType::kInt8, kv_heads,
                             (head_dim + kSketchDimStep - 1) / kSketchDimStep * kSketchDimStep};
   const int64_t select = ChoiceScratch::Floats(plan.group, max_tokens, 1) +
                          std::max(SketchQuery::Floats(widest, plan.group), plan.scratch_floats(plan.group));
-  // Fewer tasks than half the team: their scores are shared.
+  // With fewer tasks than half the threads, several threads share the scores of a task.
   const int64_t split = std::min(max_batch * kv_heads, threads() / int64_t{2});
   const int64_t scored = split >= kv_heads ? split * ChoiceScratch::Floats(plan.group, max_tokens, threads()) : 0;
   shared_.ReserveAhead(

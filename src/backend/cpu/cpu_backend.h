@@ -1,23 +1,60 @@
-// The fast CPU backend: Highway SIMD chosen at run time, one team of threads, weights read in the type they are stored
-// in. One thread calls it (the engine's); every operation returns when it is done.
+// The fast CPU backend: Highway SIMD, selected at run time, and a thread pool. Weights are read in their stored type.
+// One thread, the engine's, calls it; every operation is done when it returns.
 //
 // Each output element has one order of additions, fixed by the shape alone: not by the number of rows in the call, the
-// number of threads or the cut into chunks. So a prompt prefilled in any chunks and the same tokens decoded one by one
-// give the same bits on one machine. docs/cpu-backend.md tells the orders; results differ between SIMD widths.
+// number of threads or the division into chunks. On one machine, a prompt prefilled in any chunks gives the same bits
+// as its tokens decoded one by one. Results differ between SIMD widths. docs/cpu-backend.md describes the orders.
 //
-// Scratch grows on the first call of a larger shape and is then kept: a steady decode allocates nothing.
+// Scratch grows on the first call with a larger shape and is then kept: steady decoding allocates nothing.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cpu/scratch.h"
 #include "backend/host_backend.h"
+#include "base/check.h"
 #include "base/thread_pool.h"
+#include "tensor/buffer.h"
 
 namespace infinigen {
 
 struct AttentionPlan;
+
+// Working memory of one operation, kept for the next ones and grown on demand. Contents do not survive Reserve. Not
+// thread-safe: there is one per thread, plus one that the calling thread reserves before it starts the others.
+class Scratch {
+ public:
+  explicit Scratch(Allocator& memory) : memory_(&memory) {}
+
+  // At least `floats` floats, 64-byte aligned, contents undefined. Grows to twice the need, so that a sequence that
+  // grows by one token per step reallocates rarely.
+  float* Reserve(int64_t floats) {
+    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+    if (buffer_.bytes() < bytes) Grow(std::max(2 * bytes, kSmallestBytes));
+    return reinterpret_cast<float*>(buffer_.data());
+  }
+  // Later calls of Reserve for up to `floats` floats allocate nothing.
+  void ReserveAhead(int64_t floats) {
+    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+    if (buffer_.bytes() < bytes) Grow(bytes);
+  }
+
+ private:
+  void Grow(size_t bytes) {
+    buffer_ = Buffer();
+    Result<Buffer> grown = Buffer::Make(*memory_, bytes);
+    CHECK(grown.ok());
+    buffer_ = std::move(*grown);
+  }
+
+  static constexpr size_t kSmallestBytes = size_t{64} << 10;
+
+  Allocator* memory_;
+  Buffer buffer_;
+};
 
 class CpuBackend : public HostBackend {
  public:
@@ -26,14 +63,12 @@ class CpuBackend : public HostBackend {
   explicit CpuBackend(int threads);
 
   int threads() const { return pool_.threads(); }
-  // The SIMD target in use, in Highway's words: "AVX3", "AVX2", "EMU128".
+  // The SIMD target in use, as Highway names it: "AVX3", "AVX2", "EMU128".
   const char* simd_target() const;
 
-  // Takes the scratch that steps of up to max_batch tokens with sequences of up to max_tokens rows need, so that none
-  // of them allocates.
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
-  // Plain types alone.
+  // Accepts f32, f16 and bf16.
   static Status CheckWeight(WeightType type);
   using HostBackend::Load;
   Result<WeightView> Load(const WeightView& weight);
@@ -63,6 +98,9 @@ class CpuBackend : public HostBackend {
   void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void AppendPageSums(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageSums& sums);
+  void SelectPageMeans(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                       const AttentionShape& shape, const LayerPageSums& sums, const Selection& selection);
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
@@ -81,31 +119,31 @@ class CpuBackend : public HostBackend {
                      const LayerCache& to);
 
  private:
-  // body(first_row, count) over [0, rows), cut over the team only when the work is worth waking it for. `row_work` is
-  // in elements touched per row.
+  // Calls body(first_row, count) for parts of [0, rows). Uses several threads only if the work is worth waking them.
+  // `row_work` is the number of elements touched per row.
   template <class Body>
   void ForRows(int64_t rows, int64_t row_work, Body&& body);
 
-  // Attention of `tokens` tokens, one task per (token, KV head, run of chunks); task_of(token, head) names what it
-  // reads.
+  // Attention of `tokens` tokens, with one task per (token, KV head, run of chunks). task_of(token, head) describes
+  // what a task reads.
   template <class TaskOf>
   void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of, const Tensor& out);
 
-  // Selection by scores: score(token, head, ScoredRows, scratch) writes scores and maxima of rows of one KV head
-  // (select.h).
+  // Selection by scores. score(token, head, ScoredRows, scratch) writes the scores and maxima of some rows of one KV
+  // head (select.h).
   template <class Score>
   void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
                 const Selection& selection, int64_t scratch_floats, Score&& score);
 
   ThreadPool pool_;
-  const bool vnni_;               // integer sketches are scored by byte products (sketch_score_vnni.h)
-  Scratch shared_;                // packed activations, partials of split attention
+  const bool vnni_;               // score integer sketches with AVX512-VNNI (sketch_query.h)
+  Scratch shared_;                // packed activations; partial results of attention
   std::vector<Scratch> private_;  // [threads]
 };
 
 static_assert(Backend<CpuBackend>);
 
-// Starting the team costs 1-5 µs; below this many element operations one thread is done sooner.
+// Waking the threads costs 1-5 µs; one thread is faster below this many element operations.
 inline constexpr int64_t kSerialWork = 16384;
 
 template <class Body>

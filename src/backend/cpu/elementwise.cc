@@ -1,5 +1,6 @@
-// Embed, AddPositions, SiluMul, Append: one pass over memory each.
+// Operations without sums: Embed, AddPositions, RopeTable, Rope, SiluMul and Append. Each is one pass over memory.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
@@ -10,9 +11,8 @@
 // After foreach_target.
 #include <hwy/highway.h>
 
-#include "backend/cpu/math-inl.h"
 #include "backend/cpu/vector-inl.h"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -50,14 +50,14 @@ void AddRow(const WeightView& table, int64_t row, float* out) {
                 [&](auto tag) { ConvertRow<decltype(tag), true>(table.as<decltype(tag)>(row), table.cols, out); });
 }
 
-// The codes of one group, in_count ≤ kStoreGroup numbers.
+// Quantises one group of in_count ≤ kStoreGroup numbers.
 GroupHeader QuantiseGroup(const float* in, int64_t in_count, int32_t largest_code, uint32_t* codes) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   HWY_ALIGN float numbers[kStoreGroup];
   std::copy_n(in, in_count, numbers);
   const int64_t count = (in_count + kLanes - 1) / kLanes * kLanes;
-  std::fill(numbers + in_count, numbers + count, in[0]);  // changes neither end of the range
+  std::fill(numbers + in_count, numbers + count, in[0]);  // does not change the range
   VF low = hn::Set(d, kLargestStored), high = hn::Neg(low);
   for (int64_t i = 0; i < count; i += kLanes) {
     VF x = hn::Load(d, numbers + i);
@@ -77,7 +77,7 @@ GroupHeader QuantiseGroup(const float* in, int64_t in_count, int32_t largest_cod
   const VF minimum = hn::Set(d, ToFloat(header.minimum)), most = hn::Set(d, static_cast<float>(largest_code));
   for (int64_t i = 0; i < count; i += kLanes) {
     const VF steps = hn::Div(hn::Sub(hn::Load(d, numbers + i), minimum), hn::Set(d, scale));
-    // Adding 2^23 rounds to an integer, halves to even, which is then in the low bits.
+    // Adding 2^23 rounds to an integer (halves to even), which is then in the low bits.
     const VF rounded = hn::Add(hn::Min(hn::Max(steps, hn::Zero(d)), most), hn::Set(d, 0x1p23f));
     hn::Store(hn::And(hn::BitCast(du, rounded), hn::Set(du, 0xffu)), du, codes + i);
   }
@@ -100,6 +100,24 @@ void QuantiseRow(StoreType type, const float* in, int64_t dim, std::byte* out) {
   }
 }
 
+// One head: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
+void RotateHead(const float* cosines, const float* sines, int64_t half, float* head) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const VF a = hn::LoadU(d, head + i), b = hn::LoadU(d, head + half + i);
+    const VF c = hn::LoadU(d, cosines + i), s = hn::LoadU(d, sines + i);
+    hn::StoreU(hn::MulSub(a, c, hn::Mul(b, s)), d, head + i);
+    hn::StoreU(hn::MulAdd(b, c, hn::Mul(a, s)), d, head + half + i);
+  }
+  if (const int64_t rest = half - i; rest > 0) {
+    const VF a = LoadTail(d, head + i, rest), b = LoadTail(d, head + half + i, rest);
+    const VF c = LoadTail(d, cosines + i, rest), s = LoadTail(d, sines + i, rest);
+    StoreTail(d, hn::MulSub(a, c, hn::Mul(b, s)), head + i, rest);
+    StoreTail(d, hn::MulAdd(b, c, hn::Mul(a, s)), head + half + i, rest);
+  }
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -109,11 +127,12 @@ namespace infinigen {
 namespace {
 
 HWY_EXPORT(SiluMulRow);
+HWY_EXPORT(RotateHead);
 HWY_EXPORT(StoreRow);
 HWY_EXPORT(AddRow);
 HWY_EXPORT(QuantiseRow);
 
-// Floats by scalar conversions: their rounding is the definition, and the new entries of a step are few.
+// Uses scalar conversions: they define the rounding, and a step has few new entries.
 void Round(StoreType type, const float* in, int64_t n, std::byte* out) {
   switch (type) {
     case StoreType::kF32:
@@ -151,6 +170,34 @@ void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& 
     for (int64_t t = first; t < first + count; ++t) {
       DCHECK(batch.Position(t) + offset < table.rows);
       HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
+    }
+  });
+}
+
+// Once per step, for all layers, so the cosines come from the C library: exact range reduction matters at position
+// 131,071, speed does not.
+void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+  const int64_t half = frequencies.cols;
+  CHECK(frequencies.type == DType::kF32 && table.cols == 2 * half && table.rows >= batch.count);
+  ForRows(batch.count, 32 * half, [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
+        table.as<float>(t)[i] = std::cos(angle);
+        table.as<float>(t)[half + i] = std::sin(angle);
+      }
+    }
+  });
+}
+
+void CpuBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
+  const int64_t half = table.cols / 2;
+  CHECK(x.cols % table.cols == 0 && table.rows >= x.rows);
+  ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      const float* cosines = table.as<float>(t);
+      for (int64_t head = 0; head < x.cols; head += 2 * half)
+        HWY_DYNAMIC_DISPATCH(RotateHead)(cosines, cosines + half, half, x.as<float>(t) + head);
     }
   });
 }

@@ -1,12 +1,13 @@
-// The kernels of MatMul, once per SIMD target.
+// MatMul kernels, compiled once per SIMD target.
 //
-// Weights are rows [n][k], so one output is a dot product along k. Every output, on every path, is summed alike: per
-// block of kSumBlock elements one vector accumulator (lane i takes elements i, i + lanes, ... by fused multiply-add), a
-// tree over its lanes, then the blocks in ascending order. A register tile of activations x weights only changes how
-// many such sums run side by side.
+// Weights are rows [n][k], so an output is a dot product along k. Every path sums an output in the same order: per
+// block of kSumBlock elements one vector accumulator (lane i takes elements i, i + lanes, ... by fused multiply-add)
+// and a tree over its lanes; then the blocks in ascending order. A register tile of activations x weights only changes
+// how many of these sums are computed together.
 //
-// Two paths. "Direct" (few rows, decode): weights go from memory to registers, each byte once. "Panel" (many rows,
-// prefill): weights are widened to f32 into an L2-resident panel, block by block, and all rows walk over it.
+// There are two paths. "Direct" (few rows, decode): weights go from memory to registers, each byte once. "Panel" (many
+// rows, prefill): weights are widened to f32 into a panel that fits L2, block by block, and all rows are multiplied
+// with it.
 #if defined(INFINIGEN_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_MATMUL_INL_H_
 #undef INFINIGEN_CPU_MATMUL_INL_H_
@@ -24,11 +25,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Accumulators: rows x kTileOuts of 32 (AVX-512) or 16 vector registers. The emulated target has none to fill, and its
-// kernels take the longest to compile.
+// Accumulators: rows x kTileOuts, out of 32 (AVX-512) or 16 vector registers. The emulated target has no vector
+// registers to fill, and its kernels take the longest to compile.
 inline constexpr int64_t kTileRows = HWY_TARGET == HWY_AVX3 ? 6 : HWY_TARGET == HWY_EMU128 ? 2 : 3;
 
-// How m rows are cut into tiles: as even as possible, none above kTileRows.
+// Division of m rows into tiles: as even as possible, none above kTileRows.
 struct RowTiles {
   explicit RowTiles(int64_t m)
       : count((m + kTileRows - 1) / kTileRows), height(count == 0 ? 0 : (m + count - 1) / count), rows(m) {}
@@ -37,13 +38,13 @@ struct RowTiles {
   int64_t count, height, rows;
 };
 
-// Weight sources of a tile: a vector of weights of output o at a step of kLanes elements.
+// Weight sources of a tile: At() is the vector of weights of output o at a step of kLanes elements.
 //
-// Direct weights come from memory. The rows of a tile are the length of a page apart or more, which no hardware
-// prefetcher follows well (measured: half of the read bandwidth), so each step asks for its share of the next tile's
-// rows, in the linear order of memory and into L2: rows whose distance is a power of two would evict each other from
-// L1. Past the end of a task this asks for the next task's rows, or for memory that nobody reads: cheaper than a tile
-// that nobody asked for, and a prefetch never faults.
+// Direct weights come from memory. The rows of a tile are at least the length of a page apart, which hardware
+// prefetchers do not follow well (measured: half of the read bandwidth). So each step prefetches its share of the next
+// tile's rows, in the linear order of memory and into L2: in L1, rows at a distance of a power of two would evict each
+// other. At the end of a task this prefetches the next task's rows, or memory that is never read, which costs less than
+// an unprefetched tile; a prefetch never faults.
 template <class T>
 struct DirectWeights {
   const T* rows[kTileOuts];
@@ -107,7 +108,7 @@ HWY_INLINE void SumBlockRows(int64_t rows, const float* x, const Weights& weight
   SumBlockTile<kRows>(x, weights, steps, first, sums);
 }
 
-// out[row][n .. n + count) from finished sums, count <= kTileOuts.
+// Writes out[row][n .. n + count) from finished sums; count <= kTileOuts.
 HWY_INLINE void Finish(const Projection& p, int64_t row, int64_t n, int64_t count, const float* sums) {
   const D4 d;
   float* out = p.out.as<float>(row) + n;
@@ -127,7 +128,7 @@ HWY_INLINE void Finish(const Projection& p, int64_t row, int64_t n, int64_t coun
   }
 }
 
-// Tile `tile` of plan.x into its packed form.
+// Packs tile `tile` of plan.x.
 void PackTile(const CpuMatMulPlan& plan, int64_t tile) {
   const DF d;
   const RowTiles tiles(plan.x.rows);
@@ -143,7 +144,7 @@ void PackTile(const CpuMatMulPlan& plan, int64_t tile) {
 }
 int64_t RowTileCount(int64_t m) { return RowTiles(m).count; }
 
-// The lanes of one block of one output.
+// The lane sums of one block of one output.
 template <class T>
 HWY_INLINE VF DotBlock(DF d, const float* x, const T* w, int64_t length) {
   VF sum = hn::Zero(d);
@@ -159,9 +160,9 @@ HWY_INLINE VF DotBlock(DF d, const float* x, const T* w, int64_t length) {
   return sum;
 }
 
-// One short row of activations, which stays in L1 beside the stream of weights: one output after the other is one pass
-// through memory in ascending order, which the hardware prefetches best (measured: 0.98 of the read bandwidth, and 0.88
-// with any prefetch of ours on top). The tree takes four blocks at a time.
+// One short row of activations, which stays in L1 beside the stream of weights. Computing one output after the other
+// reads memory once in ascending order, which the hardware prefetches best (measured: 0.98 of the read bandwidth, and
+// 0.88 with additional software prefetches). The tree takes four blocks at a time.
 template <class T>
 HWY_NOINLINE void DirectOutsOfOneShortRow(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const DF d;
@@ -185,9 +186,9 @@ HWY_NOINLINE void DirectOutsOfOneShortRow(const CpuMatMulPlan& plan, const Proje
   }
 }
 
-// One long row of activations: nothing but the stream of weights. Each step takes whole lines of every row of the tile,
-// asks for its share of the tile after the next (into L2, in the order of memory) and for the lines that it will want
-// soon (from L2 into L1).
+// One long row of activations: only weights are streamed. Each step reads whole cache lines of every row of the tile.
+// It prefetches its share of the tile after the next into L2, in the order of memory, and the lines that it needs soon
+// from L2 into L1.
 template <class T>
 HWY_NOINLINE void DirectOutsOfOneLongRow(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end) {
   const DF d;
@@ -261,8 +262,8 @@ HWY_NOINLINE void DirectOuts(const CpuMatMulPlan& plan, const Projection& p, int
   }
 }
 
-// Weight rows [begin, begin + outs) x elements [start, start + length) as f32: [outs /
-// kTileOuts][step][kTileOuts][kLanes].
+// Weight rows [begin, begin + outs) x elements [start, start + length) as f32:
+// [outs / kTileOuts][step][kTileOuts][kLanes].
 template <class T>
 HWY_NOINLINE void WidenPanel(const WeightView& weight, int64_t begin, int64_t outs, int64_t start, int64_t length,
                              float* panel) {
@@ -277,7 +278,7 @@ HWY_NOINLINE void WidenPanel(const WeightView& weight, int64_t begin, int64_t ou
   }
 }
 
-// One block of one panel over the tiles [first, last): sums is [tile][quad][rows][kTileOuts].
+// Multiplies one block of a panel with tiles [first, last); sums is [tile][quad][rows][kTileOuts].
 HWY_NOINLINE void WalkPanel(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, int64_t start,
                             const float* panel, int64_t first, int64_t last, float* sums) {
   const RowTiles tiles(plan.x.rows);

@@ -1,4 +1,4 @@
-// MatMul: cuts all projections of a call into one list of tasks and runs the kernels of matmul-inl.h on them.
+// MatMul: divides all projections of a call into one list of tasks and runs the kernels of matmul-inl.h on them.
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/matmul_plan.h"
 
@@ -21,7 +21,8 @@ void MatMulOutsOf(const CpuMatMulPlan& plan, const Projection& p, int64_t begin,
   PanelOuts<T>(plan, p, begin, end, scratch);
 }
 
-// Outputs [begin, end) of one projection for every row of x. `scratch` is this thread's, unused on the direct path.
+// Outputs [begin, end) of one projection for every row of x. `scratch` belongs to this thread; the direct path does not
+// use it.
 void MatMulOuts(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, int64_t end, float* scratch) {
   switch (p.weight.type) {
     case WeightType::kF32:
@@ -31,7 +32,7 @@ void MatMulOuts(const CpuMatMulPlan& plan, const Projection& p, int64_t begin, i
     case WeightType::kBF16:
       return MatMulOutsOf<BF16>(plan, p, begin, end, scratch);
     default:
-      CHECK(false);  // Place refuses it
+      CHECK(false);  // Load rejects it
   }
 }
 
@@ -47,8 +48,8 @@ HWY_EXPORT(PackTile);
 HWY_EXPORT(RowTileCount);
 HWY_EXPORT(MatMulOuts);
 
-// A direct task reads about this much: long enough to hide the end of one stream and the start of the next, short
-// enough that the team ends together.
+// Bytes that a direct task reads: enough to hide the change from one stream to the next, few enough that all threads
+// finish at about the same time.
 constexpr int64_t kDirectTaskBytes = 128 << 10;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -62,7 +63,7 @@ void CheckOperands(const Tensor& x, std::span<const Projection> projections) {
   }
 }
 
-// Outputs per task; `row_bytes` of the weights. The cut changes which thread computes an output, never its sum.
+// Outputs per task; `row_bytes` of the weights. This changes which thread computes an output, never its sum.
 int64_t TaskOuts(int64_t m, int64_t outs, int64_t row_bytes, int threads) {
   const int64_t fair = RoundUp((outs + 4 * threads - 1) / (4 * threads), kTileOuts);
   if (m > kDirectRows) return std::clamp(fair, kTileOuts, kPanelOuts);

@@ -1,4 +1,4 @@
-// SelectExact, MeasureMass and SumAttention: what true scores say. Every entry's key is read.
+// SelectExact, MeasureMass and SumAttention, which need true scores and so read every key.
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Scores of query head g become weights e^(score − maximum); returns their sum.
+// Turns the scores of query head g into weights e^(score − maximum); returns their sum.
 HWY_INLINE double WeighScores(float* scores, int64_t group, int64_t g, int64_t visible) {
   const DF d;
   const auto block = [&](int64_t b) { return scores + (b * group + g) * kScoreBlock; };
@@ -46,17 +46,17 @@ void FindMaxima(const ScoredRows& rows, int64_t group) {
     maxima.Add(rows.scores + (start - rows.first) * group, std::min(kScoreBlock, rows.last - start));
 }
 
-// The share of query head g's attention that lies on the listed rows. Its scores become weights.
+// The share of query head g's attention that falls on the listed rows. Turns its scores into weights.
 double ShareInside(float* scores, int64_t group, int64_t g, int64_t visible, const int32_t* rows, int64_t count) {
   const double total = WeighScores(scores, group, g, visible);
   double inside = 0;
   for (int64_t j = 0; j < count; ++j)
     inside += static_cast<double>(scores[(rows[j] / kScoreBlock * group + g) * kScoreBlock + rows[j] % kScoreBlock]);
   const double share = inside / total;
-  return share > 0 ? std::min(share, 1.0) : 0.0;  // a share that is not a number counts as none
+  return share > 0 ? std::min(share, 1.0) : 0.0;  // NaN counts as 0
 }
 
-// The weights of all query heads of a group, added to the priorities of rows [0, visible).
+// Adds the weights of all query heads of a group to the priorities of rows [0, visible).
 void AddShares(float* scores, int64_t group, int64_t visible, float* priorities) {
   for (int64_t g = 0; g < group; ++g) {
     const float share = static_cast<float>(1.0 / WeighScores(scores, group, g, visible));

@@ -1,4 +1,4 @@
-// RmsNorm and LayerNorm. A row's sums run in kLanes interleaved chains, joined by a fixed tree.
+// RmsNorm and LayerNorm. The sums of a row use kLanes interleaved chains, merged by a fixed tree.
 #include <cmath>
 
 #include "backend/cpu/cpu_backend.h"

@@ -1,6 +1,6 @@
-// The eviction state of layers that evict: who takes whose place, what selections and attention do to the priorities.
-// kv/retain.h defines it. A few bytes per row and step beside sketches and entries, so plain loops over the rows of a
-// head.
+// Eviction: the rows of new tokens, priorities after selections and attention, survivors of a prefill. kv/retain.h
+// defines them. Simple loops over the rows of a head, because this touches few bytes per row and step compared with
+// sketches and entries.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace infinigen {
 namespace {
 
-// The unprotected row with the smallest priority, among equals the oldest.
+// The unprotected row with the smallest priority; ties go to the oldest.
 int64_t Victim(const int32_t* positions, const float* priorities, int64_t rows, const Protection& protection) {
   int64_t victim = -1;
   float least = std::numeric_limits<float>::infinity();
@@ -42,7 +42,7 @@ void PriorityRows(const RetainRule& rule, const SelectRule& select, int64_t posi
     for (int64_t row = 0; row < all; ++row) priorities[row] = std::floor(priorities[row] / 2);
 }
 
-// The rows of [0, rows) that stay, ascending, into stay [quota]. order [rows] is scratch.
+// Writes the rows of [0, rows) that survive, ascending, to stay [quota]. order [rows] is scratch.
 void PickSurvivors(const float* priorities, int64_t rows, int64_t quota, const RetainRule& rule, int32_t* order,
                    int32_t* stay) {
   const Protection protection(rows, quota, rule.sinks);
@@ -127,7 +127,7 @@ void CpuBackend::SumColumns(Queue, const ConstTensor& queries, const TokenRun& r
     const ColumnTask task = task_of(index % heads, index / heads);
     WithAttentionOf(entries.layout.type, [&](auto typed) { typed.Norms(plan, task, scratch_of(thread)); });
   });
-  // A task owns some columns and adds to them token after token.
+  // A task owns a range of columns and adds the tokens to them in order.
   const int64_t columns = kAttentionChunk, runs = (length + columns - 1) / columns;
   pool_.Run(heads * runs, [&](int64_t index, int thread) {
     for (int64_t part = 0; part < parts; ++part) {
@@ -146,7 +146,7 @@ void CpuBackend::CopySurvivors(Queue, const RetainRule& rule, const LayerCache& 
   const size_t entry_bytes = from.entries.layout.entry_bytes();
   pool_.Run(from.retained.kv_heads, [&](int64_t head, int thread) {
     auto* order = reinterpret_cast<int32_t*>(private_[static_cast<size_t>(thread)].Reserve(rows));
-    int32_t* stay = to.retained.Positions(slot, head);  // a survivor's row was its position
+    int32_t* stay = to.retained.Positions(slot, head);  // until now, row = position
     const float* priorities = from.retained.Priorities(0, head);
     PickSurvivors(priorities, rows, quota, rule, order, stay);
     for (int64_t row = 0; row < quota; ++row) {

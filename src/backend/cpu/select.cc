@@ -1,4 +1,4 @@
-// Select: scores of sketches (sketch_score-inl.h), and the choice of rows from scores, for Select and SelectExact.
+// Select: scores of sketches (sketch_score-inl.h); and the choice of rows from scores, for all select operations.
 #include "backend/cpu/select.h"
 
 #include <cmath>
@@ -26,8 +26,8 @@ int64_t CountScoredHere(const Choice& choice, const ChoiceScratch& scratch) {
   return Chooser(choice, scratch).CountPassing();
 }
 void ScoreSketchRows(const SketchQuery& query, const std::byte* head, bool vnni, const ScoredRows& rows) {
-  // A block is scored in about the time that memory takes to answer, and in an order that the hardware does not
-  // foresee.
+  // Blocks prefetched ahead: scoring a block takes about the latency of memory, and the hardware does not predict the
+  // order of blocks.
   constexpr int64_t kBlocksAhead = 4;
   const int64_t block_bytes = static_cast<int64_t>(query.layout.block_bytes());
   const std::byte* block = head + rows.first / kScoreBlock * block_bytes;

@@ -1,34 +1,33 @@
-// Selection in two moves: scores of all visible rows of a KV head go into scratch, then the rows are chosen from there.
-// Private to the CPU backend; kv/selection.h defines what is chosen.
+// Selection in two steps: scores of all visible rows of a KV head go to scratch, then rows are chosen from them.
+// kv/select.h defines the choice. Private to the CPU backend.
 //
-// Scores [blocks][group][64]: a block's scores of all query heads lie together, so that choosing walks forward once.
-// They pass through L2 (16 bytes a row at group 4) rather than be computed twice: a row's relative score needs the
-// maxima over all rows, and estimates of the maxima from a sample are too far off to filter by.
+// Scores are [blocks][group][64]: a block's scores of all query heads are adjacent, so that choosing reads forward
+// once. They pass through L2 (16 bytes per row at group 4) rather than being computed twice: a relative score needs the
+// maxima over all rows, and maxima estimated from a sample are too inaccurate to filter by.
 //
-// Where rows are chosen in pages, a page takes the place of a row in all of this; it becomes its rows when they are
-// written.
+// If rows are selected by pages, a page takes the place of a row everywhere below, until its rows are written.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "backend/cpu/cpu_backend.h"
+#include "kv/index_view.h"
 #include "kv/selection_view.h"
-#include "kv/sketch_view.h"
 
 namespace infinigen {
 
 inline constexpr int64_t kScoreBlock = kSketchBlock;
-inline constexpr int64_t kLeastSampled = 1024;  // fewer rows are all candidates
-inline constexpr int64_t kMostSample = 2048;    // relative scores from which a floor is estimated
+inline constexpr int64_t kLeastSampled = 1024;  // with fewer rows, all are candidates
+inline constexpr int64_t kMostSample = 2048;    // relative scores in the sample that the floor is estimated from
 inline constexpr int64_t kChoiceBins = 1024;
 
-// Fewer rows than this are not worth a task of their own when one head's scores are made by several threads.
+// Rows per task, at least, when several threads compute the scores of one head.
 inline constexpr int64_t kLeastSegment = 4096;
 
 inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
 
-// The working memory of one choice, cut from scratch.
+// Working memory of one choice, inside a Scratch.
 struct ChoiceScratch {
   static int64_t Floats(int64_t group, int64_t visible, int64_t segments) {
     const int64_t padded = ScoreBlocks(visible) * kScoreBlock + kScoreBlock;
@@ -51,50 +50,49 @@ struct ChoiceScratch {
   }
 
   float* scores;    // [blocks][group][64]
-  float* maxima;    // [segments][group][16 lanes] of scores; when a choice is made, [group]
-  float* relative;  // candidates: relative score ...
-  int32_t* rows;    // ... and row
-  float* ties;      // pairs of both
+  float* maxima;    // [segments][group][16 lanes] of scores; during a choice [group]
+  float* relative;  // relative scores of the candidates
+  int32_t* rows;    // rows of the candidates
+  float* ties;      // (relative score, row) pairs
   float* sample;    // [kMostSample]
   uint32_t* bins;   // [kChoiceBins]
 };
 
-// What is asked for one (token, KV head).
+// The choice for one (token, KV head).
 struct Choice {
   SelectRule rule;
   int64_t group = 0;
-  int64_t segments = 1;  // runs of blocks that were scored apart
-  int64_t visible = 0;   // rows, or pages, with a score
-  int64_t current = 0;   // the last row: n = current + 1
-  // Where the layer evicts: the position of every row, and of the current token.
+  int64_t segments = 1;  // runs of blocks that were scored separately
+  int64_t visible = 0;   // rows, or pages, that have a score
+  int64_t current = 0;   // the current row; n = current + 1
+  // In layers that evict: the position of every row and of the current token.
   const int32_t* positions = nullptr;
   int64_t position = 0;
-  int64_t passing = -1;  // rows, given by mean counts; -1: counted here
-  int64_t page = 1;      // rows of a page
+  int64_t passing = -1;  // rows that pass the threshold, if mean counts set it; -1: count here
+  int64_t page = 1;      // rows per page
 };
 struct Chosen {
   int64_t chosen = 0;    // by score
   int64_t attended = 0;  // rows written
 };
 
-// Where the scores of rows (or pages) [first, last) of one KV head go; first is a multiple of 64, and there may be
-// none.
+// Output of scoring rows (or pages) [first, last) of one KV head. `first` is a multiple of 64; the range may be empty.
 struct ScoredRows {
   int64_t first = 0, last = 0;
-  float* scores = nullptr;  // [blocks][group][64], NaN past `last`
-  float* maxima = nullptr;  // [group][16]: the largest of each lane
+  float* scores = nullptr;  // [blocks][group][64], NaN from `last` on
+  float* maxima = nullptr;  // [group][16]: the largest score per lane
 };
 
-// What is kept of one (token, KV head) until its totals are added up.
+// Counts of one (token, KV head), kept until the totals are added up.
 struct Tally {
   int64_t passing = -1;
   Chosen chosen;
 };
 inline constexpr int64_t kTallyFloats = static_cast<int64_t>(sizeof(Tally) / sizeof(float));
 
-// rows [capacity] gets the attended rows, ascending. scratch holds the scores and the segments' maxima.
+// Writes the attended rows, ascending, to rows [capacity]. scratch holds the scores and the segments' maxima.
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity);
-// How many rows pass the threshold.
+// The number of rows that pass the threshold.
 int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
 
 template <class Score>
@@ -103,10 +101,10 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   CHECK(selection.kv_heads == heads);
   const int64_t tasks = batch.count * heads;
   if (tasks == 0) return;
-  // A team larger than the tasks makes the scores of a head in several segments, in memory that all of it sees.
+  // If there are more threads than tasks, several threads score one head in segments, in shared memory.
   const int64_t segments =
       std::clamp<int64_t>(call.max_rows / kLeastSegment, 1, std::max<int64_t>(1, threads() / tasks));
-  // By max_rows, not by the token: a growing context then grows all threads' scratch at once.
+  // Sized by max_rows, not by the token's own length, so that all threads' scratch grows at once.
   const int64_t most = (call.max_rows + call.page - 1) / call.page;
   const int64_t segment_rows = (ScoreBlocks(most) + segments - 1) / segments * kScoreBlock;
   const int64_t floats = ChoiceScratch::Floats(group, most, segments);
@@ -134,7 +132,7 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     score(task / heads, task % heads,
           ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16}, query);
   };
-  // Scores every (token, head), then does what is left.
+  // Scores every (token, head), then calls finish for it.
   const auto run = [&](auto&& finish) {
     if (segments == 1) {
       pool_.Run(tasks, [&](int64_t task, int thread) {

@@ -1,7 +1,8 @@
-// AppendSketches and SketchQueries: small products with a basis, and the rounding of key sketches into their blocks.
+// AppendSketches and SketchQueries: small products with a basis, and the quantisation of key sketches into their
+// blocks.
 //
-// Both products are x · matrix with matrix [head_dim][dims]: columns in lanes, one chain of fused multiply-adds over
-// head_dim, ascending, per output. So a sketch depends on its own row and the basis alone.
+// Both compute x · matrix, with matrix [head_dim][dims]: columns are in lanes, and each output is one chain of fused
+// multiply-adds over head_dim, ascending. So a sketch depends on its own row and the basis only.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -22,7 +23,7 @@ namespace infinigen::HWY_NAMESPACE {
 
 // ---- out = x · matrix.                        x [rows][inner], matrix [inner][cols], cols a multiple of 8
 
-// kRows x 2 vectors of accumulators; the counts say how many columns of each exist.
+// Uses kRows x 2 vectors of accumulators; the counts give the columns of each that exist.
 template <int kRows>
 HWY_NOINLINE void ProjectTile(const float* x, int64_t x_stride, const float* matrix, int64_t inner, int64_t cols,
                               int64_t first_count, int64_t second_count, float* out, int64_t out_stride) {
@@ -72,16 +73,15 @@ HWY_INLINE void Project(int64_t rows, const float* x, int64_t x_stride, const fl
   }
 }
 
-// ---- Rounding a sketch into its block; kv/sketch.h defines it.
+// ---- Quantising a sketch into its block, as kv/index.h defines
 
-// The smallest bf16 that is at least `value` ≥ 0, as the f32 that it stands for; the largest finite one if there is
-// none.
+// The smallest bf16 ≥ `value` ≥ 0, as f32; the largest finite one if there is none.
 inline float RoundUpToBf16(float value) {
   const float rounded = std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0xffffu) & 0xffff0000u);
   return std::isfinite(rounded) ? rounded : ToFloat(ToBF16(value));
 }
 
-// numbers [dims], dims a multiple of 8: the row's units and its scale.
+// Stores the units and the scale of one row. numbers [dims], dims a multiple of 8.
 inline void StoreRow(const SketchLayout& layout, const float* numbers, std::byte* block, int64_t row) {
   const int64_t units = layout.units();
   uint32_t* unit = reinterpret_cast<uint32_t*>(block) + row;
@@ -101,7 +101,7 @@ inline void StoreRow(const SketchLayout& layout, const float* numbers, std::byte
   float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   if (!std::isfinite(inverse)) inverse = 0.0f;
   const auto stored = [&](int64_t i, int32_t bias) {
-    // Adding and taking away 1.5 · 2^23 rounds to an integer, halves to even.
+    // Adding and subtracting 1.5 · 2^23 rounds to an integer, halves to even.
     const float value = std::clamp(finite(numbers[i]) * inverse, -most, most) + 12582912.0f - 12582912.0f;
     return static_cast<uint32_t>(static_cast<int32_t>(value) + bias);
   };
@@ -116,7 +116,7 @@ inline void StoreRow(const SketchLayout& layout, const float* numbers, std::byte
   }
 }
 
-// Tokens [first, first + count) of one slot's basis, one KV head: key rows to sketches.
+// Sketches the keys of tokens [first, first + count), which share a basis, for one KV head.
 void SketchKeys(const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
                 const LayerSketches& sketches, int64_t first, int64_t count, int64_t head) {
   constexpr int64_t kTokens = 4;
@@ -136,7 +136,7 @@ void SketchKeys(const TokenBatch& batch, const ConstTensor& keys, const SketchBa
   }
 }
 
-// The query heads of one KV head of one token.
+// Sketches the query heads of one token and KV head.
 void SketchQueryGroup(const float* queries, const float* basis, int64_t group, int64_t head_dim, int64_t dims,
                       float scale, float* out) {
   Project(group, queries, head_dim, basis, head_dim, dims, out, dims);
@@ -162,7 +162,7 @@ void CpuBackend::AppendSketches(Queue, const TokenBatch& batch, const ConstTenso
   CHECK(basis.kv_heads == heads && basis.dims == sketches.layout.dims && basis.head_dim <= kMaxHeadDim);
   CHECK(basis.dims % kSketchDimStep == 0 && basis.dims <= kMaxHeadDim);
   CHECK(keys.type == DType::kF32 && keys.cols == heads * basis.head_dim && keys.rows >= batch.count);
-  // A task is a stretch of tokens for one head, so that rows of the basis are loaded once for several of them.
+  // A task takes several tokens of one head, so that rows of the basis are loaded once for all of them.
   const auto run = [&](int64_t first, int64_t count, int64_t head) {
     while (count > 0) {
       int64_t same = 1;

@@ -1,12 +1,13 @@
-// The query sketches of one KV head, prepared for scoring. kv/sketch.h defines how integer types round a query: to 15
-// bits, value = number / scale.
+// The query sketches of one KV head, prepared for scoring. For integer sketches kv/index.h defines the rounding of a
+// query: to 15 bits, value = number / scale.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 
@@ -16,7 +17,7 @@ class SketchQuery {
  public:
   static int64_t Floats(const SketchLayout& layout, int64_t group) { return (2 * layout.dims + 2) * group; }
 
-  // numbers [group][dims]; scratch [Floats] holds what is prepared and outlives this.
+  // numbers [group][dims]; scratch [Floats] receives the prepared form and must outlive this object.
   SketchQuery(const SketchLayout& l, int64_t g, const float* n, float* scratch) : layout(l), group(g), numbers(n) {
     if (!layout.has_scales()) return;
     values = reinterpret_cast<int32_t*>(scratch);
@@ -30,12 +31,12 @@ class SketchQuery {
   SketchLayout layout;
   int64_t group;
   const float* numbers;       // [group][dims]
-  int32_t* values = nullptr;  // [group][dims]; all below for integer types only
-  // [dims / 4][group][2], words of four bytes: value = 128 · byte of the first + byte of the second.
+  int32_t* values = nullptr;  // [group][dims]; this and all below for integer types only
+  // [dims / 4][group][2], words of four bytes: value = 128 · byte of the first word + byte of the second.
   int32_t* quads = nullptr;
   // [dims / 4][group][2], words of two halves: values 0 and 2 of the four, then 1 and 3.
   int32_t* pairs = nullptr;
-  int32_t* bias = nullptr;  // [group]: what the key's values, stored as value + 128 or value + 8, add to a sum
+  int32_t* bias = nullptr;  // [group]: excess of a sum, since keys are stored as value + 128 or value + 8
   float* scale = nullptr;   // [group]
 
  private:
@@ -72,5 +73,14 @@ class SketchQuery {
     }
   }
 };
+
+// ---- Scores of one block of an integer sketch by AVX512-VNNI, which Highway 1.0.3 has no operation for: a
+// multiply-add of four bytes per 32-bit lane, u8 · s8, that is, one unit of the sketch times one word of `quads`.
+
+// Whether the processor has VNNI and Highway may use it (tests restrict a backend to one target). May take
+// microseconds: call it once.
+bool HasVnni();
+// scores [group][64]. Requires HasVnni().
+void ScoreBlockVnni(const SketchQuery& query, const std::byte* block, float* scores);
 
 }  // namespace infinigen

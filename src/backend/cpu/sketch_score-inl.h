@@ -1,5 +1,5 @@
-// Scores of sketches, once per SIMD target: rows in lanes, no sum across lanes. Integer types by exact integer sums,
-// bf16 by a chain of fused multiply-adds, ascending (kv/sketch.h).
+// Scores of sketches, compiled once per SIMD target: rows are in lanes, no sum crosses lanes. Integer types use exact
+// integer sums, bf16 a chain of fused multiply-adds, ascending (kv/index.h).
 #if defined(INFINIGEN_CPU_SKETCH_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_SKETCH_SCORE_INL_H_
 #undef INFINIGEN_CPU_SKETCH_SCORE_INL_H_
@@ -13,7 +13,6 @@
 
 #include "backend/cpu/select.h"
 #include "backend/cpu/sketch_query.h"
-#include "backend/cpu/sketch_score_vnni.h"
 #include "backend/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,7 +43,7 @@ HWY_INLINE VI LoadUnits(const std::byte* block, int64_t unit, int64_t row) {
   return hn::LoadU(DI(), reinterpret_cast<const int32_t*>(block) + unit * kSketchBlock + row);
 }
 
-// One unit's four (or eight) stored numbers times kHeads queries.
+// Multiplies one unit's four (or eight) stored numbers with kHeads queries.
 template <int kHeads>
 HWY_INLINE void AddQuad(VI bytes, const int32_t* pairs, VI (&sums)[kHeads]) {
   const VI mask = hn::Set(DI(), 0x00ff00ff);
@@ -55,7 +54,7 @@ HWY_INLINE void AddQuad(VI bytes, const int32_t* pairs, VI (&sums)[kHeads]) {
   }
 }
 
-// Query heads [first, first + kHeads) on one block of an integer type.
+// Query heads [first, first + kHeads) against one block of an integer type.
 template <int kHeads, SketchType kType>
 HWY_NOINLINE void ScoreIntegers(const SketchQuery& q, int64_t first, const std::byte* block, float* scores) {
   const DI d;
@@ -87,7 +86,7 @@ HWY_NOINLINE void ScoreIntegers(const SketchQuery& q, int64_t first, const std::
 template <int kHeads>
 HWY_NOINLINE void ScoreBf16(const SketchQuery& q, int64_t first, const std::byte* block, float* scores) {
   const DF d;
-  // Two vectors of rows hide some of the multiply-adds' latency.
+  // Two vectors of rows hide part of the latency of multiply-adds.
   constexpr int64_t kStep = std::min(2 * kLanes, kSketchBlock), kVectors = kStep / kLanes;
   const float* numbers = q.numbers + first * q.layout.dims;
   for (int64_t row = 0; row < kSketchBlock; row += kStep) {
@@ -127,7 +126,7 @@ HWY_INLINE void ScoreHeads(const SketchQuery& q, int64_t first, const std::byte*
   }
 }
 
-// One block: scores [group][64]. What stands past the last row is undefined.
+// Scores [group][64] of one block. Scores past the last row are undefined.
 HWY_INLINE void ScoreBlock(const SketchQuery& q, const std::byte* block, bool vnni, float* scores) {
   if (vnni && q.layout.has_scales()) return ScoreBlockVnni(q, block, scores);
   int64_t first = 0;

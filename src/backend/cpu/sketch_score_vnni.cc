@@ -1,7 +1,7 @@
-#include "backend/cpu/sketch_score_vnni.h"
-
+// ScoreBlockVnni (sketch_query.h), compiled for AVX512-VNNI only.
 #include <hwy/targets.h>
 
+#include "backend/cpu/sketch_query.h"
 #include "base/check.h"
 
 #if HWY_ARCH_X86
@@ -20,8 +20,8 @@
 namespace infinigen {
 namespace {
 
-// Query heads [first, first + kHeads). A query value is 128 · high byte + low byte: two exact sums, kVectors vectors of
-// 16 rows at a time, so that the chains of small groups do not wait for themselves.
+// Query heads [first, first + kHeads). A query value is 128 · high byte + low byte: two exact sums. Processes kVectors
+// vectors of 16 rows at a time, so that small groups do not wait for the latency of their own chain.
 template <int kHeads, int kVectors, bool kInt4>
 INFINIGEN_VNNI void ScoreHeads(const SketchQuery& q, int64_t first, const std::byte* block, float* scores) {
   const int64_t units = q.layout.units(), step = 2 * q.group;
@@ -83,7 +83,7 @@ INFINIGEN_VNNI void ScoreGroup(const SketchQuery& q, const std::byte* block, flo
 
 }  // namespace
 
-// Highway's AVX3_DL is a set of extensions of which this one is a part.
+// Highway's AVX3_DL is a set of extensions that includes VNNI.
 bool HasVnni() { return (hwy::SupportedTargets() & HWY_AVX3_DL) != 0; }
 
 void ScoreBlockVnni(const SketchQuery& query, const std::byte* block, float* scores) {

@@ -1,18 +1,19 @@
-// New keys and values become entries: one warp per (token, KV head, key or value). Entries may lie in pinned host
-// memory; a decode step writes a few rows, which needs no copy engine. Or they are copies buffer by, with other places.
+// Stores new keys and values as entries: one warp per (token, KV head, key or value). The pool may be pinned host
+// memory; a decode step writes only a few rows, so no copy engine is needed. AppendFetched stores to cells of a fetch
+// buffer instead.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 namespace {
 
 constexpr int kAppendWarps = 8;
 
-// Rows of quantised types have no alignment.
+// Quantised rows are not aligned.
 __device__ void StoreHeader(std::byte* to, const GroupHeader& header) {
   const uint16_t parts[2] = {header.scale.bits, header.minimum.bits};
   for (int i = 0; i < 2; ++i) {
@@ -21,7 +22,7 @@ __device__ void StoreHeader(std::byte* to, const GroupHeader& header) {
   }
 }
 
-// kv/store.cc is the definition. A group of 64 numbers: each lane has a neighbouring pair.
+// kv/store.cc is the definition. A group has 64 numbers; each lane takes two adjacent ones.
 template <class In>
 __device__ void StoreCodes(StoreType type, const In* numbers, int64_t dim, std::byte* row, int lane) {
   const int32_t largest = LargestCode(type);
@@ -66,15 +67,15 @@ __device__ void StoreNumbers(StoreType type, const In* numbers, int64_t dim, std
   }
 }
 
-// Where new entries go.
+// Where new entries are stored: in the pool, or in cells of a fetch buffer.
 struct Targets {
   TokenBatch batch;
   LayerEntries entries;
-  FetchBuffer buffer;  // with data: there, and not to entries
+  FetchBuffer buffer;  // if it has data, entries go here instead of the pool
   const int32_t* own = nullptr;
 
   const EntryLayout& layout() const { return buffer.data != nullptr ? buffer.layout : entries.layout; }
-  // Null: a copy that has no place.
+  // Null if the token has no cell.
   __device__ std::byte* Entry(int64_t token, int64_t head) const {
     const int64_t slot = batch.slots[token];
     if (buffer.data == nullptr) return entries.Entry(slot, head, batch.OwnRow(token, head));

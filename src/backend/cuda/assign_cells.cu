@@ -1,11 +1,12 @@
-// Where the rows of a selection are, and which are to be fetched: one block per (token, KV head), all on the device.
+// AssignCells: finds the cells of selected rows and lists the misses; one block per (token, KV head), all on the
+// device.
 //
-// A hot set is three tables. A list of n rows is looked up in one pass, which priorities the cells of rows that are
-// there (bits in shared memory) and leaves the others to be counted. Cells for those are the ones that were used
-// longest ago, found without sorting (radix_select.cuh) by age; cells with a priority are no candidates. The k-th
-// missing row takes the k-th of them. All orders are of rows and cells, so the tables are the same whoever came first.
+// A hot set consists of three tables (kv/selection_view.h). One pass looks up the n selected rows: hits set a bit for
+// their cell in shared memory, misses are counted. The misses take the least recently used cells without a bit, which a
+// radix selection by age finds without sorting (radix_select.cuh). The k-th miss takes the k-th of these cells. Ranks
+// depend on rows and cells only, so the result does not depend on the order in which threads run.
 //
-// A list that is longer than there are cells stays at home.
+// A selection with more rows than cells is read from the pool.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -24,12 +25,12 @@ struct FindCall {
   FetchShare share;
 };
 
-// One block's list and its outcome.
+// The selection of one block and the lists it writes.
 struct FindTask {
   int64_t token, head, slot;
   const int32_t* rows;
   int n;
-  int32_t own;  // row of the token itself
+  int32_t own;  // row of the token's own entry
   int32_t* cells;
   int32_t* misses;
 
@@ -46,7 +47,7 @@ struct FindTask {
   __device__ bool exceeds_buffer(const FindCall& call) const { return n > call.buffer.capacity; }
 };
 
-// By one thread. `misses` are fetched; all that cross the link may be more.
+// Called by one thread. `misses` is the number of fetched rows; `crossing` counts all rows read over the link.
 __device__ void Report(const FindCall& call, const FindTask& task, int32_t misses, int32_t own_cell, int32_t crossing) {
   call.list.MissCount(task.token, task.head) = misses;
   call.list.Own(task.token, task.head) = own_cell;
@@ -56,25 +57,25 @@ __device__ void Report(const FindCall& call, const FindTask& task, int32_t misse
   atomicAdd(reinterpret_cast<unsigned long long*>(&totals.fetched), static_cast<unsigned long long>(crossing));
 }
 
-// Whoever attends reads the pool.
-__device__ void StayHome(const FindCall& call, const FindTask& task) {
+// Marks every row as in the pool; attention then reads them there.
+__device__ void UsePool(const FindCall& call, const FindTask& task) {
   for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x))
     task.cells[i] = FetchList::InPool(task.rows[i]);
   if (threadIdx.x == 0) Report(call, task, 0, FetchList::InPool(task.own), task.n - 1);
 }
 
-// Without a hot set: the list's own order.
-__global__ void ListPlaces(const __grid_constant__ FindCall call) {
+// Without a hot set: cells follow the order of the selection.
+__global__ void AssignInOrder(const __grid_constant__ FindCall call) {
   __shared__ int own_item;
   const FindTask task(call);
-  if (task.exceeds_buffer(call)) return StayHome(call, task);
+  if (task.exceeds_buffer(call)) return UsePool(call, task);
   if (threadIdx.x == 0) own_item = -1;
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x))
     if (task.rows[i] == task.own) own_item = i;
   __syncthreads();
   const int own = own_item;
-  if (own < 0) __trap();  // a list without the token itself: a bug
+  if (own < 0) __trap();  // a selection without the token's own row: a bug
   const int own_taken = call.share.Takes(own) ? 1 : 0;
   for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x)) {
     task.cells[i] = i;
@@ -85,9 +86,9 @@ __global__ void ListPlaces(const __grid_constant__ FindCall call) {
   Report(call, task, misses, own, misses);
 }
 
-// ---- With one
+// ---- With a hot set
 
-// Everything of one (token, KV head) while its block runs.
+// State of one (token, KV head) while its block runs.
 struct HotTask : FindTask {
   int32_t* holds;
   int32_t* used;
@@ -105,10 +106,10 @@ struct HotTask : FindTask {
         capacity(static_cast<int>(call.buffer.capacity)),
         now(call.batch.Position(token)) {}
 
-  // Row number `rank` of those without a cell gets this one; the own row comes last.
-  __device__ int Homeless(uint32_t rank) const { return rank < missing ? misses[rank] : own_item; }
-  // By one thread.
-  __device__ void ForgetOwn() const {
+  // List index of the row that takes free cell number `rank`: the misses in order, then the token's own row.
+  __device__ int WithoutCell(uint32_t rank) const { return rank < missing ? misses[rank] : own_item; }
+  // Called by one thread.
+  __device__ void DropOwn() const {
     const int32_t cell = cell_of[own];
     if (cell < 0) return;
     holds[cell] = -1;
@@ -116,14 +117,14 @@ struct HotTask : FindTask {
   }
 };
 
-// Looks the list up; bits of `kept` are cells of rows that are there.
+// Looks up the selected rows. Bits of `kept` mark the cells of hits.
 __device__ void LookUp(HotTask& task, uint32_t* kept, RadixScratch& radix) {
   __shared__ int own_item, own_cell;
   for (int i = static_cast<int>(threadIdx.x); i < (task.capacity + 31) / 32; i += static_cast<int>(blockDim.x))
     kept[i] = 0;
   if (threadIdx.x == 0) own_item = own_cell = -1;
   __syncthreads();
-  constexpr int kBatch = 4;  // lookups on their way at a time
+  constexpr int kBatch = 4;  // lookups in flight per thread
   const int step = static_cast<int>(blockDim.x);
   for (int first = static_cast<int>(threadIdx.x); first < task.n; first += kBatch * step) {
     int32_t rows[kBatch], cells[kBatch];
@@ -147,14 +148,14 @@ __device__ void LookUp(HotTask& task, uint32_t* kept, RadixScratch& radix) {
   __syncthreads();
   task.own_item = own_item;
   task.own_cell = own_cell;
-  if (own_item < 0) __trap();  // a list without the token itself: a bug
+  if (own_item < 0) __trap();  // a selection without the token's own row: a bug
   const auto missing = [&](int64_t i) { return task.cells[i] < 0 && i != task.own_item; };
   task.missing = WriteRows(missing, task.n, task.misses, task.n, radix);
-  __syncthreads();  // others read the misses from here on
+  __syncthreads();  // other threads read the misses from here on
 }
 
-// The cells with a key above `least`, and the first `need` of those that have it, go to rows without one, in order. A
-// warp owns a run of cells: it counts, learns its ranks, and hands out.
+// Assigns cells to rows without one, in ascending order: all cells with a key above `least` and the first `need` cells
+// with key `least`. A warp owns a range of cells: it counts, learns its ranks, then assigns.
 template <class KeyOf>
 __device__ void HandOut(const HotTask& task, const KeyOf& key_of, const RadixBound& cut, int32_t* own_cell,
                         RadixScratch& radix) {
@@ -182,7 +183,7 @@ __device__ void HandOut(const HotTask& task, const KeyOf& key_of, const RadixBou
     const bool takes = cell < end && (key > cut.least || (tie && ties_before + __popc(tied & lower) < cut.need));
     const uint32_t takers = __ballot_sync(kAllLanes, takes);
     if (takes) {
-      const int item = task.Homeless(rank + __popc(takers & lower));
+      const int item = task.WithoutCell(rank + __popc(takers & lower));
       const int32_t leaves = task.holds[cell], row = task.rows[item];
       if (leaves >= 0) task.cell_of[leaves] = -1;
       task.cell_of[row] = cell;
@@ -196,31 +197,31 @@ __device__ void HandOut(const HotTask& task, const KeyOf& key_of, const RadixBou
   }
 }
 
-// Dynamic shared memory: a bit for every cell.
+// Dynamic shared memory: one bit per cell.
 __global__ void FindInHotSet(const __grid_constant__ FindCall call) {
   extern __shared__ uint32_t kept[];
   __shared__ RadixScratch radix;
   __shared__ int32_t own_cell;
   HotTask task(call);
   if (task.exceeds_buffer(call)) {
-    if (threadIdx.x == 0) task.ForgetOwn();
-    return StayHome(call, task);
+    if (threadIdx.x == 0) task.DropOwn();
+    return UsePool(call, task);
   }
   LookUp(task, kept, radix);
   if (threadIdx.x == 0) own_cell = task.own_cell;
 
-  // From here on the list's rows that are there are fixed. Keys: how long ago, 1 at least; 0 for those rows.
-  const uint32_t homeless = task.missing + (task.own_cell < 0 ? 1 : 0);
-  const uint32_t candidates = static_cast<uint32_t>(task.capacity - task.n) + homeless;
+  // From here on the hits are fixed. Keys are ages, at least 1; 0 for the cells of hits.
+  const uint32_t without_cell = task.missing + (task.own_cell < 0 ? 1 : 0);
+  const uint32_t candidates = static_cast<uint32_t>(task.capacity - task.n) + without_cell;
   const auto key_of = [&](int64_t cell) {
     if ((kept[cell / 32] >> (cell % 32) & 1) != 0) return 0u;
     return static_cast<uint32_t>(max(0, task.now - task.used[cell])) + 1;
   };
-  if (homeless > 0) {
-    const int bits = 32 - __clz(task.now + 2);  // of the largest key: of a cell that was never used
-    const RadixBound cut =
-        homeless == candidates ? RadixBound{0, 0, 0} : SelectLargest(key_of, task.capacity, homeless, bits, radix);
-    __syncthreads();  // cells are handed out while others look at their own only; own_cell is there
+  if (without_cell > 0) {
+    const int bits = 32 - __clz(task.now + 2);  // bits of the largest key, that of a cell never used
+    const RadixBound cut = without_cell == candidates ? RadixBound{0, 0, 0}
+                                                      : SelectLargest(key_of, task.capacity, without_cell, bits, radix);
+    __syncthreads();  // own_cell is set; from here on threads touch their own cells only
     HandOut(task, key_of, cut, &own_cell, radix);
   }
   __syncthreads();
@@ -253,9 +254,9 @@ void CudaBackend::AssignCells(Queue queue, const TokenBatch& batch, const Select
   const auto tasks = static_cast<unsigned>(batch.count * selection.kv_heads);
   const int64_t most = std::min(selection.capacity, buffer.capacity);
   if (!buffer.hot()) {
-    ListPlaces<<<tasks, most <= 1024 ? 128 : 512, 0, stream>>>(call);
+    AssignInOrder<<<tasks, most <= 1024 ? 128 : 512, 0, stream>>>(call);
   } else {
-    // As where rows are chosen: few cells, small blocks that hide each other's barriers.
+    // As in choose.cu: for few cells, small blocks hide each other's barriers.
     const size_t bytes = static_cast<size_t>((buffer.capacity + 31) / 32) * sizeof(uint32_t);
     AllowShared(*context_, FindInHotSet, bytes);
     FindInHotSet<<<tasks, buffer.capacity <= 4096 ? 256 : 1024, bytes, stream>>>(call);

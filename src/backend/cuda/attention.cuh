@@ -1,10 +1,10 @@
-// What prefill and decode share: which entries they read, how queries and outputs of any type are reached, and the
-// codes of quantised entries as f16. Private to backend/cuda.
+// Parts shared by prefill and decode attention: which entries are read, access to queries and outputs of any type, and
+// decoding of quantised entries to f16. Private to backend/cuda.
 //
-// Products run on tensor cores. Entries in bf16 and f16 are multiplied in their own type; f32 and quantised ones as
-// f16. A query is rounded to that type too, which changes nothing where the model computes in it. Scores are f32; they
-// get their scale, and the change from e to 2 as the base of exponentials, there. Weights are f32 in the sums that they
-// are divided by, and are rounded for the product with values: to nearest, so errors of many entries cancel.
+// Products run on tensor cores: bf16 and f16 entries in their own type, f32 and quantised entries in f16. Queries are
+// rounded to the same type, which changes nothing if the model computes in it. Scores are f32; the scale, and the
+// factor that turns base e into base 2, are applied to them. Weights are summed in f32 and rounded to nearest for the
+// product with the values, so that the errors of many entries cancel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,20 +17,19 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
 #include "kv/view.h"
 #include "tensor/view.h"
 
 namespace infinigen {
 
-// Heads are padded to 64, 128 or 256 columns. With whole groups of 8 numbers, entries of 16-bit types begin at
-// multiples of 16 bytes, quantised ones at multiples of 8, and single keys and values of theirs at multiples of 4.
+// Heads are padded to 64, 128 or 256 columns. head_dim is a multiple of 8, so 16-bit entries begin at multiples of 16
+// bytes, quantised entries at multiples of 8, and their single keys and values at multiples of 4.
 inline constexpr int64_t kLargestAttentionDim = 256;
 constexpr bool CudaAttentionSupports(const EntryLayout& layout) {
   return layout.head_dim > 0 && layout.head_dim % 8 == 0 && layout.head_dim <= kLargestAttentionDim;
 }
 
-// Scratch of AttendDecode and AttendSelected for `batch` tokens with lists of up to `tokens` rows.
+// Scratch of AttendDecode and AttendSelected for `batch` tokens that attend to up to `tokens` rows.
 constexpr int64_t kDecodeChunk = kExtentTokens;
 constexpr int64_t DecodeChunks(int64_t tokens) { return (tokens + kDecodeChunk - 1) / kDecodeChunk; }
 constexpr size_t AttentionScratchBytes(int64_t tokens, int64_t batch, int64_t heads, int64_t head_dim) {
@@ -40,8 +39,8 @@ constexpr size_t AttentionScratchBytes(int64_t tokens, int64_t batch, int64_t he
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kNoScore = -INFINITY;
 
-// Weights are 2^(score - largest + shift): f16 has no numbers below 2^-24, and few digits below 2^-14, which many small
-// weights would fall under.
+// Weights are 2^(score - largest + shift). Without the shift many small weights would fall below 2^-14, where f16 loses
+// digits, or below 2^-24, where it has no numbers.
 template <class T>
 inline constexpr float kWeightShift = std::is_same_v<T, __half> ? 8.0f : 0.0f;
 
@@ -56,7 +55,7 @@ void DispatchDim(int64_t head_dim, F&& f) {
     f(std::integral_constant<int, 256>());
 }
 
-// Room for one kernel's shared memory beyond the 48 KiB that need no asking. Once per kernel.
+// Requests the shared memory of one kernel if it needs more than the default 48 KiB. Once per kernel.
 template <auto kKernel>
 void AllowMostShared(int most_bytes) {
   static const bool asked = [&] {
@@ -68,7 +67,7 @@ void AllowMostShared(int most_bytes) {
   static_cast<void>(asked);
 }
 
-// The number that is multiplied in place of x: f16 ends at 65504.
+// x in the range of the type that is multiplied: f16 ends at 65504.
 template <class T>
 __device__ inline float Within(float x) {
   if constexpr (std::is_same_v<T, __half>) return fminf(fmaxf(x, -kLargestStored), kLargestStored);
@@ -83,7 +82,7 @@ __device__ inline void StoreNumber(const Tensor& x, int64_t at, float value) {
   else
     reinterpret_cast<__nv_bfloat16*>(x.data)[at] = __float2bfloat16_rn(value);
 }
-// Neighbours; `at` is even and rows begin at even places (PairsAligned).
+// Stores two adjacent numbers. `at` is even, and rows begin at even offsets (PairsAligned).
 __device__ inline void StorePair(const Tensor& x, int64_t at, float first, float second) {
   if (x.type == DType::kF32)
     *reinterpret_cast<float2*>(x.data + at * 4) = make_float2(first, second);
@@ -95,21 +94,21 @@ inline bool PairsAligned(const ConstTensor& x) {
   return x.stride % 2 == 0 && reinterpret_cast<uintptr_t>(x.data) % (2 * SizeOf(x.type)) == 0;
 }
 
-// ---- Codes. A byte of 0x64 above a code of up to 8 bits is the f16 number 1024 + code.
+// ---- Codes of quantised entries. A code of up to 8 bits below a byte 0x64 is the f16 number 1024 + code.
 
 inline constexpr float kCodeBias = 1024.0f;
 inline constexpr uint32_t kBiasBytes = 0x64646464u;
 
-// The codes of four bits at bits 4 · nibble of both halves of a register.
+// The 4-bit codes at bits 4 · nibble of both halves of a register.
 __device__ inline uint32_t BiasedNibbles(uint32_t halves, int nibble) {
   return ((halves >> (4 * nibble)) & 0x000f000fu) | 0x64006400u;
 }
 
-// Eight numbers of a quantised row as f16. `codes` is where they begin, at a multiple of 4 bytes.
+// Eight numbers of a quantised row as f16. `codes` points to their first byte, at a multiple of 4 bytes.
 __device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint32_t header) {
   const float2 scale_minimum = Halves(header);
   float scale = scale_minimum.x;
-  // Scales are rounded up, so the largest number may lie just above what f16 holds.
+  // Scales are rounded up, so the largest number may exceed the range of f16 slightly.
   const float largest = type == StoreType::kInt8 ? 255.0f : 15.0f;
   if (fmaf(largest, scale, scale_minimum.y) > kLargestStored) scale = (kLargestStored - scale_minimum.y) / largest;
   const __half2 scales = __half2half2(__float2half_rd(scale)), minima = __half2half2(__float2half_rn(scale_minimum.y));
@@ -121,7 +120,7 @@ __device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint
   if (type == StoreType::kInt8)
     return {number(__byte_perm(words[0], kBiasBytes, 0x4140)), number(__byte_perm(words[0], kBiasBytes, 0x4342)),
             number(__byte_perm(words[1], kBiasBytes, 0x4140)), number(__byte_perm(words[1], kBiasBytes, 0x4342))};
-  // Number i and number i + 4 come together.
+  // Yields numbers i and i + 4 together.
   const uint32_t a = number(BiasedNibbles(words[0], 0)), b = number(BiasedNibbles(words[0], 1));
   const uint32_t c = number(BiasedNibbles(words[0], 2)), d = number(BiasedNibbles(words[0], 3));
   return {__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632)};

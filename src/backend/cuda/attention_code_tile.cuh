@@ -1,11 +1,11 @@
-// Entries of int8 and int4 (attention_tile.cuh says what a tile is). With g = lane / 4 and t = lane % 4:
+// The tile of int8 and int4 entries (attention_tile.cuh explains tiles). With g = lane / 4 and t = lane % 4:
 //
 //     score = sum over groups of  scale · (Σ q · code) + minimum · Σ q
 //     value = sum over entries of (weight · scale) · code + weight · minimum
 //
-// Codes go to the tensor cores as 1024 + code, which is a matter of placing their bits; what the 1024 adds is known
-// (the sum of a group's queries, or of its scaled weights) and is taken off again in f32. Lanes take whole words of
-// codes, so the order of dims inside a product is that of words.
+// Codes enter the tensor cores as 1024 + code, which only takes bit operations. The contribution of the 1024 is known
+// (a multiple of the sum of a group's queries, or of its scaled weights) and is subtracted in f32. Lanes load whole
+// words of codes, so a product takes dims in the order of words.
 #pragma once
 
 #include "backend/cuda/attention_tile.cuh"
@@ -19,12 +19,12 @@ class CodeTile {
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = kDim == 256 ? 2 : 4;
   static constexpr int kStages = kDim == 256 ? 2 : 4;
-  // A weight times a scale stays below 65504: the largest scales are 514 and 8734.
+  // Keeps weight · scale below 65504: the largest scales are 514 and 8734.
   static constexpr float kShift = kBits == 8 ? 6.0f : 2.0f;
   static constexpr int kGroups = kDim / kStoreGroup;
   static constexpr int kGroupBytes = kStoreGroup * kBits / 8;
-  // Entries lie as in memory. Where the last group is short, what is read past it (and past the last row, up to a
-  // group) is multiplied by zeros, or makes sums that nobody reads: codes are finite, whatever they are.
+  // Entries are laid out as in memory. If the last group is short, a product reads past it, and past the last row by up
+  // to a group. These codes are multiplied by zeros or go to sums that are never read; any code is finite.
   static constexpr int StageBytes(const EntryLayout& layout) {
     return kTileRows * static_cast<int>(layout.entry_bytes()) + kGroupBytes;
   }
@@ -38,7 +38,7 @@ class CodeTile {
           const float2 rounded = Halves(query_[i / 2][i % 2]);
           partial[i / 8] += rounded.x + rounded.y;
         });
-    // Sums of head g, over the four lanes that share it; then those of heads 2t and 2t + 1.
+    // Sums of head g over the four lanes that share it; then those of heads 2t and 2t + 1.
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
       partial[j] += __shfl_xor_sync(~0u, partial[j], 1);
@@ -152,12 +152,12 @@ class CodeTile {
   }
 
  private:
-  // The dims of keys in pair f of B for step i, number x of the pair: words of codes in the order that lanes load them.
+  // Dims of keys in pair f of B for step i, number x of the pair: words of codes in the order in which lanes load them.
   __device__ static int KeyDim(int i, int f, int x) {
     const int t = threadIdx.x % 4;
     return kBits == 8 ? 16 * i + 4 * t + 2 * f + x : 64 * (i / 4) + 32 * (i % 4 / 2) + 8 * t + 2 * (i % 2) + f + 4 * x;
   }
-  // The dims of values in rows g (r = 0) and g + 8 (r = 1) of product i.
+  // Dims of values in rows g (r = 0) and g + 8 (r = 1) of product i.
   __device__ static int ValueDim(int i, int r) {
     const int g = threadIdx.x % 32 / 4;
     return kBits == 8 ? 64 * (i / 4) + 32 * (i % 4 / 2) + 4 * g + 2 * (i % 2) + r
@@ -189,7 +189,7 @@ class CodeTile {
     }
   }
 
-  // The tile's bytes in pieces of 8 or 16, entry after entry, one to a lane.
+  // Copies the tile's bytes in pieces of 8 or 16, entry by entry, one piece per lane.
   template <int kBytes>
   __device__ static void StagePieces(const TileShape& shape, int pieces, std::byte* to, const std::byte* const* entries,
                                      int count) {

@@ -1,12 +1,13 @@
-// Attention of single tokens to a list of rows: all of a sequence (AttendDecode) or those that were chosen
-// (AttendSelected, or AttendFetched by the places of their copies). It is bound by memory: every entry is read once,
-// for all query heads of its KV head.
+// Attention of single tokens to a list of rows: all rows of a sequence (AttendDecode) or the selected ones
+// (AttendSelected reads the pool, AttendFetched reads cells). It is bound by memory bandwidth: every entry is read
+// once, for all query heads of its KV head.
 //
-// A list is cut into chunks of 256 items, an extent where it holds all rows, and a chunk into equal shares for the
-// warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of asynchronous
-// copies and no barrier but its own. The shares are merged in order, then, by a second kernel, the chunks: each is a
-// largest score, a sum of weights and a weighted sum of values. Cuts and order follow from places in the list alone. So
-// the list of all rows gives AttendDecode's result bit for bit, and neighbours in a batch change nothing.
+// A list is divided into chunks of 256 items (one extent if the list holds all rows), and a chunk into equal shares for
+// the warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of
+// asynchronous copies and no barriers with other warps. The partial results (largest score, sum of weights, weighted
+// sum of values) of the shares are merged in order; a second kernel merges those of the chunks. Divisions and order
+// depend on positions in the list only. So the list of all rows gives AttendDecode's result bit for bit, and other
+// tokens of the batch change nothing.
 #include <algorithm>
 
 #include "backend/cuda/attention.cuh"
@@ -24,18 +25,18 @@ struct DecodeCall {
   Tensor out;           // the same shape
   const int32_t* slots = nullptr;
   const int32_t* rows = nullptr;
-  Selection selection;  // without rows: all
+  Selection selection;  // no rows: all rows
   LayerEntries entries;
-  FetchBuffer buffer;  // with data: rows are places in it, or at home in the entries
-  int group = 0;       // query heads of a KV head
-  int parts = 0;       // of a group, 8 heads each
+  FetchBuffer buffer;  // if it has data, rows are cells of it, or rows of the pool
+  int group = 0;       // query heads per KV head
+  int parts = 0;       // parts of a group, 8 heads each
   int heads = 0;
-  float scale = 0;  // of scores, to base 2
+  float scale = 0;  // scale of scores, to base 2
   uint32_t piece_inverse = 0;
   int stage_bytes = 0;
-  int64_t chunks = 0;      // that there is room for
-  float* sums = nullptr;   // [tokens][heads][chunks][dim] of weighted values
-  float2* tops = nullptr;  // [tokens][heads][chunks] largest score to base 2, sum of weights
+  int64_t chunks = 0;      // chunks that scratch has room for
+  float* sums = nullptr;   // [tokens][heads][chunks][dim] weighted sums of values
+  float2* tops = nullptr;  // [tokens][heads][chunks] largest score (base 2), sum of weights
 
   __device__ int Items(int64_t token, int64_t kv_head) const {
     return selection.rows == nullptr ? rows[token] + 1 : selection.Count(token, kv_head);
@@ -45,22 +46,22 @@ struct DecodeCall {
   }
 };
 
-// A warp's share of a chunk.
+// One warp's share of a chunk.
 struct Share {
   int64_t token = 0;
   int kv_head = 0;
-  int first = 0;  // item
+  int first = 0;  // first item
   int count = 0;
 };
 
-// What a lane knows of heads 2t and 2t + 1.
+// This lane's state for heads 2t and 2t + 1.
 struct Softmax {
   float top[2] = {kNoScore, kNoScore};
-  float sum[2] = {0, 0};  // of this lane's entries
+  float sum[2] = {0, 0};  // over this lane's entries
 };
 
-// Where the share's entries lie; places past its end repeat the first, so that every one of them can be named in a
-// copy.
+// Writes the addresses of the share's entries. Items past its end repeat the first address, so that every address is
+// valid for a copy.
 __device__ void FindEntries(const DecodeCall& call, const Share& share, int capacity, const std::byte** found) {
   if (share.count == 0) return;
   const int64_t slot = call.slots[share.token];
@@ -77,7 +78,7 @@ __device__ void FindEntries(const DecodeCall& call, const Share& share, int capa
   }
 }
 
-// One tile's scores to weights, and its values to the sums.
+// Turns the scores of one tile into weights and adds its weighted values to the sums.
 template <class Tile>
 __device__ void AttendTile(const DecodeCall& call, const TileShape& shape, const std::byte* data, int count, Tile& tile,
                            Softmax& softmax) {
@@ -95,7 +96,7 @@ __device__ void AttendTile(const DecodeCall& call, const TileShape& shape, const
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
     next[x] = fmaxf(softmax.top[x], top);
   }
-  // A factor of 1 would change nothing, so leaving it out does not either.
+  // Skipped if every factor is 1, which changes nothing.
   if (__any_sync(~0u, next[0] > softmax.top[0] || next[1] > softmax.top[1])) {
     const float first = Exp2(softmax.top[0] - next[0]), second = Exp2(softmax.top[1] - next[1]);
     tile.Rescale(first, second);
@@ -114,7 +115,7 @@ __device__ void AttendTile(const DecodeCall& call, const TileShape& shape, const
   tile.AddValues(shape, data, weights);
 }
 
-// The shares of a chunk, one per warp, in shared memory.
+// The partial results of a chunk's shares, one per warp, in shared memory.
 template <class Tile>
 struct ShareSums {
   static constexpr int kStride = Tile::kPadded + 4;  // lanes of different heads write to different banks
@@ -143,7 +144,7 @@ __device__ void PutShare(Tile& tile, const Softmax& softmax, ShareSums<Tile>& sh
   }
 }
 
-// In the order of warps, which is the list's.
+// Merges the shares in the order of warps, which is the order of the list.
 template <class Tile>
 __device__ void MergeShares(const DecodeCall& call, const ShareSums<Tile>& shares, int64_t token, int first_head,
                             int heads, int64_t chunk) {
@@ -171,7 +172,7 @@ __device__ void MergeShares(const DecodeCall& call, const ShareSums<Tile>& share
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
     AttendChunks(const __grid_constant__ DecodeCall call) {
-  extern __shared__ uint4 shared[];  // [warps][stages] tiles; the shares' sums after them in time
+  extern __shared__ uint4 shared[];  // [warps][stages] tiles; later the partial results
   constexpr int kShare = static_cast<int>(kDecodeChunk) / Tile::kWarps;
   __shared__ const std::byte* found[Tile::kWarps][kShare];
   const int warp = threadIdx.x / 32, kv_head = blockIdx.y / call.parts, part = blockIdx.y % call.parts;
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
       __syncwarp();
       stage(i + Tile::kStages, share.count);
     }
-    __syncthreads();  // from here on the stages' memory is the shares'
+    __syncthreads();  // from here on this memory holds the partial results
     PutShare(tile, softmax, shares);
     __syncthreads();
     MergeShares(call, shares, token, first_head, shape.heads, chunk);
@@ -223,10 +224,11 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
   }
 }
 
-// The chunks of one (head, token) in a fixed order: every kSlices-th by the same threads, then slice after slice.
+// Merges the chunks of one (head, token) in a fixed order: each slice of threads takes every kSlices-th chunk, then the
+// slices are merged in order.
 constexpr int kMergeThreads = 512;
 
-// Grid: (heads, tokens). kDim / 4 threads to a slice.
+// Grid: (heads, tokens). A slice has kDim / 4 threads.
 template <int kDim>
 __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_constant__ DecodeCall call) {
   constexpr int kColumns = kDim / 4, kSlices = kMergeThreads / kColumns;
@@ -294,7 +296,7 @@ void Launch(const CudaContext& context, DecodeCall call, int64_t tokens, int64_t
   CUDA_CHECK_LAUNCH();
 }
 
-// `most` items at most in a list; `blocks` at most for each.
+// `most`: longest list; `blocks`: most blocks per list.
 void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, int64_t tokens, int64_t most,
             int64_t blocks, cudaStream_t stream) {
   const EntryLayout& layout = call.entries.layout;
@@ -325,8 +327,8 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   });
 }
 
-// There is room for lists that are far longer than most: few blocks, which take several chunks where there are more,
-// rather than many that find nothing to do.
+// There is room for lists that are far longer than most are. Launches few blocks, which take several chunks of a long
+// list each, rather than many that find nothing to do.
 void AttendLists(CudaContext& context, const DecodeCall& call, const AttentionShape& shape, int64_t tokens,
                  cudaStream_t stream) {
   const int64_t lists = std::max<int64_t>(1, tokens * call.entries.layout.kv_heads);
@@ -340,7 +342,7 @@ void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const To
                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
-  // A whole prompt that attends as steps goes in parts that what was reserved for steps holds.
+  // A whole prompt that attends like decode steps is divided into parts that fit the scratch reserved for steps.
   const size_t token_bytes = AttentionScratchBytes(max_rows, 1, shape.heads, entries.layout.head_dim);
   const auto together = std::max<int64_t>(8, static_cast<int64_t>(context_->scratch.bytes() / token_bytes));
   for (int64_t first = 0; first < batch.count; first += together) {

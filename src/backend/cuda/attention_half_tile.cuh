@@ -1,4 +1,5 @@
-// 16-bit entries, or f32 ones that are rounded to f16 on their way (attention_tile.cuh says what a tile is).
+// The tile of 16-bit entries, and of f32 entries, which are rounded to f16 when they are copied (attention_tile.cuh
+// explains tiles).
 #pragma once
 
 #include "backend/cuda/attention_tile.cuh"
@@ -9,11 +10,11 @@ template <class T, int kDim>
 class HalfTile {
  public:
   static constexpr int kPadded = kDim;
-  static constexpr int kWarps = kDim == 256 ? 2 : 4;  // that three blocks fit the memory of a multiprocessor
+  static constexpr int kWarps = kDim == 256 ? 2 : 4;  // so that three blocks fit into a multiprocessor's shared memory
   static constexpr int kBlocks = 3;
   static constexpr int kStages = kDim == 64 ? 4 : 2;
   static constexpr float kShift = kWeightShift<T>;
-  // Rows are a multiple of 128 bytes and 16 apart: the eight rows of a matrix lie in different banks.
+  // A row is a multiple of 128 bytes plus 16: the eight rows of a matrix lie in different banks.
   static constexpr int kRowBytes = 4 * kDim + 16;
   static constexpr int StageBytes(const EntryLayout&) { return kTileRows * kRowBytes; }
 
@@ -30,9 +31,9 @@ class HalfTile {
       for (float& x : rows) x = 0;
   }
 
-  // `count` entries; the rest of the tile is zero. Keys are padded with zeros.
+  // Copies `count` entries and fills the rest of the tile, and the padding of keys, with zeros.
   __device__ static void Stage(const TileShape& shape, std::byte* to, const std::byte* const* entries, int count) {
-    constexpr int kPieces = kDim / 8;  // of a key
+    constexpr int kPieces = kDim / 8;  // pieces per key
     const int lane = threadIdx.x % 32, pieces = shape.dim / 8;
     if constexpr (std::is_same_v<T, __half>)
       if (shape.type == StoreType::kF32) return StageRounded(shape, to, entries, count);
@@ -65,7 +66,7 @@ class HalfTile {
     for (auto& rows : sum_) rows[0] *= first, rows[1] *= second, rows[2] *= first, rows[3] *= second;
   }
 
-  // weights: of entries g, g, g + 8, g + 8 for heads 2t, 2t + 1, 2t, 2t + 1.
+  // weights: for entries g, g, g + 8, g + 8 and heads 2t, 2t + 1, 2t, 2t + 1.
   __device__ void AddValues(const TileShape&, const std::byte* tile, const float (&weights)[4]) {
     const uint32_t low = Transpose(Pair<T>(weights[0], weights[1])), high = Transpose(Pair<T>(weights[2], weights[3]));
     // Matrices: dims 0 and 8 of entries 0 to 7, then of 8 to 15.
@@ -79,7 +80,7 @@ class HalfTile {
     }
   }
 
-  // use(dim, sum of head 2t, sum of head 2t + 1) for the dims of this lane.
+  // Calls use(dim, sum of head 2t, sum of head 2t + 1) for the dims of this lane.
   template <class Use>
   __device__ void ForSums(Use use) {
     const int g = threadIdx.x % 32 / 4;

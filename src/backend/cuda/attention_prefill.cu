@@ -1,17 +1,16 @@
-// Attention of a run of tokens to everything before them, without a matrix of scores: the flash form.
+// Attention of a run of tokens to everything before them, without storing the matrix of scores (flash attention).
 //
-// A block has 128 queries of one head (64 where heads are wide), a warp 32 of them, and walks the keys in tiles of 64.
-// A warp's scores become weights where they are: the accumulators of Q · Kᵀ are, rounded, the left factor of P · V.
-// Largest score and sum of weights run along, and what was summed before a larger score came is scaled down.
+// A block has 128 queries of one head (64 if heads are wide), 32 per warp, and walks the keys in tiles of 64. Scores
+// become weights in registers: the accumulators of Q · Kᵀ, rounded, are the left factor of P · V. The largest score and
+// the sum of weights are kept as running values; when a larger score appears, the sums so far are scaled down.
 //
-// While a tile is multiplied, the next one is on its way to shared memory. 16-bit entries are copied as they are, keys
-// and values as two matrices whose rows are pieces of 16 bytes, permuted so that eight rows of a column lie in
-// different banks. Other entries pass through a step that turns them into f16: quantised ones from a copy of their
-// bytes, f32 from memory.
+// While one tile is multiplied, the next is copied to shared memory. 16-bit entries are copied unchanged: keys and
+// values are two matrices whose rows are pieces of 16 bytes, permuted so that eight rows of a column lie in different
+// banks. Other entries are converted to f16: quantised ones from a copy of their bytes, f32 ones from global memory.
 //
-// Blocks begin with the last queries, which have the most to do, and the heads that share a KV head are neighbours and
-// find each other's tiles in the L2 cache. Tiles past the last query of a warp are skipped, and masks are applied to
-// tiles on the diagonal only.
+// Blocks with the last queries, which have the most work, start first. Heads that share a KV head are adjacent, so they
+// find each other's tiles in the L2 cache. Tiles past the last query of a warp are skipped; masks are applied only to
+// tiles on the diagonal.
 #include "backend/cuda/attention_prefill.cuh"
 #include "backend/cuda/check.h"
 #include "backend/cuda/context.h"
@@ -20,13 +19,13 @@
 namespace infinigen {
 namespace {
 
-// One warp's queries, 16 · kParts of them.
+// The 16 · kParts queries of one warp.
 template <class S>
 class WarpAttention {
  public:
   using T = typename S::Number;
 
-  // limit: the last row that the warp's first query sees.
+  // limit: the last row that the warp's first query attends to.
   __device__ WarpAttention(const std::byte* queries, float scale, int limit)
       : scale_(scale), limit_(limit), queries_(SharedAddress(queries)) {
 #pragma unroll
@@ -50,7 +49,7 @@ class WarpAttention {
     AddValues(keys + S::kTileBytes / 2, scores);
   }
 
-  // put(query of the warp, dim, first, second) for pairs of numbers.
+  // Calls put(query of the warp, dim, first, second) for pairs of numbers.
   template <class Put>
   __device__ void Finish(Put put) {
     const int lane = threadIdx.x % 32;
@@ -73,7 +72,7 @@ class WarpAttention {
   using Scores = float[S::kParts][S::kKeys / 8][4];
 
   __device__ void Score(uint32_t keys, Scores& scores) const {
-    // Matrices of queries: rows 0 and 8 of 8 dims, then of the next 8. Of keys: 8 keys, twice 8 dims, then 8 more keys.
+    // Query matrices: rows 0 and 8 of 8 dims, then of the next 8. Key matrices: 8 keys, twice 8 dims, then 8 more keys.
     const int lane = threadIdx.x % 32, r = lane % 8;
     const uint32_t query_row = queries_ + lane % 16 * S::kRowBytes, query_piece = (lane / 16 ^ r) * 16;
     const uint32_t key_row = keys + (r + lane / 16 * 8) * S::kRowBytes, key_piece = (lane / 8 % 2 ^ r) * 16;
@@ -109,7 +108,7 @@ class WarpAttention {
         }
   }
 
-  // Scores to weights. Row 0 is in every query's first tile, so the largest score is one.
+  // Turns scores into weights. Every query's first tile contains row 0, so its largest score is never a masked one.
   __device__ void Weigh(float (&scores)[S::kKeys / 8][4], int part) {
     float next[2] = {top_[part][0], top_[part][1]};
 #pragma unroll
@@ -172,7 +171,7 @@ class WarpAttention {
   float scale_;
   int limit_;
   uint32_t queries_;
-  float top_[S::kParts][2], sum_[S::kParts][2];  // of rows g and g + 8; sums of this lane's columns
+  float top_[S::kParts][2], sum_[S::kParts][2];  // of rows g and g + 8; sums over this lane's columns
   float out_[S::kParts][S::kPieces][4];
 };
 
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid
   const int count = static_cast<int>(last_row / S::kKeys) + 1, raw_bytes = S::RawBytes(call.entries.layout);
   const int own = static_cast<int>(threadIdx.x) / 32 * 16 * S::kParts;
 
-  // The next tile's copy, wherever tile number `tile` goes.
+  // Starts the copy of tile number `tile`.
   const auto copy = [&](int tile) {
     if (tile < count) {
       const TileEntries<S> entries(call, kv_head, tile);
@@ -205,7 +204,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid
 
   for (int tile = 0; tile < count; ++tile) {
     WaitCopies<0>();
-    __syncthreads();  // the tile is there, and nobody reads the last one any more
+    __syncthreads();  // the tile has arrived, and all threads have read the last one
     copy(tile + 1);
     const std::byte* at = tiles + tile % 2 * S::kTileBytes;
     if constexpr (S::kConverts) {

@@ -1,4 +1,4 @@
-// What prefill attention works on and how it comes to shared memory. Private to attention_prefill.cu.
+// Operands of prefill attention and their copies to shared memory. Private to attention_prefill.cu.
 #pragma once
 
 #include "backend/cuda/attention.cuh"
@@ -13,25 +13,25 @@ struct PrefillCall {
   LayerEntries entries;
   int64_t slot = 0, first_row = 0, count = 0;
   int group = 0;
-  float scale = 0;  // of scores, to base 2
+  float scale = 0;  // scale of scores, to base 2
   bool aligned_queries = false, aligned_pairs = false;
 };
 
-// T: the type that is multiplied. kConvert: entries are not of that type.
+// T: the type that is multiplied. kConvert: entries have another type.
 template <class T, bool kConvert, int kDim>
 struct PrefillShape {
   using Number = T;
   static constexpr bool kConverts = kConvert;
   static constexpr int kPadded = kDim;
-  static constexpr int kParts = kDim == 256 ? 1 : 2;   // 16 queries each, of a warp
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;  // of a tile
+  static constexpr int kParts = kDim == 256 ? 1 : 2;   // 16 queries each, per warp
+  static constexpr int kKeys = kDim == 256 ? 32 : 64;  // keys per tile
   static constexpr int kQueries = kPrefillWarps * 16 * kParts;
   static constexpr int kRowBytes = 2 * kDim;
-  static constexpr int kPieces = kDim / 8;  // of a row, 16 bytes each
+  static constexpr int kPieces = kDim / 8;  // 16-byte pieces per row
   static constexpr int kQueryBytes = kQueries * kRowBytes;
   static constexpr int kTileBytes = 2 * kKeys * kRowBytes;  // keys, then values
 
-  // Queries, then two tiles; or one tile and the bytes of two quantised ones.
+  // Shared memory holds the queries, then two tiles; or one tile and the bytes of two quantised ones.
   static constexpr int RawBytes(const EntryLayout& layout) {
     return IsQuantised(layout.type) ? kKeys * static_cast<int>(layout.entry_bytes()) : 0;
   }
@@ -40,7 +40,7 @@ struct PrefillShape {
   }
 };
 
-// Where a piece of a row lies in a matrix of rows in shared memory.
+// Offset of a piece in a matrix of rows in shared memory.
 template <class S>
 __device__ inline int PieceAt(int row, int piece) {
   return row * S::kRowBytes + ((piece ^ (row & 7)) * 16);
@@ -61,7 +61,7 @@ __device__ inline void LoadEight(const Number* from, bool aligned, float (&to)[8
   for (int i = 0; i < 8; ++i) to[i] = AsFloat(numbers[i]);
 }
 
-// Queries [first, first + kQueries) of a head; those past the run are zero.
+// Copies queries [first, first + kQueries) of a head; those past the run are zero.
 template <class S, class Number>
 __device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head, std::byte* to) {
   const int dim = static_cast<int>(call.entries.layout.head_dim);
@@ -91,7 +91,7 @@ __device__ void LoadQueries(const PrefillCall& call, int64_t first, int64_t head
     LoadQueries<S, __nv_bfloat16>(call, first, head, to);
 }
 
-// The entries of tile `tile`: its first row, and how many there are. A tile does not cross extents.
+// The entries of tile `tile`: first row and count. A tile does not cross extents.
 template <class S>
 struct TileEntries {
   __device__ TileEntries(const PrefillCall& call, int64_t kv_head, int tile) {
@@ -103,7 +103,7 @@ struct TileEntries {
   int count;
 };
 
-// Asynchronous: a tile as it is. Rows past the sequence's end and dims past the head's are zero.
+// Starts an asynchronous copy of a tile. Rows past the end of the sequence and dims past the head are zero.
 template <class S>
 __device__ void CopyTile(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
   const int pieces = static_cast<int>(call.entries.layout.head_dim) / 8, key_bytes = pieces * 16;
@@ -117,7 +117,7 @@ __device__ void CopyTile(const PrefillCall& call, const TileEntries<S>& entries,
     CopyAsync<16>(base + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece), from, present);
   }
 }
-// Asynchronous: the bytes of a quantised tile.
+// Starts an asynchronous copy of the bytes of a quantised tile.
 template <class S>
 __device__ void CopyRaw(const PrefillCall& call, const TileEntries<S>& entries, std::byte* to) {
   const int entry_bytes = static_cast<int>(call.entries.layout.entry_bytes()), bytes = entries.count * entry_bytes;
@@ -129,7 +129,7 @@ __device__ void CopyRaw(const PrefillCall& call, const TileEntries<S>& entries, 
       CopyAsync<8>(SharedAddress(to) + at, entries.from + at, true);
   }
 }
-// From the copy of a quantised tile, or an f32 tile in memory, to f16.
+// Converts the copy of a quantised tile, or an f32 tile in global memory, to f16.
 template <class S>
 __device__ void ConvertTile(const PrefillCall& call, const std::byte* entries, int count, std::byte* to) {
   const EntryLayout& layout = call.entries.layout;

@@ -1,4 +1,4 @@
-// What the memories give at most, measured the plain way: the figures that steps are compared with.
+// Measures the peak speeds of device memory and link, which step times are compared with.
 #include <algorithm>
 
 #include "backend/cuda/check.h"
@@ -15,10 +15,10 @@ __global__ void ReadAll(const uint4* data, size_t count, uint32_t* out) {
     const uint4 v = data[i];
     sum += v.x ^ v.y ^ v.z ^ v.w;
   }
-  if (sum == 0x9e3779b9) *out = sum;  // so that nothing is optimised away
+  if (sum == 0x9e3779b9) *out = sum;  // keeps the reads from being optimised away
 }
 
-// GB/s of the best of a few runs.
+// GB/s of the fastest of several runs.
 template <class Work>
 double Best(cudaStream_t stream, const Work& work) {
   cudaEvent_t begin = nullptr, end = nullptr;

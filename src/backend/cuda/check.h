@@ -1,7 +1,8 @@
-// CUDA's and cuBLASLt's errors. What fails here is a bug or a lost device: both end the program with the place. What
-// can be refused for want of memory is asked for with Asked, which hands the answer on. Beside that, driver and
-// libraries take memory of their own at times when nothing can be handed back (a kernel's code, on its first launch):
-// where none is left, that is the end too, but with a sentence instead of a signal.
+// Error handling for CUDA and cuBLASLt. There are two cases:
+//  * CUDA_CHECK and friends: a failure is a bug or a lost device. The program ends and prints the source line.
+//  * Asked(): the call may fail for lack of memory. The failure is returned as a Status.
+// The driver and the libraries also allocate memory on their own, for example for a kernel's code at its first launch.
+// That cannot be handed back to a caller: the program ends, but with a readable message.
 #pragma once
 
 #include <cublasLt.h>
@@ -18,8 +19,8 @@ namespace infinigen {
                                     bool out_of_memory) {
   if (out_of_memory) {
     std::fprintf(stderr,
-                 "infinigen: the GPU has no memory left for its driver and libraries (%s:%d); a smaller "
-                 "--device-memory leaves them more\n",
+                 "infinigen: out of GPU memory in the driver or a library (%s:%d); "
+                 "lower --device-memory to leave them more\n",
                  file, line);
     std::_Exit(1);
   }
@@ -29,8 +30,8 @@ namespace infinigen {
 
 inline Status Asked(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return Ok();
-  cudaGetLastError();  // it was only an answer
-  return Exhausted("the GPU's driver gave no {}: {}", what, cudaGetErrorString(status));
+  cudaGetLastError();  // clears the error, which has been handled
+  return Exhausted("the GPU driver could not provide: {} ({})", what, cudaGetErrorString(status));
 }
 
 }  // namespace infinigen
@@ -49,5 +50,5 @@ inline Status Asked(cudaError_t status, const char* what) {
                               cublas_status == CUBLAS_STATUS_ALLOC_FAILED);                      \
   } while (false)
 
-// After a launch: its configuration was wrong, which is a bug.
+// After a launch. A failure means a wrong launch configuration, which is a bug.
 #define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())

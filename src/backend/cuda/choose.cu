@@ -1,14 +1,14 @@
-// The choice of rows from scores of any kind (select.cuh), by kv/selection.h.
+// Chooses rows from scores of any kind (select.cuh), as kv/select.h defines.
 //
-// Few rows: one block per (token, KV head) keeps the keys of all items in shared memory, counts, cuts off the largest
-// (radix_select.cuh) and writes the rows that are attended, in ascending order. With many rows one block would walk
-// over memory again and again while most of the GPU looks on: choose_split.cu.
+// For few rows, one block per (token, KV head) keeps the keys of all items in shared memory, counts, finds the cut
+// (radix_select.cuh) and writes the attended rows in ascending order. For many rows, one block would read memory
+// repeatedly while most of the GPU is idle: choose_split.cu.
 #include "backend/cuda/choose.cuh"
 
 namespace infinigen {
 namespace {
 
-// 16 rows for each of 256 threads: many small blocks on a processor hide each other's barriers.
+// 16 rows for each of 256 threads: many small blocks on a multiprocessor hide each other's barriers.
 constexpr int kThreads = 256;
 constexpr int64_t kFewRows = 4096;
 
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(kThreads) void ChooseRowsKernel(TokenBatch batch, S
 }  // namespace
 
 bool SplitsChoice(const SelectCall& call) {
-  return call.mean_counts || call.max_rows > kFewRows;  // a head has to know the others' counts
+  return call.mean_counts || call.max_rows > kFewRows;  // mean counts need the counts of all heads
 }
 
 void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,

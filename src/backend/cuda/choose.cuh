@@ -1,8 +1,9 @@
-// What both ways to choose rows share: one block per task (choose.cu) and many (choose_split.cu). Private to
+// Parts shared by the two ways to choose rows: one block per task (choose.cu) and many (choose_split.cu). Private to
 // backend/cuda.
 //
-// The relative score r ≤ 0 of an item becomes a key of 31 bits: larger r, larger key; 0 where r is not a number. A
-// threshold on r is one on keys. What is chosen is then a cut (radix_select.cuh): a key, and among equals an age.
+// The relative score r ≤ 0 of an item becomes a key of 31 bits: the larger r, the larger the key; NaN becomes 0. A
+// threshold on r is a threshold on keys. The choice is then a cut (radix_select.cuh): a key and, among equal keys, an
+// age.
 #pragma once
 
 #include "backend/cuda/select.cuh"
@@ -12,7 +13,7 @@ namespace infinigen {
 inline constexpr int kKeyBits = 31;
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// r ≤ 0, or not a number.
+// r ≤ 0, or NaN.
 __device__ inline uint32_t KeyOf(float relative) {
   return relative != relative ? 0u : kInfinityBits + 1 - (__float_as_uint(relative) & 0x7fffffffu);
 }
@@ -26,7 +27,7 @@ __device__ inline int64_t ItemsOf(const SelectCall& call, int64_t current) {
   return call.page > 1 ? visible / call.page : visible;
 }
 
-// maxima [group] in shared memory; the block waits for them.
+// Writes maxima [group] to shared memory; the block synchronises.
 __device__ inline void LoadMaxima(const ScoreTable& table, int64_t task, int64_t items, float* maxima) {
   for (int g = Warp(); g < table.group; g += Warps()) {
     const float largest = HeadMaximum(table, task, g, items);
@@ -35,7 +36,7 @@ __device__ inline void LoadMaxima(const ScoreTable& table, int64_t task, int64_t
   __syncthreads();
 }
 
-// One (token, KV head).
+// A task: one (token, KV head).
 struct Task {
   __device__ Task(const TokenBatch& batch, const SelectCall& call, const ScoreTable& table, int64_t index)
       : token(index / table.heads),
@@ -51,36 +52,36 @@ struct Task {
 
   __device__ int64_t ItemOf(int64_t row) const { return page == 1 ? row : static_cast<uint32_t>(row) / page; }
   __device__ int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
-  // What decides among equal keys: the larger goes first. Items have an order of their own where they are pages.
+  // Breaks ties between equal keys: the larger goes first. Pages are in order already.
   __device__ uint32_t AgeOf(int64_t item) const { return static_cast<uint32_t>(PositionOf(item)) + 1; }
-  // Attended whatever its score.
+  // Sinks and window: attended regardless of score.
   __device__ bool IsExtra(int64_t row) const {
     const int64_t position = PositionOf(row);
     return position < rule.sinks || position >= window;
   }
-  // How many those are, where row = position.
+  // The number of extra rows if row = position.
   __device__ int64_t PlainExtras() const {
     return n - max(int64_t{0}, min(n, window) - max(int64_t{0}, static_cast<int64_t>(rule.sinks)));
   }
-  // A forced count is filled up by others than these.
+  // A forced count is reached with rows other than the extras.
   __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1; }
 
-  // Rows that are chosen by threshold and cap (ChosenCount of kv/selection.h), as items.
+  // Number of items chosen by threshold and cap (ChosenCount of kv/select.h).
   __device__ int64_t CountChosen(int64_t passing) const {
     const int64_t least = rule.min_rows, most = max(rule.Capped(n), least);
     return WholePages(min(visible, min(max(passing, least), most)), page) / page;
   }
-  // The same of a forced count.
+  // Number of items chosen under a forced count.
   __device__ int64_t CountForced(int64_t extras) const {
     return max(int64_t{0}, min(static_cast<int64_t>(rule.force_count), n) - extras) / page;
   }
 
   int64_t token, head, slot;
-  int64_t n;               // rows, the current one's included
-  int64_t visible, items;  // those that have a score, as rows and as items
+  int64_t n;               // rows, including the current one
+  int64_t visible, items;  // rows and items that have a score
   uint32_t page;
   SelectRule rule;
-  int64_t window;  // extra from this position on
+  int64_t window;  // rows from this position on are extra
   const int32_t* positions;
 };
 
@@ -92,7 +93,7 @@ __device__ inline void AddTotals(SelectionTotals& totals, uint64_t chosen, uint6
   atomicAdd(reinterpret_cast<Word*>(&totals.retained), static_cast<Word>(retained));
 }
 
-// The way for many rows, and for mean counts. choose_split.cu
+// For many rows, and for mean counts. Defined in choose_split.cu.
 void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
                      const Selection& selection);
 

@@ -1,14 +1,14 @@
-// The choice of rows among many, shared by all blocks that a (token, KV head) has rows for; kv/selection.h.
+// Chooses among many rows; several blocks share the work of one (token, KV head). kv/select.h defines the choice.
 //
-//   1. MakeKeysKernel: scores become keys. A histogram of the keys, and the number of those that pass the threshold.
-//   2. CutKernel: how many are chosen is known now, and so is the bin that the last of them lies in. What is above
-//      the bin is chosen, what is in it goes on a list: the edge, a few items of a thousand. The block that comes last
-//      cuts the edge (radix_select.cuh) and tells every block where its rows begin in the list of rows.
+//   1. MakeKeysKernel: turns scores into keys, builds a histogram of the keys and counts those that pass the threshold.
+//   2. CutKernel: the number of chosen items, and the bin that the last of them falls into, are now known. Items above
+//      the bin are chosen; items in the bin go on a list, the edge (a few items in a thousand). The last block to
+//      finish cuts the edge (radix_select.cuh) and computes where each block's rows begin in the output.
 //   3. WriteRowsKernel: every block writes its rows, in ascending order.
 //
-// So keys are read twice after they are made, and no block waits for another. Counters and bins are integers, and the
-// edge is a set: the outcome does not depend on who comes first. If all keys are equal, the edge is everything, and
-// one block walks over it: slow, but right.
+// Keys are read twice after they are made, and no block waits for another. Counters and bins are integers and the edge
+// is a set, so the result does not depend on the order of blocks. If all keys are equal, the edge holds everything and
+// one block processes it: slow, but correct.
 #include "backend/cuda/choose.cuh"
 
 namespace infinigen {
@@ -17,26 +17,26 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 8;
 constexpr int kPerWarp = 32 * kPerThread;
-constexpr int64_t kShare = kThreads * kPerThread;  // rows, or items, of a block
-// An edge of up to so many items is kept in shared memory.
+constexpr int64_t kShare = kThreads * kPerThread;  // rows, or items, per block
+// An edge of at most this many items is kept in shared memory.
 constexpr uint32_t kShortEdge = 2048;
 
-// ---- Bins: finer than the first digit of a key. They divide the range of −r in which the last of the chosen is likely
-// to lie, 2⁻⁶ to 2¹⁰, by 128 for every doubling; what is beyond falls into the first or last bin.
-constexpr int kBinShift = 16;                           // leaves 7 bits of the mantissa
-constexpr int kFirstLevel = (127 - 6) << 7;             // of 2⁻⁶
-constexpr int kLastLevel = kRadixBins - 1;              // counted from kFirstLevel
-constexpr int kEdgeBits = kBinShift + 1;                // of a key's distance from the least of its bin, plus 1
-constexpr uint32_t kTopKey = kInfinityBits + 1;         // of r = 0
-constexpr uint32_t kNoKey = 0xffffffffu;                // above all
+// ---- Bins, finer than the first digit of a key. They cover the range of −r in which the last chosen item probably
+// falls, 2⁻⁶ to 2¹⁰, with 128 bins per doubling; keys outside fall into the first or last bin.
+constexpr int kBinShift = 16;                    // leaves 7 bits of the mantissa
+constexpr int kFirstLevel = (127 - 6) << 7;      // level of 2⁻⁶
+constexpr int kLastLevel = kRadixBins - 1;       // counted from kFirstLevel
+constexpr int kEdgeBits = kBinShift + 1;         // bits of a key's distance from the least key of its bin, plus 1
+constexpr uint32_t kTopKey = kInfinityBits + 1;  // key of r = 0
+constexpr uint32_t kNoKey = 0xffffffffu;         // above all keys
 static_assert((kFirstLevel + kRadixBins) >> 7 == 137);  // 2¹⁰
 
-// key > 0. A larger key is in no smaller bin.
+// Requires key > 0. A larger key never has a smaller bin.
 __device__ uint32_t BinOf(uint32_t key) {
   const int level = static_cast<int>((kTopKey - key) >> kBinShift) - kFirstLevel;
   return static_cast<uint32_t>(kLastLevel - min(max(level, 0), kLastLevel));
 }
-// The least key of a bin, or of those above all bins.
+// The least key of a bin; for bins past the last, a key above all.
 __device__ uint32_t LeastOfBin(uint32_t bin) {
   if (bin == 0) return 1;
   if (bin > static_cast<uint32_t>(kLastLevel)) return kNoKey;
@@ -46,7 +46,7 @@ __device__ uint32_t LeastOfBin(uint32_t bin) {
 
 // ---- Keys.
 
-// Four neighbouring scores of two offsets of the block, the second one kThreads · 4 items further.
+// Scores of four adjacent items at two offsets of the block, the second kThreads · 4 items after the first.
 struct EightScores {
   __device__ static int64_t Item(int64_t start, int i) {
     return start + (i / 4 * kThreads + static_cast<int>(threadIdx.x)) * 4 + i % 4;
@@ -71,7 +71,7 @@ __device__ void RaiseTo(const EightScores& scores, float maximum, float (&relati
 
 // Grid (tasks, shares of items).
 __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, SelectCall call, ScoreTable table) {
-  constexpr int kAhead = 4;  // query heads whose scores are on their way while the maxima are found
+  constexpr int kAhead = 4;  // query heads whose scores are loaded while the maxima are found
   __shared__ RadixScratch radix;
   __shared__ float maxima[kMaxGroup];
   const int64_t index = blockIdx.x, start = blockIdx.y * kShare, items = ItemsOf(call, batch.rows[index / table.heads]);
@@ -115,7 +115,7 @@ __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, Sel
     if (EightScores::Item(start, 4 * half) < items)
       *reinterpret_cast<uint4*>(table.Keys(index) + EightScores::Item(start, 4 * half)) =
           make_uint4(keys[4 * half], keys[4 * half + 1], keys[4 * half + 2], keys[4 * half + 3]);
-  const uint2 sums = BlockSum(passing, extras, radix);  // all have counted, from here on
+  const uint2 sums = BlockSum(passing, extras, radix);  // all threads have counted
   ChoiceTally& tally = table.tallies[index];
   for (int b = static_cast<int>(threadIdx.x); b < kRadixBins; b += kThreads)
     if (radix.bins[b] != 0) atomicAdd(&tally.bins[b], radix.bins[b]);
@@ -123,16 +123,16 @@ __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, Sel
   if (threadIdx.x == 0 && sums.y > 0) atomicAdd(&tally.extras, sums.y);
 }
 
-// ---- The cut.
+// ---- The cut
 
-// What the histogram says: keys from `above` on are chosen, and `need` of the `inside` that are from `edge` on. Without
-// an edge, edge = above.
+// Result of the histogram: keys ≥ `above` are chosen, and `need` of the `inside` keys in [edge, above). edge = above if
+// the edge is empty.
 struct Boundary {
   uint32_t above, edge, need, inside;
-  int64_t count;  // items that are chosen
+  int64_t count;  // chosen items
 };
 
-// Items that rule and threshold ask for.
+// Number of items that rule and threshold ask for.
 __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTable& table, int64_t index) {
   const ChoiceTally& own = table.tallies[index];
   if (task.rule.force_count > 0)
@@ -147,7 +147,7 @@ __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTab
   return task.CountChosen(passing);
 }
 
-// By every block for itself.
+// Computed by every block separately.
 __device__ Boundary FindBoundary(const ChoiceTally& tally, int64_t wanted, RadixScratch& radix) {
   uint32_t mine = 0;
   for (int i = static_cast<int>(threadIdx.x); i < kRadixBins / 4; i += kThreads) {
@@ -165,7 +165,7 @@ __device__ Boundary FindBoundary(const ChoiceTally& tally, int64_t wanted, Radix
   return {LeastOfBin(radix.bin + 1), least, need, radix.inside, count};
 }
 
-// The keys of a block's rows, kPerThread for each thread: rows of a warp lie side by side, and so do its lanes'.
+// The keys of a block's rows, kPerThread per thread. The rows of a warp are adjacent, and so are those of its lanes.
 struct RowKeys {
   __device__ RowKeys(const uint32_t* keys, int64_t share, int64_t items, int64_t page)
       : first(share * kShare + Warp() * kPerWarp + Lane()) {
@@ -178,10 +178,10 @@ struct RowKeys {
   __device__ int64_t Row(int i) const { return first + 32 * i; }
 
   int64_t first;
-  uint32_t key[kPerThread];  // 0 where there is none
+  uint32_t key[kPerThread];  // 0: no key
 };
 
-// Puts a block's items of the edge on the list, and returns how many of its rows are attended without them.
+// Puts a block's items of the edge on the list. Returns how many of its rows are attended apart from them.
 __device__ uint32_t ListEdge(const Task& task, const RowKeys& rows, const Boundary& boundary, uint32_t* edge,
                              uint32_t& listed) {
   uint32_t attended = 0, all = 0, votes[kPerThread];
@@ -207,7 +207,7 @@ __device__ uint32_t ListEdge(const Task& task, const RowKeys& rows, const Bounda
   return attended;
 }
 
-// Cuts the edge, by the block that came last. edge_keys: shared memory of kShortEdge.
+// Cuts the edge; called by the last block to finish. edge_keys: shared memory of kShortEdge.
 __device__ RadixCut CutEdge(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
                             uint32_t* edge_keys, RadixScratch& radix) {
   if (boundary.edge == boundary.above) return {boundary.above, 0};
@@ -219,14 +219,14 @@ __device__ RadixCut CutEdge(const Task& task, const uint32_t* keys, const uint32
   }
   const auto key_of = [&](int64_t i) { return length <= kShortEdge ? edge_keys[i] : load(i); };
   const auto age_of = [&](int64_t i) { return task.AgeOf(__ldcg(edge + i)); };
-  // The outermost bins are wider than others.
+  // The outermost bins are wider than the others.
   const bool wide = boundary.edge == 1 || boundary.above == kNoKey;
   RadixCut cut = CutLargest(key_of, age_of, length, boundary.need, length, wide ? kKeyBits : kEdgeBits, radix);
   cut.key += boundary.edge - 1;
   return cut;
 }
 
-// From how many rows a share has (without its part of the edge) to where they begin; returns how many there are.
+// Turns the number of rows per share (without the edge) into the offsets where they begin; returns the total.
 __device__ uint32_t ShareOffsets(const Task& task, const uint32_t* keys, const uint32_t* edge, const Boundary& boundary,
                                  const RadixCut& cut, uint32_t* offsets, int shares, RadixScratch& radix) {
   for (uint32_t i = threadIdx.x; i < boundary.inside; i += kThreads) {
@@ -276,14 +276,14 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   const RadixCut cut = CutEdge(task, keys, edge, boundary, edge_keys, radix);
   const uint32_t all = ShareOffsets(task, keys, edge, boundary, cut, offsets, shares, radix);
   if (threadIdx.x != 0) return;
-  if (all > selection.capacity) __trap();  // a list that was reserved too small: a bug
+  if (all > selection.capacity) __trap();  // the list was allocated too small: a bug
   tally.cut = cut;
   selection.Count(task.token, task.head) = static_cast<int32_t>(all);
   AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
             static_cast<uint64_t>(task.n));
 }
 
-// ---- The rows. Grid (tasks, shares of rows).
+// ---- Writing the rows. Grid (tasks, shares of rows).
 __global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, SelectCall call, ScoreTable table,
                                                             Selection selection) {
   __shared__ uint32_t warps[kThreads / 32];
@@ -323,7 +323,7 @@ void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectC
     return dim3(static_cast<unsigned>(batch.count * table.heads), static_cast<unsigned>((all + kShare - 1) / kShare));
   };
   const dim3 shares = grid(call.max_rows);
-  CHECK(shares.y <= table.chunk_count);  // for each of which the table has a place
+  CHECK(shares.y <= table.chunk_count);  // the table has one offset per share
   MakeKeysKernel<<<grid(table.items), kThreads, 0, stream>>>(batch, call, table);
   CUDA_CHECK_LAUNCH();
   CutKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);

@@ -1,4 +1,5 @@
-// How long steps wait for what is fetched. A kernel of one thread costs about a microsecond of its queue.
+// Measures how long steps wait for fetched entries. Each call launches a kernel of one thread, which takes about a
+// microsecond of its queue.
 #include "backend/cuda/clock.cuh"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"

@@ -1,4 +1,4 @@
-// The device's own clock, for FetchClock. Private to backend/cuda.
+// The device's clock, for FetchClock. Private to backend/cuda.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ __device__ inline uint64_t NowNs() {
   return now;
 }
 
-// The latest of several blocks stays; the clock never goes back.
+// Keeps the latest time noted by several blocks; the clock never goes back.
 __device__ inline void NoteLatest(uint64_t* at) {
   static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
   atomicMax(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(NowNs()));

@@ -1,13 +1,14 @@
-// SumColumns: how much attention every row got from the tokens of a prefill, added to its priority.
+// SumColumns: adds to the priority of every row the attention that it gets from the tokens of a prefill.
 //
-// The weights of 2,048 tokens to 32K rows are never all in memory. Two walks over tiles of 64 queries and 64 keys:
+// The weights of 2,048 tokens over 32K rows are never stored all at once. Two passes over tiles of 64 queries and 64
+// keys:
 //
-//   1. norms: a block owns 64 queries of one query head and walks over the keys; every thread keeps the maximum and
-//      the sum of what it sees, and the threads of a query put theirs together in the end;
-//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads; with the norms
-//      known, every weight is final, and a column is summed up in a fixed order.
+//   1. norms: a block owns 64 queries of one query head and walks over the keys. Every thread keeps the maximum and the
+//      sum of its scores; the threads of a query combine theirs at the end.
+//   2. sums: a block owns 64 keys of one KV head and walks over the queries of all its query heads. Norms are
+//      known, so every weight is final, and a column is summed in a fixed order.
 //
-// Both make the same scores: products in f32, because priorities of close rows decide who is evicted.
+// Both passes compute the same scores, in f32, because eviction compares priorities that may be close.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
@@ -18,17 +19,17 @@
 namespace infinigen {
 namespace {
 
-constexpr int kTile = 64;            // queries, keys
-constexpr int kDepth = 32;           // dimensions at a time
-constexpr int kColumnThreads = 256;  // 16 x 16, each with four queries and four keys
+constexpr int kTile = 64;            // queries or keys per tile
+constexpr int kDepth = 32;           // dimensions per step
+constexpr int kColumnThreads = 256;  // 16 x 16, four queries and four keys each
 constexpr int kEach = 4;
-constexpr int kPitch = kTile + 4;  // aligned for vectors of four
+constexpr int kPitch = kTile + 4;  // row length in shared memory, aligned for vectors of four
 
 struct ColumnCall {
   Numbers queries;
   LayerEntries entries;
-  int64_t slot, first_row, count;  // of the run
-  int64_t heads, group;            // query heads, of one KV head
+  int64_t slot, first_row, count;  // the run of tokens
+  int64_t heads, group;            // query heads; query heads per KV head
   float scale;
   float2* norms;      // [heads][count]: maximum, 1 / sum
   float* priorities;  // [kv_heads][capacity] of the slot
@@ -40,8 +41,8 @@ struct TileShared {
   const std::byte* rows[kTile];
 };
 
-// scores[q][k] of queries first_query + 4 · ty + q and keys first_key + 4 · tx + k, without the scale. What does not
-// exist has the score of something else.
+// scores[q][k] of queries first_query + 4 · ty + q and keys first_key + 4 · tx + k, unscaled. Scores of queries or keys
+// that do not exist are arbitrary.
 __device__ void ScoreTile(const ColumnCall& c, int64_t head, int64_t first_query, int64_t first_key, TileShared& s,
                           float (&scores)[kEach][kEach]) {
   const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
@@ -54,7 +55,7 @@ __device__ void ScoreTile(const ColumnCall& c, int64_t head, int64_t first_query
 #pragma unroll
     for (int k = 0; k < kEach; ++k) scores[q][k] = 0;
   for (int64_t first = 0; first < d; first += kDepth) {
-    __syncthreads();  // rows are there, the numbers before have been read
+    __syncthreads();  // the rows have arrived, and the previous numbers have been read
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kColumnThreads) {
       const int row = i / kDepth, at = i % kDepth;
       const bool exists = first + at < d;
@@ -109,7 +110,7 @@ __global__ __launch_bounds__(kColumnThreads) void ColumnNormsKernel(ColumnCall c
   }
 #pragma unroll
   for (int q = 0; q < kEach; ++q) {
-    for (int step = 8; step > 0; step /= 2) {  // the sixteen threads of a query are half a warp
+    for (int step = 8; step > 0; step /= 2) {  // the 16 threads of a query are half a warp
       const float other = __shfl_xor_sync(kAllLanes, largest[q], step), sum = __shfl_xor_sync(kAllLanes, sums[q], step);
       const float most = fmaxf(largest[q], other);
       if (most == -INFINITY) continue;
@@ -127,7 +128,7 @@ __global__ __launch_bounds__(kColumnThreads) void ColumnSumsKernel(ColumnCall c)
   __shared__ float parts[16][kTile];
   const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
   const int64_t first_key = static_cast<int64_t>(blockIdx.x) * kTile, kv_head = blockIdx.y;
-  const int64_t begin = max(int64_t{0}, first_key - c.first_row) / kTile * kTile;  // queries before see none of it
+  const int64_t begin = max(int64_t{0}, first_key - c.first_row) / kTile * kTile;  // earlier queries see none of it
   float sums[kEach] = {};
   for (int64_t head = kv_head * c.group; head < (kv_head + 1) * c.group; ++head) {
     for (int64_t first_query = begin; first_query < c.count; first_query += kTile) {

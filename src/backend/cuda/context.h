@@ -1,4 +1,4 @@
-// What CUDA operations share: streams, events, library handles, scratch. Private to backend/cuda.
+// State shared by all CUDA operations: streams, events, library handles and scratch. Private to backend/cuda.
 #pragma once
 
 #include <cublasLt.h>
@@ -20,7 +20,7 @@
 
 namespace infinigen {
 
-// What cuBLASLt is asked to do, apart from pointers.
+// One matrix product as cuBLASLt sees it, without pointers: the key of the plan cache.
 struct MatMulKey {
   int64_t m, n, k, x_stride, weight_stride, out_stride;
   DType in, out;
@@ -29,7 +29,7 @@ struct MatMulKey {
   uint32_t x_alignment, weight_alignment, out_alignment;
   auto operator<=>(const MatMulKey&) const = default;
 };
-// How cuBLASLt does it: its descriptors and the algorithm that its heuristics chose.
+// The plan for one MatMulKey: cuBLASLt's descriptors and the algorithm chosen by its heuristics.
 struct LtMatMulPlan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
@@ -46,21 +46,21 @@ struct LtMatMulPlan {
 
 class CudaContext {
  public:
-  // kExhausted when the driver has no memory for it.
+  // kExhausted if the driver has no memory left for it.
   static Result<std::unique_ptr<CudaContext>> Open(uint64_t memory_limit_bytes);
   ~CudaContext();
 
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
 
-  // Memory for one operation of the compute queue: free again when the next one asks. It grows, which is no matter for
-  // the first steps only; Reserve takes what later ones need.
+  // Scratch for one operation on the compute queue; the next operation may overwrite it. It grows on demand, which is
+  // slow: Reserve allocates the size that later steps need.
   std::byte* Scratch(size_t bytes);
 
-  // out = x · weightᵀ + bias, with x in the type of the weight and the bias in that of the output. matmul.cu
+  // out = x · weightᵀ + bias. x has the weight's type, bias the output's type. Defined in matmul.cu.
   void Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias);
 
   int sms() const { return sms_; }
-  // Shared memory that a block may ask for.
+  // Largest shared memory a block may request.
   int max_shared_bytes() const { return max_shared_bytes_; }
 
  private:
@@ -72,14 +72,14 @@ class CudaContext {
   int max_shared_bytes_ = 0;
 
  public:
-  // Made after the streams, gone before them.
+  // Created after the streams, destroyed before them.
   std::unique_ptr<DeviceAllocator> device_memory;
   std::unique_ptr<PinnedAllocator> pinned_memory;
 
   cublasLtHandle_t lt = nullptr;
   Buffer lt_workspace;
   std::map<MatMulKey, std::unique_ptr<LtMatMulPlan>> plans;
-  Buffer converted;  // activations in the type of the weights, where it differs
+  Buffer converted;  // activations converted to the weights' type, where it differs
 
   Buffer scratch;
   ZoneClock zones;
@@ -87,10 +87,10 @@ class CudaContext {
   Tickets tickets;
   Transfers transfers;
 
-  // Weights; where small ones share a block, it is the last.
+  // Weights. If small ones share a block, it is the last.
   std::vector<Buffer> loaded;
   size_t arena_left = 0;
-  std::map<const std::byte*, const std::byte*> converted_biases;  // f32 → the same in the activations' type
+  std::map<const std::byte*, const std::byte*> converted_biases;  // f32 bias → copy in the activations' type
 };
 
 }  // namespace infinigen

@@ -1,6 +1,5 @@
-// cuBLASLt, loaded when the first GPU is looked for and not before: the library takes 200 MB of memory and a tenth of a
-// second, which runs without a GPU need not pay. These functions stand in for the library's own, by name, and hand on
-// to it.
+// Loads cuBLASLt when a GPU is first looked for: the library takes 200 MB of memory and a tenth of a second, which runs
+// without a GPU need not pay. The functions below have the names of the library's own and forward to them.
 #include "backend/cuda/cublas_lt.h"
 
 #include <cublasLt.h>
@@ -15,7 +14,7 @@ namespace {
 
 struct Library {
   void* handle = nullptr;
-  std::string problem;  // empty: it is there
+  std::string problem;  // empty: the library is loaded
 };
 
 Library Load() {
@@ -35,7 +34,7 @@ const Library& Loaded() {
   return library;
 }
 
-// The library's function of that name. Called once for each.
+// Looks up a function of the library. Called once per function.
 template <class Function>
 Function* Find(const char* name) {
   CHECK(Loaded().handle != nullptr);

@@ -1,11 +1,11 @@
-// Whether the library of matrix products is there; it is loaded by the first who asks. Private to backend/cuda.
+// Availability of cuBLASLt, which is loaded on the first call. Private to backend/cuda.
 #pragma once
 
 #include <string>
 
 namespace infinigen {
 
-// Why not; empty when it is.
+// The reason why cuBLASLt cannot be used; empty if it can.
 const std::string& CublasLtProblem();
 
 }  // namespace infinigen

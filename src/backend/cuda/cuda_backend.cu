@@ -1,4 +1,4 @@
-// Memory, queues and what passes between host and device. Operations are in files of their own.
+// Memory, queues and transfers between host and device. The operations have their own files.
 #include <algorithm>
 #include <utility>
 
@@ -11,13 +11,13 @@
 namespace infinigen {
 namespace {
 
-constexpr size_t kLtWorkspaceBytes = size_t{64} << 20;  // more changes no measured product
-// Of activations that are converted at a time, for products with weights of another type.
+constexpr size_t kLtWorkspaceBytes = size_t{64} << 20;  // a larger workspace speeds up no measured product
+// Room for converted activations, where weights have another type. Larger products are converted in parts.
 constexpr size_t kConvertedBytes = size_t{16} << 20;
-// Small tensors share a block, since the device hands out memory in large pieces.
+// Small tensors share a block of this size, because the device allocates memory in large pieces.
 constexpr size_t kArenaBytes = size_t{8} << 20;
 
-// To what the device hands out.
+// Rounds up to the device's allocation granularity.
 constexpr size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
@@ -49,7 +49,7 @@ Result<std::unique_ptr<CudaContext>> CudaContext::Open(uint64_t memory_limit_byt
 
 Status CudaContext::Start(uint64_t memory_limit_bytes) {
   RETURN_IF_ERROR(Asked(cudaSetDevice(0), "context"));
-  // What is fetched is waited for, and takes few blocks: they go before those of a product that wait for room.
+  // Steps wait for fetch kernels, which have few blocks: they are scheduled before the blocks of a product.
   int lowest = 0, highest = 0;
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   for (size_t i = 0; i < streams_.size(); ++i) {
@@ -60,7 +60,7 @@ Status CudaContext::Start(uint64_t memory_limit_bytes) {
   CUDA_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
   CUDA_CHECK(cudaDeviceGetAttribute(&max_shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   cudaMemPool_t pool = nullptr;
-  uint64_t keep = UINT64_MAX;  // memory that was freed is for the next who asks, without a trip to the driver
+  uint64_t keep = UINT64_MAX;  // keep freed memory in the pool: reuse without a driver call
   CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
   CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
   device_memory = std::make_unique<DeviceAllocator>(stream(Queue::kCompute), memory_limit_bytes);
@@ -94,10 +94,10 @@ CudaContext::~CudaContext() {
 
 std::byte* CudaContext::Scratch(size_t bytes) {
   if (bytes > scratch.bytes()) {
-    graphs.Drop();  // they know the old one
+    graphs.Drop();  // graphs refer to the old scratch
     scratch = {};
     Result<Buffer> grown = Buffer::Make(*device_memory, bytes);
-    CHECK(grown.ok());  // what a run needs was reserved
+    CHECK(grown.ok());  // Reserve has allocated what a run needs
     scratch = std::move(*grown);
   }
   return scratch.data();
@@ -133,7 +133,7 @@ size_t CudaBackend::ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t
 Status CudaBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim) {
   const auto grow = [&](Buffer& buffer, size_t bytes) -> Status {
     if (bytes <= buffer.bytes()) return Ok();
-    context_->graphs.Drop();  // they know the old one
+    context_->graphs.Drop();  // graphs refer to the old scratch
     buffer = {};
     ASSIGN_OR_RETURN(buffer, Buffer::Make(compute_memory(), bytes));
     return Ok();
@@ -154,7 +154,7 @@ Result<std::byte*> CudaBackend::TakeMemory(size_t bytes) {
   if (total > kArenaBytes / 4) {
     ASSIGN_OR_RETURN(Buffer block, Buffer::Make(compute_memory(), total));
     std::byte* const memory = block.data();
-    context.loaded.insert(context.loaded.begin(), std::move(block));  // the arena stays last
+    context.loaded.insert(context.loaded.begin(), std::move(block));  // the block shared by small tensors stays last
     return memory;
   }
   if (context.arena_left < total) {
@@ -178,7 +178,7 @@ Result<WeightView> CudaBackend::Load(const WeightView& weight) {
   return loaded;
 }
 
-// A bias is added in the type of its product's output, so a vector is there a second time in the activations' type.
+// A bias is added in the type of the product's output, so a vector is kept in the activations' type as well.
 Result<ConstTensor> CudaBackend::Load(const ConstTensor& vector) {
   CHECK(vector.rows == 1 && vector.type == DType::kF32);
   const bool twice = activation() != DType::kF32;
@@ -215,7 +215,7 @@ void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
   const ZoneClock::Scope timed(context_->zones, zone, stream);
   for (size_t i = 0; i < moves.size();) {
     ByteMove move = moves[i++];
-    if (move.pieces == 1)  // neighbours at both ends go together
+    if (move.pieces == 1)  // adjacent at both ends: one copy
       for (; i < moves.size() && moves[i].pieces == 1 && moves[i].from == move.from + move.bytes &&
              moves[i].to == move.to + move.bytes;
            ++i)
@@ -243,7 +243,7 @@ void CudaBackend::Move(Queue queue, std::span<const ByteMove> moves) {
 
 void CudaBackend::AwaitPool() { context_->pinned_memory->AwaitAll(); }
 
-// While operations are timed one by one there are no graphs.
+// Graphs are not used while operations are timed one by one.
 bool CudaBackend::LaunchGraph(uint64_t key) {
   return !context_->zones.on() && context_->graphs.Launch(key, context_->stream(Queue::kCompute));
 }

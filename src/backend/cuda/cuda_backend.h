@@ -1,11 +1,11 @@
-// The GPU backend: every operation of backend.h as CUDA kernels on four streams, matrix products by cuBLASLt. One
-// thread calls it (the engine's).
+// The GPU backend: the operations of backend.h as CUDA kernels on four streams; matrix products use cuBLASLt. One
+// thread, the engine's, calls it.
 //
-// The pool's entries lie in pinned host memory or on the device; kernels reach both by the same pointers. Weights are
-// copied to the device, in the type they are stored in. Activations have one type, the residual stream is f32.
-// Attention multiplies on tensor cores in the entries' own type, quantised and f32 entries as f16.
+// The pool's entries lie in pinned host memory or in device memory; kernels read both through the same pointers.
+// Weights are copied to the device in their stored type. Activations have one type; the residual stream is f32.
+// Attention multiplies on tensor cores in the entries' own type, and in f16 for quantised and f32 entries.
 //
-// No CUDA header is needed to include this one.
+// Including this header requires no CUDA header.
 #pragma once
 
 #include <array>
@@ -19,13 +19,13 @@ namespace infinigen {
 
 class CudaContext;
 
-// The first GPU; kUnsupported when there is none that can be used, with the reason.
+// Describes the first GPU. kUnsupported, with the reason, if none can be used.
 Result<GpuInfo> FindCudaDevice();
 
-// Takes a second.
+// Measures the peak speeds of device memory and link; takes about a second.
 Result<GpuCeilings> MeasureCeilings();
 
-// What an operation does, for those who ask where time goes.
+// The kinds of work that step times are broken down by.
 enum class CudaZone : uint8_t { kProducts, kAttention, kSelection, kEntries, kRowwise, kFetch, kWriteout, kWeights };
 inline constexpr size_t kCudaZones = 8;
 using ZoneTimes = std::array<double, kCudaZones>;  // milliseconds, by CudaZone
@@ -33,16 +33,22 @@ using ZoneTimes = std::array<double, kCudaZones>;  // milliseconds, by CudaZone
 struct CudaOptions {
   DType activation = DType::kBF16;
   bool pool_on_device = false;
-  uint64_t memory_limit_bytes = UINT64_MAX;  // of the device
+  uint64_t memory_limit_bytes = UINT64_MAX;  // limit on device memory
+};
+
+// Work that is left out so that the rest can be timed alone. Results are then meaningless.
+struct SkippedWork {
+  bool fetch = false;
+  bool compute = false;  // products, attention and norms
 };
 
 class CudaBackend {
  public:
-  // Tokens of a prefill unit: enough that a matrix product reads each weight for many tokens, few enough that others
-  // wait a few milliseconds.
+  // Tokens per prefill chunk: enough that a matrix product reads each weight for many tokens, few enough that other
+  // requests wait only a few milliseconds.
   static constexpr int64_t kChunkTokens = 2048;
 
-  // Precondition: FindCudaDevice() found one. kExhausted when it has no memory for a program more.
+  // Precondition: FindCudaDevice() succeeded. kExhausted if the device has no memory for another process.
   static Result<std::unique_ptr<CudaBackend>> Open(const CudaOptions& options);
   ~CudaBackend();
   CudaBackend(const CudaBackend&) = delete;
@@ -53,17 +59,16 @@ class CudaBackend {
   Allocator& pool_memory();
   Allocator& host_memory();
   bool pool_is_remote() const { return !options_.pool_on_device; }
-  // Plain types alone.
+  // Accepts f32, f16 and bf16.
   static Status CheckWeight(WeightType type);
   Result<WeightView> Load(const WeightView& weight);
   Result<ConstTensor> Load(const ConstTensor& vector);
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
-  // What Reserve and the libraries take beside the decoder's memory.
+  // Device memory used by Reserve and by the libraries, in addition to the decoder's own.
   static size_t ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
   void Upload(Queue queue, const void* host, size_t bytes, void* device);
   Ticket Download(Queue queue, const void* device, size_t bytes, void* host);
   void Move(Queue queue, std::span<const ByteMove> moves);
-  // Pool memory that was taken is ready for kernels.
   void AwaitPool();
 
   Ticket Record(Queue queue);
@@ -75,24 +80,27 @@ class CudaBackend {
 
   static constexpr std::array<std::string_view, kCudaZones> kZoneNames = {
       "products", "attention", "selection", "entries", "rowwise", "fetch", "writeout", "weights"};
-  // Times operations from now on, or not; what was timed since the last call. The host waits.
+  // TimeZones turns per-operation timing on or off. CollectZones returns the times since its last call and blocks the
+  // host.
   void TimeZones(bool on);
   ZoneTimes CollectZones();
 
-  // A graph of operations that are the same in every step but for what lies in device memory: launched again if `key`
-  // is known, which names the shapes. Else the operations follow: the first time as they are, so that what libraries
-  // prepare is prepared; the second time they are recorded between BeginGraph, which says so, and EndGraph, which runs
-  // them. If EndGraph says no, there was no memory for a graph: nothing has run, and they have to follow once more.
+  // CUDA graphs. A step that enqueues the same operations every time, apart from the contents of device memory, is
+  // recorded once and then replayed. `key` identifies its shapes. The protocol:
+  //  * LaunchGraph(key) is true if it has launched the recorded graph of `key`: the step is done.
+  //  * Otherwise the caller calls BeginGraph(key) and enqueues the operations. If BeginGraph was false, they run
+  //    directly. (The first time they always do, so that libraries can prepare themselves.)
+  //  * If BeginGraph was true, the operations are recorded, and EndGraph() launches the graph. If EndGraph is false,
+  //    there was no memory for it: nothing has run, and the caller must enqueue the operations again.
   bool LaunchGraph(uint64_t key);
   bool BeginGraph(uint64_t key);
   bool EndGraph();
 
-  // For measurements: entries are not fetched, or products, attention and norms are left out, so that results mean
-  // nothing; what is left takes the time that it would take alone.
+  // For measurements: leaves out some of the work from now on.
   void Skip(SkippedWork skipped) { skipped_ = skipped; }
   SkippedWork skipped() const { return skipped_; }
 
-  // Device memory in use, now and at most; time spent pinning host memory.
+  // Device memory in use and its peak; time spent pinning host memory.
   uint64_t used_bytes() const;
   uint64_t peak_bytes() const;
   double pinning_s() const;
@@ -123,6 +131,9 @@ class CudaBackend {
   void AppendBounds(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void AppendPageSums(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageSums& sums);
+  void SelectPageMeans(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                       const AttentionShape& shape, const LayerPageSums& sums, const Selection& selection);
   void SelectExact(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
@@ -130,7 +141,8 @@ class CudaBackend {
   void MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
-  void AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache, int32_t* own_rows);
+  void AssignRows(Queue queue, const TokenBatch& batch, const RetainRule& rule, const LayerCache& cache,
+                  int32_t* own_rows);
   void UpdatePriorities(Queue queue, const TokenBatch& batch, const RetainRule& rule, const SelectCall& call,
                         const Selection& selection);
   void SumAttention(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
@@ -153,7 +165,7 @@ class CudaBackend {
 
  private:
   CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);
-  // Device memory for a parameter; small ones share a block.
+  // Allocates device memory for a parameter; small parameters share a block.
   Result<std::byte*> TakeMemory(size_t bytes);
   static size_t ScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 

@@ -1,5 +1,5 @@
-// Operations without sums: embeddings, positions, rotation, gates, copies. Each thread does one number or one pair; all
-// are bound by memory, and small beside the products around them.
+// Operations without sums: embeddings, positions, rotation, gates, copies. Each thread computes one number or one pair.
+// All are bound by memory bandwidth and small compared with the products around them.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kElementwiseThreads = 256;
 
-// Rows beyond a grid's height are walked by its blocks.
+// If there are more rows than the grid may be high, its blocks loop over them.
 dim3 GridOver(int64_t rows, int64_t cols) {
   return dim3(static_cast<unsigned>((cols + kElementwiseThreads - 1) / kElementwiseThreads),
               static_cast<unsigned>(std::min<int64_t>(rows, 32768)));
 }
 
-// f(row, column) for all numbers of [rows][cols].
+// Calls f(row, column) for all numbers of [rows][cols].
 template <class F>
 __global__ void ForEach(int64_t rows, int64_t cols, F f) {
   const int64_t column = int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
@@ -32,7 +32,7 @@ void Launch(cudaStream_t stream, int64_t rows, int64_t cols, const F& f) {
   CUDA_CHECK_LAUNCH();
 }
 
-// A matrix as kernels see it.
+// A matrix as kernels use it.
 template <class T>
 struct View {
   T* data;

@@ -1,15 +1,15 @@
-// Single numbers of stored keys and values, of any type. For operations that measure or keep eviction state; attention
-// reads whole vectors. Private to backend/cuda.
+// Reads single numbers of stored keys and values of any type, for measurements and eviction. Attention reads whole
+// vectors instead. Private to backend/cuda.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include "backend/cuda/numbers.cuh"
-#include "kv/store_view.h"
+#include "kv/view.h"
 
 namespace infinigen {
 
-// Number i of a key or value of `dim` numbers at `row`, as LoadRow of kv/store.h gives it.
+// Number i of the key or value at `row`, which has `dim` numbers; equal to LoadRow of kv/store.h.
 template <StoreType kType>
 __device__ inline float EntryNumber(const std::byte* row, int64_t dim, int64_t i) {
   if constexpr (kType == StoreType::kF32) {
@@ -19,7 +19,7 @@ __device__ inline float EntryNumber(const std::byte* row, int64_t dim, int64_t i
   } else if constexpr (kType == StoreType::kBF16) {
     return AsFloat(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
   } else {
-    // A quantised row has no alignment: bytes.
+    // Quantised rows are not aligned: read bytes.
     const auto* bytes = reinterpret_cast<const uint8_t*>(row);
     const uint8_t* header = bytes + i / kStoreGroup * 4;
     const auto half_at = [&](int at) {
@@ -31,7 +31,7 @@ __device__ inline float EntryNumber(const std::byte* row, int64_t dim, int64_t i
   }
 }
 
-// The same where the type is not known when compiling.
+// The same if the type is known only at run time.
 __device__ inline float EntryNumber(StoreType type, const std::byte* row, int64_t dim, int64_t i) {
   switch (type) {
     case StoreType::kF32:

@@ -1,12 +1,12 @@
-// Missing entries come over the link: a kernel that reads pinned host memory, which copy engines cannot do for so many
-// small pieces.
+// FetchMisses: a kernel that reads missing entries from pinned host memory. Copy engines are too slow for so many small
+// pieces.
 //
-// The link is full with 8 blocks of 512 threads that have 8 loads of 16 bytes on their way each, and more blocks only
-// take multiprocessors from what runs beside (bench/cuda_memory.cu: products are 17 % slower beside 8, 35 % beside 16).
-// Half of a multiprocessor's registers stay for others.
+// 8 blocks of 512 threads with 8 loads of 16 bytes in flight per thread saturate the link. More blocks only take
+// multiprocessors from the work that runs in parallel (bench/cuda_memory.cu: products are 17 % slower beside 8 blocks,
+// 35 % beside 16). Half of a multiprocessor's registers stay free for that work.
 //
-// How many entries there are, only the device knows: every block sums up the lists' counts for itself, and warps take
-// runs of entries in turn. So at any time all of them work close together, list by list and in ascending order.
+// Only the device knows the number of misses: every block sums the counts of the lists itself, and warps take runs of
+// entries in turn. At any time all warps therefore read close together, list by list and in ascending order.
 #include <algorithm>
 
 #include "backend/cuda/clock.cuh"
@@ -18,9 +18,9 @@ namespace infinigen {
 namespace {
 
 constexpr int kBlocks = 8, kFetchThreads = 512;
-constexpr int kAhead = 8;                // loads on their way, per lane
-constexpr int kRunPieces = 32 * kAhead;  // of a warp
-constexpr int kMostLists = 16384;        // of one launch: their sums lie in shared memory
+constexpr int kAhead = 8;                // loads in flight per lane
+constexpr int kRunPieces = 32 * kAhead;  // pieces that a warp moves at a time
+constexpr int kMostLists = 16384;        // lists per launch: their sums are in shared memory
 
 struct FetchCall {
   TokenBatch batch;
@@ -29,20 +29,20 @@ struct FetchCall {
   FetchBuffer buffer;
   FetchList list;
   FetchClock* clock = nullptr;
-  int first_list = 0;  // of tokens · kv_heads
+  int first_list = 0;  // index of (token, KV head)
   int lists = 0;
-  int pieces = 0;        // of an entry
-  int run = 0;           // entries that a warp moves at a time, a lane knows one of them
-  uint32_t inverse = 0;  // 2^16 / pieces, rounded up: for quotients of less than kRunPieces
+  int pieces = 0;        // pieces per entry
+  int run = 0;           // entries that a warp moves at a time, at most one per lane
+  uint32_t inverse = 0;  // 2^16 / pieces, rounded up: divides numbers below kRunPieces
 };
 
-// One entry's way; none past the end.
+// Source and target of one entry; null past the end.
 struct Route {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
 };
 
-// begins[i]: entries of all lists before list i, in shared memory; begins[lists] is their number.
+// begins[i] = number of entries in all lists before list i, in shared memory; begins[lists] is the total.
 __device__ void SumCounts(const FetchCall& call, uint32_t* begins, RadixScratch& radix) {
   const int share = (call.lists + kFetchThreads - 1) / kFetchThreads;
   const int first = static_cast<int>(threadIdx.x) * share, last = min(first + share, call.lists);
@@ -58,7 +58,7 @@ __device__ void SumCounts(const FetchCall& call, uint32_t* begins, RadixScratch&
   __syncthreads();
 }
 
-// Entry number `entry` of all.
+// Route of entry number `entry`, counted over all lists.
 __device__ Route FindRoute(const FetchCall& call, const uint32_t* begins, uint32_t entry) {
   if (entry >= begins[call.lists]) return {};
   int low = 0, high = call.lists;  // begins[low] ≤ entry < begins[high]
@@ -74,14 +74,14 @@ __device__ Route FindRoute(const FetchCall& call, const uint32_t* begins, uint32
           call.buffer.Entry(slot, head, call.list.Cells(token, head)[item])};
 }
 
-// The pointer that lane `lane` has.
+// The pointer held by lane `lane`.
 template <class T>
 __device__ T* OfLane(T* pointer, int lane) {
   return reinterpret_cast<T*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
-// Entries are multiples of a piece, 8 or 16 bytes. A warp's run is one row of pieces, entry after entry; the routes of
-// its next run are found while this one's pieces are on their way.
+// Entries are multiples of a piece, 8 or 16 bytes. A warp treats its run of entries as one row of pieces. It finds the
+// routes of its next run while the pieces of this one are in flight.
 template <class Piece>
 __global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_constant__ FetchCall call) {
   extern __shared__ uint32_t begins[];
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kFetchThreads, 2) FetchEntries(const __grid_co
   };
   Route route = route_at(warp * run);
   for (uint32_t first = warp * run; first < total; first += warps * run) {
-    // Of this lane's pieces: which entry of the run they are of, and where in it. Past the run's end there is none.
+    // For each of this lane's pieces: its entry within the run, and its place in the entry. None past the end of the
+    // run.
     const auto entry_of = [&](int a) { return (a * 32 + Lane()) * call.inverse >> 16; };
     const auto piece_of = [&](int a) { return a * 32 + Lane() - static_cast<int>(entry_of(a)) * call.pieces; };
     Piece pieces[kAhead] = {};

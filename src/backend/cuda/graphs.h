@@ -1,4 +1,4 @@
-// Graphs of steps: what a step enqueues, recorded once per shape and launched again. Private to backend/cuda.
+// CUDA graphs of steps: the operations of a step, recorded once per shape and replayed. Private to backend/cuda.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ class StepGraphs {
     return true;
   }
 
-  // True when what follows is recorded: not the first time a key is seen.
+  // True if the operations that follow are recorded, that is, from the second time a key is seen.
   bool Begin(uint64_t key, cudaStream_t stream) {
     if (refused_) return false;
     if (!graphs_.contains(key)) {
@@ -34,17 +34,18 @@ class StepGraphs {
     return true;
   }
 
-  // Launches what was recorded. False: the driver had no memory for it, nothing has run, and no more is recorded.
+  // Launches the recorded graph. False if the driver had no memory for it: nothing has run, and nothing is recorded
+  // from then on.
   bool End(cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
     cudaGraphExec_t ready = nullptr;
-    // As in streams: what is fetched goes before the blocks of a product.
+    // Keeps stream priorities in the graph: fetch kernels are scheduled before the blocks of a product.
     cudaError_t status = cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
     CUDA_CHECK(cudaGraphDestroy(graph));
     if (status == cudaSuccess) status = cudaGraphLaunch(ready, stream);
     if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // it was only an answer
+      cudaGetLastError();  // clears the error, which has been handled
       if (ready != nullptr) CUDA_CHECK(cudaGraphExecDestroy(ready));
       refused_ = true;
       Drop();
@@ -55,7 +56,7 @@ class StepGraphs {
     return true;
   }
 
-  // Before memory that graphs know is given back.
+  // Must be called before memory that graphs refer to is freed.
   void Drop() {
     for (const auto& [key, graph] : graphs_)
       if (graph != nullptr) CUDA_CHECK(cudaGraphExecDestroy(graph));
@@ -63,7 +64,7 @@ class StepGraphs {
   }
 
  private:
-  // Batch sizes times lengths, each doubled; more at once are not worth their memory.
+  // Room for batch sizes and lengths in powers of two; more graphs are not worth their memory.
   static constexpr size_t kMost = 64;
 
   std::map<uint64_t, cudaGraphExec_t> graphs_;  // null: the key was seen once

@@ -1,6 +1,6 @@
-// Matrix products by cuBLASLt. A row-major product out = x · weightᵀ is, to a library that thinks in columns,
-// outᵀ = weight · xᵀ with nothing transposed in memory. Bias, relu and the addition to the residual stream are done by
-// the library's epilogues; one algorithm per shape, chosen by its heuristics when the shape is first seen.
+// Matrix products by cuBLASLt. The library is column-major: the row-major product out = x · weightᵀ is outᵀ = weight ·
+// xᵀ to it, with nothing transposed in memory. The library's epilogues do bias, relu and the addition to the residual
+// stream. Its heuristics choose one algorithm per shape, when the shape is first seen.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -26,7 +26,7 @@ void Convert(cudaStream_t stream, const ConstTensor& x, const Tensor& out) {
     DispatchDevice(out.type, [&](auto to) {
       using In = decltype(in);
       using Out = decltype(to);
-      for (int64_t first = 0; first < x.rows; first += 65535) {  // a grid's height
+      for (int64_t first = 0; first < x.rows; first += 65535) {  // largest height of a grid
         const dim3 grid(static_cast<unsigned>((x.cols + 255) / 256),
                         static_cast<unsigned>(std::min<int64_t>(65535, x.rows - first)));
         ConvertRows<In, Out><<<grid, 256, 0, stream>>>(reinterpret_cast<const In*>(x.row(first)), x.stride,
@@ -37,7 +37,7 @@ void Convert(cudaStream_t stream, const ConstTensor& x, const Tensor& out) {
   });
 }
 
-// For the shapes that the library has nothing for: rows without alignment.
+// For shapes that the library does not support: rows without alignment.
 template <class In, class Out>
 __global__ void PlainProduct(const In* x, int64_t x_stride, const In* weight, int64_t weight_stride, const float* bias,
                              Out* out, int64_t out_stride, int64_t n, int64_t k, Epilogue epilogue) {
@@ -53,7 +53,7 @@ __global__ void PlainProduct(const In* x, int64_t x_stride, const In* weight, in
   target = FromFloat<Out>(sum);
 }
 
-// Numbers from one row of a plain matrix to the next.
+// Elements from one row of a plain matrix to the next.
 int64_t StrideOf(const WeightView& weight) { return weight.row_bytes / FormatOf(weight.type).block_bytes; }
 
 void MultiplyPlainly(cudaStream_t stream, const ConstTensor& x, const Projection& p) {
@@ -71,7 +71,7 @@ void MultiplyPlainly(cudaStream_t stream, const ConstTensor& x, const Projection
   });
 }
 
-// The largest power of two, at most 16, that every row of the matrix starts at a multiple of.
+// The largest power of two, at most 16, that divides the address of every row.
 uint32_t Alignment(const void* data, int64_t row_bytes) {
   const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(row_bytes) | 16;
   return static_cast<uint32_t>(bits & (~bits + 1));
@@ -122,7 +122,7 @@ std::unique_ptr<LtMatMulPlan> MakePlan(CudaContext& context, const MatMulKey& ke
 
 uint32_t Alignment(const ConstTensor& x) { return Alignment(x.data, x.stride * static_cast<int64_t>(SizeOf(x.type))); }
 
-// Both sides in one type. `bias` is of the type of the output.
+// x and weight have one type; `bias` has the type of the output.
 void CudaContext::Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias) {
   const MatMulKey key{.m = x.rows,
                       .n = p.out.cols,
@@ -160,7 +160,7 @@ void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projectio
       const auto found = context.converted_biases.find(p.bias.data);
       bias = found == context.converted_biases.end() ? nullptr : found->second;
     }
-    const bool plain = p.bias && bias == nullptr;  // a bias that was not loaded as a weight
+    const bool plain = p.bias && bias == nullptr;  // a bias that was not loaded as a parameter
     const auto multiply = [&](const ConstTensor& rows, const Projection& of) {
       plain ? MultiplyPlainly(stream, rows, of) : context.Multiply(stream, rows, of, bias);
     };
@@ -169,11 +169,11 @@ void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projectio
       multiply(x, p);
       continue;
     }
-    // As many rows at a time as there is room for in the weights' type.
+    // Converts as many rows at a time as fit the buffer for converted activations.
     const int64_t stride = (x.cols + 7) / 8 * 8;
     const size_t row_bytes = static_cast<size_t>(stride) * SizeOf(type);
     const auto together = static_cast<int64_t>(context.converted.bytes() / row_bytes);
-    CHECK(together > 0);  // rows of four million numbers
+    CHECK(together > 0);  // fails for rows of four million numbers
     for (int64_t first = 0; first < x.rows; first += together) {
       const int64_t count = std::min(together, x.rows - first);
       const Tensor converted{context.converted.data(), type, count, x.cols, stride};

@@ -1,6 +1,6 @@
-// SelectExact, MeasureMass and SumAttention: what true scores say. Every entry's key is read once, for all query heads
-// of its group: a warp per row, lanes over the head's dimensions, several rows on their way at a time. The scores lie
-// in the table that selections are made from (select.cuh).
+// SelectExact, MeasureMass and SumAttention, which need true scores. Every key is read once, for all query heads of its
+// group: one warp per row, lanes over the head's dimensions, several rows in flight. The scores go to the table that
+// selections are made from (select.cuh).
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -16,8 +16,8 @@ namespace {
 constexpr int kMeasureThreads = 256;
 constexpr int kMeasureWarps = kMeasureThreads / 32;
 
-// Grid (tasks, chunks). A lane holds kStrips numbers of each of its kRows keys. Shared memory [group][head_dim]: the
-// queries.
+// Grid (tasks, chunks). A lane holds kStrips numbers of each of its kRows keys. Shared memory: queries
+// [group][head_dim].
 template <StoreType kType, int kStrips>
 __global__ __launch_bounds__(kMeasureThreads) void ScoreEntriesKernel(Numbers queries, TokenBatch batch,
                                                                       SelectCall call, float scale,
@@ -83,7 +83,7 @@ struct EntryScores {
     CHECK(queries.cols == shape.heads * layout.head_dim);
     return {layout.kv_heads, shape.heads / layout.kv_heads, rows, kFineChunk};
   }
-  // Scores of the tokens from number `first` on.
+  // Scores the tokens of `part`, which begins at token `first`.
   void Launch(int64_t first, const TokenBatch& part, const SelectCall& call, const ScoreTable& table) const {
     CHECK(queries.rows >= first + part.count);
     switch (entries.layout.type) {
@@ -113,12 +113,12 @@ struct EntryScores {
   }
 };
 
-// ---- Sums of weights.
+// ---- Sums of weights
 
 struct SumScratch {
   double warps[kMeasureWarps];
 };
-// In a fixed order; every thread gets it.
+// Sums in a fixed order; every thread gets the result.
 __device__ double BlockSumOf(double x, SumScratch& s) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   if (Lane() == 0) s.warps[Warp()] = x;
@@ -129,7 +129,7 @@ __device__ double BlockSumOf(double x, SumScratch& s) {
   return sum;
 }
 
-// Σ e^(score − maximum) over rows [0, rows) of query head g, and the maximum.
+// Σ e^(score − maximum) over rows [0, rows) of query head g; sets `largest` to the maximum.
 __device__ double WeightSum(const ScoreTable& table, int64_t task, int64_t g, int64_t rows, float& largest,
                             SumScratch& s) {
   largest = HeadMaximum(table, task, g, rows);
@@ -140,7 +140,7 @@ __device__ double WeightSum(const ScoreTable& table, int64_t task, int64_t g, in
   return BlockSumOf(sum, s);
 }
 
-// Grid (tasks): shares [tasks][group] of the attention that lies on the selected rows.
+// Grid (tasks): shares [tasks][group] of the attention that falls on the selected rows.
 __global__ __launch_bounds__(kMeasureThreads) void ShareInsideKernel(TokenBatch batch, ScoreTable table,
                                                                      Selection selection, double* shares) {
   __shared__ SumScratch scratch;
@@ -155,7 +155,7 @@ __global__ __launch_bounds__(kMeasureThreads) void ShareInsideKernel(TokenBatch 
     for (int64_t i = threadIdx.x; i < count; i += kMeasureThreads)
       inside += static_cast<double>(expf(scores[rows[i]] - largest));
     const double share = BlockSumOf(inside, scratch) / total;
-    // A share that is not a number counts as none.
+    // A NaN share counts as 0.
     if (threadIdx.x == 0) shares[task * table.group + g] = share > 0 ? fmin(share, 1.0) : 0.0;
   }
 }
@@ -177,7 +177,7 @@ __global__ __launch_bounds__(kMeasureThreads) void AddMassKernel(const double* s
   }
 }
 
-// Grid (tasks). A block adds for all tokens of its sequence in this part, one after the other: that of the first.
+// Grid (tasks). The block of a sequence's first token in this part adds for all of the sequence's tokens, in order.
 __global__ __launch_bounds__(kMeasureThreads) void AddWeightsKernel(TokenBatch batch, ScoreTable table,
                                                                     EvictionState retained) {
   __shared__ SumScratch scratch;
@@ -231,7 +231,7 @@ void CudaBackend::MeasureMass(Queue queue, const ConstTensor& queries, const Tok
     Selection selected = selection;
     selected.rows += first * all.heads * selection.capacity;
     selected.counts += first * all.heads;
-    auto* shares = reinterpret_cast<double*>(table.keys);  // there is no choice to be made
+    auto* shares = reinterpret_cast<double*>(table.keys);  // the memory of the keys, which only selections use
     const int64_t tasks = part.count * all.heads;
     ShareInsideKernel<<<static_cast<unsigned>(tasks), kMeasureThreads, 0, scores.stream>>>(part, table, selected,
                                                                                            shares);

@@ -15,8 +15,8 @@
 namespace infinigen {
 namespace {
 
-// Pinned at once: small enough that whoever waits for the first rows of a slab starts soon, large enough that the calls
-// do not count.
+// Bytes pinned per call: small enough that a wait for the first rows of a slab is short, large enough that the cost of
+// the calls is negligible.
 constexpr size_t kPieceBytes = size_t{256} << 20;
 
 size_t Rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -31,7 +31,7 @@ Result<std::byte*> DeviceAllocator::Allocate(size_t bytes) {
   void* data = nullptr;
   const cudaError_t status = cudaMallocAsync(&data, wanted, static_cast<cudaStream_t>(stream_));
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it was only an answer
+    cudaGetLastError();  // clears the error, which has been handled
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return Exhausted("GPU memory: {} asked for, {} of {} are free on the device", FormatSize(bytes),
@@ -95,16 +95,16 @@ void PinnedAllocator::PinInBackground() {
     wake_.wait(lock, [&] { return ending_ || !unpinned_.empty(); });
     if (ending_) return;
     std::byte* const data = unpinned_.front();
-    Block& block = blocks_.at(data);  // stays: Free waits while it is worked on
+    Block& block = blocks_.at(data);  // stays valid: Free waits until pinning has finished
     block.at_work = true;
     std::byte* const piece = data + block.pinned;
     const size_t bytes = std::min(kPieceBytes, block.bytes - block.pinned);
     lock.unlock();
     const auto start = std::chrono::steady_clock::now();
-    ::madvise(piece, bytes, MADV_POPULATE_WRITE);  // in bulk, which is quicker than page by page; a hint
+    ::madvise(piece, bytes, MADV_POPULATE_WRITE);  // a hint: faulting pages in bulk is quicker than one by one
     if (const cudaError_t status = cudaHostRegister(piece, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
         status != cudaSuccess) {
-      // Whoever waits cannot go on, and nothing was promised yet: the end, with the reason.
+      // The waiting thread cannot continue without the memory: end the program with the reason.
       std::fprintf(stderr, "infinigen: cannot pin %s of host memory: %s; a smaller --kv-limit or context needs less\n",
                    FormatSize(bytes).c_str(), cudaGetErrorString(status));
       std::_Exit(1);

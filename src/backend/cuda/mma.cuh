@@ -1,12 +1,12 @@
-// The warp-wide instructions that attention is made of: asynchronous copies into shared memory, 8 x 8 matrices of
-// 16-bit numbers from shared memory to registers, and products of them on tensor cores. All exist from sm_80 on.
-// Private to backend/cuda.
+// The warp-wide instructions of attention: asynchronous copies to shared memory, loads of 8 x 8 matrices of 16-bit
+// numbers from shared memory, and their products on tensor cores. All exist from sm_80 on. Private to backend/cuda.
 //
-// Who holds what, with g = lane / 4 and t = lane % 4 (a pair is two 16-bit numbers in a register, the first one low):
-//     8 x 8 matrix          row g, columns 2t and 2t + 1, one pair
-//     A, 16 rows x 16 deep  pairs of row g, row g + 8, row g, row g + 8; depth 2t of the first two, 2t + 8 of the
-//     others B, 16 deep x 8        pairs of column g; depth 2t, then 2t + 8 C, 16 rows x 8        f32 at (g, 2t), (g,
-//     2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+// Registers of a lane, with g = lane / 4 and t = lane % 4 (a pair is two 16-bit numbers in a register, the first one
+// low):
+//     8 x 8 matrix          row g, columns 2t and 2t + 1: one pair
+//     A, 16 rows x 16 deep  pairs of rows g, g + 8, g, g + 8; at depth 2t for the first two, 2t + 8 for the others
+//     B, 16 deep x 8        pairs of column g; at depth 2t, then 2t + 8
+//     C, 16 rows x 8        f32 at (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,24 +21,25 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// kBytes (16 or 8) to shared memory; where not `present`, zeros. `from` is a valid address in any case.
+// Copies kBytes (16 or 8) to shared memory, or writes zeros if not `present`. `from` must be a valid address in any
+// case.
 template <int kBytes>
 __device__ inline void CopyAsync(uint32_t to, const void* from, bool present) {
   const int bytes = present ? kBytes : 0;
-  if constexpr (kBytes == 16)  // past L1: every byte is used once
+  if constexpr (kBytes == 16)  // bypasses L1: every byte is used once
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// Copies since the last commit become a group; Wait returns when all but the newest kPending groups are done. Other
-// threads see them after a barrier.
+// CommitCopies makes the copies since the last commit a group. WaitCopies returns when all but the newest kPending
+// groups are done. Other threads see them after a barrier.
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four matrices; lane 8i + r gives the address of row r of matrix i. Transposed: lanes hold columns.
+// Loads four matrices; lane 8i + r gives the address of row r of matrix i. LoadTransposed: lanes hold columns.
 __device__ inline void LoadMatrices(uint32_t (&to)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -51,7 +52,7 @@ __device__ inline void LoadTransposed(uint32_t (&to)[4], uint32_t address) {
                : "r"(address)
                : "memory");
 }
-// An 8 x 8 matrix in registers.
+// Transposes an 8 x 8 matrix in registers.
 __device__ inline uint32_t Transpose(uint32_t matrix) {
   uint32_t transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
@@ -75,14 +76,14 @@ __device__ inline void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// As std::bit_cast, which CUDA's pairs are no types for.
+// std::bit_cast, which does not accept CUDA's pair types.
 template <class To, class From>
 __device__ inline To Bits(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   return reinterpret_cast<const To&>(from);
 }
 
-// A pair, rounded to nearest.
+// Rounds two numbers to nearest and packs them.
 template <class T>
 __device__ inline uint32_t Pair(float first, float second) {
   if constexpr (std::is_same_v<T, __half>)
@@ -92,7 +93,7 @@ __device__ inline uint32_t Pair(float first, float second) {
 }
 __device__ inline float2 Halves(uint32_t pair) { return __half22float2(Bits<__half2>(pair)); }
 
-// 2^x to about two units in the last place; exactly 1 at 0 and 0 at -infinity.
+// 2^x to about two units in the last place; exactly 1 at 0 and exactly 0 at -infinity.
 __device__ inline float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,4 +1,4 @@
-// Numbers of stored types on the device, and sums across a warp or block. Private to backend/cuda.
+// Conversions between stored types and f32 on the device, and sums across a warp or block. Private to backend/cuda.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 
 namespace infinigen {
 
-// The C++ element type that kernels use for a DType.
+// Calls f with the C++ element type that kernels use for a DType.
 template <class F>
 decltype(auto) DispatchDevice(DType type, F&& f) {
   switch (type) {
@@ -44,7 +44,7 @@ __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// In a fixed order, so that the same numbers give the same sum. All lanes get it.
+// Sums in a fixed order, so that the same numbers give the same result. All lanes get it.
 __device__ inline float WarpSum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;

@@ -1,62 +1,35 @@
-// AppendBounds and SelectPages: bounds of pages (kv/page_bounds.h), and the scores of pages by them.
+// AppendBounds and SelectPages: page bounds (kv/index.h) and the scores of pages.
 //
-// Several rows of a page may come in one call, in ascending order. The block of the first of them walks over all of
-// them and keeps the bounds in registers; the blocks of the others leave. So no two blocks touch a page.
+// The block of a page's first token in a call (backend/cuda/page_tokens.cuh) processes all tokens of the page and keeps
+// the bounds in registers.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/page_tokens.cuh"
 #include "backend/cuda/select.cuh"
-#include "kv/page_bounds_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 namespace {
 
 constexpr int kPageThreads = 256;
-constexpr int kHeads = 4;  // that meet a page at a time
+constexpr int kHeads = 4;  // query heads scored per pass over a page
 
-// [2][head_dim]; kv/page_bounds_view.h.
+// [2][head_dim]; kv/index_view.h.
 __device__ BF16* PageOf(const LayerPageBounds& bounds, int64_t slot, int64_t head, int64_t page) {
   return reinterpret_cast<BF16*>(bounds.data + static_cast<size_t>(slot) * bounds.slot_stride +
                                  static_cast<size_t>(head) * bounds.head_stride) +
          page * bounds.layout.page_numbers();
 }
 
-// The nearest bf16 that is not below a finite number, no further out than the largest finite one.
+// The least bf16 that is not below a finite number; at most the largest finite bf16.
 __device__ BF16 RoundUp(float number) {
   const uint32_t bits = __float_as_uint(number);
   const uint32_t up = (bits & 0x80000000u) != 0 ? bits >> 16 : (bits + 0xffffu) >> 16;
   return {static_cast<uint16_t>(up == 0x7f80u ? 0x7f7fu : up)};
 }
 __device__ BF16 RoundDown(float number) { return {static_cast<uint16_t>(RoundUp(-number).bits ^ 0x8000u)}; }
-
-// The tokens of a page in the order in which they come.
-struct PageTokens {
-  int32_t tokens[kPageRows];
-  int count;
-};
-
-// By one warp: the tokens of the page that `first` belongs to, or none if an earlier one does, too.
-__device__ void FindTokens(const TokenBatch& batch, int64_t first, PageTokens& found) {
-  const int32_t slot = batch.slots[first];
-  const int64_t page = batch.rows[first] / kPageRows;
-  const auto of_page = [&](int64_t t) { return batch.slots[t] == slot && batch.rows[t] / kPageRows == page; };
-  int count = 0;
-  bool earlier = false;
-  for (int64_t start = 0; start < first && !earlier; start += 32) {
-    const int64_t t = start + Lane();
-    earlier = __any_sync(kAllLanes, t < first && of_page(t)) != 0;
-  }
-  for (int64_t start = first; start < batch.count && !earlier && count < kPageRows; start += 32) {
-    const int64_t t = start + Lane();
-    const bool here = t < batch.count && of_page(t);
-    const uint32_t all = __ballot_sync(kAllLanes, here);
-    const int at = count + __popc(all & ((1u << Lane()) - 1));
-    if (here && at < kPageRows) found.tokens[at] = static_cast<int32_t>(t);
-    count += __popc(all);
-  }
-  if (Lane() == 0) found.count = count < kPageRows ? count : static_cast<int>(kPageRows);
-}
 
 // Grid (tokens).
 __global__ __launch_bounds__(kPageThreads) void AppendBoundsKernel(TokenBatch batch, Numbers keys,
@@ -85,7 +58,7 @@ __global__ __launch_bounds__(kPageThreads) void AppendBoundsKernel(TokenBatch ba
   }
 }
 
-// Grid (tasks, chunks of pages): a warp per page, a lane per dimension, all query heads of the group. Shared memory
+// Grid (tasks, chunks of pages): one warp per page, one lane per dimension, all query heads of the group. Shared memory
 // [group][head_dim]: the scaled queries.
 __global__ __launch_bounds__(kPageThreads) void ScorePagesKernel(Numbers queries, TokenBatch batch, SelectCall call,
                                                                  float scale, LayerPageBounds bounds,

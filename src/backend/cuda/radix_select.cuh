@@ -1,9 +1,9 @@
-// Sums, prefixes and the choice of the largest, all by one block of threads. Private to backend/cuda.
+// Sums, prefix sums and selection of the largest keys, each by one block of threads. Private to backend/cuda.
 //
-// The `count` largest of many keys are found without sorting: a histogram of the highest digit says in which bin the
-// last one of them lies, a histogram of the next digit within that bin says more, and so on, until the bin is taken
-// whole or its keys are all equal. Keys are integers in the order of what they stand for, and counts are integers: the
-// outcome does not depend on the number of threads or on who came first.
+// The `count` largest of many keys are found without sorting. A histogram of the highest digit gives the bin of the
+// last chosen key; a histogram of the next digit within that bin narrows it down, and so on, until the bin is taken
+// whole or its keys are all equal. Keys and counts are integers, so the result does not depend on the number or order
+// of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr int kRadixDigit = 11;
 inline constexpr int kRadixBins = 1 << kRadixDigit;
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Shared memory of one block, whose threads are a multiple of 32 and divide kRadixBins.
+// Shared memory of one block. The number of threads is a multiple of 32 and divides kRadixBins.
 struct RadixScratch {
   uint32_t bins[kRadixBins];
   uint32_t warps[32], others[32];
@@ -27,7 +27,7 @@ __device__ inline int Lane() { return static_cast<int>(threadIdx.x % 32); }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x / 32); }
 __device__ inline int Warps() { return static_cast<int>(blockDim.x / 32); }
 
-// Of two numbers at once; every thread gets both.
+// Sums two numbers at once; every thread gets both sums.
 __device__ inline uint2 BlockSum(uint32_t x, uint32_t y, RadixScratch& s) {
   x = __reduce_add_sync(kAllLanes, x);
   y = __reduce_add_sync(kAllLanes, y);
@@ -62,22 +62,22 @@ __device__ inline uint32_t BlockExclusive(uint32_t x, RadixScratch& s) {
   return before + inclusive - x;
 }
 
-// A float that is a number, as an integer in the same order; never 0. Both zeros are one.
+// A float other than NaN as an integer in the same order; never 0. Both zeros give the same integer.
 __device__ inline uint32_t OrderedBits(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Where the last of the chosen lies: every key above `least` is chosen, and `need` of the `ties` that are equal to it.
-// If need = ties, `least` may be nobody's key.
+// The last chosen key: every key above `least` is chosen, and `need` of the `ties` keys equal to it. If need = ties, no
+// key need be equal to `least`.
 struct RadixBound {
   uint32_t least, need, ties;
 };
 
-// Finds in s.bins the bin, counted from the highest, in which number `need` lies: s.bin, s.above, s.inside.
+// Finds the bin of s.bins that holds the `need`-th largest key: sets s.bin, s.above and s.inside.
 __device__ inline void FindBin(uint32_t need, RadixScratch& s) {
   const int per_thread = kRadixBins / static_cast<int>(blockDim.x);
-  const int top = kRadixBins - 1 - static_cast<int>(threadIdx.x) * per_thread;  // this thread's, then downwards
+  const int top = kRadixBins - 1 - static_cast<int>(threadIdx.x) * per_thread;  // this thread's highest bin
   uint32_t sum = 0;
   for (int i = 0; i < per_thread; ++i) sum += s.bins[top - i];
   uint32_t above = BlockExclusive(sum, s);
@@ -91,8 +91,8 @@ __device__ inline void FindBin(uint32_t need, RadixScratch& s) {
   __syncthreads();
 }
 
-// use(i, load(i)) for all i in [0, items), dealt out to the threads of the block. Several loads are on their way at a
-// time, which the compiler cannot do by itself where use() writes to memory.
+// Calls use(i, load(i)) for all i in [0, items), divided among the threads of the block. Keeps several loads in flight,
+// which the compiler cannot do by itself if use() writes to memory.
 template <int kBatch, class Load, class Use>
 __device__ void ForItems(int64_t items, const Load& load, const Use& use) {
   const int end = static_cast<int>(items), step = static_cast<int>(blockDim.x);
@@ -106,7 +106,7 @@ __device__ void ForItems(int64_t items, const Load& load, const Use& use) {
   }
 }
 
-// key_of(i), i in [0, items): a key below 2^bits, 0 for what is no candidate. 0 < count ≤ candidates.
+// key_of(i), i in [0, items), is a key below 2^bits; 0 if i is not a candidate. Requires 0 < count ≤ candidates.
 template <class KeyOf>
 __device__ RadixBound SelectLargest(const KeyOf& key_of, int64_t items, uint32_t count, int bits, RadixScratch& s) {
   uint32_t prefix = 0, need = count;
@@ -130,7 +130,7 @@ __device__ RadixBound SelectLargest(const KeyOf& key_of, int64_t items, uint32_t
   }
 }
 
-// The chosen ones: keys above `key`, and equal ones from `age` up.
+// A cut chooses all keys above `key`, and equal keys from `age` up.
 struct RadixCut {
   uint32_t key, age;
   __device__ bool Takes(uint32_t of_key, uint32_t of_age) const {
@@ -138,8 +138,8 @@ struct RadixCut {
   }
 };
 
-// Cuts off the `count` ≤ candidates largest keys; among equals the larger age_of(i) ≥ 1, which no two share, goes
-// first.
+// Finds the cut of the `count` ≤ candidates largest keys. Among equal keys the larger age_of(i) ≥ 1 goes first; ages
+// are distinct.
 template <class KeyOf, class AgeOf>
 __device__ RadixCut CutLargest(const KeyOf& key_of, const AgeOf& age_of, int64_t items, uint32_t count,
                                uint32_t candidates, int bits, RadixScratch& s) {
@@ -151,11 +151,11 @@ __device__ RadixCut CutLargest(const KeyOf& key_of, const AgeOf& age_of, int64_t
   return {bound.least, SelectLargest(tied_age, items, bound.need, 32, s).least};
 }
 
-// Writes rows [0, n) that attends(row) holds for, in ascending order; returns how many. A warp owns a run of rows: it
-// counts, learns its bound, and writes.
+// Writes the rows of [0, n) for which attends(row) is true, in ascending order; returns their number. A warp owns a
+// range of rows: it counts, learns its offset, then writes.
 template <class Attends>
 __device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, int64_t capacity, RadixScratch& radix) {
-  const int64_t share = (n + blockDim.x - 1) / blockDim.x * 32;  // of a warp
+  const int64_t share = (n + blockDim.x - 1) / blockDim.x * 32;  // rows per warp
   const int64_t begin = Warp() * share, end = min(begin + share, n);
   uint32_t mine = 0;
 #pragma unroll 8
@@ -164,8 +164,8 @@ __device__ uint32_t WriteRows(const Attends& attends, int64_t n, int32_t* rows, 
   const uint32_t total = BlockSum(Lane() == 0 ? mine : 0, 0, radix).x;
   uint32_t at = BlockExclusive(Lane() == 0 ? mine : 0, radix);
   at = __shfl_sync(kAllLanes, at, 0);
-  if (total > capacity) __trap();  // a list that was reserved too small: a bug
-  constexpr int kBatch = 4;        // as in ForItems
+  if (total > capacity) __trap();  // the list was allocated too small: a bug
+  constexpr int kBatch = 4;        // see ForItems
   for (int64_t first = begin; first < end; first += 32 * kBatch) {
     bool writes[kBatch];
 #pragma unroll

@@ -1,8 +1,8 @@
-// The eviction state of layers that evict: who takes whose place, what selections do to the priorities, who survives a
-// prefill. kv/retain.h defines it; sums of attention are in measure.cu and column_sums.cu.
+// Eviction: the rows of new tokens, priorities after a selection, and the survivors of a prefill. kv/retain.h defines
+// them; attention sums are in measure.cu and column_sums.cu.
 //
-// A block works on one KV head of one sequence. Where several tokens of a sequence come in one call, the block of the
-// first of them does all, in their order.
+// A block works on one KV head of one sequence. If a call has several tokens of a sequence, the block of the first
+// processes them all, in order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kRetainThreads = 256;
 
-// ---- Rows.
+// ---- Rows
 
 struct Victim {
-  uint64_t order;  // priority, then position: the least leaves
+  uint64_t order;  // priority, then position; the least is evicted
   int32_t row;
   __device__ bool Before(const Victim& other) const {
     return order != other.order ? order < other.order : row < other.row;
@@ -33,7 +33,7 @@ __device__ Victim WarpFirst(Victim v) {
   return v;
 }
 
-// The unprotected row with the smallest priority, among equals the oldest; by all threads of a block.
+// The unprotected row with the smallest priority, ties to the oldest; called by all threads of a block.
 __device__ int64_t FindVictim(const int32_t* positions, const float* priorities, int64_t rows,
                               const Protection& protection) {
   __shared__ Victim warps[32];
@@ -46,15 +46,16 @@ __device__ int64_t FindVictim(const int32_t* positions, const float* priorities,
     if (here.Before(best)) best = here;
   }
   best = WarpFirst(best);
-  __syncthreads();  // the block's victim before has been read
+  __syncthreads();  // the previous victim has been read
   if (Lane() == 0) warps[Warp()] = best;
   __syncthreads();
   best = WarpFirst(Lane() < Warps() ? warps[Lane()] : Victim{UINT64_MAX, INT32_MAX});
-  if (best.row == INT32_MAX) __trap();  // everyone is protected: a bug
+  if (best.row == INT32_MAX) __trap();  // every row is protected: a bug
   return best.row;
 }
 
-// A sketch whose score is not a number (VoidSketch of kv/sketch_view.h); lanes or threads `at` of `step` share it.
+// Makes the score of a row's sketch NaN (VoidSketch of kv/index_view.h). `step` lanes or threads share the work; this
+// is number `at`.
 __device__ void VoidSketchOf(const LayerSketches& sketches, int64_t slot, int64_t head, int64_t row, int at, int step) {
   std::byte* block = sketches.Block(slot, head, row / kSketchBlock);
   const SketchLayout& layout = sketches.layout;
@@ -67,7 +68,7 @@ __device__ void VoidSketchOf(const LayerSketches& sketches, int64_t slot, int64_
     reinterpret_cast<uint32_t*>(block)[unit * kSketchBlock + within] = 0x7fc07fc0u;
 }
 
-// Any grid. Tokens of caches that are not full: a thread each. The others: a block each.
+// Any grid. Tokens of sequences below their quota take one thread each, the others one block each.
 __global__ __launch_bounds__(1024) void AssignRowsKernel(TokenBatch batch, RetainRule rule, LayerCache cache,
                                                          int32_t* own_rows) {
   const EvictionState& retained = cache.retained;
@@ -98,7 +99,7 @@ __global__ __launch_bounds__(1024) void AssignRowsKernel(TokenBatch batch, Retai
   }
 }
 
-// ---- Priorities of selections.
+// ---- Priorities after a selection
 
 // Grid (tokens, kv_heads).
 __global__ __launch_bounds__(1024) void UpdatePrioritiesKernel(TokenBatch batch, RetainRule rule, SelectCall call,
@@ -126,7 +127,7 @@ __global__ __launch_bounds__(1024) void UpdatePrioritiesKernel(TokenBatch batch,
       priorities[row] = priority;
       overflows = overflows || priority > kPriorityLimit;
     }
-    if (overflows) any = 1;  // whoever writes, writes the same
+    if (overflows) any = 1;  // every writer writes the same value
     __syncthreads();
     if (counts && any != 0)
       for (int64_t row = threadIdx.x; row <= batch.rows[token]; row += blockDim.x)
@@ -135,15 +136,15 @@ __global__ __launch_bounds__(1024) void UpdatePrioritiesKernel(TokenBatch batch,
   }
 }
 
-// ---- Survivors.
+// ---- Survivors
 
-// Grid (kv_heads): the rows that stay become the positions of the new cache, ascending.
+// Grid (kv_heads): writes the surviving rows, ascending, as the positions of the new cache.
 __global__ __launch_bounds__(1024) void PickSurvivorsKernel(RetainRule rule, EvictionState from, int64_t rows,
                                                             int64_t slot, EvictionState to) {
   __shared__ RadixScratch radix;
   const int64_t head = blockIdx.x, quota = min(rows, static_cast<int64_t>(to.quotas[slot]));
   const float* priorities = from.Priorities(0, head);
-  // As if the next token came.
+  // Protects the rows that would be protected when the next token arrives.
   const Protection protection(rows, quota, rule.sinks);
   uint32_t guarded = 0;
   for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) guarded += protection.Covers(row) ? 1 : 0;
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(1024) void PickSurvivorsKernel(RetainRule rule, Evi
   WriteRows(stays, rows, to.Positions(slot, head), to.capacity, radix);
 }
 
-// Copies `bytes` by a warp, as wide as both ends and the length allow.
+// Copies `bytes` with one warp, in the widest pieces that addresses and length allow.
 __device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
   const auto at = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes);
   const auto copy = [&](auto unit) {
@@ -174,7 +175,7 @@ __device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
     copy(uint8_t{});
 }
 
-// Grid (parts of the rows, kv_heads): entry, sketch and priority of every survivor; a warp each.
+// Grid (parts of the rows, kv_heads): copies entry, sketch and priority of every survivor, one warp each.
 __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
                                                                       LayerCache to) {
   const int64_t head = blockIdx.y, quota = min(rows, static_cast<int64_t>(to.retained.quotas[slot]));
@@ -204,7 +205,8 @@ void CudaBackend::AssignRows(Queue queue, const TokenBatch& batch, const RetainR
   const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
   const int64_t tasks = batch.count * cache.retained.kv_heads;
   if (tasks == 0) return;
-  // A victim is looked for among all rows; a prefill's many tokens take their places at once.
+  // The search for a victim reads all rows of a head: large blocks if there are many. The many tokens of a prefill only
+  // take free rows.
   const int threads = cache.retained.capacity > 4096 && tasks <= 4 * context_->sms() ? 1024 : kRetainThreads;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tasks, 8 * context_->sms()));
   AssignRowsKernel<<<blocks, threads, 0, context_->stream(queue)>>>(batch, rule, cache, own_rows);

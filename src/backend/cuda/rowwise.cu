@@ -1,5 +1,5 @@
-// Norms: one block per row, which is read twice (the second time out of the cache) and written once. Sums are in a
-// fixed order: each thread its columns, then the warp, then the warps.
+// Norms: one block per row. A row is read twice (the second time from the cache) and written once. Sums have a fixed
+// order: within threads, within warps, over warps.
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kRowwiseThreads = 512;
 
-// Of one number per thread; all threads get the sum.
+// Sum of one number per thread; all threads get it.
 __device__ float BlockSum(float x) {
   __shared__ float parts[kRowwiseThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   x = WarpSum(x);
-  __syncthreads();  // parts of the sum before have been read
+  __syncthreads();  // the parts of the previous sum have been read
   if (lane == 0) parts[warp] = x;
   __syncthreads();
   return WarpSum(lane < kRowwiseThreads / 32 ? parts[lane] : 0.0f);
@@ -43,7 +43,7 @@ __global__ void LayerNormRow(const In* x, int64_t x_stride, const float* weight,
   float sum = 0;
   for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads) sum += AsFloat(x[c]);
   const float mean = BlockSum(sum) / static_cast<float>(cols);
-  float squares = 0;  // around the mean: no cancellation
+  float squares = 0;  // deviations from the mean: no cancellation
   for (int64_t c = threadIdx.x; c < cols; c += kRowwiseThreads) {
     const float number = AsFloat(x[c]) - mean;
     squares += number * number;

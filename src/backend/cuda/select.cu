@@ -1,14 +1,14 @@
-// Select: scores of sketches, from which rows are chosen (choose.cu).
+// Select: scores of sketches, from which choose.cu chooses rows.
 //
-// A block scores 1,024 rows of one (token, KV head). A thread owns four neighbouring rows, which lie side by side in
-// every unit of a sketch block, so that a warp reads whole lines and no sum crosses lanes. Queries lie in shared
-// memory, quantised once per block as kv/sketch.h says; integer sums are exact, and the scores bit for bit those of the
-// host.
+// A block scores 1,024 rows of one (token, KV head). A thread owns four adjacent rows, which are adjacent in every unit
+// of a sketch block too, so that a warp reads whole cache lines and no sum crosses lanes. The queries are in shared
+// memory, quantised once per block as kv/index.h defines. Integer sums are exact, so the scores equal the host's bit
+// for bit.
 #include <type_traits>
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/select.cuh"
-#include "kv/sketch_view.h"
+#include "kv/index_view.h"
 
 namespace infinigen {
 namespace {
@@ -16,14 +16,14 @@ namespace {
 constexpr int kScoreThreads = 256;
 constexpr int kRowsPerThread = 4;  // 16 bytes of a unit
 static_assert(kScoreThreads * kRowsPerThread == kScoreChunk);
-constexpr int kUnitVectors = kSketchBlock / kRowsPerThread;  // from unit to unit
+constexpr int kUnitVectors = kSketchBlock / kRowsPerThread;  // vectors from unit to unit
 
-// What every query of the group is in shared memory, heads innermost and padded to a multiple of kHeads, so that a
-// thread reads those it works on as one run.
+// Queries of the group in shared memory. Heads are the innermost dimension, padded to a multiple of kHeads, so that a
+// thread reads the heads it works on as one run.
 struct IntQueries {
   const int2* quads;    // [dims / 4][heads] four values of 16 bits
   const float* scales;  // [heads]
-  const int32_t* sums;  // [heads] of values
+  const int32_t* sums;  // [heads] sums of values
 };
 
 size_t QueryBytes(const SketchLayout& layout, int64_t heads) {
@@ -33,7 +33,7 @@ size_t QueryBytes(const SketchLayout& layout, int64_t heads) {
 
 __device__ bool IsFinite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
-// Rounds the queries of one KV head (kv/sketch.h: QuantiseQuery), a warp per query head.
+// Quantises the queries of one KV head (QuantiseQuery in kv/index.h), one warp per query head.
 __device__ IntQueries QuantiseQueries(const float* queries, int dims, int group, int heads, std::byte* shared) {
   auto* values = reinterpret_cast<int16_t*>(shared);
   auto* scales = reinterpret_cast<float*>(values + dims * heads);
@@ -65,15 +65,15 @@ __device__ IntQueries QuantiseQueries(const float* queries, int dims, int group,
   return {reinterpret_cast<const int2*>(values), scales, sums};
 }
 
-// The units of four rows, some of them ahead of those that are worked on. They are read once a step: the cache is for
-// scores.
+// Units of the four rows that are loaded ahead. Sketches are read once per step: streaming loads, so that the cache
+// keeps the scores.
 constexpr int kAhead = 4;
 __device__ void LoadUnits(const uint4* block, int first, int units, uint4 (&ahead)[kAhead]) {
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
     if (first + i < units) ahead[i] = __ldcs(block + (first + i) * kUnitVectors);
 }
-// use(u, unit u of the four rows) for all units; `now` holds the first ones.
+// Calls use(u, unit u of the four rows) for all units; `now` holds the first ones.
 template <class Use>
 __device__ void ForUnits(const uint4* block, int units, uint4 (&now)[kAhead], const Use& use) {
   for (int u = 0; u < units; u += kAhead) {
@@ -104,7 +104,7 @@ __device__ void ScoreInts(const IntQueries& queries, int first, int heads, const
         const int2 quad = quads[h];
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-          // Stored as value + 128, or as value + 8, which is taken off in the end.
+          // Stored as value + 128, or as value + 8; the offset is subtracted at the end.
           const int bytes = static_cast<int>(kType == SketchType::kInt8 ? rows[r] ^ 0x80808080u
                                                                         : rows[r] >> (4 * half) & 0x0f0f0f0fu);
           sums[h][r] = __dp2a_hi(quad.y, bytes, __dp2a_lo(quad.x, bytes, sums[h][r]));
@@ -124,7 +124,7 @@ __device__ void ScoreInts(const IntQueries& queries, int first, int heads, const
   }
 }
 
-// The same of bf16 sketches; queries [dims / 2][heads] pairs.
+// The same for bf16 sketches; queries [dims / 2][heads] pairs.
 template <int kHeads>
 __device__ void ScoreFloats(const float2* queries, int first, int heads, const uint4* block, uint4 (&ahead)[kAhead],
                             int units, float (&scores)[kHeads][kRowsPerThread]) {
@@ -145,7 +145,7 @@ __device__ void ScoreFloats(const float2* queries, int first, int heads, const u
   });
 }
 
-// Grid (tasks, chunks). kHeads query heads meet a sketch at a time; more go over it again.
+// Grid (tasks, chunks). A pass over the sketches scores kHeads query heads; more heads take more passes.
 template <SketchType kType, int kHeads>
 __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const float* queries, int64_t query_stride,
                                                                      TokenBatch batch, SelectCall call,
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const float
   const bool active = row < visible;
   const std::byte* block = sketches.Block(batch.slots[token], head, row / kSketchBlock);
   const auto* units_at = reinterpret_cast<const uint4*>(block) + row % kSketchBlock / kRowsPerThread;
-  uint4 ahead[kAhead] = {};  // on their way while queries are rounded
+  uint4 ahead[kAhead] = {};  // in flight while the queries are quantised
   uint2 row_scales = {};
   if (active) {
     LoadUnits(units_at, 0, units, ahead);

@@ -1,9 +1,9 @@
-// Selection in two moves: scores of all visible items of every (token, KV head) go into scratch, then rows are chosen
-// from there. Private to backend/cuda; kv/selection.h defines what is chosen.
+// Selection in two steps: scores of all visible items of every (token, KV head) go to scratch, then rows are chosen
+// from them. kv/select.h defines the choice. Private to backend/cuda.
 //
-// An item is a row, or a page where rows come in pages. Its relative score needs the maxima of all query heads over all
-// items, so scores pass through memory once: 4 bytes per item and query head, written and read, mostly within L2.
-// Reading sketches twice instead would cost more bytes (42 an item for 40 int8 numbers) and twice the arithmetic.
+// An item is a row, or a page if rows are selected by pages. A relative score needs the maxima of all query heads over
+// all items, so scores pass through memory once: 4 bytes per item and query head, written and read, mostly in L2.
+// Reading the sketches twice instead would cost more bytes (42 per item for 40 int8 numbers) and twice the arithmetic.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,14 +20,15 @@
 
 namespace infinigen {
 
-// Items that one block scores: of sketches, and where an item is more work.
+// Items that one block scores: kScoreChunk for sketches, kFineChunk if an item takes more work.
 inline constexpr int64_t kScoreChunk = 1024;
 inline constexpr int64_t kFineChunk = 64;
 inline constexpr int64_t kMaxGroup = 128;
-// Scores of more tokens are made some tokens at a time, so that they stay near L2 and scratch stays small.
+// Batches with more scores than this are processed some tokens at a time, so that scores stay in L2 and scratch stays
+// small.
 inline constexpr int64_t kScoreBytes = int64_t{64} << 20;
 
-// A matrix of activations as kernels take it.
+// A matrix of activations as kernels use it.
 struct Numbers {
   const std::byte* data;
   DType type;
@@ -43,36 +44,36 @@ struct Numbers {
   }
 };
 
-// What the blocks of one task tell each other when they share the choice (choose_split.cu); zero before they start.
+// Shared state of the blocks of one task that choose together (choose_split.cu); zero before they start.
 struct alignas(16) ChoiceTally {
   uint32_t bins[kRadixBins];  // candidates by key
   uint32_t passing;           // items that pass the threshold
-  uint32_t extras;            // rows that are attended whatever their score, where somebody has to count them
-  uint32_t listed, arrived;   // items on the list of those at the edge; blocks that have put theirs there
+  uint32_t extras;            // rows attended regardless of score, if they have to be counted
+  uint32_t listed, arrived;   // items on the edge's list; blocks that have added theirs
   RadixCut cut;
 };
 
-// How much is scored: per token, `heads` KV heads with `group` query heads each, and up to `items` items.
+// Size of the scores: per token `heads` KV heads with `group` query heads each, and up to `items` items.
 struct ScoreShape {
   int64_t heads = 0, group = 0, items = 0;
-  int64_t chunk = kScoreChunk;  // items that one block scores; the maxima are kept per chunk
+  int64_t chunk = kScoreChunk;  // items that one block scores; maxima are kept per chunk
   bool splits = false;          // several blocks share the choice of a task
 
   int64_t chunks() const { return (items + chunk - 1) / chunk; }
   int64_t stride() const { return chunks() * chunk; }
-  // Scores, keys and maxima; where blocks share the choice, also what they tell each other.
+  // Scores, keys and maxima; with `splits` also the shared state of the blocks.
   size_t token_bytes() const {
     const int64_t numbers = group * (stride() + chunks()) + stride() + (splits ? chunks() : 0);
     return static_cast<size_t>(heads) *
            (static_cast<size_t>(numbers) * sizeof(float) + (splits ? sizeof(ChoiceTally) : 0));
   }
-  // How many tokens are scored at a time.
+  // Tokens that are scored at a time.
   int64_t tokens() const { return std::max<int64_t>(1, kScoreBytes / static_cast<int64_t>(token_bytes())); }
 };
 
-// The scores of some tokens; a task is a (token, KV head), numbered token · heads + head.
+// The scores of some tokens. A task is one (token, KV head), numbered token · heads + head.
 struct ScoreTable : ScoreShape {
-  // `memory` holds token_bytes() for each of the tokens.
+  // `memory` holds token_bytes() per token.
   ScoreTable(const ScoreShape& shape, std::byte* memory, int64_t tokens)
       : ScoreShape(shape), row_stride(shape.stride()), chunk_count(shape.chunks()) {
     const int64_t tasks = tokens * heads;
@@ -86,7 +87,7 @@ struct ScoreTable : ScoreShape {
   __device__ float* Maxima(int64_t task, int64_t g) const { return maxima + (task * group + g) * chunk_count; }
   __device__ uint32_t* Keys(int64_t task) const { return keys + task * row_stride; }
   __device__ uint32_t* Offsets(int64_t task) const { return offsets + task * chunk_count; }
-  // In the memory of its scores, when its keys are made.
+  // Reuses the memory of the task's scores, which are not needed once the keys exist.
   __device__ uint32_t* Edge(int64_t task) const { return reinterpret_cast<uint32_t*>(Scores(task, 0)); }
 
   int64_t row_stride, chunk_count;  // divided once, on the host
@@ -97,7 +98,7 @@ struct ScoreTable : ScoreShape {
   float* maxima;                    // [tasks][group][chunks]
 };
 
-// By the block that scores the first chunk of a task, whether there is something to score or not.
+// Called by the block that scores the first chunk of a task, even if there is nothing to score.
 __device__ inline void ClearTally(const ScoreTable& table, int64_t task) {
   if (!table.splits || blockIdx.y != 0) return;
   auto* words = reinterpret_cast<uint4*>(&table.tallies[task]);
@@ -106,15 +107,16 @@ __device__ inline void ClearTally(const ScoreTable& table, int64_t task) {
     words[i] = make_uint4(0, 0, 0, 0);
 }
 
-// The largest score of query head g, from those of the chunks; by one warp, for every lane.
+// The largest score of query head g over all chunks; called by one warp, every lane gets it.
 __device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64_t g, int64_t items) {
   float largest = -INFINITY;
   for (int64_t i = Lane(); i * table.chunk < items; i += 32) largest = fmaxf(largest, table.Maxima(task, g)[i]);
   return WarpMax(largest);
 }
 
-// Scratch of steps of up to `max_batch` tokens over sequences of up to `max_tokens` rows: Select and all that scores.
-// Shorter sequences need no more: more of their tokens are scored at a time, but never more than kScoreBytes.
+// Scratch for Select and the other operations that score, in steps of up to `max_batch` tokens over sequences of up to
+// `max_tokens` rows. Shorter sequences need no more: more of their tokens are scored at a time, but at most
+// kScoreBytes.
 inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads) {
   const int64_t rows = (max_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens;
   const auto bytes = [&](int64_t chunk) {
@@ -125,12 +127,12 @@ inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t h
   return std::max(bytes(kScoreChunk), bytes(kFineChunk));
 }
 
-// Of SumColumns: the norms of a run's queries.
+// Scratch of SumColumns: the norms of a run's queries.
 inline size_t ColumnScratchBytes(int64_t run_tokens, int64_t heads) {
   return static_cast<size_t>(run_tokens * heads) * 2 * sizeof(float);
 }
 
-// Calls f(first token, the tokens of the part, table) for parts of the batch.
+// Calls f(first token, tokens of the part, table) for each part of the batch.
 template <class F>
 void ForScoredParts(CudaContext& context, const TokenBatch& batch, const ScoreShape& shape, F&& f) {
   CHECK(shape.group > 0 && shape.group <= kMaxGroup && shape.items > 0);
@@ -143,12 +145,12 @@ void ForScoredParts(CudaContext& context, const TokenBatch& batch, const ScoreSh
   }
 }
 
-// Grid of a kernel that scores, (tasks, chunks).
+// Grid of a scoring kernel: (tasks, chunks).
 inline dim3 ScoreGrid(const TokenBatch& batch, const ScoreShape& shape) {
   return {static_cast<unsigned>(batch.count * shape.heads), static_cast<unsigned>(shape.chunks())};
 }
 
-// Lets a kernel have so much dynamic shared memory.
+// Allows a kernel to use this much dynamic shared memory.
 template <class Kernel>
 void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
   CHECK(bytes <= static_cast<size_t>(context.max_shared_bytes()));
@@ -156,14 +158,15 @@ void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// Whether several blocks share the choice of a task, which needs memory. choose.cu
+// Whether several blocks share the choice of a task, which takes memory. Defined in choose.cu.
 bool SplitsChoice(const SelectCall& call);
 
-// Chooses the rows of every task from the scores of its items, and adds to the totals. choose.cu
+// Chooses the rows of every task from the scores of its items, and adds to the totals. Defined in choose.cu.
 void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
                 const ScoreTable& table, const Selection& selection);
 
-// Selects for all tokens of a batch; score(first token, tokens, table) launches what makes scores and maxima.
+// Selects for all tokens of a batch. score(first token, tokens, table) launches the kernel that writes scores and
+// maxima.
 template <class Score>
 void SelectBy(CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
               ScoreShape shape, const Selection& selection, Score&& score) {

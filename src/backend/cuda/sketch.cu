@@ -1,10 +1,11 @@
-// AppendSketches and SketchQueries: small products with a basis, and the rounding of key sketches into their blocks.
+// AppendSketches and SketchQueries: small products with a basis, and the quantisation of key sketches into their
+// blocks.
 //
-// Both are x · matrix with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key, or one of the
-// `group` queries of a token that share the KV head. A block takes up to 32 items of one KV head and carries slabs of
-// the matrix through shared memory; a warp owns four items (or one, of few), its lanes two columns each, and every
-// number of the matrix meets four of x. One chain of fused multiply-adds over head_dim, ascending, per output: a sketch
-// depends on its own row and the basis alone, however many are made at a time.
+// Both compute x · matrix, with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key, or one of
+// the `group` queries of a token that share the KV head. A block takes up to 32 items of one KV head and loads slabs of
+// the matrix into shared memory. A warp owns four items (or one, if there are few), a lane two columns, so every number
+// of the matrix is used for four items. Each output is one chain of fused multiply-adds over head_dim, ascending: a
+// sketch depends on its own row and the basis only, however many are computed together.
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
@@ -20,8 +21,8 @@ namespace {
 constexpr int kSketchThreads = 256;
 constexpr int kItemsPerWarp = 4;
 constexpr int kMostItems = kSketchThreads / 32 * kItemsPerWarp;
-constexpr int kColumns = 64;    // of the matrix at a time: two per lane
-constexpr int kSlabRows = 128;  // of the matrix at a time; 32 KiB at most
+constexpr int kColumns = 64;    // columns of the matrix per pass: two per lane
+constexpr int kSlabRows = 128;  // rows of the matrix per slab; 32 KiB at most
 
 struct ProjectCall {
   Numbers x;  // [tokens][kv_heads · group · head_dim]
@@ -29,16 +30,16 @@ struct ProjectCall {
   SketchBasis basis;
   const float* matrices;  // basis.query or basis.key
   int64_t group = 1;
-  int items = kMostItems;  // of a block
-  // Queries:
+  int items = kMostItems;  // items per block
+  // For queries:
   float* out = nullptr;  // [tokens][kv_heads · group · dims]; null: keys
   int64_t out_stride = 0;
   float scale = 1.0f;
-  // Keys:
+  // For keys:
   LayerSketches sketches;
 };
 
-// The parts of shared memory.
+// Layout of shared memory.
 struct ProjectShared {
   __device__ ProjectShared(float* memory, int items, int64_t head_dim, int64_t dims)
       : x(memory), numbers(x + items * head_dim), scales(numbers + items * dims), slab(scales + kMostItems) {}
@@ -48,11 +49,11 @@ struct ProjectShared {
   }
   float* x;        // [items][head_dim]
   float* numbers;  // [items][dims]
-  float* scales;   // [items] inverse, of integer sketches
-  float* slab;     // [kSlabRows][kColumns], or as much of it as is needed
+  float* scales;   // [items] inverse scales of integer sketches
+  float* slab;     // up to [kSlabRows][kColumns]
 };
 
-// Adds x · slab to the sums of a warp's items. kStep numbers of x are read at a time, 4 where rows of x are aligned.
+// Adds x · slab to the sums of a warp's items. Reads kStep numbers of x at a time: 4 if rows of x are aligned.
 template <int kStep, int kItems>
 __device__ void AddSlab(const float* const (&x)[kItems], const float* slab, int slab_width, int width, int rows,
                         float (&sums)[kItems][2]) {
@@ -81,12 +82,12 @@ __device__ void AddSlab(const float* const (&x)[kItems], const float* slab, int 
   }
 }
 
-// Brings rows [first, first + rows) and columns [column, column + width) of the matrix; the block waits elsewhere.
+// Starts copying rows [first, first + rows) and columns [column, column + width) of the matrix. The caller waits.
 __device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, int rows, int column, int width) {
   const int count = rows * width;
   const float* from = matrix + first * dims + column;
   const auto aligned = (reinterpret_cast<uintptr_t>(slab) | reinterpret_cast<uintptr_t>(from)) % 16 == 0;
-  if (width == dims && count % 4 == 0 && aligned) {  // one run of memory
+  if (width == dims && count % 4 == 0 && aligned) {  // contiguous
     for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kSketchThreads)
       __pipeline_memcpy_async(slab + 4 * i, from + 4 * i, 16);
   } else {
@@ -96,8 +97,8 @@ __device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, 
   __pipeline_commit();
 }
 
-// numbers = x · matrix for items [begin, end) of the block, which share the matrix, kItems of them for each warp. Who
-// has no item works on the last. started: the first slab is on its way.
+// numbers = x · matrix for items [begin, end) of the block, which share the matrix; kItems per warp. A warp without an
+// item repeats the last one. started: the copy of the first slab is in flight.
 template <int kItems>
 __device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end,
                              bool started) {
@@ -108,12 +109,12 @@ __device__ void ProjectItems(const ProjectShared& s, const float* matrix, int he
     for (int first = 0; first < head_dim; first += kSlabRows) {
       const int rows = min(kSlabRows, head_dim - first);
       if (!started) {
-        __syncthreads();  // the slab before has been read
+        __syncthreads();  // the previous slab has been read
         LoadSlab(s.slab, matrix, dims, first, rows, column, width);
       }
       started = false;
       __pipeline_wait_prior(0);
-      __syncthreads();  // x is there, too
+      __syncthreads();  // x has arrived too
       const float* x[kItems];
 #pragma unroll
       for (int k = 0; k < kItems; ++k) x[k] = s.x + min(item_of(k), end - 1) * head_dim + first;
@@ -134,14 +135,14 @@ __device__ void ProjectItems(const ProjectShared& s, const float* matrix, int he
 
 __device__ float Finite(float x) { return fabsf(x) <= 3.402823466e38f ? x : 0.0f; }
 
-// The smallest bf16 that is at least `value` ≥ 0, as bits; the nearest where there is none.
+// The smallest bf16 ≥ `value` ≥ 0, as bits; `value` rounded to nearest if that overflows.
 __device__ uint16_t RoundUpToBF16(float value) {
   const uint32_t up = (__float_as_uint(value) + 0xffffu) & 0xffff0000u;
   return up < 0x7f800000u ? static_cast<uint16_t>(up >> 16) : ToBF16(value).bits;
 }
 
-// Sketches are rounded as kv/sketch.h says: first the scale of every item, then unit after unit. Neighbouring items are
-// neighbouring rows more often than not, so threads run over them first.
+// Quantises sketches as kv/index.h defines: first the scale of every item, then unit by unit. Adjacent items are
+// usually adjacent rows, so consecutive threads take consecutive items.
 __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, int64_t head, int64_t first_token,
                               int items) {
   const SketchLayout& layout = call.sketches.layout;
@@ -200,7 +201,7 @@ __global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call
     const int item = i / d;
     s.x[i] = call.x(token_of(item), (head * group + (first + item) % group) * d + i % d);
   }
-  // Items in a row that share a matrix: all of them, unless every sequence has its own.
+  // Consecutive items that share a matrix: all of them, unless every sequence has its own.
   for (int begin = 0, end = 0; begin < items; begin = end) {
     const int32_t slot = slot_of(begin);
     for (end = begin + 1; end < items; ++end)
@@ -229,8 +230,8 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
   const int64_t all = call.batch.count * call.group;
   if (all == 0) return;
   CHECK(call.basis.head_dim <= kMaxHeadDim && call.basis.dims <= kMaxHeadDim);
-  // Few items: one per warp, so that more processors share them; where every sequence has its own matrix, one sequence
-  // per block.
+  // Few items: one per warp, so that more multiprocessors share the work; if every sequence has its own matrix, one
+  // sequence per block.
   if (all <= 64) call.items = call.basis.per_slot ? static_cast<int>(std::min<int64_t>(call.group, 8)) : 8;
   const auto bytes_of = [&] { return ProjectShared::Bytes(call.items, call.basis.head_dim, call.basis.dims); };
   while (call.items > 1 && bytes_of() > static_cast<size_t>(context.max_shared_bytes())) call.items /= 2;

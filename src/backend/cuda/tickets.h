@@ -1,9 +1,10 @@
-// Tickets: points in the work of a queue, as events. Private to backend/cuda.
+// Tickets as CUDA events. Private to backend/cuda.
 //
-// A queue has a ring of events. A ticket names its queue and its number there; a ring later its event is recorded again
-// by the same queue, so that whoever still waits for it waits a little longer than needed, never too short.
+// Each queue has a ring of events. A ticket names its queue and its sequence number there. After kRing further tickets
+// its event is recorded again by the same queue; a wait for the old ticket then takes a little longer than necessary,
+// never too short.
 //
-// What a graph records is its own: an event that was recorded while work was captured cannot be waited for outside.
+// Events recorded inside a graph belong to the graph: other work cannot wait for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -43,14 +44,14 @@ class Tickets {
   void Wait(cudaStream_t stream, Ticket ticket) const {
     if (ticket.value == 0) return;
     const bool of_graph = (ticket.value & kGraphBit) != 0;
-    if (of_graph && !in_graph_) return;  // of an earlier step: the queue that runs graphs has passed it
+    if (of_graph && !in_graph_) return;  // recorded in an earlier step, which the queue has finished
     CUDA_CHECK(cudaStreamWaitEvent(stream, of_graph ? graph_events_[ticket.value & ~kGraphBit] : Event(ticket)));
   }
 
-  // The host waits.
+  // Blocks the host.
   void Synchronize(Ticket ticket) const { CUDA_CHECK(cudaEventSynchronize(Event(ticket))); }
 
-  // Both are of the same queue, and `early` is no later.
+  // Whether `early` is complete when `late` is. Both are of the same queue.
   static bool Covers(Ticket late, Ticket early) {
     return QueueBits(late) == QueueBits(early) && early.value <= late.value;
   }
@@ -59,7 +60,7 @@ class Tickets {
   void EndGraph() { in_graph_ = false; }
 
  private:
-  static constexpr size_t kRing = 1024;  // more than any step or prefill unit has in flight on a queue
+  static constexpr size_t kRing = 1024;  // more than any step or prefill chunk has in flight on a queue
   static constexpr int kQueueBits = 2;
   static constexpr uint64_t kGraphBit = uint64_t{1} << 63;
 

@@ -29,7 +29,7 @@ Status Transfers::Open() {
 void Transfers::Upload(Queue queue, cudaStream_t stream, const void* host, size_t bytes, void* device) {
   const auto* from = static_cast<const std::byte*>(host);
   auto* to = static_cast<std::byte*>(device);
-  // The oldest come first in the order of the ring, so those in the way are at the front.
+  // Uploads are in the order of the ring, so those that overlap the new range are at the front.
   const auto drop_front_while = [&](auto&& in_the_way) {
     for (; !uploads_.empty() && in_the_way(uploads_.front()); uploads_.pop_front())
       tickets_.Synchronize(uploads_.front().ticket);
@@ -75,7 +75,7 @@ void Transfers::Synchronize(Ticket ticket) {
   Deliver(static_cast<size_t>(downloads_.rend() - last));
 }
 
-// Brings the oldest downloads to where they were asked for, in the order in which the buffer was given out.
+// Copies the oldest `count` downloads to their destinations, in the order in which buffer space was given out.
 void Transfers::Deliver(size_t count) {
   for (; count > 0; --count) {
     const Downward& next = downloads_.front();

@@ -1,5 +1,5 @@
-// Bytes from and to pageable host memory pass through pinned memory: a ring for uploads, whose source may change as
-// soon as the call returns, and a bounce buffer for downloads, which reach their destination when somebody waits for
+// Copies between the device and pageable host memory, through pinned memory. Uploads use a ring, so that the source may
+// change as soon as the call returns. Downloads use a bounce buffer and reach their destination when the host waits for
 // them. Private to backend/cuda.
 #pragma once
 
@@ -20,13 +20,13 @@ class Transfers {
 
   void Upload(Queue queue, cudaStream_t stream, const void* host, size_t bytes, void* device);
   Ticket Download(Queue queue, cudaStream_t stream, const void* device, size_t bytes, void* host);
-  // The host waits; what was downloaded up to the ticket is there.
+  // Blocks the host; downloads up to the ticket have then reached their destination.
   void Synchronize(Ticket ticket);
 
  private:
   struct Upward {
     Ticket ticket;
-    size_t begin, end;  // of the ring
+    size_t begin, end;  // range of the ring
   };
   struct Downward {
     Ticket ticket;
@@ -39,7 +39,7 @@ class Transfers {
   Tickets& tickets_;
   std::byte* ring_ = nullptr;
   size_t ring_at_ = 0;
-  std::deque<Upward> uploads_;  // the oldest first
+  std::deque<Upward> uploads_;  // oldest first
   std::byte* bounce_ = nullptr;
   size_t bounce_at_ = 0;
   std::deque<Downward> downloads_;

@@ -1,5 +1,5 @@
-// Where the time of a step goes: pairs of events around operations, added up by what they do. Off unless asked for, and
-// then two events per operation; queues that run side by side are each timed for themselves.
+// Time of a step by kind of work (CudaZone), measured with a pair of events around each operation. Off by default.
+// Queues that run in parallel are timed separately.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,7 +30,7 @@ class ZoneClock {
   void Switch(bool on) { on_ = on; }
   bool on() const { return on_; }
 
-  // From here to the end of the scope.
+  // Times the work enqueued until the end of the scope.
   class Scope {
    public:
     Scope(ZoneClock& clock, CudaZone zone, cudaStream_t stream)
@@ -53,7 +53,7 @@ class ZoneClock {
     Span span_{};
   };
 
-  // Milliseconds since the last call, by zone. Everything timed is done.
+  // Milliseconds since the last call, by zone. All timed work must be done.
   ZoneTimes Collect() {
     ZoneTimes times{};
     for (const Span& span : spans_) {

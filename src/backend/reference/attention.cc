@@ -1,11 +1,10 @@
-// Attention of the oracle: every form of it is a list of rows.
+// Attention of the oracle: every form of it is attention to a list of rows.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <span>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/store.h"
 

@@ -1,5 +1,5 @@
-// The oracle of entries that came buffer: the hot set as a list that is sorted by age. Who attends has a copy of them
-// all, in the list's order.
+// Fetch buffers of the oracle. The hot set picks its least recently used cells by sorting. Attention first copies the
+// selected entries, in the order of the selection, into one array.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -7,14 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 #include "kv/store.h"
 
 namespace infinigen {
 namespace {
 
-// The hot set of one KV head gets a cell for every row of the list; `own` is the token's.
+// The hot set of one KV head.
 class HotHead {
  public:
   HotHead(const FetchBuffer& buffer, int64_t slot, int64_t head)
@@ -22,8 +21,10 @@ class HotHead {
         used_(buffer.Used(slot, head), static_cast<size_t>(buffer.capacity)),
         cell_of_(buffer.CellOf(slot, head), static_cast<size_t>(buffer.rows)) {}
 
-  void Find(std::span<const int32_t> rows, int32_t own, int32_t position, std::span<int32_t> cells,
-            std::vector<int32_t>& misses) {
+  // Assigns a cell to every row of a selection, which contains the token's own row. Indices of missing rows go to
+  // `misses`.
+  void Assign(std::span<const int32_t> rows, int32_t own, int32_t position, std::span<int32_t> cells,
+              std::vector<int32_t>& misses) {
     size_t own_item = rows.size();
     for (size_t i = 0; i < rows.size(); ++i) {
       cells[i] = CellOf(rows[i]);
@@ -31,18 +32,18 @@ class HotHead {
       if (cells[i] < 0 && rows[i] != own) misses.push_back(static_cast<int32_t>(i));
     }
     CHECK(own_item < rows.size());
-    std::vector<int32_t> homeless = misses;
-    if (cells[own_item] < 0) homeless.push_back(static_cast<int32_t>(own_item));
-    const std::vector<int32_t> free = Oldest(rows, homeless.size());
-    for (size_t i = 0; i < homeless.size(); ++i) {
-      const size_t item = static_cast<size_t>(homeless[i]);
+    std::vector<int32_t> without_cell = misses;
+    if (cells[own_item] < 0) without_cell.push_back(static_cast<int32_t>(own_item));
+    const std::vector<int32_t> free = LeastRecentlyUsed(rows, without_cell.size());
+    for (size_t i = 0; i < without_cell.size(); ++i) {
+      const size_t item = static_cast<size_t>(without_cell[i]);
       cells[item] = free[i];
       Put(rows[item], free[i]);
     }
     for (const int32_t cell : cells) used_[static_cast<size_t>(cell)] = position;
   }
 
-  void Forget(int32_t row) {
+  void Drop(int32_t row) {
     if (CellOf(row) < 0) return;
     holds_[static_cast<size_t>(CellOf(row))] = -1;
     CellOf(row) = -1;
@@ -51,8 +52,8 @@ class HotHead {
  private:
   int32_t& CellOf(int32_t row) { return cell_of_[static_cast<size_t>(row)]; }
 
-  // The cells, by number, of `count` rows that are not listed.
-  std::vector<int32_t> Oldest(std::span<const int32_t> rows, size_t count) const {
+  // The `count` least recently used cells that hold no selected row, in ascending order.
+  std::vector<int32_t> LeastRecentlyUsed(std::span<const int32_t> rows, size_t count) const {
     std::vector<std::pair<int32_t, int32_t>> by_age;  // last used, cell
     for (size_t cell = 0; cell < holds_.size(); ++cell)
       if (!std::binary_search(rows.begin(), rows.end(), holds_[cell]))
@@ -75,7 +76,7 @@ class HotHead {
   std::span<int32_t> holds_, used_, cell_of_;
 };
 
-// The entries of a list, buffer or at home, as a sequence of its own with one head.
+// The entries of a selection, from cells or from the pool, copied into a sequence of one KV head.
 class ListAsEntries {
  public:
   ListAsEntries(const LayerEntries& entries, const FetchBuffer& buffer, int64_t slot, int64_t head,
@@ -130,9 +131,9 @@ void ReferenceBackend::AssignCells(Queue, const TokenBatch& batch, const Selecti
       const bool in_pool = static_cast<int64_t>(count) > buffer.capacity;
       if (in_pool) {
         std::transform(rows.begin(), rows.end(), cells.begin(), FetchList::InPool);
-        if (buffer.hot()) HotHead(buffer, batch.slots[t], head).Forget(own);
+        if (buffer.hot()) HotHead(buffer, batch.slots[t], head).Drop(own);
       } else if (buffer.hot()) {
-        HotHead(buffer, batch.slots[t], head).Find(rows, own, batch.Position(t), cells, misses);
+        HotHead(buffer, batch.slots[t], head).Assign(rows, own, batch.Position(t), cells, misses);
       } else {
         const FetchShare share = FetchShare::Beside(forced_hits);
         for (size_t i = 0; i < count; ++i) {

@@ -1,6 +1,10 @@
-// The oracle: every operation of backend.h as the plainest loop that states what it means, in f32, on one thread. Never
-// optimised; the tests compare every other backend with it.
+// The oracle: each operation of backend.h as the simplest possible loop, in f32, on one thread. It is never optimised;
+// the tests compare every other backend with it.
 #pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/host_backend.h"
@@ -12,7 +16,7 @@ class ReferenceBackend : public HostBackend {
   static constexpr int64_t kChunkTokens = 64;  // small, so that tests cross chunk boundaries
 
   Status Reserve(int64_t, int64_t, int64_t, int64_t, int64_t) { return Ok(); }
-  // Every stored type: DecodeRow defines them all.
+  // Accepts every stored type: DecodeRow decodes them all.
   static Status CheckWeight(WeightType) { return Ok(); }
   using HostBackend::Load;
   Result<WeightView> Load(const WeightView& weight) { return weight; }
@@ -42,6 +46,9 @@ class ReferenceBackend : public HostBackend {
   void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
+  void AppendPageSums(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageSums& sums);
+  void SelectPageMeans(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
+                       const AttentionShape& shape, const LayerPageSums& sums, const Selection& selection);
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
@@ -72,5 +79,12 @@ class ReferenceBackend : public HostBackend {
 };
 
 static_assert(FetchingBackend<ReferenceBackend>);
+
+// softmax(query · keys · scale) over the listed rows of one KV head.
+std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                                    float scale, const LayerEntries& entries);
+// The output of one query head: the values of the listed rows, weighted by AttentionWeights.
+void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
+                const LayerEntries& entries, float* out);
 
 }  // namespace infinigen

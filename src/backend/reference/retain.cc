@@ -1,4 +1,4 @@
-// Retention of the oracle: the host form of kv/retain.h, for every token and head.
+// Eviction of the oracle: applies the host definition in kv/retain.h to every token and head.
 #include "kv/retain.h"
 
 #include <algorithm>
@@ -6,13 +6,12 @@
 #include <span>
 #include <vector>
 
-#include "backend/reference/attention_weights.h"
 #include "backend/reference/reference_backend.h"
 
 namespace infinigen {
 namespace {
 
-// The attention of one token to rows [0, length), added to the priorities.
+// Adds the attention weights of one token over rows [0, length) to the priorities of these rows.
 void AddWeights(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
                 const LayerCache& cache) {
   const int64_t group = shape.heads / cache.entries.layout.kv_heads, dim = cache.entries.layout.head_dim;

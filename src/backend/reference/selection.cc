@@ -1,14 +1,14 @@
-// Sketches and selection of the oracle: the host form of kv/sketch.h and kv/selection.h, for every token and head.
-#include "kv/selection.h"
-
+// Sketches, page bounds and selection of the oracle: applies the host definitions in kv/index.h and kv/select.h to
+// every token and head.
 #include <algorithm>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "backend/reference/reference_backend.h"
-#include "kv/page_bounds.h"
-#include "kv/sketch.h"
+#include "kv/index.h"
+#include "kv/page_sums.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {
@@ -25,7 +25,8 @@ std::vector<float> Project(const float* x, const float* matrix, const float* off
   return out;
 }
 
-// Selects for every token and head by scores: scores_of(token, head, query head of the group, rows).
+// Selects rows for every token and KV head. scores_of(token, head, g, rows) returns the scores of query head g of the
+// group for rows [0, rows).
 template <class ScoresOf>
 void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group, const Selection& selection,
               const ScoresOf& scores_of) {
@@ -120,6 +121,30 @@ void ReferenceBackend::SelectPages(Queue, const ConstTensor& queries, const Toke
     std::transform(numbers, numbers + layout.head_dim, query.begin(), [&](float x) { return x * shape.scale; });
     for (int64_t row = 0; row < rows; ++row)
       scores.push_back(PageScore({bounds.Page(batch.slots[t], head, row / kPageRows), 2 * query.size()}, query));
+    return scores;
+  });
+}
+
+void ReferenceBackend::AppendPageSums(Queue, const TokenBatch& batch, const ConstTensor& keys,
+                                      const LayerPageSums& sums) {
+  const size_t d = static_cast<size_t>(sums.layout.head_dim);
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t head = 0; head < sums.layout.kv_heads; ++head)
+      AddToPageSum({sums.Page(batch.slots[t], head, batch.rows[t] / kPageRows), d}, batch.rows[t],
+                   {keys.as<float>(t) + head * sums.layout.head_dim, d});
+}
+
+void ReferenceBackend::SelectPageMeans(Queue, const ConstTensor& queries, const TokenBatch& batch,
+                                       const SelectCall& call, const AttentionShape& shape, const LayerPageSums& sums,
+                                       const Selection& selection) {
+  const PageSumsLayout& layout = sums.layout;
+  const int64_t group = shape.heads / layout.kv_heads;
+  SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
+    const float* numbers = queries.as<float>(t) + (head * group + g) * layout.head_dim;
+    std::vector<float> query(static_cast<size_t>(layout.head_dim)), scores;
+    std::transform(numbers, numbers + layout.head_dim, query.begin(), [&](float x) { return x * shape.scale; });
+    for (int64_t row = 0; row < rows; ++row)
+      scores.push_back(PageMeanScore({sums.Page(batch.slots[t], head, row / kPageRows), query.size()}, query));
     return scores;
   });
 }

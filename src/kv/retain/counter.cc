@@ -1,11 +1,11 @@
-// The published policy of a pool with a limit: whoever was selected least often leaves. Counters are bytes; when one
-// would overflow, all of its head are halved, so that old merit fades.
+// InfiniGen's published policy for a limited pool: evict the entry that was selected least often. Counters go up to
+// 255; when one exceeds that, all counters of the head are halved, so that old selections count less.
 #include "kv/retain.h"
 
 namespace infinigen {
 
 const RetainPolicy kRetainCounter = {.name = "counter",
-                                     .summary = "the least often selected leaves",
+                                     .summary = "evict the least often selected entry",
                                      .on_append = InitialPriority::kZero,
                                      .on_select = PriorityUpdate::kCount};
 

@@ -1,9 +1,9 @@
-// The oldest leaves, whatever it was good for; sinks stay where --kv-sinks asks for them.
+// Evict the oldest entry; sinks are retained if --kv-sinks is set.
 #include "kv/retain.h"
 
 namespace infinigen {
 
 const RetainPolicy kRetainFifo = {
-    .name = "fifo", .summary = "the oldest leaves", .on_append = InitialPriority::kPosition};
+    .name = "fifo", .summary = "evict the oldest entry", .on_append = InitialPriority::kPosition};
 
 }  // namespace infinigen

@@ -1,10 +1,10 @@
-// Whoever was not selected for the longest time leaves; a new entry counts as just selected.
+// Evict the least recently selected entry; a new entry counts as just selected.
 #include "kv/retain.h"
 
 namespace infinigen {
 
 const RetainPolicy kRetainLru = {.name = "lru",
-                                 .summary = "the least recently selected leaves",
+                                 .summary = "evict the least recently selected entry",
                                  .on_append = InitialPriority::kPosition,
                                  .on_select = PriorityUpdate::kStamp};
 

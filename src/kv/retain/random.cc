@@ -1,9 +1,9 @@
-// Somebody leaves, no matter who: what every policy should beat. The example of docs/methods.md.
+// Evict a random entry: the baseline for the other policies, and the example of docs/methods.md.
 #include "kv/retain.h"
 
 namespace infinigen {
 
 const RetainPolicy kRetainRandom = {
-    .name = "random", .summary = "a random one leaves", .on_append = InitialPriority::kScrambled};
+    .name = "random", .summary = "evict a random entry", .on_append = InitialPriority::kScrambled};
 
 }  // namespace infinigen

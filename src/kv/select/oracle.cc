@@ -2,7 +2,7 @@
 
 namespace infinigen {
 
-// Reads every key, so it gains no time: the yardstick that shows what the best possible index would select.
+// Reads every key, so it saves no time: it shows what a perfect index would select.
 const SelectMethod kSelectOracle{.name = "oracle", .summary = "the entries with the best true scores"};
 
 }  // namespace infinigen

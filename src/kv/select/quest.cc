@@ -1,4 +1,4 @@
-#include "kv/page_bounds_view.h"
+#include "kv/index_view.h"
 #include "kv/select.h"
 
 namespace infinigen {
@@ -10,10 +10,10 @@ IndexLayout PageIndex(const IndexShape& shape) {
 
 }  // namespace
 
-// Quest: the least and the largest number of a page's keys in every dimension bound the scores of its rows
-// (kv/page_bounds.h). Bounds cannot shrink again when a key leaves, so nothing may be evicted.
+// Quest: the least and greatest key component of a page in every dimension bound the scores of its rows (kv/index.h).
+// Bounds cannot shrink when a key is removed, so the method excludes eviction.
 const SelectMethod kSelectQuest{.name = "quest",
-                                .summary = "the pages whose bounds score best",
+                                .summary = "the pages with the best-scoring bounds",
                                 .index = PageIndex,
                                 .can_guess = true,
                                 .rewrites_rows = false,

@@ -1,5 +1,5 @@
+#include "kv/index_view.h"
 #include "kv/select.h"
-#include "kv/sketch_view.h"
 
 namespace infinigen {
 namespace {
@@ -11,9 +11,9 @@ IndexLayout SketchIndex(const IndexShape& shape) {
 
 }  // namespace
 
-// InfiniGen's own: a sketch of a few numbers for every key (kv/sketch.h).
+// InfiniGen: every key has a sketch, a projection to a few numbers (kv/index.h).
 const SelectMethod kSelectSketch{.name = "sketch",
-                                 .summary = "the entries whose sketches score best",
+                                 .summary = "the entries with the best-scoring sketches",
                                  .index = SketchIndex,
                                  .can_guess = true,
                                  .uses_basis = true};

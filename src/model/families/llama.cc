@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kLlamaModelTypes[] = {"llama"};
 constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"};
 constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
-// Rotary frequencies, which follow from the config.
+// Rotary frequencies, which are computed from the config.
 constexpr std::string_view kLlamaExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
 
 constexpr RoleName kLlamaModules[] = {

@@ -1,5 +1,5 @@
-// OPT: layer norms, learned positions from row 2 on, biases everywhere, a ReLU MLP. OPT-350m alone has its norms after
-// the residual additions, and an embedding narrower than the residual stream.
+// OPT: layer norms, learned positions that begin at row 2, biases everywhere, a ReLU MLP. Only OPT-350m has norms after
+// the residual additions and an embedding narrower than the residual stream.
 #include <algorithm>
 
 #include "model/config_reader.h"
@@ -8,14 +8,14 @@
 namespace infinigen {
 namespace {
 
-// Torch's default, which OPT's layer norms never override.
+// PyTorch's default, which OPT never overrides.
 constexpr float kOptNormEps = 1e-5f;
 constexpr int64_t kOptPositionOffset = 2;
 
 constexpr std::string_view kOptModelTypes[] = {"opt"};
 constexpr std::string_view kOptClasses[] = {"OPTForCausalLM", "OPTModel"};
 constexpr std::string_view kOptPrefixes[] = {"model.decoder.", "decoder."};
-constexpr std::string_view kOptExtraTensors[] = {"version"};  // of the file format
+constexpr std::string_view kOptExtraTensors[] = {"version"};  // version of the file format
 
 constexpr RoleName kOptModules[] = {
     {WeightRole::kEmbedding, "embed_tokens"},
@@ -23,7 +23,7 @@ constexpr RoleName kOptModules[] = {
     {WeightRole::kProjectIn, "project_in"},
     {WeightRole::kProjectOut, "project_out"},
     {WeightRole::kAttentionNorm, "layers.#.self_attn_layer_norm"},
-    {WeightRole::kMlpNorm, "layers.#.final_layer_norm"},  // the name says "final" in every layer too
+    {WeightRole::kMlpNorm, "layers.#.final_layer_norm"},  // named "final" in every layer
     {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
     {WeightRole::kKey, "layers.#.self_attn.k_proj"},
     {WeightRole::kValue, "layers.#.self_attn.v_proj"},

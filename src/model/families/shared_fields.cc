@@ -1,4 +1,4 @@
-// Fields that several families have in common.
+// Fields that several families share.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// The type of a rope object: `rope_type`, or `type` before transformers 4.43. Some versions write both.
+// The type of a RoPE object: `rope_type`, or `type` before transformers 4.43. Some versions write both.
 std::string RopeType(FieldReader& fields) {
   const std::string old_type = fields.String("type", "");
   std::string type = fields.String("rope_type", old_type.empty() ? "default" : old_type);
@@ -20,7 +20,7 @@ std::string RopeType(FieldReader& fields) {
   return type;
 }
 
-// `object` is rope_scaling (old spelling) or rope_parameters (new, with rope_theta inside).
+// `object` is rope_scaling (old) or rope_parameters (new, which contains rope_theta).
 Result<RopeConfig> ParseRope(const json& object, const std::string& path, const std::string& name, double theta,
                              int64_t max_positions) {
   if (!object.is_object()) return Invalid("{}: field '{}' is {}, expected an object", path, name, Shown(object));
@@ -32,7 +32,7 @@ Result<RopeConfig> ParseRope(const json& object, const std::string& path, const 
   if (type == "linear") {
     rope.scaling = RopeScaling::kLinear;
     rope.factor = fields.Positive("factor");
-    fields.Get("original_max_position_embeddings");  // written by some exporters; linear scaling has no use for it
+    fields.Get("original_max_position_embeddings");  // some exporters write it, but linear scaling does not use it
   } else if (type == "llama3") {
     rope.scaling = RopeScaling::kLlama3;
     rope.factor = fields.Positive("factor");
@@ -63,7 +63,7 @@ void ReadGroupedHeads(FieldReader& fields, ModelConfig& config) {
                         fields.At("hidden_size"), config.hidden, config.heads));
   config.head_dim = fields.Size("head_dim", kHeadDimLimit, std::max<int64_t>(1, config.hidden / config.heads));
   if (config.head_dim % 2 != 0 || config.head_dim > kHeadDimLimit)
-    fields.Fail(Invalid("{} is {}, expected an even number up to {} (RoPE turns pairs)", fields.At("head_dim"),
+    fields.Fail(Invalid("{} is {}, expected an even number up to {} (RoPE rotates pairs)", fields.At("head_dim"),
                         config.head_dim, kHeadDimLimit));
 }
 
@@ -80,7 +80,7 @@ RopeConfig ReadRope(FieldReader& fields, int64_t max_positions) {
       return rope;
     }
     if (spelling_seen != nullptr && !(*parsed == rope))
-      fields.Fail(Invalid("{} and '{}' say different things", fields.At(spelling), spelling_seen));
+      fields.Fail(Invalid("{} and '{}' disagree", fields.At(spelling), spelling_seen));
     rope = *parsed;
     spelling_seen = spelling;
   }

@@ -1,4 +1,4 @@
-// The server as the page sees it: requests with the tab's key, event streams, and errors as sentences.
+// Access to the server: requests with the tab's API key, event streams, and errors as messages for the user.
 
 const KEY = 'infinigen.key';
 
@@ -7,7 +7,7 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-// What went wrong, in words for the reader. kind: 'key' | 'busy' | 'long' | 'lost' | 'other'.
+// An error with a message for the user. kind: 'key' | 'busy' | 'long' | 'lost' | 'other'.
 export class Trouble extends Error {
   constructor(kind, message, retryAfter = 0) {
     super(message);
@@ -18,7 +18,7 @@ export class Trouble extends Error {
 
 const whole = (n) => Number(n).toLocaleString('en');
 
-// Both counts of a prompt that is too long: from fields where there are such, else the two numbers of the message.
+// Token counts of a prompt that is too long and of the context: from fields if they exist, otherwise the two numbers in the message.
 function counts(error) {
   const text = String(error.message || '').replace(/(\d),(?=\d{3})/g, '$1');
   const numbers = (text.match(/\d+/g) || []).map(Number);
@@ -30,10 +30,10 @@ function counts(error) {
 function troubleOf(status, error, retryAfter) {
   const message = String(error.message || '').trim();
   if (status === 401 || status === 403)
-    return new Trouble('key', key.get() ? 'The server does not accept this key.' : 'This server asks for an API key.');
+    return new Trouble('key', key.get() ? 'The server does not accept this key.' : 'This server needs an API key.');
   if (status === 429)
-    return new Trouble('busy', 'The server has as many requests as it can take.', Math.min(retryAfter || 1, 600));
-  if (status === 413) return new Trouble('long', 'This is more text than the server takes at once.');
+    return new Trouble('busy', 'The server is busy.', Math.min(retryAfter || 1, 600));
+  if (status === 413) return new Trouble('long', 'This text is longer than the server accepts.');
   if (status === 503) return new Trouble('busy', message || 'The server is not ready yet.', retryAfter || 2);
   if (/context/.test(`${error.code} ${message}`)) {
     const both = counts(error);
@@ -51,7 +51,7 @@ async function ask(path, options = {}) {
   if (options.body) headers['Content-Type'] = 'application/json';
   let response;
   try {
-    // Not relative to the page's address: that may hold credentials, and fetch refuses such.
+    // Not relative to the page's address, which may contain credentials: fetch refuses such URLs.
     response = await fetch(new URL(path, location.origin + location.pathname), { ...options, headers, cache: 'no-store' });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
@@ -61,7 +61,7 @@ async function ask(path, options = {}) {
   let body = {};
   try {
     body = await response.json();
-  } catch { /* an error page of a proxy: the status says enough */ }
+  } catch { /* not JSON, for example a proxy's error page: the status is enough */ }
   throw troubleOf(response.status, Object(body?.error), Number(response.headers.get('Retry-After')));
 }
 
@@ -114,7 +114,7 @@ export async function* chat(body, signal) {
   }
 }
 
-// Events of the picture, until the stream ends or `signal` says so.
+// Events of GET /kv, until the stream ends or `signal` aborts it.
 export async function* pictures(signal) {
   const response = await ask('kv', { headers: { Accept: 'text/event-stream' }, signal });
   for await (const data of eventsOf(response)) yield JSON.parse(data);

@@ -1,16 +1,16 @@
-// The page: conversations, the composer, settings. The picture is panel.js, the server api.js.
+// The page: conversations, message box, settings. panel.js has the picture of the KV cache, api.js the requests to the server.
 import { Trouble, chat as streamChat, getJson, key } from './api.js';
 import { hiddenCode } from './demo.js';
 import { Markdown, copyButton, el } from './markdown.js';
 import { Panel, bytes, percent } from './panel.js';
 import { deleteChat, isChatKey, listChats, newChat, requestFields, saveChat, saveSettings, settings } from './store.js';
 
-const PAINT_MS = 60;              // between two renderings of an answer that streams
-const SAVE_MS = 3000;             // between two copies of it in the browser
-const SAY_MS = 2500;              // between two pieces of it for a screen reader
-const LONG_CHARACTERS = 900;      // a longer message of the user is shown folded
-const FILE_BYTES = 4 << 20;       // below the server's limit on a body
-const MEET_MS = 2000;             // until a server that is not ready is asked again
+const PAINT_MS = 60;              // interval between renderings of a streamed answer
+const SAVE_MS = 3000;             // interval between saves of it in the browser
+const SAY_MS = 2500;              // interval between announcements of it for a screen reader
+const LONG_CHARACTERS = 900;      // longer messages of the user are collapsed
+const FILE_BYTES = 4 << 20;       // below the server's limit for a body
+const MEET_MS = 2000;             // until the next request to a server that is not ready
 const DEMO_CHARACTERS = 14000;    // about 4,000 tokens
 
 const $ = (id) => document.getElementById(id);
@@ -18,7 +18,7 @@ const whole = (n) => Number(n).toLocaleString('en');
 const panel = new Panel();
 
 let current = newChat();
-let running = null;               // AbortController of the answer that streams
+let running = null;               // AbortController of the answer that is being streamed
 let server = { kv: 'infinigen', switchable: true, context: 8192 };
 
 // ---- Messages -----------------------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ function userNode({ content }) {
   const text = el('div', { class: 'text' }, content);
   const node = el('article', { class: 'message user', 'aria-label': 'You' }, text);
   if (content.length <= LONG_CHARACTERS) return node;
-  // Folded: how it begins and, where questions are, how it ends.
+  // Collapsed, it shows its beginning and its end, where the question usually is.
   const end = content.slice(Math.max(content.lastIndexOf('\n\n'), content.length - 240)).trim();
   const fold = button('Show all', () => show(fold.getAttribute('aria-expanded') === 'false'));
   const show = (all) => {
@@ -128,7 +128,7 @@ $('newest').addEventListener('click', () => toNewest(true));
 
 // ---- Answers ------------------------------------------------------------------------------------------------------
 
-// To a screen reader, whole sentences, not every piece.
+// Announces whole sentences to a screen reader, not every piece.
 const speech = { said: 0, at: 0 };
 function say(text, all) {
   if (!all && performance.now() - speech.at < SAY_MS) return;
@@ -164,7 +164,7 @@ function demo() {
   submit(text, { title, mark });
 }
 
-// The answer once more, with the settings of now.
+// Generates the answer again, with the current settings.
 function again(message) {
   if (running) return;
   const at = current.messages.indexOf(message);
@@ -177,7 +177,7 @@ function again(message) {
 const requestBody = () => ({
   messages: [
     ...(settings.system.trim() ? [{ role: 'system', content: settings.system }] : []),
-    // A question that was never answered would be two turns of the user in a row: not every template takes that.
+    // Skip questions that were never answered: not every template accepts two user messages in a row.
     ...current.messages.filter((m, i, all) => m.role !== 'user' || all[i + 1]?.role !== 'user').map(({ role, content }) => ({ role, content })),
   ],
   stream: true,
@@ -349,7 +349,7 @@ function showList() {
 function remove(chats) {
   chats.forEach(deleteChat);
   if (chats.some((chat) => chat.id === current.id)) {
-    current.deleted = true;  // an answer that still streams does not bring it back
+    current.deleted = true;  // an answer that is still being streamed does not save it again
     showChat(newChat());
   }
   showList();
@@ -422,7 +422,7 @@ $('forget').addEventListener('click', () => { $('settings').close(); remove(list
 
 // ---- Start --------------------------------------------------------------------------------------------------------
 
-// Asks the server who it is; again, while it is not there or still loads.
+// Reads the server's model and settings; retries while the server is unreachable or loading.
 let waited = false;
 async function meet() {
   try {

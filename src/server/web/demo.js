@@ -1,5 +1,5 @@
-// A text to try long contexts with: a story made of small parts, in which one sentence hides a code. Its form is the
-// one that the shipped model was trained on (docs/model.md).
+// A long demonstration text: a story made of small parts, in which one sentence contains a code. The shipped model was
+// trained on texts of this form (docs/model.md).
 
 const pick = (list) => list[Math.floor(Math.random() * list.length)];
 
@@ -28,7 +28,7 @@ const SPOTS = ['gate', 'tower', 'bridge', 'vault', 'cellar', 'garden', 'library'
 
 const sentence = () => pick(SENTENCES).replace(/\{(\w+)\}/g, (_, slot) => pick(WORDS[slot]));
 
-// {text, title, mark: where in the text the code is, 0…1}. About `characters` long.
+// Returns {text, title, mark}: about `characters` characters, and the relative position of the code, 0…1.
 export function hiddenCode(characters) {
   const key = `the ${pick(SIDES)} ${pick(SPOTS)}`;
   const code = 100000 + Math.floor(Math.random() * 900000);

@@ -1,10 +1,10 @@
-// Markdown to DOM nodes. Text from a model is foreign: nothing here parses HTML, and only http, https and mailto
-// addresses become links. Work is linear in the text but for bounded look-ahead, and nesting has a limit.
+// Converts Markdown to DOM nodes. A model's text is untrusted: HTML is never parsed, and only http, https and mailto
+// addresses become links. The work is linear in the text except for bounded look-ahead, and nesting is limited.
 //
 //   const view = new Markdown(element);
-//   view.set(text);      // again with every piece that arrives: only blocks that changed are built anew
+//   view.set(text);      // call again with every new piece: only changed blocks are rebuilt
 
-const DEEPEST = 8;       // nesting of lists, quotes and emphasis; what is deeper stays plain text
+const DEEPEST = 8;       // nesting limit of lists, quotes and emphasis; deeper text stays plain
 const LABEL_CHARS = 1000, ADDRESS_CHARS = 2000;
 
 export function el(tag, attributes = {}, ...children) {
@@ -22,7 +22,7 @@ export function el(tag, attributes = {}, ...children) {
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // not a secure context: the old way
+  } catch {  // not a secure context: use the older API
     const area = el('textarea', { class: 'hidden' });
     area.value = text;
     document.body.append(area);
@@ -56,7 +56,7 @@ const opens = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line
 const isTable = (lines, i) =>
   lines[i].includes('|') && i + 1 < lines.length && DIVIDER.test(lines[i + 1]) && /-/.test(lines[i + 1]) && lines[i + 1].includes('|');
 
-// [{kind, from, to, …}]: which lines make which block.
+// [{kind, from, to, …}]: the blocks and their lines.
 function blocksOf(lines) {
   const blocks = [];
   for (let i = 0; i < lines.length;) {
@@ -91,7 +91,7 @@ function blocksOf(lines) {
 
 const isOrdered = (item) => /\d/.test(item[2]);
 
-// The line after the list that begins at `i`: items of one kind, their indented lines and lazy continuations.
+// Returns the line after the list that begins at `i`: items of one kind with their indented lines and lazy continuations.
 function listEnd(lines, i) {
   const [, { length: base }] = lines[i].match(ITEM);
   const ordered = isOrdered(lines[i].match(ITEM));
@@ -116,7 +116,7 @@ function listNode(lines, depth) {
     const item = lines[i].match(ITEM);
     const indent = item[0].length;
     const own = [lines[i].slice(indent)];
-    // The next item of this list is one that is not indented into this one.
+    // An item that is not indented into this one is the next item of the list.
     for (++i; i < lines.length; ++i) {
       const next = lines[i].match(ITEM);
       if (next && next[1].length < first[1].length + 2) break;
@@ -158,7 +158,7 @@ function blockNode(block, lines, depth, tight) {
     }
     case 'heading': {
       const [, marks, title = ''] = own[0].match(HEADING);
-      const node = el(`h${Math.min(6, marks.length + 2)}`);  // h1 and h2 are the page's
+      const node = el(`h${Math.min(6, marks.length + 2)}`);  // the page itself uses h1 and h2
       addInline(node, title.trimEnd().replace(/(?:^|[ \t])#+$/, ''), depth);
       return node;
     }
@@ -185,13 +185,13 @@ function addBlocks(parent, lines, depth, tight = false) {
 
 // ---- Inline -------------------------------------------------------------------------------------------------------
 
-// The address if a link may lead there, else null.
+// The address if links to it are allowed, otherwise null.
 function safeAddress(text) {
   try {
     const url = new URL(text);
     return ['http:', 'https:', 'mailto:'].includes(url.protocol) ? url.href : null;
   } catch {
-    return null;  // relative, or none at all
+    return null;  // relative or invalid
   }
 }
 
@@ -217,8 +217,8 @@ const EMPHASIS = [['**', 'strong'], ['__', 'strong'], ['~~', 'del'], ['*', 'em']
 const isSpace = (c) => c === ' ' || c === '\n' || c === '\t';
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
 
-// Where the emphasis opened by `mark` at `i` closes, or -1. `barren` remembers how far no mark closes anything, so that
-// the text is searched once.
+// The position at which the emphasis opened by `mark` at `i` closes, or -1. `barren` records up to where no mark closes
+// anything, so that the text is searched only once.
 function closing(text, i, mark, barren) {
   const from = i + mark.length;
   if (from >= text.length || isSpace(text[from])) return -1;
@@ -237,7 +237,7 @@ function addInline(parent, text, depth) {
   let plain = '';
   const flush = () => { if (plain) parent.append(plain); plain = ''; };
   const add = (node) => { flush(); parent.append(node); };
-  const barren = new Map();  // mark -> up to where it closes nothing
+  const barren = new Map();  // mark -> position up to which it closes nothing
   for (let i = 0; i < text.length;) {
     const c = text[i];
     if (c === '\n') { add(el('br')); ++i; continue; }
@@ -247,7 +247,7 @@ function addInline(parent, text, depth) {
       while (text[i + ticks] === '`') ++ticks;
       const mark = '`'.repeat(ticks);
       let end = barren.has(mark) ? -1 : text.indexOf(mark, i + ticks);
-      while (end >= 0 && text[end + ticks] === '`') {  // a longer run closes nothing
+      while (end >= 0 && text[end + ticks] === '`') {  // a longer run of backticks does not close it
         while (text[end] === '`') ++end;
         end = text.indexOf(mark, end);
       }

@@ -1,11 +1,11 @@
-// The panel around the picture: follows GET /kv while somebody can see it, says what is seen in one sentence and in
-// numbers, and now and then to a screen reader.
+// The panel around the picture of the KV cache. While the panel is visible it follows GET /kv and describes the picture
+// in a sentence, in numbers, and from time to time for screen readers.
 import { pictures } from './api.js';
 import { Picture } from './picture.js';
 
-const AGAIN_MS = [1000, 2000, 5000, 15000];  // until the stream is asked for again
-const SAY_MS = 10000;                        // between two summaries for a screen reader
-const SENTENCE_MS = 400;                     // between two changes of the sentence and the numbers: they are to be read
+const AGAIN_MS = [1000, 2000, 5000, 15000];  // delays before the stream is requested again
+const SAY_MS = 10000;                        // interval between summaries for a screen reader
+const SENTENCE_MS = 400;                     // interval between updates of the text, so that it can be read
 
 const $ = (id) => document.getElementById(id);
 
@@ -22,11 +22,11 @@ export const bytes = (n) => {
 };
 const whole = (n) => Number(n).toLocaleString('en');
 
-// Whether an event can be drawn: it comes from another program.
+// Checks that an event can be drawn, because it comes from another program.
 const isPicture = (e) => e && Number.isFinite(e.rows) && Array.isArray(e.layers) && e.layers.length > 0 &&
   Array.isArray(e.layers[0]) && e.layers[0].length > 0 && e.layers.every((l) => Array.isArray(l) && l.length === e.layers[0].length);
 
-// What of the picture is lit: the share of the cache that the step read.
+// The lit share of the picture: the share of the cache that the step read.
 function litShare(layers) {
   let sum = 0;
   for (const layer of layers) for (const value of layer) sum += value;
@@ -35,13 +35,13 @@ function litShare(layers) {
 
 export class Panel {
   #picture = new Picture($('picture'));
-  #stop = null;           // of the stream that is open
+  #stop = null;           // AbortController of the open stream
   #own = '';              // id of the page's own request, once known
-  #full = false;          // what it asked for
-  #ownAt = -Infinity;     // when an event of it came last
-  #mark = null;           // {at: 0…1 of the prompt's text, rows: of the prompt, once known}
+  #full = false;          // whether that request asked for the preset full
+  #ownAt = -Infinity;     // time of the latest event of that request
+  #mark = null;           // {at: relative position in the prompt's text, rows: of the prompt, once known}
   #saidAt = -Infinity;
-  #pending = null;        // the newest event that is not in the numbers yet
+  #pending = null;        // the newest event that is not shown in the text yet
   #writing = 0;           // timer
   #failures = 0;
 
@@ -52,15 +52,15 @@ export class Panel {
     follow();
   }
 
-  // The page asks for an answer; then, once known, under which id. Pictures of it go before those of others.
+  // begin: the page requests an answer; own: its id is known. Its pictures have precedence over those of other requests.
   begin(full) { [this.#own, this.#full] = ['', full]; }
   own(id) { this.#own = id; }
-  // A place of the prompt that is worth a mark, or null.
+  // Marks a relative position in the prompt; null removes the mark.
   mark(at) {
     this.#mark = at === null ? null : { at, rows: 0 };
     $('mark').hidden = true;
   }
-  // The key changed, or the server is back.
+  // Reconnects, after a new key or when the server is back.
   again() {
     this.#failures = 0;
     if (this.#stop) this.#stop.abort();
@@ -75,7 +75,7 @@ export class Panel {
         this.#failures = 0;
         if (isPicture(event)) this.#show(event);
       }
-    } catch { /* lost, or refused: asked for again below */ }
+    } catch { /* lost or refused: requested again below */ }
     this.#stop = null;
     if (document.visibilityState !== 'visible' || !$('panel').open) return;
     setTimeout(() => $('panel').open && this.#follow(), stop.signal.aborted ? 0 : AGAIN_MS[Math.min(this.#failures++, AGAIN_MS.length - 1)]);
@@ -83,7 +83,7 @@ export class Panel {
 
   #show(event) {
     const now = performance.now();
-    // An id of ours may carry another prefix than the engine's.
+    // The ids may have different prefixes.
     const own = !this.#own || String(event.request).split('-').pop() === this.#own.split('-').pop();
     if (own && this.#own) this.#ownAt = now;
     if (own && this.#full) event.kv = 'full';
@@ -95,7 +95,7 @@ export class Panel {
     if (!this.#writing) this.#writePending();
   }
 
-  // At most one every SENTENCE_MS, and always the last.
+  // Writes at most one event per SENTENCE_MS, and always the last one.
   #writePending() {
     this.#writing = 0;
     if (!this.#pending) return;
@@ -132,7 +132,7 @@ export class Panel {
     set('n-requests', event.waiting ? `${event.running} + ${event.waiting} waiting` : `${event.running ?? '–'}`);
     const limit = event.pool_limit_bytes;
     const used = limit > 0 ? Math.min(1, event.pool_bytes / limit) : 0;
-    const cached = event.prefix_bytes > 0 ? `, and ${bytes(event.prefix_bytes)} kept of earlier texts` : '';
+    const cached = event.prefix_bytes > 0 ? `, and ${bytes(event.prefix_bytes)} cached from earlier texts` : '';
     set('n-pool', (limit > 0 ? `${bytes(event.pool_bytes)} of ${bytes(limit)}` : bytes(event.pool_bytes)) + cached);
     $('pool').setAttribute('aria-valuenow', Math.round(100 * used));
     $('pool').setAttribute('aria-valuetext', $('n-pool').textContent);

@@ -1,17 +1,17 @@
-// The KV cache on a canvas: context along x, layers along y. What the last step read is lit, what steps before it read
-// fades. One cell of the small image is one column of one layer; the canvas shows it enlarged, without smoothing.
+// Draws the KV cache on a canvas: context along x, layers along y. Cells that the last step read are lit, cells of earlier
+// steps fade. A pixel of the small image is one column of one layer; the canvas enlarges it without smoothing.
 
-const FADE_MS = 900;    // until a cell that is no longer read is dark
-const REST = 0.62;      // of its light a cell of the last step keeps, once no step follows
+const FADE_MS = 900;    // time until a cell that is no longer read is dark
+const REST = 0.62;      // brightness of the last step's cells when no further step follows
 const FRAME_MS = 33;
-const GAMMA = 0.7;      // a column of which a tenth was read is to be seen, beside one that was read whole
+const GAMMA = 0.7;      // makes a column of which a tenth was read visible beside one that was read whole
 
 export class Picture {
   #canvas; #context;
   #cells = document.createElement('canvas');
   #image = null;         // ImageData, columns x layers
-  #heat = new Float32Array(0);  // [layers][columns], 0…1: the light of now
-  #last = new Float32Array(0);  // the same, of the last step
+  #heat = new Float32Array(0);  // [layers][columns], 0…1: current brightness
+  #last = new Float32Array(0);  // the same for the last step
   #columns = 0; #layers = 0;
   #shownAt = 0; #drawnAt = 0; #frame = 0;
   #still = matchMedia('(prefers-reduced-motion: reduce)');
@@ -25,7 +25,7 @@ export class Picture {
     this.#resize();
   }
 
-  // layers: [layers][columns] of 0…255, the share of a column's rows that the step read.
+  // layers: [layers][columns], 0…255: share of a column's rows that the step read.
   show(layers) {
     const columns = layers[0].length;
     if (columns !== this.#columns || layers.length !== this.#layers) this.#reshape(columns, layers.length);
@@ -44,7 +44,7 @@ export class Picture {
     this.#schedule();
   }
 
-  // A longer context has other columns: the light stays at its place in the text.
+  // When the context grows, columns change; the brightness keeps its position in the text.
   #reshape(columns, layers) {
     const heat = new Float32Array(columns * layers);
     if (layers === this.#layers)
@@ -87,7 +87,7 @@ export class Picture {
     }
   }
 
-  // Of the style sheet, so that dark and light are decided in one place.
+  // Colours come from the style sheet, so that dark and light mode are defined in one place.
   #palette() {
     const style = getComputedStyle(this.#canvas);
     const colour = (name) => [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16));
@@ -121,7 +121,7 @@ export class Picture {
     this.#cells.getContext('2d').putImageData(this.#image, 0, 0);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.#cells, 0, 0, width, height);
-    // Gaps make cells of it, where there is room for them.
+    // Gaps separate the cells, if there is room for them.
     const dx = width / this.#columns, dy = height / this.#layers;
     if (dy >= 4) for (let y = 1; y < this.#layers; ++y) context.clearRect(0, Math.round(y * dy) - 1, width, dy >= 10 ? 2 : 1);
     if (dx >= 4) for (let x = 1; x < this.#columns; ++x) context.clearRect(Math.round(x * dx) - 1, 0, 1, height);

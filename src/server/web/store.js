@@ -1,5 +1,5 @@
-// What the browser keeps: conversations, each under its own key so that two tabs do not overwrite each other, and
-// settings. The API key is not here (api.js: it goes with the tab).
+// Data saved in the browser: settings, and conversations, each under its own key so that two tabs do not overwrite each
+// other. The API key is not saved here: it ends with the tab (api.js).
 //
 // A conversation: {id, title, changed, messages: [{role, content, …}]}
 
@@ -25,7 +25,7 @@ export function listChats() {
 
 export const newChat = () => ({ id: `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`, title: '', changed: Date.now(), messages: [] });
 
-// False when the browser has no room for it.
+// Returns false if the browser has no space left.
 export function saveChat(chat) {
   chat.changed = Date.now();
   chat.title ||= (chat.messages.find((m) => m.role === 'user')?.title ?? chat.messages[0]?.content ?? '').slice(0, 60);
@@ -48,10 +48,10 @@ export function saveSettings(changes) {
   Object.assign(settings, changes);
   try {
     localStorage.setItem(SETTINGS, JSON.stringify(settings));
-  } catch { /* they hold until the page is left */ }
+  } catch { /* not saved: they are valid until the page is closed */ }
 }
 
-// The fields of a request that the settings ask for; an empty one is left to the server.
+// The request fields for the settings; empty settings are omitted, so that the server's defaults apply.
 export function requestFields() {
   const fields = {};
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed'])

@@ -1,0 +1,219 @@
+// The engine's memory decisions: admission, growth, preemption, and reuse of held rows and cached prefixes.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "engine/live.h"
+
+namespace infinigen {
+namespace {
+
+// Rows that a request gets beyond those it needs at once. Growing is cheap, but a request should not be preempted for
+// its first tokens right after its prefill.
+constexpr int64_t kGrowthTokens = kExtentTokens;
+
+SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
+  if (kv.full) {
+    rule.alpha = std::numeric_limits<float>::infinity();
+    rule.cap = 1.0;
+    rule.force_count = 0;
+    return rule;
+  }
+  rule.alpha = kv.alpha.value_or(rule.alpha);
+  rule.cap = kv.cap.value_or(rule.cap);
+  return rule;
+}
+
+// Steps that attend to everything give the same entries as a prefill. Only alpha and cap can differ between requests.
+PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
+  const bool everything =
+      rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 && rule.force_count == 0;
+  if (!method.selects() || everything) return {};
+  return {.selects = true, .alpha = rule.alpha, .cap = rule.cap};
+}
+
+}  // namespace
+
+int64_t Engine::Running() const {
+  return std::ranges::count_if(requests_, [](const auto& live) { return live->holds_slot(); });
+}
+int64_t Engine::Waiting() const {
+  return std::ranges::count_if(requests_, [](const auto& live) { return live->state == RequestState::kQueued; });
+}
+
+void Engine::Admit() {
+  int64_t running = Running();
+  const KvMethod& method = executor_.options().method;
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (live->state != RequestState::kQueued) continue;
+    if (running == executor_.options().max_batch) return;
+    Result<SeqSlot> slot = AdmitOne(*live, running == 0);
+    if (!slot.ok() && running == 0) {  // no request holds memory, so waiting cannot help
+      Finish(*live, FinishReason::kError, slot.error().message);
+      continue;
+    }
+    if (!slot.ok()) return;  // first come, first served: later requests must not overtake
+    live->slot = *slot;
+    const SelectRule rule = RuleOf(live->request.kv, method.rule);
+    if (method.selects()) executor_.SetRule(live->slot, rule);
+    live->Become(RequestState::kAdmitted);
+    ++running;
+    // Not earlier, because it may be the whole context: a queued request holds only its prompt.
+    live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
+    live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - live->prompt_tokens()));
+    if (live->preempted) continue;
+    live->admitted = EngineClock::now();
+    live->result.queue_s = Seconds(live->admitted - live->submitted);
+  }
+}
+
+// Held rows are released if the request does not fit beside them. A request with hold_rows gets room for the whole
+// context, so that the conversation can continue in its slot.
+Result<SeqSlot> Engine::AdmitOne(Live& live, bool alone) {
+  if (sharing_ != nullptr) return AdmitGrowing(live, alone);
+  if (live.request.hold_rows && AdoptHeldRows(live)) return live.slot;
+  const int64_t quota = live.request.hold_rows ? executor_.options().max_tokens : live.final_tokens;
+  Result<SeqSlot> slot = executor_.Admit(quota);
+  if (slot.ok() || !held_) return slot;
+  DropHeld();
+  return executor_.Admit(quota);
+}
+
+bool Engine::AdoptHeldRows(Live& live) {
+  if (!held_) return false;
+  const std::vector<int32_t>& prompt = live.history;  // no token was generated yet
+  const std::vector<int32_t>& tokens = held_->tokens;
+  const auto differ = std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first;
+  // At least one token must be computed, for its logits.
+  live.rows = std::min<int64_t>(differ - tokens.begin(), live.prompt_tokens() - 1);
+  const KvMethod& method = executor_.options().method;
+  // Evicted entries cannot be restored.
+  if (method.evicts()) live.rows = 0;
+  // An index that cannot lose a row is rebuilt from the start of its page.
+  if (!method.select->rewrites_rows) live.rows -= live.rows % method.select->page_rows;
+  live.slot = held_->slot;
+  held_.reset();
+  return true;
+}
+
+// The cached path of the request's tokens. At least one token is left to compute: for its logits, or as the guess of
+// the next.
+PrefixCache::Path Engine::FindPrefix(Live& live) {
+  if (!prefixes_ || !live.shares) return {};
+  const KvMethod& method = executor_.options().method;
+  live.setting = SettingOf(RuleOf(live.request.kv, method.rule), method);
+  const std::span<const int32_t> tokens = live.history;
+  if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting);
+  // After a preemption only entries that are bit-identical to the lost ones may be used. Rows of steps are excluded for
+  // kPrevStep, whose guess needs the step before.
+  const bool steps_too = !method.selects() || method.from != GuessSource::kPrevStep;
+  const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
+  return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
+}
+
+// While the request waited for its lane, other prefills may have cached more of its prefix.
+void Engine::AdoptPrefix(Live& live) {
+  PrefixCache::Path found = FindPrefix(live);
+  if (std::ranges::mismatch(live.path, found).in1 == live.path.end()) {
+    for (size_t extent = live.path.size(); extent < found.size(); ++extent)
+      sharing_->Adopt(live.slot, static_cast<int64_t>(extent), PrefixCache::Extents(found)[extent]);
+    std::swap(live.path, found);
+    live.rows = std::ssize(live.path) * kExtentTokens;
+  }
+  prefixes_->Release(found);
+}
+
+// `alone`: no other request runs. If the request then does not fit together with a cached prefix, whose saved index
+// also takes memory, it is admitted without it.
+Result<SeqSlot> Engine::AdmitGrowing(Live& live, bool alone) {
+  const int64_t rows = std::min(live.final_tokens, live.rows_before_step() + kGrowthTokens);
+  live.path = FindPrefix(live);
+  for (;;) {
+    const std::vector<SharedId> prefix = PrefixCache::Extents(live.path);
+    Result<SeqSlot> slot = sharing_->AdmitGrowing(rows, prefix);
+    if (slot.ok()) {
+      live.rows = std::ssize(prefix) * kExtentTokens;
+      return slot;
+    }
+    if (slot.error().kind == ErrorKind::kExhausted) {
+      if (MakeRoom(rows / kExtentTokens - std::ssize(prefix))) continue;  // rounded down: the last may be shorter
+      if (alone && !prefix.empty()) {
+        prefixes_->Release(live.path);
+        continue;
+      }
+    }
+    if (prefixes_) prefixes_->Release(live.path);
+    return slot;
+  }
+}
+
+// Drops one unused prefix, unless dropping all of them would still leave fewer than `extents` extents.
+bool Engine::MakeRoom(int64_t extents) {
+  if (!prefixes_ || sharing_->free_extents() + prefixes_->unpinned() < extents) return false;
+  return prefixes_->DropOldest();
+}
+
+// Called before a step, so that its new rows have memory. In order of arrival: older requests grow first.
+void Engine::GrowAll() {
+  if (sharing_ == nullptr) return;
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->state == RequestState::kDecoding && live->rows == sharing_->Quota(live->slot)) Grow(*live);
+}
+
+void Engine::Grow(Live& live) {
+  for (;;) {
+    const Status grown = sharing_->Grow(live.slot, live.rows + 1);
+    if (grown.ok()) return;
+    if (grown.error().kind != ErrorKind::kExhausted) return Finish(live, FinishReason::kError, grown.error().message);
+    if (MakeRoom(1)) continue;
+    Live* newest = Newest();
+    if (newest != &live) {
+      Preempt(*newest);
+    } else if (Running() > 1) {
+      return Preempt(live);
+    } else if (!live.path.empty() && executor_.options().method.selects()) {
+      live.shares = false;  // it may fit without the saved indexes of its shared extents
+      return Preempt(live);
+    } else {
+      return Finish(live, FinishReason::kError, grown.error().message);
+    }
+  }
+}
+
+Engine::Live* Engine::Newest() const {
+  const auto last =
+      std::find_if(requests_.rbegin(), requests_.rend(), [](const auto& live) { return live->holds_slot(); });
+  CHECK(last != requests_.rend());
+  return last->get();
+}
+
+void Engine::Preempt(Live& live) {
+  live.kinds = PrefixCache::Kinds(live.path);
+  CountSteps(live);
+  ReleaseSlot(live);
+  live.rows = live.prefill_units = live.prefill_units_done = 0;
+  live.preempted = true;
+  live.Become(RequestState::kPreempted);
+  live.Become(RequestState::kQueued);
+  ++stats_.preemptions;
+}
+
+// Adds the request's complete extents to the prefix cache.
+void Engine::Publish(Live& live) {
+  if (!prefixes_ || !live.shares) return;
+  for (;;) {
+    const int64_t first = std::ssize(live.path) * kExtentTokens;
+    if (first + kExtentTokens > live.rows) return;
+    const std::span<const int32_t> tokens = std::span(live.history).subspan(static_cast<size_t>(first), kExtentTokens);
+    const PrefixCache::Kind kind = PrefixCache::NextKind(live.path, live.setting, live.prompt_tokens() - first);
+    if (!prefixes_->Extend(live.path, live.slot, tokens, kind)) return;
+  }
+}
+
+// Releases the slot; published extents stay in the prefix cache.
+void Engine::ReleaseSlot(Live& live) {
+  executor_.Release(live.slot);
+  if (prefixes_) prefixes_->Release(live.path);
+}
+
+}  // namespace infinigen

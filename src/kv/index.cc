@@ -1,0 +1,173 @@
+#include "kv/index.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "tensor/dtype.h"
+
+namespace infinigen {
+namespace {
+
+float LargestMagnitude(std::span<const float> numbers) {
+  float largest = 0;
+  for (const float number : numbers)
+    if (std::isfinite(number)) largest = std::max(largest, std::fabs(number));
+  return largest;
+}
+
+// The smallest bf16 ≥ `value`. Precondition: value ≥ 0.
+BF16 RoundUp(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits = (bits + 0xffff) & 0xffff0000u;
+  float rounded;
+  std::memcpy(&rounded, &bits, sizeof(bits));
+  return ToBF16(std::isfinite(rounded) ? rounded : value);
+}
+
+std::byte* Unit(const SketchLayout& layout, std::byte* block, int64_t row, int64_t number) {
+  return block + (number / layout.per_unit() * kSketchBlock + row) * kSketchUnitBytes;
+}
+const std::byte* Unit(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
+  return block + (number / layout.per_unit() * kSketchBlock + row) * kSketchUnitBytes;
+}
+
+BF16 LoadScale(const SketchLayout& layout, const std::byte* block, int64_t row) {
+  BF16 scale;
+  std::memcpy(&scale, block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), sizeof(BF16));
+  return scale;
+}
+
+int32_t LoadValue(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
+  const std::byte* unit = Unit(layout, block, row, number);
+  const int64_t within = number % layout.per_unit();
+  if (layout.type == SketchType::kInt8) return std::to_integer<int32_t>(unit[within]) - 128;
+  const int32_t byte = std::to_integer<int32_t>(unit[within % 4]);
+  return (within < 4 ? byte & 15 : byte >> 4) - 8;
+}
+
+void StoreValue(const SketchLayout& layout, std::byte* block, int64_t row, int64_t number, int32_t value) {
+  std::byte* unit = Unit(layout, block, row, number);
+  const int64_t within = number % layout.per_unit();
+  if (layout.type == SketchType::kInt8) {
+    unit[within] = static_cast<std::byte>(value + 128);
+    return;
+  }
+  std::byte& byte = unit[within % 4];
+  const int32_t nibble = value + 8;
+  byte = within < 4 ? (byte & std::byte{0xf0}) | static_cast<std::byte>(nibble)
+                    : (byte & std::byte{0x0f}) | static_cast<std::byte>(nibble << 4);
+}
+
+BF16 LoadNumber(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
+  BF16 stored;
+  std::memcpy(&stored, Unit(layout, block, row, number) + number % 2 * static_cast<int64_t>(sizeof(BF16)),
+              sizeof(BF16));
+  return stored;
+}
+
+}  // namespace
+
+void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers) {
+  CHECK(static_cast<int64_t>(numbers.size()) == layout.dims && row >= 0 && row < kSketchBlock);
+  const auto finite = [](float number) { return std::isfinite(number) ? number : 0.0f; };
+  if (layout.type == SketchType::kBF16) {
+    for (int64_t i = 0; i < layout.dims; ++i) {
+      const BF16 stored = ToBF16(finite(numbers[static_cast<size_t>(i)]));
+      std::memcpy(Unit(layout, block, row, i) + i % 2 * static_cast<int64_t>(sizeof(BF16)), &stored, sizeof(BF16));
+    }
+    return;
+  }
+  const float most = static_cast<float>(layout.largest());
+  const BF16 scale = RoundUp(LargestMagnitude(numbers) / most);
+  std::memcpy(block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), &scale, sizeof(BF16));
+  // The inverse of a tiny scale overflows; such numbers are stored as zero.
+  const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
+  for (int64_t i = 0; i < layout.dims; ++i) {
+    const float value = std::nearbyint(finite(numbers[static_cast<size_t>(i)]) * inverse);
+    StoreValue(layout, block, row, i, static_cast<int32_t>(std::clamp(value, -most, most)));
+  }
+}
+
+std::vector<float> LoadSketch(const SketchLayout& layout, const std::byte* block, int64_t row) {
+  std::vector<float> numbers(static_cast<size_t>(layout.dims));
+  for (int64_t i = 0; i < layout.dims; ++i)
+    numbers[static_cast<size_t>(i)] = layout.has_scales() ? static_cast<float>(LoadValue(layout, block, row, i)) *
+                                                                ToFloat(LoadScale(layout, block, row))
+                                                          : ToFloat(LoadNumber(layout, block, row, i));
+  return numbers;
+}
+
+QuantisedQuery QuantiseQuery(std::span<const float> numbers) {
+  QuantisedQuery query{.values = std::vector<int32_t>(numbers.size()),
+                       .scale = LargestMagnitude(numbers) / static_cast<float>(kLargestQueryValue)};
+  if (!(query.scale > 0)) return query;
+  const float most = static_cast<float>(kLargestQueryValue), inverse = 1.0f / query.scale;
+  if (!std::isfinite(inverse)) return query;  // so small that every score is zero
+  for (size_t i = 0; i < numbers.size(); ++i)
+    if (std::isfinite(numbers[i]))
+      query.values[i] = static_cast<int32_t>(std::clamp(std::nearbyint(numbers[i] * inverse), -most, most));
+  return query;
+}
+
+std::vector<float> ScoreSketches(const SketchLayout& layout, const std::byte* head, int64_t rows,
+                                 std::span<const float> query) {
+  CHECK(static_cast<int64_t>(query.size()) == layout.dims);
+  const QuantisedQuery quantised = QuantiseQuery(query);
+  std::vector<float> scores(static_cast<size_t>(rows));
+  for (int64_t row = 0; row < rows; ++row) {
+    const std::byte* block = head + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes();
+    const int64_t within = row % kSketchBlock;
+    float& score = scores[static_cast<size_t>(row)];
+    if (!layout.has_scales()) {
+      for (int64_t i = 0; i < layout.dims; ++i)
+        score = std::fma(query[static_cast<size_t>(i)], ToFloat(LoadNumber(layout, block, within, i)), score);
+      continue;
+    }
+    int32_t sum = 0;
+    for (int64_t i = 0; i < layout.dims; ++i)
+      sum += quantised.values[static_cast<size_t>(i)] * LoadValue(layout, block, within, i);
+    score = static_cast<float>(sum) * quantised.scale * ToFloat(LoadScale(layout, block, within));
+  }
+  return scores;
+}
+
+// ---- page bounds ----
+
+BF16 RoundUpToBF16(float number) {
+  // Rounding up raises the magnitude of a positive number and truncates that of a negative one.
+  const uint32_t bits = std::bit_cast<uint32_t>(number);
+  const uint32_t up = std::signbit(number) ? bits >> 16 : (bits + 0xffffu) >> 16;
+  constexpr uint32_t kInfinity = 0x7f80;
+  return {static_cast<uint16_t>(up == kInfinity ? kInfinity - 1 : up)};
+}
+
+BF16 RoundDownToBF16(float number) {
+  const BF16 up = RoundUpToBF16(-number);
+  return {static_cast<uint16_t>(up.bits ^ 0x8000u)};
+}
+
+void AddToBounds(std::span<BF16> bounds, int64_t row, std::span<const float> key) {
+  const size_t d = key.size();
+  CHECK(bounds.size() == 2 * d);
+  for (size_t i = 0; i < d; ++i) {
+    const float number = std::isfinite(key[i]) ? key[i] : 0.0f;
+    const BF16 down = RoundDownToBF16(number), up = RoundUpToBF16(number);
+    const bool starts = row % kPageRows == 0;
+    if (starts || ToFloat(down) < ToFloat(bounds[i])) bounds[i] = down;
+    if (starts || ToFloat(up) > ToFloat(bounds[d + i])) bounds[d + i] = up;
+  }
+}
+
+float PageScore(std::span<const BF16> bounds, std::span<const float> query) {
+  const size_t d = query.size();
+  CHECK(bounds.size() == 2 * d);
+  float score = 0;
+  for (size_t i = 0; i < d; ++i) score += query[i] * ToFloat(query[i] > 0 ? bounds[d + i] : bounds[i]);
+  return score;
+}
+
+}  // namespace infinigen

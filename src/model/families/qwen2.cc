@@ -1,0 +1,97 @@
+// Qwen1.5, Qwen2 and Qwen2.5 without experts: Llama with biases on q, k and v. config.json names a sliding window,
+// which use_sliding_window switches on for the layers from max_window_layers on; the published models leave it off.
+#include <nlohmann/json.hpp>
+
+#include "model/config_reader.h"
+#include "model/families/families.h"
+
+namespace infinigen {
+namespace {
+
+// Defaults of transformers' Qwen2Config, which count once use_sliding_window is true.
+constexpr int64_t kQwen2Window = 4096;
+constexpr int64_t kQwen2FirstWindowLayer = 28;
+
+constexpr std::string_view kQwen2ModelTypes[] = {"qwen2"};
+constexpr std::string_view kQwen2Classes[] = {"Qwen2ForCausalLM", "Qwen2Model"};
+constexpr std::string_view kQwen2Prefixes[] = {"model.", ""};
+// Rotary frequencies, which follow from the config.
+constexpr std::string_view kQwen2ExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
+
+constexpr RoleName kQwen2Modules[] = {
+    {WeightRole::kEmbedding, "embed_tokens"},
+    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
+    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
+    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
+    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
+    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
+    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
+    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
+    {WeightRole::kUp, "layers.#.mlp.up_proj"},
+    {WeightRole::kDown, "layers.#.mlp.down_proj"},
+    {WeightRole::kFinalNorm, "norm"},
+    {WeightRole::kLmHead, "lm_head"},
+};
+
+constexpr PublishedShape kQwen2Shapes[] = {
+    {"qwen2.5-0.5b", R"({"model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14,
+      "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "max_position_embeddings": 32768,
+      "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": true})"},
+    {"qwen2.5-1.5b", R"({"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 1536, "num_attention_heads": 12,
+      "num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936, "max_position_embeddings": 131072,
+      "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": true})"},
+    {"qwen2.5-3b", R"({"model_type": "qwen2", "num_hidden_layers": 36, "hidden_size": 2048, "num_attention_heads": 16,
+      "num_key_value_heads": 2, "intermediate_size": 11008, "vocab_size": 151936, "max_position_embeddings": 32768,
+      "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": true})"},
+    {"qwen2.5-7b", R"({"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+      "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 131072,
+      "rms_norm_eps": 1e-6, "rope_theta": 1000000.0})"},
+    {"qwen2.5-14b", R"({"model_type": "qwen2", "num_hidden_layers": 48, "hidden_size": 5120, "num_attention_heads": 40,
+      "num_key_value_heads": 8, "intermediate_size": 13824, "vocab_size": 152064, "max_position_embeddings": 131072,
+      "rms_norm_eps": 1e-5, "rope_theta": 1000000.0})"},
+    {"qwen2.5-32b", R"({"model_type": "qwen2", "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 40,
+      "num_key_value_heads": 8, "intermediate_size": 27648, "vocab_size": 152064, "max_position_embeddings": 131072,
+      "rms_norm_eps": 1e-5, "rope_theta": 1000000.0})"},
+};
+
+// Sets the window of each layer that has one; CheckSupported refuses it by layer until a backend computes windows.
+// `layer_types`, which transformers 5 writes beside these fields, is left to the common check: all full_attention.
+void ReadQwen2Windows(FieldReader& fields, ModelConfig& config) {
+  const nlohmann::json* stated = fields.Find("sliding_window");
+  fields.Ignore("max_window_layers");
+  const bool off = stated != nullptr && stated->is_null();
+  if (!fields.Bool("use_sliding_window", false) || off) return;
+  const int64_t window = fields.Size("sliding_window", kMaxPositions, kQwen2Window);
+  const int64_t first = fields.Integer("max_window_layers", 0, kMaxPositions).value_or(kQwen2FirstWindowLayer);
+  for (int64_t layer = first; layer < config.layers; ++layer) config.specs[static_cast<size_t>(layer)].window = window;
+}
+
+void ReadQwen2(FieldReader& fields, ModelConfig& config) {
+  config.ffn = fields.Size("intermediate_size", kMaxFfn);
+  ReadGroupedHeads(fields, config);
+  config.embed_dim = config.hidden;
+  fields.Only("hidden_act", "silu");
+  fields.Only("use_mrope", false);  // positions of images; Qwen2.5-Math and distilled models state that there are none
+  config.tied_embeddings = fields.Bool("tie_word_embeddings", false);
+  config.ropes = {ReadRope(fields, config.max_positions)};
+  LayerSpec spec = PlainLayer(config.head_dim);
+  spec.qkv_bias = true;
+  spec.norm.eps = static_cast<float>(fields.Positive("rms_norm_eps", 1e-6));
+  config.final_norm = spec.norm;
+  config.SetLayers(config.layers, spec);
+  ReadQwen2Windows(fields, config);
+}
+
+}  // namespace
+
+constexpr ModelFamily kQwen2Family = {.name = "qwen2",
+                                      .model_types = kQwen2ModelTypes,
+                                      .classes = kQwen2Classes,
+                                      .prefixes = kQwen2Prefixes,
+                                      .modules = kQwen2Modules,
+                                      .extra_tensors = kQwen2ExtraTensors,
+                                      .shapes = kQwen2Shapes,
+                                      .read = ReadQwen2,
+                                      .identity_number = 2};
+
+}  // namespace infinigen

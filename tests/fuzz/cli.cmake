@@ -1,2 +1,0 @@
-infinigen_fuzz(prompts_jsonl infinigen_cli_input)
-infinigen_fuzz(choice_lines infinigen_eval_input)

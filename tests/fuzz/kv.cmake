@@ -1,1 +1,0 @@
-infinigen_fuzz(skew infinigen_kv)

@@ -1,3 +1,0 @@
-infinigen_fuzz(safetensors infinigen_loader)
-infinigen_fuzz(safetensors_index infinigen_loader)
-infinigen_fuzz(hf_config infinigen_model_input)

@@ -1,1 +1,0 @@
-infinigen_fuzz(completion_request infinigen_server_input)
