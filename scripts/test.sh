@@ -117,8 +117,11 @@ asan_tests=(-L "^($(IFS='|' && echo "${sanitized[*]}"))\$" -LE 'gpu|slow')
 asan_filter='-*embedded_cpu:*Golden*_reference:*Shipped*:*AgreesWithTransformers*:*EqualsAnIndependentForwardPass*:*EveryMistakeOfTheGuessIsSeen*'
 asan_filter+=':*EqualSingleSteps*:*NotMatter*:*SequencesMatter*:*ASequenceMayHaveMoreThanTheCap*:ChatPromptWork.*:JinjaLimits.*:*StayWithin*'
 tsan_targets=(tests_threads) tsan_tests=(-L '^threads$') tsan_filter='-*Shipped*:JinjaLimits.*'
+if $quick; then
+  release_options+=" -DINFINIGEN_TEST_ONCE=OFF"
+fi
 if $long; then
-  release_options+=" -DINFINIGEN_BENCH=ON -DINFINIGEN_TEST_ONCE=OFF -DINFINIGEN_AVX512_KERNELS=ON" release_targets=(all bench)
+  release_options+=" -DINFINIGEN_BENCH=ON -DINFINIGEN_TEST_ONCE=OFF" release_targets=(all bench)
   asan_options="-DINFINIGEN_FUZZ_SECONDS=60" asan_targets=(all) asan_tests=(-LE gpu) asan_filter='*'
   tsan_targets=(all) tsan_tests=(-LE 'gpu|slow') tsan_filter='*'
 fi
