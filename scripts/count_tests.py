@@ -36,7 +36,7 @@ def tests(junit, results):
         if test.find("skipped") is not None or test.get("status") == "notrun":
             # ctest says so as well of a binary that could not be started.
             missing = "not" in (test.find("skipped").get("message") if test.find("skipped") is not None else "not") and not said
-            yield name, "failed" if missing else "skipped: " + (said[-1] if said else "")
+            yield name, "failed" if missing else "skipped: " + (said[-1].removeprefix("skipped: ") if said else "")
         elif os.path.exists(path):
             outcomes = list(cases(path))
             yield from ((f"{name}: {case}", outcome) for case, outcome in outcomes)
