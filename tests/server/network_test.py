@@ -470,7 +470,7 @@ class Access(unittest.TestCase):
             self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
             return run.stderr
 
-        self.assertIn("go together", fails("--tls-cert", "x"))
+        self.assertIn("must be given together", fails("--tls-cert", "x"))
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
         with tempfile.TemporaryDirectory() as folder:
             key, cert = os.path.join(folder, "key.pem"), os.path.join(folder, "cert.pem")
