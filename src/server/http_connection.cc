@@ -6,7 +6,6 @@
 #include <boost/asio/bind_executor.hpp>
 #include <utility>
 
-
 namespace infinigen {
 
 namespace asio = boost::asio;
