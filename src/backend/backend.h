@@ -119,13 +119,19 @@ struct AttentionShape {
   float scale = 1.0f;
 };
 
+// Which numbers of a head Rope rotates: its first d dimensions, d = table.cols ≤ head_dim, in d/2 planes.
+struct RopeShape {
+  int64_t head_dim = 0;
+  bool adjacent = false;  // plane i is dimensions 2i and 2i + 1; otherwise i and i + d/2
+};
+
 template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
-                           TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
+                           TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape, RopeShape rope,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
                            SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
                            MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
-                           const void* from, void* to, size_t bytes, float eps, int64_t n,
+                           const void* from, void* to, size_t bytes, float eps, float factor, int64_t n,
                            std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
@@ -184,11 +190,12 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
   // Computes every projection of x [m][k]. No output may overlap x.
   { b.MatMul(queue, t, projections) } -> std::same_as<void>;
-  // table[i] = cosines, then sines, of position i · frequencies; once per step.
+  // table[i] = cosines, then sines, of position i · frequencies, all times `factor`; once per step.
   //                                                    frequencies [1][d/2] f32, table [count][d] f32
-  { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
-  // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
-  { b.Rope(queue, c, t) } -> std::same_as<void>;
+  { b.RopeTable(queue, batch, c, factor, t) } -> std::same_as<void>;
+  // Rotates every head of x [count][heads·head_dim] in place: each plane (a, b) → (a·cos − b·sin, b·cos + a·sin). The
+  // dimensions from d on are unchanged.
+  { b.Rope(queue, c, rope, t) } -> std::same_as<void>;
   // out = x, row by row; they must not overlap.
   { b.Copy(queue, c, t) } -> std::same_as<void>;
   // gate = silu(gate) · up.

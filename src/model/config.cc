@@ -25,12 +25,28 @@ std::string UnsupportedField(const ModelConfig& config, const LayerSpec& spec) {
                           : "mlp.activation silu: no backend computes it without a gate";
   if (spec.rope == LayerSpec::kNoRope) return {};
   const RopeConfig& rope = config.ropes[static_cast<size_t>(spec.rope)];
-  if (rope.order != RopeOrder::kHalves)
-    return "rope.order adjacent pairs: no backend computes rotation of adjacent dimensions";
-  if (rope.rotary_dims != 0 && rope.rotary_dims != config.head_dim)
-    return fmt::format("rope.rotary_dims {}: no backend computes rotation of a part of head_dim {}", rope.rotary_dims,
-                       config.head_dim);
+  const int64_t dims = rope.dims(config.head_dim), divisors = std::ssize(rope.frequency_divisors);
+  if (dims <= 0 || dims > config.head_dim || dims % 2 != 0)
+    return fmt::format("rope.rotary_dims {}: expected an even number up to head_dim {}", dims, config.head_dim);
+  if (divisors != 0 && divisors != dims / 2)
+    return fmt::format("rope has {} frequency divisors for {} planes", divisors, dims / 2);
   return {};
+}
+
+float ScaledFrequency(const RopeConfig& rope, float frequency) {
+  const auto factor = static_cast<float>(rope.factor);
+  if (rope.scaling == RopeScaling::kNone) return frequency;
+  if (rope.scaling == RopeScaling::kLinear) return frequency / factor;
+  // kLlama3: long wavelengths are stretched by `factor`, short ones are unchanged, those between are interpolated.
+  const auto context = static_cast<double>(rope.original_max_positions);
+  const auto low_wavelength = static_cast<float>(context / rope.low_freq_factor);
+  const auto high_wavelength = static_cast<float>(context / rope.high_freq_factor);
+  const float wavelength = static_cast<float>(2.0 * M_PI) / frequency;
+  if (wavelength > low_wavelength) return frequency / factor;
+  if (wavelength < high_wavelength) return frequency;
+  const float smooth = (static_cast<float>(context) / wavelength - static_cast<float>(rope.low_freq_factor)) /
+                       static_cast<float>(rope.high_freq_factor - rope.low_freq_factor);
+  return (1.0f - smooth) * frequency / factor + smooth * frequency;
 }
 
 }  // namespace
@@ -68,29 +84,15 @@ Status CheckSupported(const ModelConfig& config) {
 }
 
 std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim) {
-  const int64_t dims = rope.rotary_dims == 0 ? head_dim : rope.rotary_dims;
+  const int64_t dims = rope.dims(head_dim);
   CHECK(dims > 0 && dims % 2 == 0 && dims <= head_dim);
+  CHECK(rope.frequency_divisors.empty() || std::ssize(rope.frequency_divisors) == dims / 2);
   const auto base = static_cast<float>(rope.base);
-  const auto factor = static_cast<float>(rope.factor);
   std::vector<float> result(static_cast<size_t>(dims / 2));
   for (size_t i = 0; i < result.size(); ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(dims);
-    const float frequency = 1.0f / std::pow(base, exponent);
-    result[i] = frequency;
-    if (rope.scaling == RopeScaling::kLinear) result[i] = frequency / factor;
-    if (rope.scaling != RopeScaling::kLlama3) continue;
-    // Long wavelengths are stretched by `factor`, short ones are unchanged, those between are interpolated.
-    const auto context = static_cast<double>(rope.original_max_positions);
-    const auto low_wavelength = static_cast<float>(context / rope.low_freq_factor);
-    const auto high_wavelength = static_cast<float>(context / rope.high_freq_factor);
-    const float wavelength = static_cast<float>(2.0 * M_PI) / frequency;
-    if (wavelength > low_wavelength) {
-      result[i] = frequency / factor;
-    } else if (wavelength >= high_wavelength) {
-      const float smooth = (static_cast<float>(context) / wavelength - static_cast<float>(rope.low_freq_factor)) /
-                           static_cast<float>(rope.high_freq_factor - rope.low_freq_factor);
-      result[i] = (1.0f - smooth) * frequency / factor + smooth * frequency;
-    }
+    result[i] = ScaledFrequency(rope, 1.0f / std::pow(base, exponent));
+    if (!rope.frequency_divisors.empty()) result[i] /= rope.frequency_divisors[i];
   }
   return result;
 }

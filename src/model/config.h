@@ -35,7 +35,12 @@ struct RopeConfig {
   int64_t original_max_positions = 0;
   RopeOrder order = RopeOrder::kHalves;
   int64_t rotary_dims = 0;  // number of first dimensions of a head that are rotated; 0: all
+  // [rotated dimensions / 2] the frequency of each plane is divided by its number, after `scaling`; empty: by none.
+  // (`rope_freqs` of GGUF files; longrope.)
+  std::vector<float> frequency_divisors;
+  double magnitude = 1.0;  // factor on cosines and sines, so on rotated queries and keys (yarn, longrope)
 
+  int64_t dims(int64_t head_dim) const { return rotary_dims == 0 ? head_dim : rotary_dims; }
   bool operator==(const RopeConfig&) const = default;
 };
 

@@ -455,8 +455,13 @@ class Decoder {
   TokenBatch UploadBatch(int64_t count) {
     const TokenBatch batch = batch_.Upload(count);
     cache_.UploadTables();
-    for (int64_t table = 0; table < work_.frequencies.rows; ++table)
-      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies.Rows(table, 1), math_.RopeRows(table, count));
+    for (int64_t table = 0; table < work_.frequencies.rows; ++table) {
+      const Tensor rows = math_.RopeRows(table, count);
+      Tensor frequencies = work_.frequencies.Rows(table, 1);
+      frequencies.cols = rows.cols / 2;
+      backend_.RopeTable(Queue::kCompute, batch, frequencies,
+                         static_cast<float>(config_.ropes[static_cast<size_t>(table)].magnitude), rows);
+    }
     return batch;
   }
 
@@ -467,7 +472,7 @@ class Decoder {
     work_ = Workspace::Carve(workspace_memory_.data(), shape_);
     for (size_t table = 0; table < config_.ropes.size(); ++table) {
       const std::vector<float> frequencies = RopeInverseFrequencies(config_.ropes[table], config_.head_dim);
-      CHECK(std::ssize(frequencies) == work_.frequencies.cols);
+      CHECK(std::ssize(frequencies) <= work_.frequencies.cols);
       backend_.Upload(Queue::kCompute, frequencies.data(), frequencies.size() * sizeof(float),
                       work_.frequencies.row(static_cast<int64_t>(table)));
     }

@@ -38,10 +38,17 @@ class LayerMath {
   }
   // Rotates each head by the positions of the batch that was uploaded last, if the layer uses RoPE.
   void Rotate(const LayerSpec& spec, const Tensor& x) {
-    if (spec.rope != LayerSpec::kNoRope) backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows), x);
+    if (spec.rope == LayerSpec::kNoRope) return;
+    const RopeConfig& rope = shape_.config.ropes[static_cast<size_t>(spec.rope)];
+    backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows),
+                  {.head_dim = head_dim_, .adjacent = rope.order == RopeOrder::kPairs}, x);
   }
-  // Cosines and sines of `count` tokens in RoPE table `table`.
-  Tensor RopeRows(int64_t table, int64_t count) const { return work_.rope.Rows(table * shape_.tokens(), count); }
+  // Cosines and sines of `count` tokens in RoPE table `table`: [count][rotated dimensions].
+  Tensor RopeRows(int64_t table, int64_t count) const {
+    Tensor rows = work_.rope.Rows(table * shape_.tokens(), count);
+    rows.cols = shape_.config.ropes[static_cast<size_t>(table)].dims(head_dim_);
+    return rows;
+  }
 
   // The MLP without its last projection.
   Tensor MlpHidden(const LayerSpec& spec, const LayerWeights& w, const Tensor& x) {

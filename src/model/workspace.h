@@ -100,7 +100,8 @@ struct Workspace {
   Tensor k, v;           // [T][kv_heads·head_dim]
   Tensor mixed;          // [T][heads·head_dim], output of attention
   Tensor gate, up;       // [T][ffn]; gate only if some MLP is gated
-  Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other
+  Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other; a table whose rotary
+                         // dimensions are fewer uses the first columns
   Tensor frequencies;    // [ropes][head_dim/2] f32
   Tensor logits;         // [max(max_batch, kLogitRows)][vocab] f32
 

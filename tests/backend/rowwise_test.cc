@@ -1,5 +1,7 @@
 // Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Outputs that are not f32 add
 // their rounding to the bound.
+#include <complex>
+
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -102,13 +104,45 @@ TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
     HostTensor x = HostTensor::Normal(random, DType::kF32, count, heads * dim, 1.0f, 7);
     DeviceTensor df(b, frequencies), dtable(b, table), dx(b, x);
     DeviceInts drows(b, rows);
-    b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, dtable);
-    b.Rope(Queue::kCompute, dtable, dx);
-    this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(),
+    b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, 1, dtable);
+    b.Rope(Queue::kCompute, dtable, {.head_dim = dim}, dx);
+    this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(), 1,
                                 table.view());
-    this->reference().Rope(Queue::kCompute, table.view(), x.view());
+    this->reference().Rope(Queue::kCompute, table.view(), {.head_dim = dim}, x.view());
     ExpectClose(dtable.Fetch(), table, 2e-7f, 1e-7f);
     ExpectClose(dx.Fetch(), x, 4e-7f, 2e-6f);
+  }
+}
+
+// Complex numbers are the oracle: plane i of position p is multiplied by factor · e^(i·p·frequency).
+TYPED_TEST(RowwiseTest, RotatesPlanesInBothOrders) {
+  auto& b = this->backend();
+  Random random(14);
+  for (const bool adjacent : {false, true}) {
+    for (const auto& [dim, rotated] : {std::pair{8, 8}, {20, 20}, {64, 64}, {80, 32}, {96, 72}, {128, 2}}) {
+      const int64_t planes = rotated / 2, count = 5, heads = 3;
+      HostTensor frequencies(DType::kF32, 1, planes), table(DType::kF32, count, rotated, 3);
+      for (int64_t i = 0; i < planes; ++i) frequencies.Set(0, i, 1.0f / static_cast<float>(1 + i));
+      const std::vector<int32_t> rows = {0, 1, 2, 50, 999};
+      HostTensor x = HostTensor::Normal(random, DType::kF32, count, heads * dim, 1.0f, 7), want = x;
+      for (int64_t r = 0; r < count; ++r) {
+        for (int64_t head = 0; head < heads * dim; head += dim) {
+          for (int64_t i = 0; i < planes; ++i) {
+            const int64_t real = head + (adjacent ? 2 * i : i), imaginary = real + (adjacent ? 1 : planes);
+            const float angle = static_cast<float>(rows[static_cast<size_t>(r)]) * frequencies.At(0, i);
+            const std::complex<double> turned =
+                std::complex<double>(x.At(r, real), x.At(r, imaginary)) * std::polar(1.5, static_cast<double>(angle));
+            want.Set(r, real, static_cast<float>(turned.real()));
+            want.Set(r, imaginary, static_cast<float>(turned.imag()));
+          }
+        }
+      }
+      DeviceTensor df(b, frequencies), dtable(b, table), dx(b, x);
+      DeviceInts drows(b, rows);
+      b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, 1.5f, dtable);
+      b.Rope(Queue::kCompute, dtable, {.head_dim = dim, .adjacent = adjacent}, dx);
+      ExpectClose(dx.Fetch(), want, 1e-6f, 4e-6f);
+    }
   }
 }
 
@@ -240,8 +274,8 @@ TYPED_TEST(RowwiseTest, RotatesEveryType) {
       HostTensor table = HostTensor::Normal(random, DType::kF32, count, dim);
       HostTensor x = HostTensor::Normal(random, type, count, 3 * dim, 1.0f, 7), want = x.As(DType::kF32);
       DeviceTensor dtable(b, table), dx(b, x);
-      b.Rope(Queue::kCompute, dtable, dx);
-      this->reference().Rope(Queue::kCompute, table.view(), want.view());
+      b.Rope(Queue::kCompute, dtable, {.head_dim = dim}, dx);
+      this->reference().Rope(Queue::kCompute, table.view(), {.head_dim = dim}, want.view());
       ExpectClose(dx.Fetch(), want, 4e-7f, 2e-6f);
     }
   }

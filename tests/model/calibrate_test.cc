@@ -174,7 +174,6 @@ TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
   for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
     const std::unique_ptr<Loaded> model = Open(kModels + name);
     LayerRows layer = RowsOf(*model, std::vector<int32_t>(kRows, 7));
-    const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
     std::vector<double> offsets;
     for (size_t row = 0; row < kRows; ++row) offsets.push_back(static_cast<double>(kTarget) - static_cast<double>(row));
     for (std::vector<float>* rows : {&layer.queries, &layer.keys}) {
@@ -184,7 +183,7 @@ TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
       };
       const std::vector<float> expected = row_of(kTarget);
       EXPECT_NE(row_of(0), expected);
-      TurnRows(frequencies, offsets, *rows);
+      TurnRows(model->config.ropes[0], model->config.head_dim, offsets, *rows);
       for (size_t row = 0; row < kRows; ++row) ExpectFetched(row_of(row), expected, 2e-4f);
     }
   }
@@ -236,9 +235,8 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   SplitMix random(3);
   std::vector<double> offsets;
   for (int row = 0; row < 400; ++row) offsets.push_back(std::floor(random.Unit() * kContext) - row);
-  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
-  TurnRows(frequencies, offsets, rows.queries);
-  TurnRows(frequencies, offsets, rows.keys);
+  TurnRows(model->config.ropes[0], model->config.head_dim, offsets, rows.queries);
+  TurnRows(model->config.ropes[0], model->config.head_dim, offsets, rows.keys);
   for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
     const double near_error = GuessError(rows, near->Basis(LayerId(0), kind, kDims), model->config, kDims);
     const double far_error = GuessError(rows, far->Basis(LayerId(0), kind, kDims), model->config, kDims);
@@ -369,6 +367,9 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
       [](ModelConfig& c) { c.ropes.push_back({}); },
       [](ModelConfig& c) { c.ropes[0].order = RopeOrder::kPairs; },
       [](ModelConfig& c) { c.ropes[0].rotary_dims = 32; },
+      [](ModelConfig& c) { c.ropes[0].frequency_divisors.assign(32, 2.0f); },
+      [](ModelConfig& c) { c.ropes[0].frequency_divisors.assign(32, 3.0f); },
+      [](ModelConfig& c) { c.ropes[0].magnitude = 1.5; },
       [](ModelConfig& c) { c.final_norm->eps *= 2; },
       [](ModelConfig& c) { c.embedding_scale = 8; },
       [](ModelConfig& c) { c.logit_soft_cap = 8; },

@@ -31,6 +31,16 @@ const Field kFields[] = {
        config.ropes.push_back({.base = 300.0});
        config.specs[1].rope = 1;
      }},
+    {"adjacent_pairs", [](ModelConfig& config) { config.ropes[0].order = RopeOrder::kPairs; }},
+    {"part_of_a_head",
+     [](ModelConfig& config) {
+       config.ropes.push_back({.rotary_dims = 6});
+       config.ropes.push_back({.order = RopeOrder::kPairs, .rotary_dims = 10});
+       config.specs[1].rope = 1;
+       config.specs[2].rope = 2;
+     }},
+    {"frequency_divisors", [](ModelConfig& config) { config.ropes[0].frequency_divisors = {1, 1, 2, 2, 4, 4, 8, 32}; }},
+    {"magnitude", [](ModelConfig& config) { config.ropes[0].magnitude = 1.25; }},
     {"scale", [](ModelConfig& config) { config.specs[2].attention_scale *= 3; }},
     {"eps", [](ModelConfig& config) { config.specs[2].norm.eps = 0.5f; }},
     {"final_eps", [](ModelConfig& config) { config.final_norm->eps = 0.5f; }},
@@ -103,13 +113,17 @@ TEST(CheckSupported, NamesLayerAndField) {
               HasSubstr("layer 0: mlp.gated"));
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.specs[0].mlp.gated = false; }),
               HasSubstr("layer 0: mlp.activation silu"));
-  EXPECT_THAT(Refusal([](ModelConfig& config) { config.ropes[0].order = RopeOrder::kPairs; }),
-              HasSubstr("layer 0: rope.order adjacent pairs"));
   EXPECT_THAT(Refusal([](ModelConfig& config) {
-                config.ropes.push_back({.rotary_dims = 8});
+                config.ropes.push_back({.rotary_dims = 18});
                 config.specs[2].rope = 1;
               }),
-              HasSubstr("layer 2: rope.rotary_dims 8"));
+              HasSubstr("layer 2: rope.rotary_dims 18"));
+  EXPECT_THAT(Refusal([](ModelConfig& config) { config.ropes[0].rotary_dims = 7; }),
+              HasSubstr("layer 0: rope.rotary_dims 7"));
+  EXPECT_THAT(Refusal([](ModelConfig& config) {
+                config.ropes[0].frequency_divisors = {1, 2, 3};
+              }),
+              HasSubstr("layer 0: rope has 3 frequency divisors for 8 planes"));
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.embedding_scale = 2; }), HasSubstr("embedding_scale 2"));
   EXPECT_THAT(Refusal([](ModelConfig& config) { config.logit_soft_cap = 30; }), HasSubstr("logit_soft_cap 30"));
 }

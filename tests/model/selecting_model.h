@@ -279,12 +279,16 @@ class SelectingModel {
     const int32_t rope = config_.specs[layer].rope;
     if (rope == LayerSpec::kNoRope) return x;
     const Vector& frequencies = frequencies_[static_cast<size_t>(rope)];
+    const RopeConfig& fields = config_.ropes[static_cast<size_t>(rope)];
     const size_t half = frequencies.size();
-    for (size_t head = 0; head < x.size(); head += 2 * half) {
+    const auto magnitude = static_cast<float>(fields.magnitude);
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(config_.head_dim)) {
       for (size_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(row_) * frequencies[i], a = x[head + i], b = x[head + half + i];
-        x[head + i] = a * std::cos(angle) - b * std::sin(angle);
-        x[head + half + i] = b * std::cos(angle) + a * std::sin(angle);
+        const size_t first = head + (fields.order == RopeOrder::kPairs ? 2 * i : i);
+        const size_t second = fields.order == RopeOrder::kPairs ? first + 1 : first + half;
+        const float angle = static_cast<float>(row_) * frequencies[i], a = x[first], b = x[second];
+        x[first] = magnitude * (a * std::cos(angle) - b * std::sin(angle));
+        x[second] = magnitude * (b * std::cos(angle) + a * std::sin(angle));
       }
     }
     return x;

@@ -79,8 +79,8 @@ class CpuBackend : public HostBackend {
   void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
   void MatMul(Queue, const Tensor& x, std::span<const Projection> projections);
-  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
-  void Rope(Queue, const ConstTensor& table, const Tensor& x);
+  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor, const Tensor& table);
+  void Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void SiluMul(Queue, const Tensor& gate, const Tensor& up);
   void Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
               const LayerEntries& entries);

@@ -100,8 +100,8 @@ void QuantiseRow(StoreType type, const float* in, int64_t dim, std::byte* out) {
   }
 }
 
-// One head: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
-void RotateHead(const float* cosines, const float* sines, int64_t half, float* head) {
+// The planes of one head: (a, b) → (a·cos − b·sin, b·cos + a·sin).
+void RotateHalves(const float* cosines, const float* sines, int64_t half, float* head) {
   const DF d;
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
@@ -118,6 +118,26 @@ void RotateHead(const float* cosines, const float* sines, int64_t half, float* h
   }
 }
 
+void RotateAdjacent(const float* cosines, const float* sines, int64_t planes, float* head) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= planes; i += kLanes) {
+    VF a, b;
+    hn::LoadInterleaved2(d, head + 2 * i, a, b);
+    const VF c = hn::LoadU(d, cosines + i), s = hn::LoadU(d, sines + i);
+    hn::StoreInterleaved2(hn::MulSub(a, c, hn::Mul(b, s)), hn::MulAdd(b, c, hn::Mul(a, s)), d, head + 2 * i);
+  }
+  if (const int64_t rest = planes - i; rest > 0) {
+    HWY_ALIGN float pairs[2 * kMostLanes] = {};
+    std::copy_n(head + 2 * i, 2 * rest, pairs);
+    VF a, b;
+    hn::LoadInterleaved2(d, pairs, a, b);
+    const VF c = LoadTail(d, cosines + i, rest), s = LoadTail(d, sines + i, rest);
+    hn::StoreInterleaved2(hn::MulSub(a, c, hn::Mul(b, s)), hn::MulAdd(b, c, hn::Mul(a, s)), d, pairs);
+    std::copy_n(pairs, 2 * rest, head + 2 * i);
+  }
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -127,7 +147,8 @@ namespace infinigen {
 namespace {
 
 HWY_EXPORT(SiluMulRow);
-HWY_EXPORT(RotateHead);
+HWY_EXPORT(RotateHalves);
+HWY_EXPORT(RotateAdjacent);
 HWY_EXPORT(StoreRow);
 HWY_EXPORT(AddRow);
 HWY_EXPORT(QuantiseRow);
@@ -176,28 +197,30 @@ void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& 
 
 // Once per step, for all layers, so the cosines come from the C library: exact range reduction matters at position
 // 131,071, speed does not.
-void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                           const Tensor& table) {
   const int64_t half = frequencies.cols;
   CHECK(frequencies.type == DType::kF32 && table.cols == 2 * half && table.rows >= batch.count);
   ForRows(batch.count, 32 * half, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t i = 0; i < half; ++i) {
         const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
-        table.as<float>(t)[i] = std::cos(angle);
-        table.as<float>(t)[half + i] = std::sin(angle);
+        table.as<float>(t)[i] = std::cos(angle) * factor;
+        table.as<float>(t)[half + i] = std::sin(angle) * factor;
       }
     }
   });
 }
 
-void CpuBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
-  const int64_t half = table.cols / 2;
-  CHECK(x.cols % table.cols == 0 && table.rows >= x.rows);
+void CpuBackend::Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
+  const int64_t planes = table.cols / 2;
+  CHECK(table.cols <= shape.head_dim && x.cols % shape.head_dim == 0 && table.rows >= x.rows);
   ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       const float* cosines = table.as<float>(t);
-      for (int64_t head = 0; head < x.cols; head += 2 * half)
-        HWY_DYNAMIC_DISPATCH(RotateHead)(cosines, cosines + half, half, x.as<float>(t) + head);
+      for (int64_t head = 0; head < x.cols; head += shape.head_dim)
+        shape.adjacent ? HWY_DYNAMIC_DISPATCH(RotateAdjacent)(cosines, cosines + planes, planes, x.as<float>(t) + head)
+                       : HWY_DYNAMIC_DISPATCH(RotateHalves)(cosines, cosines + planes, planes, x.as<float>(t) + head);
     }
   });
 }

@@ -111,8 +111,9 @@ class CudaBackend {
   void LayerNorm(Queue queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
   void MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections);
-  void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
-  void Rope(Queue queue, const ConstTensor& table, const Tensor& x);
+  void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                 const Tensor& table);
+  void Rope(Queue queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void Copy(Queue queue, const ConstTensor& x, const Tensor& out);
   void SiluMul(Queue queue, const Tensor& gate, const Tensor& up);
   void Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,

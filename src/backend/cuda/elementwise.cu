@@ -76,10 +76,11 @@ struct RopeAngle {
   const float* frequencies;
   View<float> table;
   int64_t half;
+  float factor;
   __device__ void operator()(int64_t row, int64_t pair) const {
     const float angle = static_cast<float>(batch.Position(row)) * frequencies[pair];
-    table(row, pair) = cosf(angle);
-    table(row, half + pair) = sinf(angle);
+    table(row, pair) = cosf(angle) * factor;
+    table(row, half + pair) = sinf(angle) * factor;
   }
 };
 
@@ -87,11 +88,13 @@ template <class T>
 struct RotatePair {
   ConstView<float> table;
   View<T> x;
-  int64_t half;
+  int64_t planes;
+  RopeShape shape;
   __device__ void operator()(int64_t row, int64_t index) const {
-    const int64_t head = index / half, pair = index % half;
-    T &low = x(row, head * 2 * half + pair), &high = x(row, head * 2 * half + half + pair);
-    const float a = AsFloat(low), b = AsFloat(high), cosine = table(row, pair), sine = table(row, half + pair);
+    const int64_t head = index / planes, plane = index % planes, begin = head * shape.head_dim;
+    T& low = x(row, begin + (shape.adjacent ? 2 * plane : plane));
+    T& high = x(row, begin + (shape.adjacent ? 2 * plane + 1 : planes + plane));
+    const float a = AsFloat(low), b = AsFloat(high), cosine = table(row, plane), sine = table(row, planes + plane);
     low = FromFloat<T>(a * cosine - b * sine);
     high = FromFloat<T>(b * cosine + a * sine);
   }
@@ -136,21 +139,23 @@ void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const Weigh
   });
 }
 
-void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                            const Tensor& table) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.type == DType::kF32 && table.cols == 2 * frequencies.cols && table.rows == batch.count);
   Launch(context_->stream(queue), table.rows, frequencies.cols,
-         RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols});
+         RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols, factor});
 }
 
-void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
+void CudaBackend::Rope(Queue queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
-  CHECK(table.rows == x.rows && x.cols % table.cols == 0);
+  CHECK(table.rows == x.rows && table.cols <= shape.head_dim && x.cols % shape.head_dim == 0);
   DispatchDevice(x.type, [&](auto of) {
     using T = decltype(of);
-    Launch(context_->stream(queue), x.rows, x.cols / 2,
-           RotatePair<T>{ConstView<float>(table), View<T>(x), table.cols / 2});
+    const int64_t planes = table.cols / 2;
+    Launch(context_->stream(queue), x.rows, x.cols / shape.head_dim * planes,
+           RotatePair<T>{ConstView<float>(table), View<T>(x), planes, shape});
   });
 }
 

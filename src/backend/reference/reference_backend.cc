@@ -73,27 +73,30 @@ void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection
   }
 }
 
-void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                                 const Tensor& table) {
   const int64_t half = frequencies.cols;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
-      table.as<float>(t)[i] = std::cos(angle);
-      table.as<float>(t)[half + i] = std::sin(angle);
+      table.as<float>(t)[i] = std::cos(angle) * factor;
+      table.as<float>(t)[half + i] = std::sin(angle) * factor;
     }
   }
 }
 
-void ReferenceBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
+void ReferenceBackend::Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
   const int64_t half = table.cols / 2;
+  CHECK(table.cols <= shape.head_dim && x.cols % shape.head_dim == 0);
   for (int64_t t = 0; t < x.rows; ++t) {
     const float* cosines = table.as<float>(t);
     const float* sines = cosines + half;
-    for (float* head = x.as<float>(t); head != x.as<float>(t) + x.cols; head += 2 * half) {
+    for (float* head = x.as<float>(t); head != x.as<float>(t) + x.cols; head += shape.head_dim) {
       for (int64_t i = 0; i < half; ++i) {
-        const float a = head[i], b = head[half + i];
-        head[i] = a * cosines[i] - b * sines[i];
-        head[half + i] = b * cosines[i] + a * sines[i];
+        float &first = head[shape.adjacent ? 2 * i : i], &second = head[shape.adjacent ? 2 * i + 1 : half + i];
+        const float a = first, b = second;
+        first = a * cosines[i] - b * sines[i];
+        second = b * cosines[i] + a * sines[i];
       }
     }
   }
