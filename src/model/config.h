@@ -156,7 +156,7 @@ OwnedHeads AllHeads(const ModelConfig& config);
 // model that is opened. Precondition: one spec for each layer.
 Status CheckSupported(const ModelConfig& config);
 
-// Reads config.json, and generation_config.json if it exists.
+// Reads config.json, and generation_config.json if it exists; or the metadata of a GGUF file.
 Result<ModelConfig> LoadModelConfig(const std::string& directory);
 
 // Number of distinct parameters: tied embeddings count once.

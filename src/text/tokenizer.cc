@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mmap_file.h"
+#include "text/gguf_tokenizer.h"
 #include "text/pipeline.h"
 #include "text/tokenizer_files.h"
 
@@ -144,6 +145,23 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->chat_template_path_ = config.chat_template_path;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
   if (!pipeline.ok()) return Error{pipeline.error().kind, loaded->path + ": " + pipeline.error().message};
+  tokenizer->pipeline_ = std::move(*pipeline);
+  return tokenizer;
+}
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary) {
+  ASSIGN_OR_RETURN(TokenizerSpec spec, ReadGgufVocabulary(vocabulary));
+  const auto id_of = [&](std::optional<int64_t> id) -> std::optional<TokenId> {
+    if (!id || *id < 0 || *id >= spec.vocabulary.size()) return std::nullopt;
+    return static_cast<TokenId>(*id);
+  };
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer);
+  tokenizer->bos_ = id_of(vocabulary.bos);
+  tokenizer->eos_ = id_of(vocabulary.eos);
+  tokenizer->chat_template_ = vocabulary.chat_template;
+  tokenizer->chat_template_path_ = vocabulary.path;
+  Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(spec));
+  if (!pipeline.ok()) return Error{pipeline.error().kind, vocabulary.path + ": " + pipeline.error().message};
   tokenizer->pipeline_ = std::move(*pipeline);
   return tokenizer;
 }

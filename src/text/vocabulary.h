@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -131,6 +132,10 @@ struct RankedToken {
   TokenId id = 0;
   uint32_t rank = 0;  // lower ranks merge first; equal ranks from left to right
 };
+
+// The tokens that are set in `mergeable` [id], highest score first; equal scores share a rank. `scores` [id] has no
+// NaN.
+std::vector<RankedToken> RankByScore(std::span<const float> scores, const std::vector<bool>& mergeable);
 
 enum class SplitOrder {
   kSharedRank,   // all splits of a token have the token's rank (SentencePiece)

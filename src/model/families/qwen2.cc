@@ -66,6 +66,13 @@ void ReadQwen2Windows(FieldReader& fields, ModelConfig& config) {
   for (int64_t layer = first; layer < config.layers; ++layer) config.specs[static_cast<size_t>(layer)].window = window;
 }
 
+constexpr std::string_view kQwen2Architectures[] = {"qwen2"};
+constexpr GgufFamily kQwen2Gguf = {.architectures = kQwen2Architectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = {},
+                                   .fields = {}};
+
 void ReadQwen2(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -92,6 +99,7 @@ constexpr ModelFamily kQwen2Family = {.name = "qwen2",
                                       .extra_tensors = kQwen2ExtraTensors,
                                       .shapes = kQwen2Shapes,
                                       .read = ReadQwen2,
-                                      .identity_number = 2};
+                                      .identity_number = 2,
+                                      .gguf = &kQwen2Gguf};
 
 }  // namespace infinigen

@@ -1,0 +1,50 @@
+// The tokenizer of a GGUF file, whose metadata holds tokens, scores, types and merges. GgufVocabulary is that metadata
+// as plain data; Tokenizer::FromGguf makes a tokenizer of it, whose ids equal llama.cpp's for the same file. Used while
+// loading, by one thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "text/tokenizer_spec.h"
+
+namespace infinigen {
+
+// Views of the file; the comment names the key after "tokenizer.".
+struct GgufVocabulary {
+  std::string path;                      // the file, for messages
+  std::string_view model_name;           // general.name
+  std::string_view model;                // ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+  std::string_view pre;                  // ggml.pre: how "gpt2" splits text into words
+  std::vector<std::string_view> tokens;  // ggml.tokens [id]; an empty text is an id without token
+  std::vector<float> scores;             // ggml.scores [id]; "llama" needs them
+  std::vector<int64_t> types;            // ggml.token_type [id]; empty: all normal
+  std::vector<std::string_view> merges;  // ggml.merges, "left right" in order of rank; "gpt2" needs them
+  std::optional<int64_t> bos, eos, unk;  // ggml.bos_token_id …
+  std::optional<bool> add_bos, add_eos;  // ggml.add_bos_token, ggml.add_eos_token; absent: by model and pre
+  std::optional<bool> add_space_prefix;  // ggml.add_space_prefix; absent: true for "llama"
+  std::string_view chat_template;        // chat_template; empty: none
+};
+
+// Values of GgufVocabulary::types.
+enum class GgufTokenKind : int64_t {
+  kUndefined = 0,
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6,
+};
+
+// Error messages contain the file's name.
+Result<TokenizerSpec> ReadGgufVocabulary(const GgufVocabulary& vocabulary);
+
+// The pre-type whose steps equal those of `steps`, for writers; empty if there is none.
+std::string_view GgufPreType(const std::vector<PreTokenizerStep>& steps, bool ignore_merges);
+
+}  // namespace infinigen
