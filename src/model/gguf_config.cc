@@ -106,7 +106,7 @@ class Translator {
     const StoredTensor* const embedding = source_.Find(name);
     if (embedding == nullptr || embedding->shape.size() != 2)
       return Invalid("{}: tensor '{}' is missing or is no matrix", source_.where(), name);
-    tree_["vocab_size"] = embedding->shape[0];
+    tree_["vocab_size"] = static_cast<uint64_t>(embedding->shape[0]);
     for (const GgufBias& bias : family_.gguf->biases)
       tree_[std::string(bias.field)] =
           source_.Find(TensorName(family_, "", {bias.role, WeightPart::kBias, 0}, TensorNaming::kGguf)) != nullptr;
