@@ -221,12 +221,7 @@ Status ReadRotation(const GgufSource& source, std::string_view architecture, Mod
   return Ok();
 }
 
-// Tokens that end a turn although the metadata does not name them; converters mark them as control tokens.
-constexpr std::string_view kEndTexts[] = {"<|eot_id|>",    "<|im_end|>",           "<|end|>",    "<end_of_turn>",
-                                          "<|endoftext|>", "<|end_of_text|>",      "<|eom_id|>", "<EOT>",
-                                          "_<EOT>",        "<｜end▁of▁sentence｜>"};
-constexpr int64_t kControlToken = 3;  // in tokenizer.ggml.token_type
-
+// The ids that the metadata names; the tokenizer knows further ones by their text (runtime/gguf_tokenizer.h).
 Status ReadTokenIds(const GgufMetadata& metadata, ModelConfig& config) {
   const auto read = [&](std::string_view key) -> Result<std::optional<int64_t>> {
     ASSIGN_OR_RETURN(const std::optional<uint64_t> id, metadata.Unsigned(key));
@@ -241,13 +236,9 @@ Status ReadTokenIds(const GgufMetadata& metadata, ModelConfig& config) {
     ASSIGN_OR_RETURN(const std::optional<int64_t> id, read(key));
     if (id) ends.insert(*id);
   }
-  ASSIGN_OR_RETURN(const auto tokens, metadata.Strings("tokenizer.ggml.tokens"));
-  ASSIGN_OR_RETURN(const auto types, metadata.Integers("tokenizer.ggml.token_type"));
-  if (tokens && types)
-    for (size_t id = 0; id < std::min(tokens->size(), types->size()) && std::cmp_less(id, config.vocab); ++id)
-      if ((*types)[id] == kControlToken &&
-          std::find(std::begin(kEndTexts), std::end(kEndTexts), (*tokens)[id]) != std::end(kEndTexts))
-        ends.insert(static_cast<int64_t>(id));
+  ASSIGN_OR_RETURN(const std::optional<std::string_view> tokenizer, metadata.String("tokenizer.ggml.model"));
+  constexpr int64_t kSentencePieceEos = 2;  // when the metadata does not say
+  if (ends.empty() && tokenizer == "llama" && config.vocab > kSentencePieceEos) ends.insert(kSentencePieceEos);
   config.eos_ids.assign(ends.begin(), ends.end());
   return Ok();
 }

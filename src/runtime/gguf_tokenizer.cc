@@ -30,11 +30,12 @@ Status AssignId(const GgufMetadata& metadata, std::string_view key, std::optiona
 
 }  // namespace
 
-Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufMetadata& metadata) {
+Result<GgufTokenizer> ReadGgufTokenizer(const GgufMetadata& metadata) {
+  GgufTokenizer result;
   GgufVocabulary from;
   from.path = metadata.path();
   RETURN_IF_ERROR(Assign(metadata.String("tokenizer.ggml.model"), from.model));
-  if (from.model.empty() || from.model == "none") return std::unique_ptr<Tokenizer>();
+  if (from.model.empty() || from.model == "none") return result;
   RETURN_IF_ERROR(Assign(metadata.String("general.name"), from.model_name));
   RETURN_IF_ERROR(Assign(metadata.String("tokenizer.ggml.pre"), from.pre));
   RETURN_IF_ERROR(Assign(metadata.Strings("tokenizer.ggml.tokens"), from.tokens));
@@ -48,7 +49,10 @@ Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufMetadata& metadat
   ASSIGN_OR_RETURN(from.add_bos, metadata.Bool("tokenizer.ggml.add_bos_token"));
   ASSIGN_OR_RETURN(from.add_eos, metadata.Bool("tokenizer.ggml.add_eos_token"));
   ASSIGN_OR_RETURN(from.add_space_prefix, metadata.Bool("tokenizer.ggml.add_space_prefix"));
-  return Tokenizer::FromGguf(from);
+  ASSIGN_OR_RETURN(result.tokenizer, Tokenizer::FromGguf(from));
+  for (size_t id = 0; id < from.tokens.size(); ++id)
+    if (IsGgufEndToken(from.tokens[id])) result.end_ids.push_back(static_cast<int64_t>(id));
+  return result;
 }
 
 }  // namespace infinigen

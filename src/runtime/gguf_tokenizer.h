@@ -2,7 +2,9 @@
 // format. Called while a model is opened, from any thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/result.h"
 #include "loader/gguf.h"
@@ -10,7 +12,11 @@
 
 namespace infinigen {
 
-// Null if the file has no tokenizer.
-Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufMetadata& metadata);
+struct GgufTokenizer {
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the file has none
+  std::vector<int64_t> end_ids;          // tokens that end a turn, known by their text; ascending
+};
+
+Result<GgufTokenizer> ReadGgufTokenizer(const GgufMetadata& metadata);
 
 }  // namespace infinigen

@@ -72,6 +72,18 @@ Result<std::string> ModelInDirectory(const std::string& directory) {
                  *found.begin());
 }
 
+// What the metadata describes: configuration and tokenizer.
+Status ReadGgufModel(const GgufSource& source, ModelConfig& config, std::unique_ptr<Tokenizer>& tokenizer) {
+  ASSIGN_OR_RETURN(config, ReadGgufConfig(source));
+  ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(source.metadata()));
+  tokenizer = std::move(read.tokenizer);
+  std::set<int64_t> ends(config.eos_ids.begin(), config.eos_ids.end());
+  for (const int64_t id : read.end_ids)
+    if (id < config.vocab) ends.insert(id);
+  config.eos_ids.assign(ends.begin(), ends.end());
+  return Ok();
+}
+
 InspectedEntry InspectEntry(const GgufEntry& entry) {
   const GgufValue& value = entry.value;
   const bool is_array = value.type == GgufValueType::kArray;
@@ -147,9 +159,9 @@ std::string TokenizerFile(const std::string& path) {
 Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path) {
   if (!LooksLikeGguf(path)) return Tokenizer::Load(path);
   ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(path));
-  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, ReadGgufTokenizer(source.metadata()));
-  if (tokenizer == nullptr) return Invalid("{}: the file has no tokenizer", path);
-  return tokenizer;
+  ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(source.metadata()));
+  if (read.tokenizer == nullptr) return Invalid("{}: the file has no tokenizer", path);
+  return std::move(read.tokenizer);
 }
 
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
@@ -159,8 +171,7 @@ Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
   if (LooksLikeGguf(path)) {
     ASSIGN_OR_RETURN(GgufSource opened, GgufSource::Open(path));
     auto source = std::make_unique<const GgufSource>(std::move(opened));
-    ASSIGN_OR_RETURN(model->config, ReadGgufConfig(*source));
-    ASSIGN_OR_RETURN(model->tokenizer, ReadGgufTokenizer(source->metadata()));
+    RETURN_IF_ERROR(ReadGgufModel(*source, model->config, model->tokenizer));
     ASSIGN_OR_RETURN(model->weights, LoadWeights(std::move(source), model->config));
   } else {
     ASSIGN_OR_RETURN(model->config, LoadModelConfig(path));
@@ -219,8 +230,7 @@ Result<Inspection> InspectModel(const std::string& path) {
   std::unique_ptr<const TensorSource> source;
   if (LooksLikeGguf(path)) {
     ASSIGN_OR_RETURN(GgufSource opened, GgufSource::Open(path));
-    ASSIGN_OR_RETURN(model.config, ReadGgufConfig(opened));
-    ASSIGN_OR_RETURN(model.tokenizer, ReadGgufTokenizer(opened.metadata()));
+    RETURN_IF_ERROR(ReadGgufModel(opened, model.config, model.tokenizer));
     for (const GgufEntry& entry : opened.metadata().entries()) model.metadata.push_back(InspectEntry(entry));
     source = std::make_unique<const GgufSource>(std::move(opened));
   } else {

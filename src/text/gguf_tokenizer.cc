@@ -230,7 +230,8 @@ class VocabularyReader {
     const bool strips = from_.model == "llama" && IsPhi3();
     for (size_t id = 0; id < from_.tokens.size(); ++id) {
       const GgufTokenKind kind = KindOf(id);
-      const bool special = kind == GgufTokenKind::kControl || kind == GgufTokenKind::kUnknown;
+      const bool special =
+          kind == GgufTokenKind::kControl || kind == GgufTokenKind::kUnknown || IsGgufEndToken(from_.tokens[id]);
       if (from_.tokens[id].empty() || (!special && kind != GgufTokenKind::kUserDefined)) continue;
       AddedToken token;
       token.content = from_.tokens[id];
@@ -272,6 +273,25 @@ class VocabularyReader {
 
 Result<TokenizerSpec> ReadGgufVocabulary(const GgufVocabulary& vocabulary) {
   return VocabularyReader(vocabulary).Read();
+}
+
+bool IsGgufEndToken(std::string_view text) {
+  static constexpr std::string_view kEnds[] = {"<|eot_id|>",
+                                               "<|im_end|>",
+                                               "<|end|>",
+                                               "<end_of_turn>",
+                                               "<|endoftext|>",
+                                               "<|end_of_text|>",
+                                               "<|eom_id|>",
+                                               "<EOT>",
+                                               "_<EOT>",
+                                               "[EOT]",
+                                               "<|return|>",
+                                               "<|call|>",
+                                               "<turn|>",
+                                               "<end_of_utterance>",
+                                               "<｜end▁of▁sentence｜>"};
+  return std::find(std::begin(kEnds), std::end(kEnds), text) != std::end(kEnds);
 }
 
 std::string_view GgufPreType(const std::vector<PreTokenizerStep>& steps, bool ignore_merges) {

@@ -44,6 +44,10 @@ enum class GgufTokenKind : int64_t {
 // Error messages contain the file's name.
 Result<TokenizerSpec> ReadGgufVocabulary(const GgufVocabulary& vocabulary);
 
+// True for tokens that end a turn or a text in some family. Files may mark them as normal tokens and name only one of
+// them as EOS; llama.cpp treats them as control tokens and stops at any of them.
+bool IsGgufEndToken(std::string_view text);
+
 // The pre-type whose steps equal those of `steps`, for writers; empty if there is none.
 std::string_view GgufPreType(const std::vector<PreTokenizerStep>& steps, bool ignore_merges);
 
