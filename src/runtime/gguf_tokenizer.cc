@@ -35,7 +35,7 @@ Result<GgufTokenizer> ReadGgufTokenizer(const GgufMetadata& metadata) {
   GgufVocabulary from;
   from.path = metadata.path();
   RETURN_IF_ERROR(Assign(metadata.String("tokenizer.ggml.model"), from.model));
-  if (from.model.empty() || from.model == "none") return result;
+  if (from.model.empty() || from.model == "none" || from.model == "no_vocab") return result;
   RETURN_IF_ERROR(Assign(metadata.String("general.name"), from.model_name));
   RETURN_IF_ERROR(Assign(metadata.String("tokenizer.ggml.pre"), from.pre));
   RETURN_IF_ERROR(Assign(metadata.Strings("tokenizer.ggml.tokens"), from.tokens));

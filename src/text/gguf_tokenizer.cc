@@ -297,11 +297,8 @@ bool IsGgufEndToken(std::string_view text) {
 std::string_view GgufPreType(const std::vector<PreTokenizerStep>& steps, bool ignore_merges) {
   std::vector<std::string_view> patterns;
   for (const PreTokenizerStep& step : steps) {
-    const bool digits = step.kind == PreTokenizerStep::Kind::kDigits;
-    if (digits)
-      patterns.push_back(kEachDigit);
-    else if (!step.pattern.empty())
-      patterns.push_back(step.pattern);
+    if (step.behavior != SplitBehavior::kIsolated || step.invert || step.add_prefix_space) return {};
+    if (!step.pattern.empty()) patterns.push_back(step.pattern);
   }
   for (const PreType& type : kPreTypes)
     if (type.rules->ignore_merges == ignore_merges &&

@@ -48,7 +48,28 @@ Result<TokenizerSpec> ReadGgufVocabulary(const GgufVocabulary& vocabulary);
 // them as EOS; llama.cpp treats them as control tokens and stops at any of them.
 bool IsGgufEndToken(std::string_view text);
 
-// The pre-type whose steps equal those of `steps`, for writers; empty if there is none.
+// ---- writing ----
+
+// The metadata of a tokenizer, for a file that is to be written. Members as in GgufVocabulary.
+struct GgufTokenizerText {
+  std::string model;
+  std::string pre;                  // empty for "llama"
+  std::vector<std::string> tokens;  // [vocab]; ids without token have a placeholder
+  std::vector<float> scores;        // [vocab] for "llama", otherwise empty
+  std::vector<int32_t> types;       // [vocab]
+  std::vector<std::string> merges;  // for "gpt2"
+  std::optional<int32_t> bos, eos, unk, pad;
+  bool add_bos = false;
+  bool add_eos = false;
+  bool add_space_prefix = false;
+  std::string chat_template;
+};
+
+// Translates the tokenizer of a model directory. `vocab`: rows of the model's embedding. Refuses by name what the
+// format cannot express, such as a pattern without pre-type.
+Result<GgufTokenizerText> ExportGgufTokenizer(const std::string& directory, int64_t vocab);
+
+// The pre-type that splits text like `steps`; empty if there is none.
 std::string_view GgufPreType(const std::vector<PreTokenizerStep>& steps, bool ignore_merges);
 
 }  // namespace infinigen

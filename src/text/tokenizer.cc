@@ -97,13 +97,9 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
   return spec;
 }
 
-struct LoadedSpec {
-  TokenizerSpec spec;
-  TokenizerConfig config;
-  std::string path;  // the file from which the spec was read
-};
+}  // namespace
 
-Result<LoadedSpec> LoadSpec(const std::string& directory) {
+Result<LoadedTokenizer> LoadTokenizerSpec(const std::string& directory) {
   if (!std::filesystem::is_directory(directory)) return IoError("{}: not a directory", directory);
   ASSIGN_OR_RETURN(TokenizerConfig config, ReadTokenizerConfig(directory));
   const std::string whole = directory + "/tokenizer.json";
@@ -122,16 +118,14 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
   if (!spec.ok()) return spec.error();
   if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
     return Error{applied.error().kind, config.path + ": " + applied.error().message};
-  return LoadedSpec{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
+  return LoadedTokenizer{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
 }
-
-}  // namespace
 
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory) {
-  Result<LoadedSpec> loaded = LoadSpec(directory);
+  Result<LoadedTokenizer> loaded = LoadTokenizerSpec(directory);
   if (!loaded.ok()) return loaded.error();
   const TokenizerConfig& config = loaded->config;
   const auto id_of = [&](const char* role) {

@@ -87,6 +87,14 @@ class MergeTable {
     for (const uint64_t slot : slots_)
       if (slot != 0) visit(static_cast<TokenId>(slot & kIdMask));
   }
+  // Calls visit(left id, right id, merge) for every pair, in no order.
+  template <class Visit>
+  void ForEachPair(Visit&& visit) const {
+    for (size_t i = 0; i < slots_.size(); ++i)
+      if (const uint64_t slot = slots_[i]; slot != 0)
+        visit(static_cast<TokenId>((slot >> 40) & kIdMask), static_cast<TokenId>((slot >> 20) & kIdMask),
+              Merge{ranks_[i], static_cast<TokenId>(slot & kIdMask)});
+  }
 
  private:
   static constexpr uint64_t kIdMask = (1 << 20) - 1;

@@ -105,14 +105,14 @@ TEST(Gguf, RefusesWrongHeaders) {
     return std::string(good).replace(at, bytes.size(), bytes);
   };
   const Refusal refusals[] = {
-      {"", "is the file truncated"},
+      {"", "does not start with 'GGUF'"},
       {with(0, "GGML"), "does not start with 'GGUF'"},
       {with(4, Raw(uint32_t{1})), "version 1"},
       {with(4, Raw(uint32_t{4})), "version 4"},
       {with(4, Raw(uint32_t{0x03000000})), "big-endian"},
       {with(8, Raw(uint64_t{1} << 60)), "at most 65536"},
       {with(16, Raw(UINT64_MAX)), "at most 65536"},
-      {with(16, Raw(uint64_t{60000})), "is the file truncated"},
+      {with(16, Raw(uint64_t{60000})), "is empty"},
   };
   for (const Refusal& refusal : refusals) EXPECT_THAT(MessageOf(Parse(refusal.file)), HasSubstr(refusal.reason));
 }
