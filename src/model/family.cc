@@ -32,9 +32,8 @@ bool Matches(std::string_view pattern, std::string_view text) {
 std::span<const ModelFamily* const> Families() {
   // One line per family.
   static constexpr std::array kFamilies = {
-      &kLlamaFamily,
-      &kOptFamily,
-      &kQwen2Family,
+      &kLlamaFamily,   &kOptFamily,  &kQwen2Family,  &kQwen3Family,  &kMistralFamily,
+      &kSmolLm3Family, &kPhi3Family, &kGemma2Family, &kGemma3Family,
   };
   return kFamilies;
 }

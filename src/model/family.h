@@ -14,7 +14,8 @@
 
 namespace infinigen {
 
-// The name of a parameter in the files, between prefix and ".weight" or ".bias". '#' stands for the layer number.
+// The name of a parameter in the files, between prefix and ".weight" or ".bias". '#' stands for the layer number. Roles
+// with the same name share a tensor: their outputs (rows of a matrix) follow each other in the order of the table.
 struct RoleName {
   WeightRole role;
   std::string_view module;
