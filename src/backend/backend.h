@@ -113,10 +113,12 @@ struct TokenRun {
 };
 
 // Queries are [tokens][heads·head_dim]. Query head h reads KV head h / (heads / kv_heads); heads is a multiple of
-// kv_heads. A score is query · key · scale.
+// kv_heads. A score is query · key · scale, soft-capped.
 struct AttentionShape {
   int64_t heads = 0;
   float scale = 1.0f;
+  float soft_cap = 0;  // scores become cap · tanh(score / cap); 0: unchanged
+  int64_t window = 0;  // AttendPrefill and AttendDecode: a token attends to the last `window` entries; 0: to all
 };
 
 // Which numbers of a head Rope rotates: its first d dimensions, d = table.cols ≤ head_dim, in d/2 planes.
@@ -198,17 +200,26 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Rope(queue, c, rope, t) } -> std::same_as<void>;
   // out = x, row by row; they must not overlap.
   { b.Copy(queue, c, t) } -> std::same_as<void>;
-  // gate = silu(gate) · up.
+  // gate = silu(gate) · up; with GELU in its tanh form.
   { b.SiluMul(queue, t, t) } -> std::same_as<void>;
+  { b.GeluMul(queue, t, t) } -> std::same_as<void>;
+  // x += y, both f32.
+  { b.Add(queue, c, t) } -> std::same_as<void>;
+  // x = x · factor, f32.
+  { b.Scale(queue, factor, t) } -> std::same_as<void>;
+  // x = cap · tanh(x / cap), f32; `factor` is the cap.
+  { b.SoftCap(queue, factor, t) } -> std::same_as<void>;
 
   // ---- Entries and attention
 
   // Stores keys and values [count][kv_heads·d] as entries in the tokens' own rows, rounded to the stored type. The
   // extents must be allocated.
   { b.Append(queue, batch, c, c, entries) } -> std::same_as<void>;
-  // Token i of the run attends to entries [0, first_row + i], its own included (already appended).
+  // Token i of the run attends to entries [0, first_row + i], its own included (already appended), or to the last
+  // shape.window of them.
   { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
-  // Token i attends to entries [0, rows[i]] of its sequence. `n` is the largest row + 1 in the batch.
+  // Token i attends to entries [0, rows[i]] of its sequence, or to the last shape.window of them. `n` is the largest
+  // row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
 
   // ---- Selection (kv/index.h, kv/page_sums.h and kv/select.h define the arithmetic)

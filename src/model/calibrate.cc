@@ -20,8 +20,10 @@ constexpr int64_t kNearPositions = 32768;
 // The rotation offset of each row of the text for each of its copies.
 class Spread {
  public:
-  Spread(const ModelConfig& config, int64_t positions, int64_t rows)
+  // `context`: of the run that the rows come from.
+  Spread(const ModelConfig& config, int64_t positions, int64_t rows, int64_t context)
       : ropes_(config.ropes), head_dim_(config.head_dim) {
+    for (const RopeConfig& rope : ropes_) frequencies_.push_back(RopeInverseFrequencies(rope, head_dim_, context));
     if (!config.rotates()) return;
     SplitMix random(1);
     const bool far = positions > kNearPositions;
@@ -48,7 +50,7 @@ class Spread {
       const int64_t begin = task * kRowsPerTask, count = std::min(rows.rows - begin, kRowsPerTask);
       const std::span<float> to(memory.data() + begin * rows.cols, static_cast<size_t>(count * rows.cols));
       for (int64_t r = 0; r < count; ++r) std::copy_n(rows.as<float>(begin + r), rows.cols, to.data() + r * rows.cols);
-      TurnRows(ropes_[static_cast<size_t>(rope)], head_dim_,
+      TurnRows(frequencies_[static_cast<size_t>(rope)], ropes_[static_cast<size_t>(rope)], head_dim_,
                std::span(offsets).subspan(static_cast<size_t>(first_row + begin), static_cast<size_t>(count)), to);
     });
     return {reinterpret_cast<const std::byte*>(memory.data()), DType::kF32, rows.rows, rows.cols};
@@ -59,16 +61,17 @@ class Spread {
 
   const std::vector<RopeConfig>& ropes_;
   const int64_t head_dim_;
-  std::vector<std::vector<double>> offsets_;  // [copies][rows of the text]
+  std::vector<std::vector<float>> frequencies_;  // [ropes][rotated dimensions / 2]
+  std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
 // Fits the skew to a prefill's queries and keys, layer by layer.
 class Collector {
  public:
-  Collector(const ModelConfig& config, SkewOrigin origin, int threads)
+  Collector(const ModelConfig& config, SkewOrigin origin, int64_t context, int threads)
       : config_(config),
         threads_(threads),
-        spread_(config, origin.positions, origin.tokens),
+        spread_(config, origin.positions, origin.tokens, context),
         skew_({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim}, std::move(origin)) {}
 
   void Add(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys) {
@@ -138,7 +141,7 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
   const int64_t positions = options.positions > 0 ? options.positions : executor.config().max_positions;
   Collector collector(executor.config(),
                       {.model = options.model, .tokens = count, .positions = positions, .text = text.name},
-                      options.threads);
+                      executor.options().max_tokens, options.threads);
   ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
   const PrefillWatch watch(executor, [&](LayerId layer, int64_t first_row, const ConstTensor& queries,
                                          const ConstTensor& keys) { collector.Add(layer, first_row, queries, keys); });
@@ -160,8 +163,8 @@ CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens) {
   return text;
 }
 
-void TurnRows(const RopeConfig& rope, int64_t head_dim, std::span<const double> offsets, std::span<float> rows) {
-  const std::vector<float> frequencies = RopeInverseFrequencies(rope, head_dim);
+void TurnRows(std::span<const float> frequencies, const RopeConfig& rope, int64_t head_dim,
+              std::span<const double> offsets, std::span<float> rows) {
   const size_t half = frequencies.size(), head_size = static_cast<size_t>(head_dim);
   const bool adjacent = rope.order == RopeOrder::kPairs;
   CHECK(half > 0 && !offsets.empty() && rows.size() % (offsets.size() * head_size) == 0);

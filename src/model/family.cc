@@ -32,9 +32,8 @@ bool Matches(std::string_view pattern, std::string_view text) {
 std::span<const ModelFamily* const> Families() {
   // One line per family.
   static constexpr std::array kFamilies = {
-      &kLlamaFamily,
-      &kOptFamily,
-      &kQwen2Family,
+      &kLlamaFamily,   &kOptFamily,  &kQwen2Family,  &kQwen3Family,  &kMistralFamily,
+      &kSmolLm3Family, &kPhi3Family, &kGemma2Family, &kGemma3Family,
   };
   return kFamilies;
 }
@@ -55,11 +54,15 @@ const ModelFamily* FindGgufFamily(std::string_view architecture) {
   return nullptr;
 }
 
+std::span<const RoleName> ModulesOf(const ModelFamily& family, TensorNaming naming) {
+  if (naming == TensorNaming::kTransformers) return family.modules;
+  CHECK(family.gguf != nullptr);
+  return family.gguf->modules;
+}
+
 std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter,
                        TensorNaming naming) {
-  CHECK(naming == TensorNaming::kTransformers || family.gguf != nullptr);
-  const std::span<const RoleName> modules =
-      naming == TensorNaming::kTransformers ? family.modules : family.gguf->modules;
+  const std::span<const RoleName> modules = ModulesOf(family, naming);
   const auto found =
       std::find_if(modules.begin(), modules.end(), [&](const RoleName& name) { return name.role == parameter.role; });
   CHECK(found != modules.end());

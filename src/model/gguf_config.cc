@@ -12,6 +12,7 @@
 
 #include "base/utf8.h"
 #include "model/config_reader.h"
+#include "model/families/families.h"
 #include "model/family.h"
 
 namespace infinigen {
@@ -59,6 +60,7 @@ class Translator {
     RETURN_IF_ERROR(AddScaling());
     RETURN_IF_ERROR(CheckFixed());
     RETURN_IF_ERROR(RefuseUnknown());
+    if (family_.gguf->complete != nullptr) RETURN_IF_ERROR(family_.gguf->complete(source_, tree_));
     return std::move(tree_);
   }
 
@@ -202,20 +204,14 @@ Status ReadRotation(const GgufSource& source, std::string_view architecture, Mod
     return metadata.Mismatch(key, fmt::format("1 to {}, the dimensions of a head", config.head_dim));
   std::vector<float> divisors;
   if (const StoredTensor* const tensor = source.Find("rope_freqs.weight")) {
-    if (tensor->type != WeightType::kF32 || tensor->shape.size() != 1 || tensor->shape[0] > kHeadDimLimit)
-      return Invalid("{}: tensor 'rope_freqs.weight' has type {} and shape {}, expected F32 and one dimension",
-                     tensor->path, tensor->type_name, FormatShape(tensor->shape));
-    divisors.resize(static_cast<size_t>(tensor->shape[0]));
-    DecodeRow(WeightView(tensor->bytes.data(), WeightType::kF32, 1, tensor->shape[0]), 0, divisors);
-    for (const float divisor : divisors)
-      if (!(divisor > 0) || divisor > 1e30f)
-        return Invalid("{}: tensor 'rope_freqs.weight' contains {}, expected positive numbers", tensor->path, divisor);
+    ASSIGN_OR_RETURN(divisors, GgufFrequencyDivisors(*tensor));
   }
   for (RopeConfig& rope : config.ropes) {
     rope.order = config.family->gguf->rope_order;
     if (dims && static_cast<int64_t>(*dims) != config.head_dim) rope.rotary_dims = static_cast<int64_t>(*dims);
-    rope.frequency_divisors = divisors;
+    if (!divisors.empty()) rope.frequency_divisors = divisors;
   }
+  config.norm_offset = 0;  // Gemma's norms contain the 1
   if (const Status supported = CheckSupported(config); !supported.ok())
     return Error{supported.error().kind, fmt::format("{}: {}", metadata.path(), supported.error().message)};
   return Ok();
@@ -250,6 +246,19 @@ std::string ModelName(const std::string& path) {
 }
 
 }  // namespace
+
+Result<std::vector<float>> GgufFrequencyDivisors(const StoredTensor& tensor) {
+  if (tensor.type != WeightType::kF32 || tensor.shape.size() != 1 || tensor.shape[0] > kHeadDimLimit)
+    return Invalid("{}: tensor '{}' has type {} and shape {}, expected F32 and one dimension", tensor.path,
+                   Escaped(tensor.name), tensor.type_name, FormatShape(tensor.shape));
+  std::vector<float> divisors(static_cast<size_t>(tensor.shape[0]));
+  DecodeRow(WeightView(tensor.bytes.data(), WeightType::kF32, 1, tensor.shape[0]), 0, divisors);
+  for (const float divisor : divisors)
+    if (!(divisor > 0) || divisor > 1e30f)
+      return Invalid("{}: tensor '{}' contains {}, expected positive numbers", tensor.path, Escaped(tensor.name),
+                     divisor);
+  return divisors;
+}
 
 Result<ModelConfig> ReadGgufConfig(const GgufSource& source) {
   const GgufMetadata& metadata = source.metadata();

@@ -126,9 +126,11 @@ void AddRest(const ModelConfig& config, Hasher& hash) {
     AddRope(rope, hash);
     hash.Number(static_cast<int64_t>(rope.order));
     hash.Number(rope.rotary_dims);
-    if (rope.frequency_divisors.empty() && rope.magnitude == 1) continue;
-    for (const float divisor : rope.frequency_divisors) hash.Real(static_cast<double>(divisor));
+    if (rope.frequency_divisors.empty() && rope.magnitude == 1 && rope.truncate) continue;
+    for (const std::vector<float>* divisors : {&rope.frequency_divisors, &rope.long_divisors})
+      for (const float divisor : *divisors) hash.Real(static_cast<double>(divisor));
     hash.Real(rope.magnitude);
+    hash.Number(int64_t{rope.truncate});
   }
   if (config.final_norm && *config.final_norm != common.norm) {
     hash.Text("final norm");

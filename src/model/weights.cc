@@ -71,17 +71,44 @@ class WeightLoader {
       return Unsupported("{}: tensor '{}' has dtype {}, {}", tensor->path, name, tensor->type_name,
                          gguf ? "which is not supported" : "expected F32, F16 or BF16");
     }
-    const std::array<int64_t, 2> extents = {expected.rows, expected.cols};
+    const Sharing shared = SharingOf(parameter);
+    std::array<int64_t, 2> extents = {expected.rows, expected.cols};
+    extents[parameter.is_matrix() ? 0 : 1] = shared.outputs;
     const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
     if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
       return Invalid("{}: tensor '{}' has shape {}, but {} implies {} ({})", tensor->path, name,
-                     FormatShape(tensor->shape), Description(), FormatShape(wanted), expected.meaning);
-    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, expected.rows, expected.cols);
+                     FormatShape(tensor->shape), Description(), FormatShape(wanted),
+                     shared.roles > 1 ? fmt::format("{} matrices in one", shared.roles) : expected.meaning);
+    // A vector is read as one number per row, so that a part of it is a range of rows too.
+    const int64_t cols = parameter.is_matrix() || shared.roles == 1 ? expected.cols : 1;
+    const int64_t rows = cols == expected.cols && !parameter.is_matrix() ? 1 : shared.outputs;
+    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, rows, cols);
     if (!view.ok()) return Invalid("{}: tensor '{}': {}", tensor->path, name, view.error().message);
     if (view->bytes() != std::ssize(tensor->bytes))
       return Invalid("{}: tensor '{}' has {} bytes, but its shape {} needs {}", tensor->path, name,
                      tensor->bytes.size(), FormatShape(tensor->shape), view->bytes());
-    return view;
+    if (shared.roles == 1) return view;
+    return WeightView::Make(view->row(shared.first), *tensor->type, expected.rows, expected.cols);
+  }
+
+  // The place of a parameter in a tensor that several roles share.
+  struct Sharing {
+    int64_t roles = 0;
+    int64_t first = 0;    // its first output
+    int64_t outputs = 0;  // of all roles
+  };
+  Sharing SharingOf(const Parameter& parameter) const {
+    const std::string name = NameOf(parameter);
+    Sharing shared;
+    for (const RoleName& of : ModulesOf(*config_.family, source_.naming())) {
+      const Parameter other{of.role, parameter.part, parameter.layer};
+      const ParameterShape shape = ExpectedShape(config_, other);
+      if (!shape || IsPerLayer(of.role) != IsPerLayer(parameter.role) || NameOf(other) != name) continue;
+      if (of.role == parameter.role) shared.first = shared.outputs;
+      shared.outputs += other.is_matrix() ? shape.rows : shape.cols;
+      ++shared.roles;
+    }
+    return shared;
   }
 
   // A view into the file, or a copy if the data is not aligned for its type.
@@ -124,6 +151,8 @@ class WeightLoader {
     ASSIGN_OR_RETURN(const WeightView stored, Require(parameter, shape));
     ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(shape.cols));
     DecodeRow(stored, 0, numbers);
+    if (IsNorm(parameter.role) && parameter.part == WeightPart::kWeight)
+      for (float& number : numbers) number += config_.norm_offset;
     vector = VectorOf(numbers);
     return Ok();
   }

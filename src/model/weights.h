@@ -34,15 +34,17 @@ struct NormWeights {
 struct LayerWeights {
   NormWeights attention_norm;
   NormWeights mlp_norm;
-  Linear q;            // [heads · head_dim][hidden]
-  Linear k;            // [kv_heads · head_dim][hidden]
-  Linear v;            // [kv_heads · head_dim][hidden]
-  Linear o;            // [hidden][heads · head_dim]
-  NormWeights q_norm;  // [1][head_dim], no bias; null unless LayerSpec::qk_norm
-  NormWeights k_norm;  // [1][head_dim], no bias; null unless LayerSpec::qk_norm
-  Linear gate;         // [ffn][hidden]; null unless the MLP is gated
-  Linear up;           // [ffn][hidden]; OPT's fc1
-  Linear down;         // [hidden][ffn]; OPT's fc2
+  Linear q;                        // [heads · head_dim][hidden]
+  Linear k;                        // [kv_heads · head_dim][hidden]
+  Linear v;                        // [kv_heads · head_dim][hidden]
+  Linear o;                        // [hidden][heads · head_dim]
+  NormWeights attention_out_norm;  // on the output of attention; null unless NormPlacement::kBothSides
+  NormWeights mlp_out_norm;        // on the output of the MLP; null unless NormPlacement::kBothSides
+  NormWeights q_norm;              // [1][head_dim], no bias; null unless LayerSpec::qk_norm
+  NormWeights k_norm;              // [1][head_dim], no bias; null unless LayerSpec::qk_norm
+  Linear gate;                     // [ffn][hidden]; null unless the MLP is gated
+  Linear up;                       // [ffn][hidden]; OPT's fc1
+  Linear down;                     // [hidden][ffn]; OPT's fc2
 };
 
 // The memory of a Weights. Held by pointer, so that moving a Weights does not move the allocator of its buffers.

@@ -96,8 +96,8 @@ void EncodeRow(WeightType type, std::span<const float> numbers, std::byte* out) 
 // A tensor of the output file.
 struct OutputTensor {
   std::string name;
-  WeightView from;  // [rows][cols]; a vector has one row
-  bool is_vector = false;
+  std::vector<WeightView> parts;  // their rows one after the other: several where a family stores roles in one tensor
+  bool is_vector = false;         // each part is one row
   WeightType type = WeightType::kF32;
   int64_t paired_heads = 0;  // ≠ 0: rows (of a vector, numbers) of this many heads are reordered
 };
@@ -116,6 +116,7 @@ class Quantizer {
     AddTensors();
     RETURN_IF_ERROR(writer_.Begin());
     if (!divisors_.empty()) RETURN_IF_ERROR(writer_.Write(std::as_bytes(std::span(divisors_))));
+    for (const StoredTensor* extra : extras_) RETURN_IF_ERROR(writer_.Write(extra->bytes));
     for (const OutputTensor& tensor : tensors_) RETURN_IF_ERROR(WriteTensor(tensor));
     RETURN_IF_ERROR(writer_.Finish());
     report_.bytes = writer_.file_bytes();
@@ -135,8 +136,35 @@ class Quantizer {
     if (config().family == nullptr || config().family->gguf == nullptr)
       return Unsupported("{}: models of the family {} cannot be stored as GGUF", request_.model,
                          config().family_name());
+    if (LooksLikeGguf(model_->path)) {
+      ASSIGN_OR_RETURN(GgufSource source, GgufSource::Open(model_->path));
+      gguf_.emplace(std::move(source));
+    } else if (!IsExpressible()) {
+      return Unsupported(
+          "{}: this model has features (windows, soft caps, scales) that are not written from a directory",
+          request_.model);
+    }
     report_.weight_bytes_before = static_cast<uint64_t>(model_->weights.TotalBytes());
     return Ok();
+  }
+
+  // True if the keys of DescribeModel describe the model.
+  bool IsExpressible() const {
+    const ModelConfig& c = config();
+    if (c.embedding_scale != 1 || c.logit_soft_cap != 0 || c.ropes.size() != 1 || c.has_projections()) return false;
+    for (size_t layer = 0; layer < c.specs.size(); ++layer) {
+      LayerSpec plain = PlainLayer(c.head_dim);
+      const LayerSpec& spec = c.specs[layer];
+      plain.qkv_bias = spec.qkv_bias;
+      plain.o_bias = spec.o_bias;
+      plain.mlp.bias = spec.mlp.bias;
+      plain.qk_norm = spec.qk_norm;
+      plain.norm = c.specs.front().norm;
+      // Readers know that each fourth layer of SmolLM3 does not rotate.
+      if (c.family->name == "smollm3" && (layer + 1) % 4 == 0) plain.rope = LayerSpec::kNoRope;
+      if (!(spec == plain)) return false;
+    }
+    return true;
   }
 
   // Rotation planes of a GGUF file lie in the order of its family; those of the source in the order of its config.
@@ -146,28 +174,37 @@ class Quantizer {
   }
 
   void ListTensors() {
-    const auto add = [&](const Parameter& parameter, const auto& view) {
+    const WeightViews& views = model_->weights;
+    VisitParameters(views, [&](const Parameter& parameter, const auto& view) {
       if (!view || !ExpectedShape(config(), parameter).stored) return;
-      OutputTensor tensor;
-      tensor.name = TensorName(*config().family, "", parameter, TensorNaming::kGguf);
-      tensor.from = WeightView(view);
+      std::string name = TensorName(*config().family, "", parameter, TensorNaming::kGguf);
+      if (!tensors_.empty() && tensors_.back().name == name) {
+        tensors_.back().parts.emplace_back(view);
+        return;
+      }
+      OutputTensor& tensor = tensors_.emplace_back();
+      tensor.name = std::move(name);
+      tensor.parts.emplace_back(view);
       tensor.is_vector = !parameter.is_matrix();
       if (!tensor.is_vector) tensor.type = QuantizedType(type_.name, config(), parameter, view.cols);
       if (MustReorder() && parameter.role == WeightRole::kQuery) tensor.paired_heads = config().heads;
       if (MustReorder() && parameter.role == WeightRole::kKey) tensor.paired_heads = config().kv_heads;
-      tensors_.push_back(std::move(tensor));
-    };
-    const WeightViews& views = model_->weights;
-    VisitParameters(views, add);
-    if (config().ropes.empty()) return;
-    // Files have no key for the scaling of Llama 3; they store what it divides each frequency by.
+    });
+    if (gguf_) {
+      for (const StoredTensor& tensor : gguf_->tensors())
+        if (IsExtraTensor(*config().family, "", tensor.name, TensorNaming::kGguf)) extras_.push_back(&tensor);
+    } else {
+      SetDivisors();
+    }
+  }
+
+  // Files have no key for the scaling of Llama 3; they store what it divides each frequency by.
+  void SetDivisors() {
+    if (config().ropes.empty() || config().ropes.front().scaling != RopeScaling::kLlama3) return;
     RopeConfig plain = config().ropes.front();
-    divisors_ = plain.frequency_divisors;
-    if (plain.scaling != RopeScaling::kLlama3) return;
-    const std::vector<float> scaled = RopeInverseFrequencies(plain, config().head_dim);
+    const std::vector<float> scaled = RopeInverseFrequencies(plain, config().head_dim, config().max_positions);
     plain.scaling = RopeScaling::kNone;
-    plain.frequency_divisors.clear();
-    divisors_ = RopeInverseFrequencies(plain, config().head_dim);
+    divisors_ = RopeInverseFrequencies(plain, config().head_dim, config().max_positions);
     for (size_t i = 0; i < divisors_.size(); ++i) divisors_[i] /= scaled[i];
   }
 
@@ -176,17 +213,22 @@ class Quantizer {
       const int64_t length = std::ssize(divisors_);
       writer_.AddTensor("rope_freqs.weight", std::span(&length, 1), WeightType::kF32);
     }
+    for (const StoredTensor* extra : extras_) writer_.AddTensor(extra->name, extra->shape, *extra->type);
     for (const OutputTensor& tensor : tensors_) {
-      const std::array<int64_t, 2> shape = {tensor.from.rows, tensor.from.cols};
-      writer_.AddTensor(tensor.name, std::span(shape).subspan(tensor.is_vector ? 1 : 0), tensor.type);
+      std::vector<int64_t> shape = {tensor.parts[0].cols};
+      if (!tensor.is_vector) shape.insert(shape.begin(), 0);
+      for (const WeightView& part : tensor.parts)
+        if (!tensor.is_vector) shape[0] += part.rows;
+      if (tensor.is_vector && tensor.parts.size() > 1)
+        for (size_t i = 1; i < tensor.parts.size(); ++i) shape[0] += tensor.parts[i].cols;
+      writer_.AddTensor(tensor.name, shape, tensor.type);
       ++report_.tensors[std::string(GgufTensorTypeOf(tensor.type).name)];
     }
   }
 
   Status AddMetadata() {
-    if (LooksLikeGguf(model_->path)) {
-      ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(model_->path));
-      CopyMetadata(source.metadata());
+    if (gguf_) {
+      CopyMetadata(gguf_->metadata());
     } else {
       RETURN_IF_ERROR(DescribeModel());
       RETURN_IF_ERROR(DescribeTokenizer());
@@ -230,7 +272,12 @@ class Quantizer {
     if (rope.scaling == RopeScaling::kLinear) {
       writer_.AddString(key("rope.scaling.type"), "linear");
       writer_.AddFloat(key("rope.scaling.factor"), static_cast<float>(rope.factor));
-    } else if (rope.scaling != RopeScaling::kNone && rope.scaling != RopeScaling::kLlama3) {
+    } else if (rope.scaling == RopeScaling::kYarn) {
+      writer_.AddString(key("rope.scaling.type"), "yarn");
+      writer_.AddFloat(key("rope.scaling.factor"), static_cast<float>(rope.factor));
+      size("rope.scaling.original_context_length", rope.original_max_positions);
+    } else if ((rope.scaling != RopeScaling::kNone && rope.scaling != RopeScaling::kLlama3) ||
+               !rope.frequency_divisors.empty() || rope.magnitude != 1) {
       return Unsupported("{}: this RoPE scaling cannot be stored as GGUF", request_.model);
     }
     return Ok();
@@ -275,8 +322,17 @@ class Quantizer {
   }
 
   Status WriteTensor(const OutputTensor& tensor) {
-    if (tensor.is_vector) return WriteVector(tensor);
-    const WeightView& from = tensor.from;
+    for (const WeightView& part : tensor.parts) {
+      if (tensor.is_vector) {
+        RETURN_IF_ERROR(WriteVector(tensor, part));
+      } else {
+        RETURN_IF_ERROR(WriteMatrix(tensor, part));
+      }
+    }
+    return Ok();
+  }
+
+  Status WriteMatrix(const OutputTensor& tensor, const WeightView& from) {
     const WeightView to(nullptr, tensor.type, from.rows, from.cols);
     const int64_t rows = std::clamp<int64_t>(kChunkNumbers / from.cols, 1, from.rows);
     std::vector<std::byte> chunk;
@@ -307,12 +363,12 @@ class Quantizer {
     return Ok();
   }
 
-  Status WriteVector(const OutputTensor& tensor) {
-    std::vector<float> numbers(static_cast<size_t>(tensor.from.cols)), ordered(numbers.size());
-    DecodeRow(tensor.from, 0, numbers);
+  Status WriteVector(const OutputTensor& tensor, const WeightView& from) {
+    std::vector<float> numbers(static_cast<size_t>(from.cols)), ordered(numbers.size());
+    DecodeRow(from, 0, numbers);
     for (size_t i = 0; i < ordered.size(); ++i)
       ordered[i] = numbers[static_cast<size_t>(SourceRow(tensor, static_cast<int64_t>(i)))];
-    done_ += tensor.from.cols;
+    done_ += from.cols;
     return writer_.Write(std::as_bytes(std::span(ordered)));
   }
 
@@ -320,8 +376,10 @@ class Quantizer {
   const FileType& type_;
   const Callbacks& callbacks_;
   std::unique_ptr<Model> model_;
+  std::optional<GgufSource> gguf_;  // the model's file, if it is one
   std::vector<OutputTensor> tensors_;
-  std::vector<float> divisors_;  // of the rotary frequencies; empty: none
+  std::vector<const StoredTensor*> extras_;  // of gguf_: tensors without parameters, copied
+  std::vector<float> divisors_;              // of the rotary frequencies; empty: none
   GgufWriter writer_;
   ThreadPool pool_;
   int64_t done_ = 0;  // numbers written

@@ -162,6 +162,47 @@ TYPED_TEST(RowwiseTest, SiluMul) {
   }
 }
 
+TYPED_TEST(RowwiseTest, GeluMul) {
+  auto& b = this->backend();
+  Random random(15);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t n : {1, 5, 16, 50, 700}) {
+      HostTensor gate = HostTensor::Normal(random, type, 6, n, 3.0f, 1);
+      HostTensor up = HostTensor::Normal(random, type, 6, n, 1.0f, 4);
+      const float extremes[] = {0.0f, -0.0f, -9.0f, -30.0f, -200.0f, 100.0f, 3e4f, -3e4f};
+      for (int64_t i = 0; i < std::min<int64_t>(n, 8); ++i) gate.Set(0, i, extremes[i]);
+      HostTensor wide = gate.As(DType::kF32), wide_up = up.As(DType::kF32);
+      DeviceTensor dgate(b, gate), dup(b, up);
+      b.GeluMul(Queue::kCompute, dgate, dup);
+      this->reference().GeluMul(Queue::kCompute, wide.view(), wide_up.view());
+      // Where GELU is almost 0, the reference's 1 + tanh has an absolute error; so has e^x of a large x.
+      ExpectClose(dgate.Fetch(), wide, 2e-5f, 1e-6f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, AddScaleAndSoftCap) {
+  auto& b = this->backend();
+  Random random(16);
+  for (const int64_t n : {1, 7, 64, 1001}) {
+    HostTensor x = HostTensor::Normal(random, DType::kF32, 5, n, 20.0f, 3);
+    HostTensor y = HostTensor::Normal(random, DType::kF32, 5, n, 1.0f, 2);
+    x.Set(0, 0, 1e30f);
+    if (n > 1) x.Set(1, 1, -1e30f);
+    DeviceTensor dx(b, x), dy(b, y);
+    b.Add(Queue::kCompute, dy, dx);
+    this->reference().Add(Queue::kCompute, y.view(), x.view());
+    ExpectClose(dx.Fetch(), x, 0, 0);
+    b.Scale(Queue::kCompute, 59.87f, dx);
+    this->reference().Scale(Queue::kCompute, 59.87f, x.view());
+    ExpectClose(dx.Fetch(), x, 0, 0);
+    b.SoftCap(Queue::kCompute, 30.0f, dx);
+    this->reference().SoftCap(Queue::kCompute, 30.0f, x.view());
+    ExpectClose(dx.Fetch(), x, 1e-6f, 30 * 2e-7f);
+    for (int64_t c = 0; c < n; ++c) EXPECT_LE(std::fabs(dx.Fetch().At(0, c)), 30.0f);
+  }
+}
+
 TYPED_TEST(RowwiseTest, AppendRoundsLikeTheReference) {
   auto& b = this->backend();
   Random random(6);

@@ -71,7 +71,10 @@ class Case(unittest.TestCase):
 
 class Golden(Case):
     def test_greedy_tokens_are_those_of_transformers(self):
-        names = [name for name in sorted(os.listdir(MODELS)) if name.startswith(("llama", "qwen2"))]
+        # Files cannot say what these models have: windows in llama and phi3, and SmolLM3's layers without RoPE, of which
+        # readers know that it is each fourth.
+        without = ("opt", "mistral_window", "phi3_window", "smollm3")
+        names = [name for name in sorted(os.listdir(MODELS)) if not name.startswith(without)]
         self.assertGreater(len(names), 10)
         for name in names:
             path = self.convert(name)

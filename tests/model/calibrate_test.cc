@@ -183,7 +183,8 @@ TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
       };
       const std::vector<float> expected = row_of(kTarget);
       EXPECT_NE(row_of(0), expected);
-      TurnRows(model->config.ropes[0], model->config.head_dim, offsets, *rows);
+      TurnRows(RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim, 512), model->config.ropes[0],
+               model->config.head_dim, offsets, *rows);
       for (size_t row = 0; row < kRows; ++row) ExpectFetched(row_of(row), expected, 2e-4f);
     }
   }
@@ -235,8 +236,9 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   SplitMix random(3);
   std::vector<double> offsets;
   for (int row = 0; row < 400; ++row) offsets.push_back(std::floor(random.Unit() * kContext) - row);
-  TurnRows(model->config.ropes[0], model->config.head_dim, offsets, rows.queries);
-  TurnRows(model->config.ropes[0], model->config.head_dim, offsets, rows.keys);
+  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim, 512);
+  TurnRows(frequencies, model->config.ropes[0], model->config.head_dim, offsets, rows.queries);
+  TurnRows(frequencies, model->config.ropes[0], model->config.head_dim, offsets, rows.keys);
   for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
     const double near_error = GuessError(rows, near->Basis(LayerId(0), kind, kDims), model->config, kDims);
     const double far_error = GuessError(rows, far->Basis(LayerId(0), kind, kDims), model->config, kDims);

@@ -86,6 +86,10 @@ class CpuBackend : public HostBackend {
   void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor, const Tensor& table);
   void Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void SiluMul(Queue, const Tensor& gate, const Tensor& up);
+  void GeluMul(Queue, const Tensor& gate, const Tensor& up);
+  void Add(Queue, const ConstTensor& y, const Tensor& x);
+  void Scale(Queue, float factor, const Tensor& x);
+  void SoftCap(Queue, float cap, const Tensor& x);
   void Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
               const LayerEntries& entries);
   void AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,

@@ -1,7 +1,9 @@
-// Operations without sums: Embed, AddPositions, RopeTable, Rope, SiluMul and Append. Each is one pass over memory.
+// Operations without sums: Embed, AddPositions, RopeTable, Rope, gates, additions, soft caps and Append. Each is one
+// pass over memory.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "backend/cpu/cpu_backend.h"
 
@@ -29,6 +31,29 @@ void SiluMulRow(float* gate, const float* up, int64_t n) {
   for (; i + kLanes <= n; i += kLanes)
     hn::StoreU(SiluMulVector(d, hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), d, gate + i);
   if (i < n) StoreTail(d, SiluMulVector(d, LoadTail(d, gate + i, n - i), LoadTail(d, up + i, n - i)), gate + i, n - i);
+}
+
+// 0.5 · g · (1 + tanh u) = g / (1 + e^(−2u)) with u = √(2/π) · (g + 0.044715 · g³).
+HWY_INLINE VF GeluMulVector(DF d, VF gate, VF up) {
+  constexpr float kTwice = -2.0f * 0.79788456f, kCubic = 0.044715f;
+  const VF inner = hn::MulAdd(hn::Mul(hn::Mul(gate, gate), gate), hn::Set(d, kCubic), gate);
+  const VF denominator = hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Mul(inner, hn::Set(d, kTwice))));
+  return hn::Mul(hn::Div(gate, denominator), up);
+}
+
+void GeluMulRow(float* gate, const float* up, int64_t n) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    hn::StoreU(GeluMulVector(d, hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), d, gate + i);
+  if (i < n) StoreTail(d, GeluMulVector(d, LoadTail(d, gate + i, n - i), LoadTail(d, up + i, n - i)), gate + i, n - i);
+}
+
+void SoftCapRow(float cap, float* x, int64_t n) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) hn::StoreU(SoftCapped(d, hn::LoadU(d, x + i), cap), d, x + i);
+  if (i < n) StoreTail(d, SoftCapped(d, LoadTail(d, x + i, n - i), cap), x + i, n - i);
 }
 
 template <class T, bool kAdd>
@@ -159,6 +184,8 @@ void AddBlocks(const WeightView& table, int64_t row, float* out) {
 }
 
 HWY_EXPORT(SiluMulRow);
+HWY_EXPORT(GeluMulRow);
+HWY_EXPORT(SoftCapRow);
 HWY_EXPORT(RotateHalves);
 HWY_EXPORT(RotateAdjacent);
 HWY_EXPORT(StoreRow);
@@ -248,6 +275,37 @@ void CpuBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {
   ForRows(gate.rows, gate.cols * 4, [&](int64_t first, int64_t count) {
     for (int64_t r = first; r < first + count; ++r)
       HWY_DYNAMIC_DISPATCH(SiluMulRow)(gate.as<float>(r), up.as<float>(r), gate.cols);
+  });
+}
+
+void CpuBackend::GeluMul(Queue, const Tensor& gate, const Tensor& up) {
+  CHECK(gate.type == DType::kF32 && up.type == DType::kF32 && gate.cols == up.cols && gate.rows == up.rows);
+  ForRows(gate.rows, gate.cols * 4, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      HWY_DYNAMIC_DISPATCH(GeluMulRow)(gate.as<float>(r), up.as<float>(r), gate.cols);
+  });
+}
+
+void CpuBackend::Add(Queue, const ConstTensor& y, const Tensor& x) {
+  CHECK(x.type == DType::kF32 && y.type == DType::kF32 && x.cols == y.cols && x.rows == y.rows);
+  ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      std::transform(x.as<float>(r), x.as<float>(r) + x.cols, y.as<float>(r), x.as<float>(r), std::plus<>());
+  });
+}
+
+void CpuBackend::Scale(Queue, float factor, const Tensor& x) {
+  CHECK(x.type == DType::kF32);
+  ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] *= factor;
+  });
+}
+
+void CpuBackend::SoftCap(Queue, float cap, const Tensor& x) {
+  CHECK(x.type == DType::kF32 && cap > 0);
+  ForRows(x.rows, x.cols * 4, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) HWY_DYNAMIC_DISPATCH(SoftCapRow)(cap, x.as<float>(r), x.cols);
   });
 }
 

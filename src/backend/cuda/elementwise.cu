@@ -100,14 +100,32 @@ struct RotatePair {
   }
 };
 
-template <class T>
+// kGelu: GELU in its tanh form, 0.5 · g · (1 + tanh u) = g / (1 + e^(−2u)); otherwise SiLU.
+template <class T, bool kGelu>
 struct GateOne {
   View<T> gate;
   View<T> up;
   __device__ void operator()(int64_t row, int64_t column) const {
     const float g = AsFloat(gate(row, column));
-    gate(row, column) = FromFloat<T>(g / (1.0f + expf(-g)) * AsFloat(up(row, column)));
+    const float exponent = kGelu ? -2.0f * 0.79788456f * (g + 0.044715f * g * g * g) : -g;
+    gate(row, column) = FromFloat<T>(g / (1.0f + expf(exponent)) * AsFloat(up(row, column)));
   }
+};
+
+struct AddOne {
+  ConstView<float> y;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) += y(row, column); }
+};
+struct ScaleOne {
+  float factor;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) *= factor; }
+};
+struct SoftCapOne {
+  float cap;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) = SoftCapped(x(row, column), cap); }
 };
 
 }  // namespace
@@ -174,8 +192,37 @@ void CudaBackend::SiluMul(Queue queue, const Tensor& gate, const Tensor& up) {
   CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
   DispatchDevice(gate.type, [&](auto of) {
     using T = decltype(of);
-    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T>{View<T>(gate), View<T>(up)});
+    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T, false>{View<T>(gate), View<T>(up)});
   });
+}
+
+void CudaBackend::GeluMul(Queue queue, const Tensor& gate, const Tensor& up) {
+  if (skipped_.compute) return;
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
+  DispatchDevice(gate.type, [&](auto of) {
+    using T = decltype(of);
+    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T, true>{View<T>(gate), View<T>(up)});
+  });
+}
+
+void CudaBackend::Add(Queue queue, const ConstTensor& y, const Tensor& x) {
+  if (skipped_.compute) return;
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32 && y.type == DType::kF32 && x.rows == y.rows && x.cols == y.cols);
+  Launch(context_->stream(queue), x.rows, x.cols, AddOne{ConstView<float>(y), View<float>(x)});
+}
+
+void CudaBackend::Scale(Queue queue, float factor, const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32);
+  Launch(context_->stream(queue), x.rows, x.cols, ScaleOne{factor, View<float>(x)});
+}
+
+void CudaBackend::SoftCap(Queue queue, float cap, const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32 && cap > 0);
+  Launch(context_->stream(queue), x.rows, x.cols, SoftCapOne{cap, View<float>(x)});
 }
 
 }  // namespace infinigen

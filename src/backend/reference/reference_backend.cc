@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/reference/block_product.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {
@@ -105,6 +106,31 @@ void ReferenceBackend::Rope(Queue, const ConstTensor& table, const RopeShape& sh
       }
     }
   }
+}
+
+void ReferenceBackend::GeluMul(Queue, const Tensor& gate, const Tensor& up) {
+  for (int64_t r = 0; r < gate.rows; ++r) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const double g = gate.as<float>(r)[i];
+      const double gelu = 0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+      gate.as<float>(r)[i] = static_cast<float>(gelu) * up.as<float>(r)[i];
+    }
+  }
+}
+
+void ReferenceBackend::Add(Queue, const ConstTensor& y, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] += y.as<float>(r)[i];
+}
+
+void ReferenceBackend::Scale(Queue, float factor, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] *= factor;
+}
+
+void ReferenceBackend::SoftCap(Queue, float cap, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] = SoftCapped(x.as<float>(r)[i], cap);
 }
 
 void ReferenceBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {

@@ -69,7 +69,7 @@ void ReadLlama(FieldReader& fields, ModelConfig& config) {
   config.tied_embeddings = fields.Bool("tie_word_embeddings", false);
   fields.Only("rope_interleaved", false);
   fields.Only("partial_rotary_factor", 1.0);
-  config.ropes = {ReadRope(fields, config.max_positions)};
+  config.ropes = {ReadRope(fields, {.max_positions = config.max_positions, .head_dim = config.head_dim})};
   LayerSpec spec = PlainLayer(config.head_dim);
   spec.qkv_bias = spec.o_bias = fields.Bool("attention_bias", false);
   spec.mlp.bias = fields.Bool("mlp_bias", false);
