@@ -116,6 +116,8 @@ def draw_weights(model, seed):
             values = values + (1.0 if name.endswith("weight") and not gemma else 0.0)
             if ".q_norm." in name or ".k_norm." in name:
                 values = values + 0.3
+            if gemma and ".post_" in name:  # outputs of layers that outweigh the tied embedding
+                values = values + 1.5
         elif name.endswith("bias"):
             values = torch.randn(parameter.shape, generator=generator) * 0.3
         else:
@@ -123,7 +125,7 @@ def draw_weights(model, seed):
             if "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
                 std = score
             elif "embed_tokens" in name and gemma:  # multiplied by √hidden, so that a larger one would outweigh the layers
-                std = (2.0 if config.tie_word_embeddings else 1.0) / math.sqrt(hidden)
+                std = 1.0 / math.sqrt(hidden)
             elif "embed_positions" in name:
                 std = 0.5
             elif "embed_tokens" in name or "lm_head" in name:

@@ -442,6 +442,8 @@ def draw_weights(config, seed):
             values = (0.0 if gemma else 1.0) + 0.2 * values
             if ".q_norm." in name or ".k_norm." in name:
                 values += 0.3
+            if gemma and ".post_" in name:  # outputs of layers that outweigh the tied embedding
+                values += 1.5
         elif name.endswith("bias"):
             values *= 0.3
         elif "q_proj" in name or "k_proj" in name:
@@ -449,7 +451,7 @@ def draw_weights(config, seed):
         elif "qkv_proj" in name:
             values *= math.sqrt(2.2 / hidden)
         elif "embed_tokens" in name and gemma:  # multiplied by √hidden, so that a larger one would outweigh the layers
-            values *= (2.0 if config["tie_word_embeddings"] else 1.0) / math.sqrt(hidden)
+            values *= 1.0 / math.sqrt(hidden)
         elif "embed_tokens" in name or "lm_head" in name:
             values *= 4.0 / math.sqrt(shape[1])
         elif "down_proj" in name:

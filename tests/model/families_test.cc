@@ -150,6 +150,7 @@ TEST(Phi3, RotatesAPartOfAHead) {
             8);
   EXPECT_EQ(ParseFamily("phi3")->ropes[0].rotary_dims, 0);
   EXPECT_THAT(FamilyRefusal("phi3", {{"partial_rotary_factor", 0.7}}), HasSubstr("rotates 11 of 16"));
+  EXPECT_THAT(FamilyRefusal("phi3", {{"partial_rotary_factor", 1e300}}), HasSubstr("'partial_rotary_factor'"));
   EXPECT_THAT(FamilyRefusal("phi3", {{"attention_bias", true}}), HasSubstr("'attention_bias'"));
 }
 
@@ -178,6 +179,8 @@ TEST(Gemma2, HasCapsScalesAndAlternatingWindows) {
   EXPECT_THAT(FamilyRefusal("gemma2", {{"hidden_activation", "gelu"}}), HasSubstr("'hidden_activation'"));
   EXPECT_THAT(FamilyRefusal("gemma2", {{"use_bidirectional_attention", true}}), HasSubstr("bidirectional"));
   EXPECT_THAT(FamilyRefusal("gemma2", {{"final_logit_softcapping", -1}}), HasSubstr("above 0"));
+  EXPECT_THAT(FamilyRefusal("gemma2", {{"final_logit_softcapping", 1e300}}), HasSubstr("expected a number from"));
+  EXPECT_THAT(FamilyRefusal("gemma2", {{"query_pre_attn_scalar", 1e300}}), HasSubstr("expected a number from"));
 }
 
 TEST(Gemma3, HasTwoRopesAndSixLayersPerGlobalOne) {

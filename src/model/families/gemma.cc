@@ -1,6 +1,7 @@
 // Gemma 2 and Gemma 3 (text): norms on the input and the output of attention and MLP, stored as weight − 1; GELU; a
 // scaled embedding; local layers with a window between global ones. Gemma 2 has soft caps; Gemma 3 has norms on each
 // head of queries and keys, and two RoPE bases.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,8 @@ constexpr int64_t kGemmaWindow = 4096;
 constexpr double kGemma3Theta = 1000000.0;
 constexpr double kGemma3LocalTheta = 10000.0;
 constexpr int64_t kGemma3Pattern = 6;
+// Range of caps and of query_pre_attn_scalar.
+constexpr double kGemmaLeast = 1e-6, kGemmaMost = 1e6;
 
 constexpr std::string_view kGemma2ModelTypes[] = {"gemma2"};
 constexpr std::string_view kGemma2Classes[] = {"Gemma2ForCausalLM", "Gemma2Model"};
@@ -156,7 +159,12 @@ LayerSpec ReadGemmaLayer(FieldReader& fields, ModelConfig& config) {
   fields.Ignore("cache_implementation");
   config.tied_embeddings = fields.Bool("tie_word_embeddings", true);
   LayerSpec spec;
-  spec.attention_scale = static_cast<float>(1.0 / std::sqrt(fields.Positive("query_pre_attn_scalar", kGemmaHeadDim)));
+  // Far beyond any head_dim, and small enough that the scale is a normal number.
+  const double scalar = fields.Positive("query_pre_attn_scalar", static_cast<double>(kGemmaHeadDim));
+  if (scalar < kGemmaLeast || scalar > kGemmaMost)
+    fields.Fail(Invalid("{} is {}, expected a number from {} to {}", fields.At("query_pre_attn_scalar"), scalar,
+                        kGemmaLeast, kGemmaMost));
+  spec.attention_scale = static_cast<float>(1.0 / std::sqrt(std::clamp(scalar, kGemmaLeast, kGemmaMost)));
   spec.qkv_bias = spec.o_bias = fields.Bool("attention_bias", false);
   spec.norm.eps = static_cast<float>(fields.Positive("rms_norm_eps", 1e-6));
   spec.norm_placement = NormPlacement::kBothSides;
@@ -169,7 +177,11 @@ LayerSpec ReadGemmaLayer(FieldReader& fields, ModelConfig& config) {
 float ReadSoftCap(FieldReader& fields, const char* name, double absent) {
   const nlohmann::json* value = fields.Find(name);
   if (value != nullptr && value->is_null()) return 0;
-  return absent > 0 || value != nullptr ? static_cast<float>(fields.Positive(name, absent > 0 ? absent : 1)) : 0;
+  if (value == nullptr && absent == 0) return 0;
+  const double cap = fields.Positive(name, absent > 0 ? absent : 1);
+  if (cap < kGemmaLeast || cap > kGemmaMost)
+    fields.Fail(Invalid("{} is {}, expected a number from {} to {}", fields.At(name), cap, kGemmaLeast, kGemmaMost));
+  return static_cast<float>(std::clamp(cap, kGemmaLeast, kGemmaMost));
 }
 
 // Every second layer is local, the first one too.

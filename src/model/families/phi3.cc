@@ -1,5 +1,6 @@
 // Phi-3 and Phi-4 without images and experts: Llama whose query, key and value matrices, and gate and up, are stored as
 // one tensor each. Models for long contexts use longrope; Phi-4-mini rotates three quarters of each head.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "loader/gguf_source.h"
@@ -104,7 +105,7 @@ void ReadPhi3(FieldReader& fields, ModelConfig& config) {
   if (const nlohmann::json* rope = fields.Get("rope_parameters"); rope != nullptr && rope->is_object())
     if (const auto inside = rope->find("partial_rotary_factor"); inside != rope->end() && inside->is_number())
       part = inside->get<double>();
-  const auto dims = static_cast<int64_t>(static_cast<double>(config.head_dim) * part);
+  const auto dims = static_cast<int64_t>(static_cast<double>(config.head_dim) * std::clamp(part, 0.0, 1.0));
   if (part > 1 || dims <= 0 || dims % 2 != 0)
     return fields.Fail(Invalid("{} {} rotates {} of {} dimensions, expected an even number",
                                fields.At("partial_rotary_factor"), part, dims, config.head_dim));
