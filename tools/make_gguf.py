@@ -230,6 +230,10 @@ def convert(directory, kind, tokenizer):
         rows = [numbers[i:i + width] for i in range(0, len(numbers), width)]
         if arch.startswith("gemma") and "norm" in name:
             rows = [[x + 1 for x in row] for row in rows]
+        # Files have no scale of the scores: readers take 1/sqrt(head_dim). Another one is moved into the queries.
+        if name.endswith(".q_norm.weight" if arch == "gemma3" else ".q_proj.weight") and arch.startswith("gemma"):
+            scale = math.sqrt(dim / config.get("query_pre_attn_scalar", dim))
+            rows = [[x * scale for x in row] for row in rows]
         if pairs and ".q_proj." in name:
             rows = to_pairs(rows, heads)
         if pairs and ".k_proj." in name:

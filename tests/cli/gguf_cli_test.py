@@ -71,13 +71,13 @@ class Case(unittest.TestCase):
 
 class Golden(Case):
     def test_greedy_tokens_are_those_of_transformers(self):
-        # Files cannot say what these models have: windows in llama and phi3, and SmolLM3's layers without RoPE, of which
+        # Files cannot say what these models have: windows in llama, phi3 and qwen2, and SmolLM3's layers without RoPE, of which
         # readers know that it is each fourth.
-        without = ("opt", "mistral_window", "phi3_window", "smollm3")
+        without = ("opt", "mistral_window", "phi3_window", "qwen2_window", "smollm3")
         names = [name for name in sorted(os.listdir(MODELS)) if not name.startswith(without)]
         self.assertGreater(len(names), 10)
         for name in names:
-            path = self.convert(name)
+            path = self.convert(name, "f32" if name.startswith("gemma") else "stored")
             for prompt in golden(name)["prompts"]:
                 result = greedy(path, prompt["ids"], len(prompt["greedy"]), "--kv-type", "f32")
                 self.assertEqual(result.returncode, 0, (name, result))
