@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """GGUF files as a user meets them: golden models as GGUF, refusals, skew files, `quantize`, damaged files.
 
-usage: gguf_cli_test.py INFINIGEN GOLDEN_MODELS MAKE_GGUF [--mutations N] [unittest arguments]. Standard library only. MAKE_GGUF is
-tools/make_gguf.py, which writes files independently of the program's own writer. The real model is that of scripts/get_model.sh:
-$INFINIGEN_SMOLLM2, or the cache; without it, its tests are skipped.
+usage: gguf_cli_test.py INFINIGEN GOLDEN_MODELS MAKE_GGUF [--real] [--mutations N] [unittest arguments]. Standard library only.
+MAKE_GGUF is tools/make_gguf.py, which writes files independently of the program's own writer. --real: only the tests of SmolLM2, the
+model of scripts/get_model.sh ($INFINIGEN_SMOLLM2, or the cache); exit status 77 without it.
 """
 
 import importlib.util
@@ -251,7 +251,7 @@ def tensors_of(path):
     return content
 
 
-class Damaged(Case):
+class DamageCase(Case):
     """Random damage: the program ends with 0, or with 1 and one line; it never dies of a signal."""
 
     def damage(self, path, header, count, seed):
@@ -297,6 +297,8 @@ class Damaged(Case):
             file.truncate(length)
         return tail
 
+
+class Damaged(DamageCase):
     def test_tiny_files(self):
         for seed, (arch, spm) in enumerate((("llama", False), ("llama", True), ("qwen2", False))):
             path = self.write(*gguf.tiny_model(arch, spm))
@@ -304,11 +306,10 @@ class Damaged(Case):
             refused = self.damage(path, 12000, MUTATIONS // 3, seed)
             self.assertGreater(refused, MUTATIONS // 30, "damage is noticed")
 
+
+class RealDamaged(DamageCase):
     def test_the_real_file(self):
-        real = smollm2()
-        if real is None:
-            self.skipTest("run scripts/get_model.sh smollm2, or set INFINIGEN_SMOLLM2")
-        path = shutil.copy(real, self.path("real.gguf"))
+        path = shutil.copy(smollm2(), self.path("real.gguf"))
         os.chmod(path, 0o600)
         # The first kilobytes (sizes, names) and the tensor table behind the vocabulary are hit more often than tokens.
         self.assertGreater(self.damage(path, 4096, MUTATIONS // 2, 11), 0)
@@ -319,8 +320,6 @@ class RealModel(Case):
     def setUp(self):
         super().setUp()
         self.model = smollm2()
-        if self.model is None:
-            self.skipTest("run scripts/get_model.sh smollm2, or set INFINIGEN_SMOLLM2")
 
     def test_it_speaks_english(self):
         result = run("generate", "-m", self.model, "-p", "The capital of France is", "-n", 8, "--temp", 0, "--kv", "full")
@@ -347,6 +346,14 @@ if __name__ == "__main__":
     gguf = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gguf)
     rest = sys.argv[4:]
+    if rest[:1] == ["--real"]:
+        rest = rest[1:]
+        if smollm2() is None:
+            print("skipped: run scripts/get_model.sh smollm2, or set INFINIGEN_SMOLLM2")
+            sys.exit(77)
+        del Golden, Refusals, Quantize, Damaged
+    else:
+        del RealModel, RealDamaged
     if rest[:1] == ["--mutations"]:
         MUTATIONS, rest = int(rest[1]), rest[2:]
     unittest.main(argv=[sys.argv[0], *rest])
