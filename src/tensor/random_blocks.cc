@@ -8,7 +8,7 @@
 namespace infinigen {
 namespace {
 
-void PutF16(float value, std::byte* to) {
+void StoreScale(float value, std::byte* to) {
   const F16 stored = ToF16(value);
   std::memcpy(to, &stored, sizeof(stored));
 }
@@ -22,8 +22,8 @@ constexpr float kIq4Spread = 67.2f, kMxfp4Spread = 5.85f;
 // An f16 scale for `codes` uniform codes, and the minimum that centres them.
 void PutScaleAndMinimum(float deviation, float codes, float sign, std::byte* to) {
   const float scale = deviation / Spread(codes);
-  PutF16(scale, to);
-  PutF16(sign * scale * (codes - 1) / 2, to + 2);
+  StoreScale(scale, to);
+  StoreScale(sign * scale * (codes - 1) / 2, to + 2);
 }
 
 }  // namespace
@@ -31,13 +31,13 @@ void PutScaleAndMinimum(float deviation, float codes, float sign, std::byte* to)
 void SetBlockScales(WeightType type, float deviation, std::byte* block) {
   switch (type) {
     case WeightType::kQ8_0:
-      return PutF16(deviation / Spread(256), block);
+      return StoreScale(deviation / Spread(256), block);
     case WeightType::kQ4_0:
-      return PutF16(deviation / Spread(16), block);
+      return StoreScale(deviation / Spread(16), block);
     case WeightType::kQ4_1:
       return PutScaleAndMinimum(deviation, 16, -1, block);
     case WeightType::kQ5_0:
-      return PutF16(deviation / Spread(32), block);
+      return StoreScale(deviation / Spread(32), block);
     case WeightType::kQ5_1:
       return PutScaleAndMinimum(deviation, 32, -1, block);
     case WeightType::kQ2_K:
@@ -46,7 +46,7 @@ void SetBlockScales(WeightType type, float deviation, std::byte* block) {
     case WeightType::kQ3_K:
       Fill(block + 96, 0x00, 8);  // all multipliers are 48 − 32
       Fill(block + 104, 0xff, 4);
-      return PutF16(deviation / 16 / Spread(8), block + 108);
+      return StoreScale(deviation / 16 / Spread(8), block + 108);
     case WeightType::kQ4_K:
     case WeightType::kQ5_K:
       Fill(block + 4, 0xa0, 8);  // all scales and minima are 32
@@ -54,13 +54,13 @@ void SetBlockScales(WeightType type, float deviation, std::byte* block) {
       return PutScaleAndMinimum(deviation / 32, type == WeightType::kQ4_K ? 16.0f : 32.0f, 1, block);
     case WeightType::kQ6_K:
       Fill(block + 192, 32, 16);
-      return PutF16(deviation / 32 / Spread(64), block + 208);
+      return StoreScale(deviation / 32 / Spread(64), block + 208);
     case WeightType::kIq4Nl:
-      return PutF16(deviation / kIq4Spread, block);
+      return StoreScale(deviation / kIq4Spread, block);
     case WeightType::kIq4Xs:
       Fill(block + 2, 0xff, 2);  // all scales are 48 − 32
       Fill(block + 4, 0x00, 4);
-      return PutF16(deviation / 16 / kIq4Spread, block);
+      return StoreScale(deviation / 16 / kIq4Spread, block);
     case WeightType::kMxfp4:
       // The scale is a power of two, so the deviation is met within a factor of √2.
       block[0] = static_cast<std::byte>(128 + std::lround(std::log2(deviation / kMxfp4Spread)));
