@@ -180,22 +180,26 @@ Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
       ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(path));
     }
   }
-  model->dtype = PlainTypeOf(model->weights.DominantType());
+  model->weight_type = model->weights.DominantType();
+  model->dtype = PlainTypeOf(model->weight_type);
   model->load_s = Seconds(start);
   return model;
 }
 
-Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads) {
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, WeightType type, int threads) {
   const Clock::time_point start = Clock::now();
   auto model = std::make_unique<Model>();
   ASSIGN_OR_RETURN(model->config, ShapeByName(shape));
-  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) * SizeOf(type);
+  const WeightFormat& format = FormatOf(type);
+  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) *
+                         static_cast<uint64_t>(format.block_bytes) / static_cast<uint64_t>(format.block_numbers);
   const uint64_t available = AvailableHostMemory().value_or(UINT64_MAX);
   if (bytes + kMarginBytes > available)
     return Exhausted("--shape {}: the weights take {} in {}, but only {} of memory is available", shape,
                      FormatSize(bytes), Name(type), FormatSize(available));
   ASSIGN_OR_RETURN(model->weights, RandomWeights(model->config, type, 1, threads));
-  model->dtype = type;
+  model->weight_type = type;
+  model->dtype = PlainTypeOf(type);
   model->load_s = Seconds(start);
   return model;
 }

@@ -24,8 +24,9 @@ struct Model {
   std::string path;  // the directory or the GGUF file; empty: random weights
   ModelConfig config;
   Weights weights;
-  DType dtype = DType::kF32;             // type of most matrix bytes
-  std::unique_ptr<Tokenizer> tokenizer;  // null if the model has none
+  WeightType weight_type = WeightType::kF32;  // of most matrix bytes
+  DType dtype = DType::kF32;                  // PlainTypeOf(weight_type): of KV entries and a GPU's activations
+  std::unique_ptr<Tokenizer> tokenizer;       // null if the model has none
   double load_s = 0;
 
   bool is_random() const { return path.empty(); }
@@ -51,7 +52,7 @@ Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path);
 
 // `path` as FindModel returns it.
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path);
-Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads);
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, WeightType type, int threads);
 
 // Rows that a sequence may have: `asked`, or the model's context if that is 0. More than the model's learned positions
 // is an error. Rotary positions have no upper limit; callers warn beyond the trained length.

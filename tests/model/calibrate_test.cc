@@ -256,7 +256,7 @@ TEST(Calibrate, LayersWithoutRopeAreNotRotated) {
   config.ffn = 32;
   config.vocab = 50;
   config.specs[1].rope = LayerSpec::kNoRope;
-  const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+  const Result<Weights> weights = RandomWeights(config, WeightType::kF32, 1, 1);
   const auto calibrate = [&](int64_t positions) {
     const std::unique_ptr<Executor> executor = MakeExecutor(config, *weights, {.max_tokens = 512}).value();
     return Calibrate(*executor, RandomCalibrationText(config.vocab, 512), {.positions = positions}).value();
@@ -347,7 +347,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   const auto identity = [&](const std::function<void(ModelConfig&)>& set) {
     ModelConfig config = plain;
     set(config);
-    const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+    const Result<Weights> weights = RandomWeights(config, WeightType::kF32, 1, 1);
     return IdentifyModel(config, *weights).Hex();
   };
   std::vector<std::string> seen = {identity([](ModelConfig&) {})};
@@ -381,7 +381,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 
   plain.specs[1].qk_norm = QkNorm::kHead;
-  Result<Weights> weights = RandomWeights(plain, DType::kF32, 1, 1);
+  Result<Weights> weights = RandomWeights(plain, WeightType::kF32, 1, 1);
   const ModelIdentity before = IdentifyModel(plain, *weights);
   const std::vector<float> other(static_cast<size_t>(plain.head_dim), 2.0f);
   weights->layers[1].k_norm.weight.data = reinterpret_cast<const std::byte*>(other.data());
@@ -392,7 +392,7 @@ TEST(Identity, SamplesLargeTensorsInAllParts) {
   ModelConfig config = *ShapeByName("llama-3.2-1b");
   config.SetLayers(1, config.specs.front());
   config.vocab = 1000;
-  Result<Weights> weights = RandomWeights(config, DType::kBF16, 1, 1);
+  Result<Weights> weights = RandomWeights(config, WeightType::kBF16, 1, 1);
   ASSERT_TRUE(weights.ok());
   const ModelIdentity identity = IdentifyModel(config, *weights);
   WeightView& q = weights->layers[0].q.weight;

@@ -84,7 +84,7 @@ inline ModelConfig Capped() {
 class RandomModelWithBases {
  public:
   RandomModelWithBases(const ModelConfig& model, int64_t dims, uint64_t seed) : config(model) {
-    Result<Weights> random = RandomWeights(config, DType::kF32, seed, 1);
+    Result<Weights> random = RandomWeights(config, WeightType::kF32, seed, 1);
     CHECK(random.ok());
     weights = std::move(*random);
     std::mt19937_64 numbers(seed);

@@ -6,37 +6,24 @@
 
 #include <bit>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "tensor/golden_json.h"
 
 namespace infinigen {
 namespace {
 
-std::vector<std::byte> FromHex(const std::string& hex) {
-  std::vector<std::byte> bytes(hex.size() / 2);
-  for (size_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<std::byte>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  return bytes;
-}
-
-nlohmann::json Golden() {
-  std::ifstream file(INFINIGEN_TEST_DATA "/tensor/golden/blocks.json");
-  return nlohmann::json::parse(file);
-}
-
 TEST(BlockFormats, EqualThePackageGguf) {
-  const nlohmann::json golden = Golden();
+  const nlohmann::json golden = GoldenJson("blocks.json");
   for (size_t t = 0; t < kWeightFormats.size(); ++t) {
     const auto type = static_cast<WeightType>(t);
     if (IsPlain(type)) continue;
     const WeightFormat& format = FormatOf(type);
     SCOPED_TRACE(format.name);
     const nlohmann::json& entry = golden.at(std::string(format.name));
-    const std::vector<std::byte> stored = FromHex(entry.at("blocks")), bytes = FromHex(entry.at("numbers"));
-    std::vector<float> want(bytes.size() / sizeof(float));
-    std::memcpy(want.data(), bytes.data(), bytes.size());
+    const std::vector<std::byte> stored = BytesFromHex(entry.at("blocks"));
+    const std::vector<float> want = FloatsFromHex(entry.at("numbers"));
     const auto blocks = static_cast<int64_t>(stored.size()) / format.block_bytes;
     ASSERT_GE(blocks, 4);
     ASSERT_EQ(std::ssize(want), blocks * format.block_numbers);
