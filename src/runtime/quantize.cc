@@ -17,6 +17,7 @@
 #include "loader/gguf_writer.h"
 #include "model/family.h"
 #include "runtime/model.h"
+#include "tensor/block_encode.h"
 #include "text/gguf_tokenizer.h"
 
 namespace infinigen {
@@ -58,27 +59,11 @@ bool TakesMoreBits(int64_t layer, int64_t layers) {
   return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
 
-bool CanEncode(WeightType type) { return IsPlain(type) || type == WeightType::kQ8_0; }
+bool CanWrite(WeightType type) { return IsPlain(type) || CanEncode(type); }
 
-void EncodeQ8_0(std::span<const float> numbers, std::byte* out) {
-  constexpr size_t kBlock = 32;
-  for (size_t first = 0; first < numbers.size(); first += kBlock, out += FormatOf(WeightType::kQ8_0).block_bytes) {
-    const std::span<const float> block = numbers.subspan(first, kBlock);
-    float largest = 0;
-    for (const float number : block) largest = std::max(largest, std::abs(number));
-    const float scale = largest / 127.0f;
-    const F16 stored = ToF16(scale);
-    std::memcpy(out, &stored, sizeof(stored));
-    for (size_t i = 0; i < kBlock; ++i) {
-      const auto code = static_cast<int8_t>(scale == 0 ? 0 : std::lround(block[i] / scale));
-      std::memcpy(out + sizeof(stored) + i, &code, 1);
-    }
-  }
-}
-
-void EncodeRow(WeightType type, std::span<const float> numbers, std::byte* out) {
-  CHECK(CanEncode(type));
-  if (type == WeightType::kQ8_0) return EncodeQ8_0(numbers, out);
+// Encodes a row into any type that a file may have.
+void EncodeStored(WeightType type, std::span<const float> numbers, std::byte* out) {
+  if (!IsPlain(type)) return EncodeRow(type, numbers, out);
   for (const float number : numbers) {
     DispatchPlain(type, [&](auto tag) {
       if constexpr (std::is_same_v<decltype(tag), F16>)
@@ -111,7 +96,7 @@ class Quantizer {
     RETURN_IF_ERROR(Open());
     ListTensors();
     for (const OutputTensor& tensor : tensors_)
-      if (!CanEncode(tensor.type)) return Unsupported("{}: no encoder writes {}", request_.output, Name(tensor.type));
+      if (!CanWrite(tensor.type)) return Unsupported("{}: no encoder writes {}", request_.output, Name(tensor.type));
     RETURN_IF_ERROR(AddMetadata());
     AddTensors();
     RETURN_IF_ERROR(writer_.Begin());
@@ -128,7 +113,8 @@ class Quantizer {
 
   Status Open() {
     if (request_.model.starts_with(kShapePrefix)) {
-      ASSIGN_OR_RETURN(model_, RandomModel(request_.model.substr(kShapePrefix.size()), DType::kBF16, request_.threads));
+      ASSIGN_OR_RETURN(model_,
+                       RandomModel(request_.model.substr(kShapePrefix.size()), WeightType::kBF16, request_.threads));
     } else {
       ASSIGN_OR_RETURN(const std::string path, FindModel(request_.model));
       ASSIGN_OR_RETURN(model_, OpenModel(path));
@@ -352,7 +338,7 @@ class Quantizer {
         numbers.resize(static_cast<size_t>(from.cols));
         DecodeRow(from, source, numbers);
         if (!std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isfinite(x); })) finite = false;
-        EncodeRow(to.type, numbers, out);
+        EncodeStored(to.type, numbers, out);
       });
       if (!finite) return Invalid("{}: tensor '{}' has a number that is not finite", request_.model, tensor.name);
       RETURN_IF_ERROR(writer_.Write(chunk));

@@ -123,11 +123,18 @@ std::vector<PreTokenizerStep> StepsOf(const PreRules& rules) {
 
 // ---- reading ----
 
+// Far above real tokens. Deriving SentencePiece's merges takes time in the square of a token's length.
+constexpr size_t kMaxTokenBytes = 4096;
+constexpr size_t kMaxGgufTemplateBytes = 4 << 20;  // as in a model directory
+
 class VocabularyReader {
  public:
   explicit VocabularyReader(const GgufVocabulary& from) : from_(from) {}
 
   Result<TokenizerSpec> Read() {
+    if (from_.chat_template.size() > kMaxGgufTemplateBytes)
+      return Invalid("{}: metadata key 'tokenizer.chat_template' has {} bytes; at most {} are supported", from_.path,
+                     from_.chat_template.size(), kMaxGgufTemplateBytes);
     if (from_.tokens.empty())
       return Invalid("{}: metadata key 'tokenizer.ggml.tokens' is missing or empty", from_.path);
     if (!from_.types.empty() && from_.types.size() != from_.tokens.size())
@@ -155,6 +162,9 @@ class VocabularyReader {
     for (size_t id = 0; id < from_.tokens.size(); ++id) {
       const std::string_view text = from_.tokens[id];
       if (text.empty()) continue;
+      if (text.size() > kMaxTokenBytes)
+        return Invalid("{}: token {} has {} bytes; at most {} are supported", from_.path, id, text.size(),
+                       kMaxTokenBytes);
       if (ValidUtf8Prefix(text) != text.size())
         return Invalid("{}: token {} ({}) is not valid UTF-8", from_.path, id, Quoted(text));
       if (const Status added = spec_.vocabulary.Add(text, static_cast<int64_t>(id)); !added.ok())

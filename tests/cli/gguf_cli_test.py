@@ -185,6 +185,24 @@ class Quantize(Case):
             if name == "llama_f16":
                 self.assertEqual(tokens[0], prompt["greedy"][:32], "f16 weights are stored unchanged")
 
+    def test_every_type_keeps_the_model(self):
+        """Coarser types move the tokens of a tiny random model; the first ones stay."""
+        name = "llama_bf16"
+        prompt = golden(name)["prompts"][2]
+        for kind in ("f16", "q8_0", "q6_k", "q4_k_m"):
+            path = self.path(f"{kind}.gguf")
+            result = run("quantize", "-m", os.path.join(MODELS, name), "-o", path, "--type", kind, "--json")
+            self.assertEqual(result.returncode, 0, result)
+            self.assertEqual(json.loads(result.stdout)["bytes"], os.path.getsize(path))
+            tokens = json.loads(greedy(path, prompt["ids"], 8, "--kv-type", "f32").stdout)["tokens"]
+            if kind in ("f16", "q8_0", "q6_k"):
+                self.assertEqual(tokens[:2], prompt["greedy"][:2], kind)
+
+    def test_a_shape_has_no_tokenizer(self):
+        path = self.path("x.gguf")
+        self.assertEqual(run("quantize", "-m", "shape:nothing", "-o", path).returncode, 1)
+        self.assertEqual(os.listdir(self.folder.name), [])
+
     def test_tensors_equal_those_of_the_independent_writer(self):
         for name in ("llama_f16", "llama_bias", "llama_rope_llama3"):
             expected = self.convert(name, "f16")
@@ -333,6 +351,16 @@ class RealModel(Case):
         self.assertEqual(shown["metadata"]["tokenizer.ggml.pre"]["value"], "'smollm'")
         self.assertTrue(shown["tokenizer"]["chat_template"])
         self.assertEqual((shown["layers"], shown["heads"], shown["kv_heads"], shown["context"]), (30, 9, 3, 8192))
+
+    def test_quantize(self):
+        path = self.path("q.gguf")
+        result = run("quantize", "-m", self.model, "-o", path, "--type", "q4_k_m", "--json")
+        self.assertEqual(result.returncode, 0, result)
+        # Rows of 576 are no multiple of 256: q5_0 and q8_0 replace q4_k and q6_k; down has rows of 1536.
+        self.assertEqual(json.loads(result.stdout)["tensors"],
+                         {"F32": 61, "Q4_K": 16, "Q5_0": 166, "Q6_K": 14, "Q8_0": 15})
+        result = run("generate", "-m", path, "-p", "The capital of France is", "-n", 4, "--temp", 0, "--kv", "full")
+        self.assertIn("Paris", result.stdout, result)
 
     def test_known_ids(self):
         # As llama.cpp gives them for this file.

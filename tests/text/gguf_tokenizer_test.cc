@@ -157,6 +157,13 @@ TEST(GgufTokenizer, RefusesByName) {
   from = ByteLevel();
   from.tokens[5] = "\xff";
   EXPECT_THAT(Refused(from), HasSubstr("token 5 ('\\xff') is not valid UTF-8"));
+  from = ByteLevel();
+  from.tokens[5] = std::string(5000, 'x');
+  EXPECT_THAT(Refused(from), HasSubstr("token 5 has 5000 bytes"));
+  const std::string endless((4 << 20) + 1, 'x');
+  from = ByteLevel();
+  from.vocabulary.chat_template = endless;
+  EXPECT_THAT(Refused(from), HasSubstr("'tokenizer.chat_template' has 4194305 bytes"));
   from = Pieces();
   from.vocabulary.scores.pop_back();
   EXPECT_THAT(Refused(from), HasSubstr("265 scores"));
