@@ -167,7 +167,7 @@ OwnedHeads AllHeads(const ModelConfig& config);
 // model that is opened. Precondition: one spec for each layer.
 Status CheckSupported(const ModelConfig& config);
 
-// Reads config.json, and generation_config.json if it exists.
+// Reads config.json, and generation_config.json if it exists; or the metadata of a GGUF file.
 Result<ModelConfig> LoadModelConfig(const std::string& directory);
 
 // Number of distinct parameters: tied embeddings count once.
@@ -179,7 +179,7 @@ std::vector<std::string_view> ShapeNames();
 
 // The angular frequency of each rotated pair of dimensions: position p rotates pair i by p · result[i]. Computed in f32
 // with the operations of transformers in the same order, so that large positions agree. `context`: the most tokens of a
-// sequence in this run.
-std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim, int64_t context);
+// sequence in this run; it matters to longrope only.
+std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim, int64_t context = 0);
 
 }  // namespace infinigen

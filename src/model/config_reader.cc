@@ -11,7 +11,9 @@
 #include "backend/backend.h"
 #include "base/mmap_file.h"
 #include "json/parse.h"
+#include "loader/gguf_source.h"
 #include "model/family.h"
+#include "model/gguf_config.h"
 
 namespace infinigen {
 namespace {
@@ -180,6 +182,10 @@ std::string BaseName(const std::string& directory) {
 
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path) {
   ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  return ModelConfigOf(tree, path);
+}
+
+Result<ModelConfig> ModelConfigOf(const json& tree, const std::string& path) {
   FieldReader fields(tree, path);
   ModelConfig config;
   ASSIGN_OR_RETURN(config.family, ReadFamily(fields));
@@ -211,6 +217,10 @@ Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const 
 }
 
 Result<ModelConfig> LoadModelConfig(const std::string& directory) {
+  if (LooksLikeGguf(directory)) {
+    ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(directory));
+    return ReadGgufConfig(source);
+  }
   const std::string path = directory + "/config.json";
   ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, kMaxFileBytes));
   ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));

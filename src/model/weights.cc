@@ -36,10 +36,17 @@ class WeightLoader {
   }
 
  private:
-  std::string NameOf(const Parameter& parameter) const { return TensorName(*config_.family, prefix_, parameter); }
+  std::string NameOf(const Parameter& parameter) const {
+    return TensorName(*config_.family, prefix_, parameter, source_.naming());
+  }
+  // What describes the model, for messages.
+  std::string_view Description() const {
+    return source_.naming() == TensorNaming::kGguf ? "the metadata" : "config.json";
+  }
 
   // Every model has an embedding; its name shows which prefix the file uses.
   Status FindPrefix() {
+    if (source_.naming() == TensorNaming::kGguf) return Ok();  // GGUF names have no prefix
     for (const std::string_view prefix : config_.family->prefixes) {
       prefix_ = prefix;
       if (source_.Find(NameOf({WeightRole::kEmbedding}))) return Ok();
@@ -59,16 +66,18 @@ class WeightLoader {
     const StoredTensor* const tensor = source_.Find(name);
     if (tensor == nullptr) return Missing(name);
     used_.insert(tensor);
-    if (!tensor->type)
-      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor->path, name,
-                         tensor->type_name);
+    if (!tensor->type) {
+      const bool gguf = source_.naming() == TensorNaming::kGguf;
+      return Unsupported("{}: tensor '{}' has dtype {}, {}", tensor->path, name, tensor->type_name,
+                         gguf ? "which is not supported" : "expected F32, F16 or BF16");
+    }
     const Sharing shared = SharingOf(parameter);
     std::array<int64_t, 2> extents = {expected.rows, expected.cols};
     extents[parameter.is_matrix() ? 0 : 1] = shared.outputs;
     const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
     if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
-      return Invalid("{}: tensor '{}' has shape {}, but config.json implies {} ({})", tensor->path, name,
-                     FormatShape(tensor->shape), FormatShape(wanted),
+      return Invalid("{}: tensor '{}' has shape {}, but {} implies {} ({})", tensor->path, name,
+                     FormatShape(tensor->shape), Description(), FormatShape(wanted),
                      shared.roles > 1 ? fmt::format("{} matrices in one", shared.roles) : expected.meaning);
     // A vector is read as one number per row, so that a part of it is a range of rows too.
     const int64_t cols = parameter.is_matrix() || shared.roles == 1 ? expected.cols : 1;
@@ -177,9 +186,9 @@ class WeightLoader {
 
   Status RefuseExtras() const {
     for (const StoredTensor& tensor : source_.tensors()) {
-      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name))
-        return Unsupported("{}: tensor {} of shape {} is unknown in the {} model that config.json describes",
-                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name);
+      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name, source_.naming()))
+        return Unsupported("{}: tensor {} of shape {} is unknown in the {} model that {} describes", tensor.path,
+                           Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name, Description());
     }
     return Ok();
   }
@@ -232,8 +241,8 @@ Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const Mo
   return weights;
 }
 
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
-  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
+Result<Weights> LoadWeights(const std::string& path, const ModelConfig& config) {
+  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(path));
   return LoadWeights(std::move(source), config);
 }
 

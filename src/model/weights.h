@@ -84,8 +84,8 @@ struct Weights : WeightViews {
 // config then does not describe the model. Nothing is allocated by the sizes of the config before the source confirms
 // them.
 Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const ModelConfig& config);
-// Loads the weights of a model directory.
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config);
+// Loads the weights of a model directory or GGUF file.
+Result<Weights> LoadWeights(const std::string& path, const ModelConfig& config);
 
 // Random weights for speed measurements, scaled so that activations stay in a normal range (variance 1/fan_in, norms 1,
 // small biases). Matrices have `type`. The result depends on config, type and seed, not on `threads`.

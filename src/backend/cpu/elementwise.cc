@@ -15,6 +15,7 @@
 
 #include "backend/cpu/vector-inl.h"
 #include "kv/view.h"
+#include "tensor/block_formats.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -171,6 +172,17 @@ HWY_AFTER_NAMESPACE();
 namespace infinigen {
 namespace {
 
+// Adds a row of quantised numbers, block by block. A call has few rows, so the scalar definition is fast enough.
+void AddBlocks(const WeightView& table, int64_t row, float* out) {
+  const WeightFormat& format = FormatOf(table.type);
+  float numbers[kMostBlockNumbers];
+  for (int64_t first = 0; first < table.cols; first += format.block_numbers) {
+    const std::byte* from = table.row(row) + first / format.block_numbers * format.block_bytes;
+    DecodeRow({from, table.type, 1, format.block_numbers}, 0, {numbers, static_cast<size_t>(format.block_numbers)});
+    for (int64_t i = 0; i < format.block_numbers; ++i) out[first + i] += numbers[i];
+  }
+}
+
 HWY_EXPORT(SiluMulRow);
 HWY_EXPORT(GeluMulRow);
 HWY_EXPORT(SoftCapRow);
@@ -206,7 +218,10 @@ void CpuBackend::Embed(Queue, const TokenBatch& batch, const WeightView& table, 
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       DCHECK(batch.ids[t] >= 0 && batch.ids[t] < table.rows);
-      HWY_DYNAMIC_DISPATCH(StoreRow)(table, batch.ids[t], out.as<float>(t));
+      if (IsPlain(table.type))
+        HWY_DYNAMIC_DISPATCH(StoreRow)(table, batch.ids[t], out.as<float>(t));
+      else
+        DecodeRow(table, batch.ids[t], {out.as<float>(t), static_cast<size_t>(table.cols)});
     }
   });
 }
@@ -217,7 +232,10 @@ void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& 
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       DCHECK(batch.Position(t) + offset < table.rows);
-      HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
+      if (IsPlain(table.type))
+        HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
+      else
+        AddBlocks(table, batch.Position(t) + offset, x.as<float>(t));
     }
   });
 }

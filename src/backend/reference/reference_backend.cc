@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/reference/block_product.h"
 #include "kv/select.h"
 #include "kv/store.h"
 
@@ -55,7 +56,11 @@ void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection
       DecodeRow(p.weight, n, weight);
       for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;
-        for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * weight[static_cast<size_t>(k)];
+        if (IsPlain(p.weight.type)) {
+          for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * weight[static_cast<size_t>(k)];
+        } else {
+          sum = BlockProduct(p.weight, n, {x.as<float>(r), static_cast<size_t>(x.cols)});
+        }
         if (p.bias) sum += p.bias.as<float>()[n];
         float& out = p.out.as<float>(r)[n];
         switch (p.epilogue) {

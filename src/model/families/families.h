@@ -23,6 +23,28 @@ extern const ModelFamily kPhi3Family;
 extern const ModelFamily kGemma2Family;
 extern const ModelFamily kGemma3Family;
 
+// The tensor names of GGUF files, which are the same in every family.
+inline constexpr RoleName kGgufNames[] = {
+    {WeightRole::kEmbedding, "token_embd"},
+    {WeightRole::kAttentionNorm, "blk.#.attn_norm"},
+    {WeightRole::kMlpNorm, "blk.#.ffn_norm"},
+    {WeightRole::kQuery, "blk.#.attn_q"},
+    {WeightRole::kKey, "blk.#.attn_k"},
+    {WeightRole::kValue, "blk.#.attn_v"},
+    {WeightRole::kOutput, "blk.#.attn_output"},
+    {WeightRole::kQueryNorm, "blk.#.attn_q_norm"},
+    {WeightRole::kKeyNorm, "blk.#.attn_k_norm"},
+    {WeightRole::kGate, "blk.#.ffn_gate"},
+    {WeightRole::kUp, "blk.#.ffn_up"},
+    {WeightRole::kDown, "blk.#.ffn_down"},
+    {WeightRole::kFinalNorm, "output_norm"},
+    {WeightRole::kLmHead, "output"},
+    {WeightRole::kAttentionOutNorm, "blk.#.post_attention_norm"},
+    {WeightRole::kMlpOutNorm, "blk.#.post_ffw_norm"},
+};
+// Divisors of the rotary frequencies, which model/gguf_config.cc reads, and frequencies that follow from the metadata.
+inline constexpr std::string_view kGgufRopeTensors[] = {"rope_freqs.weight", "blk.#.attn_rot_embd.weight"};
+
 // Reads kv_heads and head_dim as in Llama, from num_key_value_heads and head_dim; both may be absent. head_dim: the
 // default, if it is not hidden / heads.
 void ReadGroupedHeads(FieldReader& fields, ModelConfig& config, std::optional<int64_t> head_dim = std::nullopt);

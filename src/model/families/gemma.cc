@@ -142,6 +142,35 @@ float ReadSoftCap(FieldReader& fields, const char* name, double absent) {
   return static_cast<float>(std::clamp(cap, kGemmaLeast, kGemmaMost));
 }
 
+// The scale of scores follows from the size in GGUF files: the largest models divide the residual stream by the heads.
+constexpr int64_t kGemma2LargestLayers = 46, kGemma3LargestLayers = 62;
+void CompleteGemma(nlohmann::json& tree, int64_t) {
+  const int64_t layers = tree["num_hidden_layers"].get<int64_t>(), heads = tree["num_attention_heads"].get<int64_t>();
+  const int64_t wide = std::max<int64_t>(1, tree["hidden_size"].get<int64_t>() / heads);
+  const bool largest = layers == kGemma2LargestLayers || layers == kGemma3LargestLayers;
+  tree["query_pre_attn_scalar"] = largest ? wide : tree.value("head_dim", wide);
+}
+constexpr std::string_view kGemma2Architectures[] = {"gemma2"}, kGemma3Architectures[] = {"gemma3"};
+constexpr GgufField kGemmaGgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
+                                          {"final_logit_softcapping", "final_logit_softcapping"}};
+constexpr GgufField kGemma3GgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
+                                           {"final_logit_softcapping", "final_logit_softcapping"},
+                                           {"rope.freq_base_swa", "rope_local_base_freq"}};
+constexpr GgufFamily kGemma2Gguf = {.architectures = kGemma2Architectures,
+                                    .modules = kGgufNames,
+                                    .extra_tensors = kGgufRopeTensors,
+                                    .biases = {},
+                                    .fields = kGemmaGgufFields,
+                                    .complete = CompleteGemma,
+                                    .writable = false};
+constexpr GgufFamily kGemma3Gguf = {.architectures = kGemma3Architectures,
+                                    .modules = kGgufNames,
+                                    .extra_tensors = kGgufRopeTensors,
+                                    .biases = {},
+                                    .fields = kGemma3GgufFields,
+                                    .complete = CompleteGemma,
+                                    .writable = false};
+
 // Every second layer is local, the first one too.
 void ReadGemma2(FieldReader& fields, ModelConfig& config) {
   LayerSpec spec = ReadGemmaLayer(fields, config);
@@ -207,7 +236,8 @@ constexpr ModelFamily kGemma2Family = {.name = "gemma2",
                                        .extra_tensors = kGemma2ExtraTensors,
                                        .shapes = kGemma2Shapes,
                                        .read = ReadGemma2,
-                                       .identity_number = 7};
+                                       .identity_number = 7,
+                                       .gguf = &kGemma2Gguf};
 
 constexpr ModelFamily kGemma3Family = {.name = "gemma3",
                                        .model_types = kGemma3ModelTypes,
@@ -217,6 +247,7 @@ constexpr ModelFamily kGemma3Family = {.name = "gemma3",
                                        .extra_tensors = kGemma2ExtraTensors,
                                        .shapes = kGemma3Shapes,
                                        .read = ReadGemma3,
-                                       .identity_number = 8};
+                                       .identity_number = 8,
+                                       .gguf = &kGemma3Gguf};
 
 }  // namespace infinigen

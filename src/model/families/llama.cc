@@ -52,6 +52,15 @@ constexpr PublishedShape kLlamaShapes[] = {
       "original_max_position_embeddings": 8192}})"},
 };
 
+constexpr std::string_view kLlamaArchitectures[] = {"llama"};
+constexpr GgufBias kLlamaBiases[] = {{WeightRole::kQuery, "attention_bias"}, {WeightRole::kUp, "mlp_bias"}};
+constexpr GgufFamily kLlamaGguf = {.architectures = kLlamaArchitectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = kLlamaBiases,
+                                   .fields = {},
+                                   .rope_order = RopeOrder::kPairs};
+
 void ReadLlama(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -79,6 +88,7 @@ constexpr ModelFamily kLlamaFamily = {.name = "llama",
                                       .extra_tensors = kLlamaExtraTensors,
                                       .shapes = kLlamaShapes,
                                       .read = ReadLlama,
-                                      .identity_number = 0};
+                                      .identity_number = 0,
+                                      .gguf = &kLlamaGguf};
 
 }  // namespace infinigen

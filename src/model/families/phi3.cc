@@ -47,6 +47,30 @@ constexpr PublishedShape kPhi3Shapes[] = {
       "sliding_window": 262144})"},
 };
 
+constexpr std::string_view kPhi3Architectures[] = {"phi3"};
+constexpr std::string_view kPhi3GgufExtraTensors[] = {"rope_factors_long.weight", "rope_factors_short.weight"};
+constexpr RoleName kPhi3GgufModules[] = {
+    {WeightRole::kEmbedding, "token_embd"},     {WeightRole::kAttentionNorm, "blk.#.attn_norm"},
+    {WeightRole::kMlpNorm, "blk.#.ffn_norm"},   {WeightRole::kQuery, "blk.#.attn_qkv"},
+    {WeightRole::kKey, "blk.#.attn_qkv"},       {WeightRole::kValue, "blk.#.attn_qkv"},
+    {WeightRole::kOutput, "blk.#.attn_output"}, {WeightRole::kGate, "blk.#.ffn_up"},
+    {WeightRole::kUp, "blk.#.ffn_up"},          {WeightRole::kDown, "blk.#.ffn_down"},
+    {WeightRole::kFinalNorm, "output_norm"},    {WeightRole::kLmHead, "output"},
+};
+void CompletePhi3(nlohmann::json& tree, int64_t rotary_dims) {
+  const int64_t head_dim =
+      tree.value("head_dim", tree["hidden_size"].get<int64_t>() / tree["num_attention_heads"].get<int64_t>());
+  if (rotary_dims > 0 && rotary_dims < head_dim)
+    tree["partial_rotary_factor"] = static_cast<double>(rotary_dims) / static_cast<double>(head_dim);
+}
+constexpr GgufFamily kPhi3Gguf = {.architectures = kPhi3Architectures,
+                                  .modules = kPhi3GgufModules,
+                                  .extra_tensors = kPhi3GgufExtraTensors,
+                                  .biases = {},
+                                  .fields = {},
+                                  .complete = CompletePhi3,
+                                  .writable = false};
+
 void ReadPhi3(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -92,6 +116,7 @@ constexpr ModelFamily kPhi3Family = {.name = "phi3",
                                      .extra_tensors = kPhi3ExtraTensors,
                                      .shapes = kPhi3Shapes,
                                      .read = ReadPhi3,
-                                     .identity_number = 6};
+                                     .identity_number = 6,
+                                     .gguf = &kPhi3Gguf};
 
 }  // namespace infinigen

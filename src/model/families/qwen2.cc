@@ -52,6 +52,13 @@ constexpr PublishedShape kQwen2Shapes[] = {
       "rms_norm_eps": 1e-5, "rope_theta": 1000000.0})"},
 };
 
+constexpr std::string_view kQwen2Architectures[] = {"qwen2"};
+constexpr GgufFamily kQwen2Gguf = {.architectures = kQwen2Architectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = {},
+                                   .fields = {}};
+
 void ReadQwen2(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -78,6 +85,7 @@ constexpr ModelFamily kQwen2Family = {.name = "qwen2",
                                       .extra_tensors = kQwen2ExtraTensors,
                                       .shapes = kQwen2Shapes,
                                       .read = ReadQwen2,
-                                      .identity_number = 2};
+                                      .identity_number = 2,
+                                      .gguf = &kQwen2Gguf};
 
 }  // namespace infinigen

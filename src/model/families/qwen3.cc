@@ -55,6 +55,14 @@ constexpr PublishedShape kQwen3Shapes[] = {
       "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0})"},
 };
 
+constexpr std::string_view kQwen3Architectures[] = {"qwen3"};
+constexpr GgufBias kQwen3Biases[] = {{WeightRole::kQuery, "attention_bias"}};
+constexpr GgufFamily kQwen3Gguf = {.architectures = kQwen3Architectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = kQwen3Biases,
+                                   .fields = {}};
+
 void ReadQwen3(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config, kQwen3HeadDim);
@@ -81,6 +89,7 @@ constexpr ModelFamily kQwen3Family = {.name = "qwen3",
                                       .extra_tensors = kQwen3ExtraTensors,
                                       .shapes = kQwen3Shapes,
                                       .read = ReadQwen3,
-                                      .identity_number = 3};
+                                      .identity_number = 3,
+                                      .gguf = &kQwen3Gguf};
 
 }  // namespace infinigen

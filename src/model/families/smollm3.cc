@@ -59,6 +59,16 @@ void ReadSmolLm3Ropes(FieldReader& fields, ModelConfig& config) {
   }
 }
 
+// The metadata does not say which layers rotate: all but every fourth.
+constexpr std::string_view kSmolLm3Architectures[] = {"smollm3"};
+constexpr GgufFamily kSmolLm3Gguf = {.architectures = kSmolLm3Architectures,
+                                     .modules = kGgufNames,
+                                     .extra_tensors = kGgufRopeTensors,
+                                     .biases = {},
+                                     .fields = {},
+                                     .rope_order = RopeOrder::kPairs,
+                                     .writable = false};
+
 void ReadSmolLm3(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -87,6 +97,7 @@ constexpr ModelFamily kSmolLm3Family = {.name = "smollm3",
                                         .extra_tensors = kSmolLm3ExtraTensors,
                                         .shapes = kSmolLm3Shapes,
                                         .read = ReadSmolLm3,
-                                        .identity_number = 5};
+                                        .identity_number = 5,
+                                        .gguf = &kSmolLm3Gguf};
 
 }  // namespace infinigen
