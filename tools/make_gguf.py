@@ -4,9 +4,9 @@
     tools/make_gguf.py convert DIR -o FILE.gguf [--type f32|f16|bf16|q8_0|stored] [--parts N] [--tokenizer]
     tools/make_gguf.py seeds DIR          # small whole files: seeds of the fuzz targets gguf and gguf_model
 
-`convert` takes a directory with safetensors of a family in ORDER, as those of tests/golden/models, and applies the rules
-of the format: names, innermost dimension first, rows of q and k reordered for adjacent pairs in some families, llama3
-scaling as the tensor rope_freqs, longrope as two tensors, Gemma's norms with their 1. `--tokenizer` adds a byte-level vocabulary, so that the model can be prompted with text.
+`convert` takes a directory with safetensors, as those of tests/golden/models without OPT, and applies the rules of
+the format: names, innermost dimension first, rows of llama's and smollm3's q and k reordered for adjacent pairs, llama3
+scaling as the tensor rope_freqs, longrope as two tensors, 1 added to Gemma's norms. Mistral is llama there. `--tokenizer` adds a byte-level vocabulary, so that the model can be prompted with text.
 """
 
 import argparse
@@ -105,24 +105,22 @@ def encode(kind, numbers):
 # ---- conversion ----
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-# The architecture of a model_type, and whether rotation planes are adjacent pairs.
-ORDER = {"llama": ("llama", True), "mistral": ("llama", True), "smollm3": ("smollm3", True), "qwen2": ("qwen2", False),
-         "qwen3": ("qwen3", False), "phi3": ("phi3", False), "gemma2": ("gemma2", False), "gemma3_text": ("gemma3", False)}
 LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
          "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm",
-         "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-GEMMA = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-         "post_feedforward_layernorm": "post_ffw_norm"}
+         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
+         "mlp.gate_up_proj": "ffn_up"}
+GEMMA_LAYER = {**LAYER, "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+               "post_feedforward_layernorm": "post_ffw_norm"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
 
-def gguf_name(name, arch):
+def gguf_name(name, layers=LAYER):
     module, part = name.rsplit(".", 1)
     if module in NAMES:
         return f"{NAMES[module]}.{part}"
     _, _, layer, rest = module.split(".", 3)
-    names = {**LAYER, **GEMMA} if arch.startswith("gemma") else LAYER
-    return f"blk.{layer}.{names[rest]}.{part}"
+    return f"blk.{layer}.{layers[rest]}.{part}"
 
 
 def to_pairs(rows, heads):
@@ -181,14 +179,12 @@ def tokenizer_metadata(vocab):
 def convert(directory, kind, tokenizer):
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
-    arch, pairs = ORDER[config["model_type"]]
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    gemma = arch.startswith("gemma")
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if "full_attention" in rope:  # Gemma 3 as transformers 5 writes it; the local base is that of the published models
-        rope = rope["full_attention"]
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
     metadata = [("general.architecture", STRING, arch), ("general.name", STRING, os.path.basename(directory)),
                 (f"{arch}.block_count", U32, config["num_hidden_layers"]),
                 (f"{arch}.context_length", U32, config["max_position_embeddings"]),
@@ -196,52 +192,48 @@ def convert(directory, kind, tokenizer):
                 (f"{arch}.feed_forward_length", U32, config["intermediate_size"]),
                 (f"{arch}.attention.head_count", U32, heads), (f"{arch}.attention.head_count_kv", U32, kv_heads),
                 (f"{arch}.attention.key_length", U32, dim), (f"{arch}.attention.value_length", U32, dim),
-                (f"{arch}.rope.dimension_count", U32, int(dim * partial)),
+                (f"{arch}.rope.dimension_count", U32, int(dim * config.get("partial_rotary_factor", 1.0))),
                 (f"{arch}.attention.layer_norm_rms_epsilon", F32, config["rms_norm_eps"]),
                 (f"{arch}.rope.freq_base", F32, rope.get("rope_theta", config.get("rope_theta", 10000.0)))]
-    original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    if rope_type in ("yarn", "longrope") and original:
-        metadata.append((f"{arch}.rope.scaling.original_context_length", U32, original))
-    if rope_type == "yarn":
-        metadata += [(f"{arch}.rope.scaling.type", STRING, "yarn"), (f"{arch}.rope.scaling.factor", F32, rope["factor"])]
-    if rope_type == "longrope" and rope.get("attention_factor"):
-        metadata.append((f"{arch}.rope.scaling.attn_factor", F32, rope["attention_factor"]))
-    if arch in ("gemma2", "gemma3", "phi3") and config.get("sliding_window"):
-        metadata.append((f"{arch}.attention.sliding_window", U32, config["sliding_window"]))
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if config.get(cap):
-            metadata.append((f"{arch}.{cap}", F32, config[cap]))
     if rope_type == "linear":
         metadata += [(f"{arch}.rope.scaling.type", STRING, "linear"), (f"{arch}.rope.scaling.factor", F32, rope["factor"])]
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        metadata += [(f"{arch}.{field}", F32, config[field])] if config.get(field) else []
+    if config.get("sliding_window") and (gemma or arch == "phi3"):
+        metadata.append((f"{arch}.attention.sliding_window", U32, config["sliding_window"]))
     metadata += tokenizer_metadata(config["vocab_size"]) if tokenizer else []
     tensors = []
+    if rope_type == "yarn":
+        metadata += [(f"{arch}.rope.scaling.type", STRING, "yarn"), (f"{arch}.rope.scaling.factor", F32, rope["factor"]),
+                     (f"{arch}.rope.scaling.original_context_length", U32, rope["original_max_position_embeddings"])]
+    if rope_type == "longrope":
+        original = config["original_max_position_embeddings"]
+        usual = math.sqrt(1 + math.log(config["max_position_embeddings"] / original) / math.log(original))
+        metadata += [(f"{arch}.rope.scaling.attn_factor", F32, rope.get("attention_factor", usual)),
+                     (f"{arch}.rope.scaling.original_context_length", U32, original)]
+        for length in ("long", "short"):
+            factors = rope[f"{length}_factor"]
+            tensors.append((f"rope_factors_{length}.weight", 0, [len(factors)], encode("F32", factors)))
     if rope_type == "llama3":
         tensors.append(("rope_freqs.weight", 0, [dim // 2], encode("F32", llama3_divisors(config, rope, dim))))
-    if rope_type == "longrope":
-        tensors += [(f"rope_factors_{length}.weight", 0, [len(rope[f"{length}_factor"])],
-                     encode("F32", rope[f"{length}_factor"])) for length in ("short", "long")]
     stored = read_safetensors(directory)
-    tied = config.get("tie_word_embeddings", arch.startswith("gemma"))
+    tied = config.get("tie_word_embeddings", False)
     for name, (dtype, shape, data) in stored.items():
         if tied and name == "lm_head.weight":
             continue
         numbers = floats(dtype, data)
         width = shape[-1] if len(shape) == 2 else 1
         rows = [numbers[i:i + width] for i in range(0, len(numbers), width)]
-        if arch.startswith("gemma") and "norm" in name:
-            rows = [[x + 1 for x in row] for row in rows]
-        # Files have no scale of the scores: readers take 1/sqrt(head_dim). Another one is moved into the queries.
-        if name.endswith(".q_norm.weight" if arch == "gemma3" else ".q_proj.weight") and arch.startswith("gemma"):
-            scale = math.sqrt(dim / config.get("query_pre_attn_scalar", dim))
-            rows = [[x * scale for x in row] for row in rows]
-        if pairs and ".q_proj." in name:
+        if gemma and "norm" in name:
+            rows = [[row[0] + 1] for row in rows]
+        if arch in ("llama", "smollm3") and ".q_proj." in name:
             rows = to_pairs(rows, heads)
-        if pairs and ".k_proj." in name:
+        if arch in ("llama", "smollm3") and ".k_proj." in name:
             rows = to_pairs(rows, kv_heads)
         wanted = "F32" if len(shape) == 1 else dtype if kind == "stored" else kind.upper()
         if wanted == "Q8_0" and width % 32:
             wanted = "F16"
-        tensors.append((gguf_name(name, arch), TYPES[wanted], list(reversed(shape)),
+        tensors.append((gguf_name(name, GEMMA_LAYER if gemma else LAYER), TYPES[wanted], list(reversed(shape)),
                         encode(wanted, [x for row in rows for x in row])))
     return metadata, tensors
 

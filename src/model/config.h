@@ -179,7 +179,7 @@ std::vector<std::string_view> ShapeNames();
 
 // The angular frequency of each rotated pair of dimensions: position p rotates pair i by p · result[i]. Computed in f32
 // with the operations of transformers in the same order, so that large positions agree. `context`: the most tokens of a
-// sequence in this run.
-std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim, int64_t context);
+// sequence in this run; it matters to longrope only.
+std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim, int64_t context = 0);
 
 }  // namespace infinigen

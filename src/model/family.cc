@@ -54,15 +54,11 @@ const ModelFamily* FindGgufFamily(std::string_view architecture) {
   return nullptr;
 }
 
-std::span<const RoleName> ModulesOf(const ModelFamily& family, TensorNaming naming) {
-  if (naming == TensorNaming::kTransformers) return family.modules;
-  CHECK(family.gguf != nullptr);
-  return family.gguf->modules;
-}
-
 std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter,
                        TensorNaming naming) {
-  const std::span<const RoleName> modules = ModulesOf(family, naming);
+  CHECK(naming == TensorNaming::kTransformers || family.gguf != nullptr);
+  const std::span<const RoleName> modules =
+      naming == TensorNaming::kTransformers ? family.modules : family.gguf->modules;
   const auto found =
       std::find_if(modules.begin(), modules.end(), [&](const RoleName& name) { return name.role == parameter.role; });
   CHECK(found != modules.end());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,8 +41,6 @@ struct GgufBias {
   std::string_view field;
 };
 
-class GgufSource;  // loader/gguf_source.h
-
 // How GGUF files describe a family; all static data. docs/gguf.md lists what all families share.
 struct GgufFamily {
   std::span<const std::string_view> architectures;  // values of general.architecture
@@ -51,8 +50,8 @@ struct GgufFamily {
   std::span<const GgufField> fields;                // beside those of all families (model/gguf_config.cc)
   // Which two dimensions form a rotation plane. Converters reorder the rows of q and k in the families of kPairs.
   RopeOrder rope_order = RopeOrder::kHalves;
-  // Completes `config`, the fields of config.json, by what files of this family leave to their readers. May be null.
-  Status (*complete)(const GgufSource& source, nlohmann::json& config) = nullptr;
+  // Adds fields of config.json that the metadata leaves out. `rotary_dims`: rotated dimensions of a head. May be null.
+  void (*complete)(nlohmann::json& tree, int64_t rotary_dims) = nullptr;
 };
 
 // All members are static data.
@@ -79,9 +78,6 @@ struct ModelFamily {
 std::span<const ModelFamily* const> Families();
 const ModelFamily* FindFamily(std::string_view model_type);        // null if unknown
 const ModelFamily* FindGgufFamily(std::string_view architecture);  // null if unknown
-
-// The tensor names of a family in files of a naming.
-std::span<const RoleName> ModulesOf(const ModelFamily& family, TensorNaming naming);
 
 // The name of a parameter's tensor. Precondition: the family has the role; for kGguf, the family has GGUF files.
 std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter,

@@ -12,7 +12,6 @@
 
 #include "base/utf8.h"
 #include "model/config_reader.h"
-#include "model/families/families.h"
 #include "model/family.h"
 
 namespace infinigen {
@@ -58,9 +57,10 @@ class Translator {
     RETURN_IF_ERROR(AddNumber("rope.freq_base", "rope_theta", false));
     RETURN_IF_ERROR(AddFromTensors());
     RETURN_IF_ERROR(AddScaling());
+    RETURN_IF_ERROR(AddLongRope());
     RETURN_IF_ERROR(CheckFixed());
+    RETURN_IF_ERROR(Complete());
     RETURN_IF_ERROR(RefuseUnknown());
-    if (family_.gguf->complete != nullptr) RETURN_IF_ERROR(family_.gguf->complete(source_, tree_));
     return std::move(tree_);
   }
 
@@ -134,6 +134,48 @@ class Translator {
     return Ok();
   }
 
+  // Divisors of short and long contexts are tensors.
+  Status AddLongRope() {
+    const std::string key = Key("rope.scaling.attn_factor");
+    ASSIGN_OR_RETURN(const std::optional<double> magnitude, metadata_.Number(key));
+    const StoredTensor* const near = source_.Find("rope_factors_short.weight");
+    const StoredTensor* const far = source_.Find("rope_factors_long.weight");
+    if (near == nullptr && far == nullptr) {
+      if (magnitude && *magnitude != 1)
+        return Unsupported("{}: metadata key '{}' is {}", metadata_.path(), key, *magnitude);
+      return Ok();
+    }
+    json scaling = tree_.contains("rope_scaling") ? tree_["rope_scaling"] : json::object();
+    scaling.erase("factor");
+    scaling["rope_type"] = "longrope";
+    if (magnitude) scaling["attention_factor"] = *magnitude;
+    ASSIGN_OR_RETURN(const std::optional<uint64_t> context,
+                     metadata_.Unsigned(prefix_ + "rope.scaling.original_context_length"));
+    if (context && *context != 0) scaling["original_max_position_embeddings"] = *context;
+    for (const auto& [field, tensor] : {std::pair{"short_factor", near}, std::pair{"long_factor", far}}) {
+      if (tensor == nullptr || tensor->type != WeightType::kF32 || tensor->shape.size() != 1 ||
+          tensor->shape[0] > kHeadDimLimit)
+        return Invalid(
+            "{}: tensors 'rope_factors_short.weight' and 'rope_factors_long.weight' must both have type F32 "
+            "and one dimension",
+            source_.where());
+      std::vector<float> divisors(static_cast<size_t>(tensor->shape[0]));
+      DecodeRow(WeightView(tensor->bytes.data(), WeightType::kF32, 1, tensor->shape[0]), 0, divisors);
+      if (!std::all_of(divisors.begin(), divisors.end(), [](float x) { return x > 0 && x < 1e30f; }))
+        return Invalid("{}: tensor 'rope_factors_*.weight' must contain positive numbers", source_.where());
+      scaling[field] = divisors;
+    }
+    tree_["rope_scaling"] = std::move(scaling);
+    return Ok();
+  }
+
+  Status Complete() {
+    if (family_.gguf->complete == nullptr) return Ok();
+    ASSIGN_OR_RETURN(const std::optional<uint64_t> dims, metadata_.Unsigned(prefix_ + "rope.dimension_count"));
+    family_.gguf->complete(tree_, dims && *dims <= kHeadDimLimit ? static_cast<int64_t>(*dims) : 0);
+    return Ok();
+  }
+
   // Keys with a single supported value.
   Status CheckFixed() {
     for (const std::string_view name : {"expert_count", "expert_used_count", "expert_shared_count"}) {
@@ -187,8 +229,9 @@ Result<const ModelFamily*> ReadFamily(const GgufMetadata& metadata) {
   if (family != nullptr) return family;
   std::vector<std::string_view> known;
   for (const ModelFamily* each : Families())
-    if (each->gguf != nullptr)
-      known.insert(known.end(), each->gguf->architectures.begin(), each->gguf->architectures.end());
+    for (const std::string_view architecture :
+         each->gguf == nullptr ? std::span<const std::string_view>() : each->gguf->architectures)
+      if (FindGgufFamily(architecture) == each) known.push_back(architecture);
   if (!name) return metadata.Mismatch(kKey, fmt::format("one of {}", fmt::join(known, ", ")));
   return Unsupported("{}: the architecture {} is not supported; supported are {}", metadata.path(), Quoted(*name),
                      fmt::join(known, ", "));
@@ -204,14 +247,20 @@ Status ReadRotation(const GgufSource& source, std::string_view architecture, Mod
     return metadata.Mismatch(key, fmt::format("1 to {}, the dimensions of a head", config.head_dim));
   std::vector<float> divisors;
   if (const StoredTensor* const tensor = source.Find("rope_freqs.weight")) {
-    ASSIGN_OR_RETURN(divisors, GgufFrequencyDivisors(*tensor));
+    if (tensor->type != WeightType::kF32 || tensor->shape.size() != 1 || tensor->shape[0] > kHeadDimLimit)
+      return Invalid("{}: tensor 'rope_freqs.weight' has type {} and shape {}, expected F32 and one dimension",
+                     tensor->path, tensor->type_name, FormatShape(tensor->shape));
+    divisors.resize(static_cast<size_t>(tensor->shape[0]));
+    DecodeRow(WeightView(tensor->bytes.data(), WeightType::kF32, 1, tensor->shape[0]), 0, divisors);
+    for (const float divisor : divisors)
+      if (!(divisor > 0) || divisor > 1e30f)
+        return Invalid("{}: tensor 'rope_freqs.weight' contains {}, expected positive numbers", tensor->path, divisor);
   }
   for (RopeConfig& rope : config.ropes) {
     rope.order = config.family->gguf->rope_order;
     if (dims && static_cast<int64_t>(*dims) != config.head_dim) rope.rotary_dims = static_cast<int64_t>(*dims);
     if (!divisors.empty()) rope.frequency_divisors = divisors;
   }
-  config.norm_offset = 0;  // Gemma's norms contain the 1
   if (const Status supported = CheckSupported(config); !supported.ok())
     return Error{supported.error().kind, fmt::format("{}: {}", metadata.path(), supported.error().message)};
   return Ok();
@@ -247,19 +296,6 @@ std::string ModelName(const std::string& path) {
 
 }  // namespace
 
-Result<std::vector<float>> GgufFrequencyDivisors(const StoredTensor& tensor) {
-  if (tensor.type != WeightType::kF32 || tensor.shape.size() != 1 || tensor.shape[0] > kHeadDimLimit)
-    return Invalid("{}: tensor '{}' has type {} and shape {}, expected F32 and one dimension", tensor.path,
-                   Escaped(tensor.name), tensor.type_name, FormatShape(tensor.shape));
-  std::vector<float> divisors(static_cast<size_t>(tensor.shape[0]));
-  DecodeRow(WeightView(tensor.bytes.data(), WeightType::kF32, 1, tensor.shape[0]), 0, divisors);
-  for (const float divisor : divisors)
-    if (!(divisor > 0) || divisor > 1e30f)
-      return Invalid("{}: tensor '{}' contains {}, expected positive numbers", tensor.path, Escaped(tensor.name),
-                     divisor);
-  return divisors;
-}
-
 Result<ModelConfig> ReadGgufConfig(const GgufSource& source) {
   const GgufMetadata& metadata = source.metadata();
   ASSIGN_OR_RETURN(const ModelFamily* const family, ReadFamily(metadata));
@@ -267,6 +303,7 @@ Result<ModelConfig> ReadGgufConfig(const GgufSource& source) {
   ASSIGN_OR_RETURN(const json tree, Translator(source, architecture, *family).Translate());
   ASSIGN_OR_RETURN(ModelConfig config, ModelConfigOf(tree, fmt::format("{} (metadata)", metadata.path())));
   config.name = ModelName(metadata.path());
+  config.norm_offset = 0;  // converters have added it
   RETURN_IF_ERROR(ReadRotation(source, architecture, config));
   RETURN_IF_ERROR(ReadTokenIds(metadata, config));
   return config;

@@ -100,7 +100,7 @@ class WeightLoader {
   Sharing SharingOf(const Parameter& parameter) const {
     const std::string name = NameOf(parameter);
     Sharing shared;
-    for (const RoleName& of : ModulesOf(*config_.family, source_.naming())) {
+    for (const RoleName& of : config_.family->modules) {
       const Parameter other{of.role, parameter.part, parameter.layer};
       const ParameterShape shape = ExpectedShape(config_, other);
       if (!shape || IsPerLayer(of.role) != IsPerLayer(parameter.role) || NameOf(other) != name) continue;

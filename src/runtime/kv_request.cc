@@ -164,7 +164,7 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
       request.dense_layers.value_or(std::max<int64_t>(preset.dense_layers, from == GuessSource::kSelf ? 0 : 2));
   // Layers with a window attend to all of it and keep nothing else, whatever the method.
   const auto windowless = [&](int64_t first) {
-    return std::count_if(config.specs.begin() + std::min(first, config.layers), config.specs.end(),
+    return std::count_if(config.specs.begin() + std::min<int64_t>(first, std::ssize(config.specs)), config.specs.end(),
                          [](const LayerSpec& spec) { return spec.window == 0; });
   };
   const RetainPolicy* const retain = windowless(0) == 0 ? nullptr : request.eviction();

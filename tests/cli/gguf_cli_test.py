@@ -71,13 +71,13 @@ class Case(unittest.TestCase):
 
 class Golden(Case):
     def test_greedy_tokens_are_those_of_transformers(self):
-        # Files cannot say what these models have: windows in llama, phi3 and qwen2, and SmolLM3's layers without RoPE, of which
-        # readers know that it is each fourth.
-        without = ("opt", "mistral_window", "phi3_window", "qwen2_window", "smollm3")
-        names = [name for name in sorted(os.listdir(MODELS)) if not name.startswith(without)]
-        self.assertGreater(len(names), 10)
+        # Metadata does not express the others: windows of Qwen2 and Mistral, lists of layers, other scales of scores.
+        others = ("opt", "qwen2_window", "mistral_window", "gemma2_new", "gemma3_new")
+        names = [name for name in sorted(os.listdir(MODELS)) if not name.startswith(others) and name != "smollm3"]
+        self.assertGreater(len(names), 20)
+        self.assertTrue({"qwen3_yarn_bf16", "smollm3_interval", "phi3_longrope", "gemma2", "gemma3"} <= set(names))
         for name in names:
-            path = self.convert(name, "f32" if name.startswith("gemma") else "stored")
+            path = self.convert(name)
             for prompt in golden(name)["prompts"]:
                 result = greedy(path, prompt["ids"], len(prompt["greedy"]), "--kv-type", "f32")
                 self.assertEqual(result.returncode, 0, (name, result))
@@ -173,7 +173,8 @@ class Refusals(Case):
 
 class Quantize(Case):
     def test_files_of_the_same_type_compute_the_same(self):
-        for name in ("llama_f16", "llama_rope_llama3", "llama_rope_linear", "llama_bias", "qwen2_gqa_tied"):
+        for name in ("llama_f16", "llama_rope_llama3", "llama_rope_linear", "llama_bias", "qwen2_gqa_tied", "qwen3_tied",
+                     "qwen3_yarn_bf16", "mistral_plain", "smollm3_interval"):
             prompt = golden(name)["prompts"][3]
             source = os.path.join(MODELS, name)
             first, second = self.path("a.gguf"), self.path("b.gguf")
@@ -184,6 +185,18 @@ class Quantize(Case):
             self.assertEqual(tokens[0], tokens[1], name)
             if name == "llama_f16":
                 self.assertEqual(tokens[0], prompt["greedy"][:32], "f16 weights are stored unchanged")
+
+    def test_files_of_every_family_are_copied(self):
+        """Files whose features no directory is translated with: fused tensors, longrope, soft caps."""
+        for name in ("phi3_longrope", "gemma2", "gemma3"):
+            prompt = golden(name)["prompts"][1]
+            source, copy = self.convert(name, "f16"), self.path("copy.gguf")
+            self.assertEqual(run("quantize", "-m", source, "-o", copy, "--type", "f16").returncode, 0, name)
+            tokens = [json.loads(greedy(path, prompt["ids"], 16, "--kv-type", "f32").stdout)["tokens"]
+                      for path in (source, copy)]
+            self.assertEqual(tokens[0], tokens[1], name)
+            self.assertEqual(tensors_of(source), tensors_of(copy), name)
+        self.assert_refused(run("quantize", "-m", os.path.join(MODELS, "gemma2"), "-o", copy, "--type", "f16"), "gemma2")
 
     def test_every_type_keeps_the_model(self):
         """Coarser types move the tokens of a tiny random model; the first ones stay."""

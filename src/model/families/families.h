@@ -42,12 +42,8 @@ inline constexpr RoleName kGgufNames[] = {
     {WeightRole::kAttentionOutNorm, "blk.#.post_attention_norm"},
     {WeightRole::kMlpOutNorm, "blk.#.post_ffw_norm"},
 };
-inline constexpr GgufBias kGgufAttentionBias[] = {{WeightRole::kQuery, "attention_bias"}};
 // Divisors of the rotary frequencies, which model/gguf_config.cc reads, and frequencies that follow from the metadata.
 inline constexpr std::string_view kGgufRopeTensors[] = {"rope_freqs.weight", "blk.#.attn_rot_embd.weight"};
-
-// The numbers of a tensor of divisors of rotary frequencies: one dimension, F32, all above 0.
-Result<std::vector<float>> GgufFrequencyDivisors(const StoredTensor& tensor);
 
 // Reads kv_heads and head_dim as in Llama, from num_key_value_heads and head_dim; both may be absent. head_dim: the
 // default, if it is not hidden / heads.

@@ -103,48 +103,6 @@ constexpr PublishedShape kGemma2Shapes[] = {
       "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 144})"},
 };
 
-constexpr std::string_view kGemma2Architectures[] = {"gemma2"};
-constexpr std::string_view kGemma3Architectures[] = {"gemma3"};
-constexpr GgufField kGemma2GgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
-                                           {"final_logit_softcapping", "final_logit_softcapping"}};
-constexpr GgufField kGemma3GgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
-                                           {"final_logit_softcapping", "final_logit_softcapping"},
-                                           {"rope.freq_base_swa", "rope_local_base_freq"}};
-
-// The files do not have the scale of attention scores: it is 1/√head_dim, but 1/√(hidden / heads) in the models of 27
-// B.
-void SetGemmaScale(nlohmann::json& config, int64_t layers_of_27b) {
-  const int64_t per_head = config["hidden_size"].get<int64_t>() / config["num_attention_heads"].get<int64_t>();
-  const int64_t head_dim = config.value("head_dim", per_head);
-  config["query_pre_attn_scalar"] = config["num_hidden_layers"] == layers_of_27b ? per_head : head_dim;
-}
-Status CompleteGemma2(const GgufSource&, nlohmann::json& config) {
-  constexpr int64_t kLayersOf27b = 46;
-  SetGemmaScale(config, kLayersOf27b);
-  return Ok();
-}
-// An absent base is that of the published models, not the format's default; an absent window is none.
-Status CompleteGemma3(const GgufSource&, nlohmann::json& config) {
-  constexpr int64_t kLayersOf27b = 62;
-  SetGemmaScale(config, kLayersOf27b);
-  if (!config.contains("rope_theta")) config["rope_theta"] = kGemma3Theta;
-  if (!config.contains("sliding_window")) config["sliding_window"] = config["max_position_embeddings"];
-  return Ok();
-}
-
-constexpr GgufFamily kGemma2Gguf = {.architectures = kGemma2Architectures,
-                                    .modules = kGgufNames,
-                                    .extra_tensors = kGgufRopeTensors,
-                                    .biases = {},
-                                    .fields = kGemma2GgufFields,
-                                    .complete = CompleteGemma2};
-constexpr GgufFamily kGemma3Gguf = {.architectures = kGemma3Architectures,
-                                    .modules = kGgufNames,
-                                    .extra_tensors = kGgufRopeTensors,
-                                    .biases = {},
-                                    .fields = kGemma3GgufFields,
-                                    .complete = CompleteGemma3};
-
 // What Gemma 2 and 3 share, except RoPE and windows.
 LayerSpec ReadGemmaLayer(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
@@ -183,6 +141,33 @@ float ReadSoftCap(FieldReader& fields, const char* name, double absent) {
     fields.Fail(Invalid("{} is {}, expected a number from {} to {}", fields.At(name), cap, kGemmaLeast, kGemmaMost));
   return static_cast<float>(std::clamp(cap, kGemmaLeast, kGemmaMost));
 }
+
+// The scale of scores follows from the size in GGUF files: the largest models divide the residual stream by the heads.
+constexpr int64_t kGemma2LargestLayers = 46, kGemma3LargestLayers = 62;
+void CompleteGemma(nlohmann::json& tree, int64_t) {
+  const int64_t layers = tree["num_hidden_layers"].get<int64_t>(), heads = tree["num_attention_heads"].get<int64_t>();
+  const int64_t wide = std::max<int64_t>(1, tree["hidden_size"].get<int64_t>() / heads);
+  const bool largest = layers == kGemma2LargestLayers || layers == kGemma3LargestLayers;
+  tree["query_pre_attn_scalar"] = largest ? wide : tree.value("head_dim", wide);
+}
+constexpr std::string_view kGemma2Architectures[] = {"gemma2"}, kGemma3Architectures[] = {"gemma3"};
+constexpr GgufField kGemmaGgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
+                                          {"final_logit_softcapping", "final_logit_softcapping"}};
+constexpr GgufField kGemma3GgufFields[] = {{"attn_logit_softcapping", "attn_logit_softcapping"},
+                                           {"final_logit_softcapping", "final_logit_softcapping"},
+                                           {"rope.freq_base_swa", "rope_local_base_freq"}};
+constexpr GgufFamily kGemma2Gguf = {.architectures = kGemma2Architectures,
+                                    .modules = kGgufNames,
+                                    .extra_tensors = kGgufRopeTensors,
+                                    .biases = {},
+                                    .fields = kGemmaGgufFields,
+                                    .complete = CompleteGemma};
+constexpr GgufFamily kGemma3Gguf = {.architectures = kGemma3Architectures,
+                                    .modules = kGgufNames,
+                                    .extra_tensors = kGgufRopeTensors,
+                                    .biases = {},
+                                    .fields = kGemma3GgufFields,
+                                    .complete = CompleteGemma};
 
 // Every second layer is local, the first one too.
 void ReadGemma2(FieldReader& fields, ModelConfig& config) {

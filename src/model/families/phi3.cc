@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "loader/gguf_source.h"
 #include "model/config_reader.h"
 #include "model/families/families.h"
 
@@ -49,6 +48,7 @@ constexpr PublishedShape kPhi3Shapes[] = {
 };
 
 constexpr std::string_view kPhi3Architectures[] = {"phi3"};
+constexpr std::string_view kPhi3GgufExtraTensors[] = {"rope_factors_long.weight", "rope_factors_short.weight"};
 constexpr RoleName kPhi3GgufModules[] = {
     {WeightRole::kEmbedding, "token_embd"},     {WeightRole::kAttentionNorm, "blk.#.attn_norm"},
     {WeightRole::kMlpNorm, "blk.#.ffn_norm"},   {WeightRole::kQuery, "blk.#.attn_qkv"},
@@ -57,38 +57,17 @@ constexpr RoleName kPhi3GgufModules[] = {
     {WeightRole::kUp, "blk.#.ffn_up"},          {WeightRole::kDown, "blk.#.ffn_down"},
     {WeightRole::kFinalNorm, "output_norm"},    {WeightRole::kLmHead, "output"},
 };
-constexpr std::string_view kPhi3GgufExtras[] = {"rope_factors_short.weight", "rope_factors_long.weight"};
-constexpr GgufField kPhi3GgufFields[] = {{"rope.scaling.attn_factor", "gguf_attention_factor"}};
-
-// longrope: its divisors are two tensors. A window is in the metadata, but no converter stores it right and readers
-// leave it out, so that the files compute with full attention.
-Status CompletePhi3(const GgufSource& source, nlohmann::json& config) {
-  config.erase("sliding_window");
-  ASSIGN_OR_RETURN(const std::optional<uint64_t> dims, source.metadata().Unsigned("phi3.rope.dimension_count"));
+void CompletePhi3(nlohmann::json& tree, int64_t rotary_dims) {
   const int64_t head_dim =
-      config.value("head_dim", config["hidden_size"].get<int64_t>() / config["num_attention_heads"].get<int64_t>());
-  if (dims) config["partial_rotary_factor"] = static_cast<double>(*dims) / static_cast<double>(head_dim);
-  const nlohmann::json factor = config.contains("gguf_attention_factor") ? config["gguf_attention_factor"] : nullptr;
-  config.erase("gguf_attention_factor");
-  ASSIGN_OR_RETURN(const std::optional<uint64_t> original,
-                   source.metadata().Unsigned("phi3.rope.scaling.original_context_length"));
-  nlohmann::json scaling = {{"rope_type", "longrope"}};
-  for (const char* length : {"short", "long"}) {
-    const StoredTensor* const tensor = source.Find(fmt::format("rope_factors_{}.weight", length));
-    if (tensor == nullptr) return Ok();
-    ASSIGN_OR_RETURN(scaling[fmt::format("{}_factor", length)], GgufFrequencyDivisors(*tensor));
-  }
-  if (original) scaling["original_max_position_embeddings"] = *original;
-  if (!factor.is_null()) scaling["attention_factor"] = factor;
-  config["rope_scaling"] = std::move(scaling);
-  return Ok();
+      tree.value("head_dim", tree["hidden_size"].get<int64_t>() / tree["num_attention_heads"].get<int64_t>());
+  if (rotary_dims > 0 && rotary_dims < head_dim)
+    tree["partial_rotary_factor"] = static_cast<double>(rotary_dims) / static_cast<double>(head_dim);
 }
-
 constexpr GgufFamily kPhi3Gguf = {.architectures = kPhi3Architectures,
                                   .modules = kPhi3GgufModules,
-                                  .extra_tensors = kPhi3GgufExtras,
+                                  .extra_tensors = kPhi3GgufExtraTensors,
                                   .biases = {},
-                                  .fields = kPhi3GgufFields,
+                                  .fields = {},
                                   .complete = CompletePhi3};
 
 void ReadPhi3(FieldReader& fields, ModelConfig& config) {

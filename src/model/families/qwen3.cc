@@ -56,10 +56,11 @@ constexpr PublishedShape kQwen3Shapes[] = {
 };
 
 constexpr std::string_view kQwen3Architectures[] = {"qwen3"};
+constexpr GgufBias kQwen3Biases[] = {{WeightRole::kQuery, "attention_bias"}};
 constexpr GgufFamily kQwen3Gguf = {.architectures = kQwen3Architectures,
                                    .modules = kGgufNames,
                                    .extra_tensors = kGgufRopeTensors,
-                                   .biases = kGgufAttentionBias,
+                                   .biases = kQwen3Biases,
                                    .fields = {}};
 
 void ReadQwen3(FieldReader& fields, ModelConfig& config) {

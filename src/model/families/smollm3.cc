@@ -59,12 +59,12 @@ void ReadSmolLm3Ropes(FieldReader& fields, ModelConfig& config) {
   }
 }
 
+// The metadata does not say which layers rotate: all but every fourth.
 constexpr std::string_view kSmolLm3Architectures[] = {"smollm3"};
-// Files do not say which layers rotate: readers know that each fourth does not, which is also the default below.
 constexpr GgufFamily kSmolLm3Gguf = {.architectures = kSmolLm3Architectures,
                                      .modules = kGgufNames,
                                      .extra_tensors = kGgufRopeTensors,
-                                     .biases = kGgufAttentionBias,
+                                     .biases = {},
                                      .fields = {},
                                      .rope_order = RopeOrder::kPairs};
 
