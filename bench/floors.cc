@@ -2,7 +2,8 @@
 // Decode reads every weight byte once, so its floor is the read bandwidth; prefill is compared with OpenBLAS sgemm of
 // the same shapes. Floor and measurement alternate in one process, because machines are noisy; medians are printed.
 //
-//   bench_floors [--threads N] [--rounds N] [--depth A,B,..] [--quick] [--only matmul|attention] [--json]
+//   bench_floors [--threads N] [--rounds N] [--depth A,B,..] [--types bf16,q4_k,..] [--quick]
+//                [--only matmul|attention] [--json]
 #include "floors.h"
 
 #include <fmt/format.h>
@@ -22,6 +23,21 @@ struct Command {
   bool json = false;
 };
 
+std::vector<WeightType> ParseTypes(std::string_view text) {
+  std::vector<WeightType> types;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::optional<WeightType> type = WeightTypeNamed(text.substr(0, comma));
+    if (!type || (IsPlain(*type) && *type != WeightType::kBF16)) {
+      fmt::print(stderr, "--types: '{}' is not bf16 or a block type\n", text.substr(0, comma));
+      std::exit(2);
+    }
+    types.push_back(*type);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return types;
+}
+
 Command Parse(int argc, char** argv) {
   Command command;
   command.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -38,6 +54,8 @@ Command Parse(int argc, char** argv) {
       command.options.rounds = std::max(1, std::atoi(value));
     } else if (flag == "--depth" && ++i < argc) {
       command.options.depths = ParseList(value);
+    } else if (flag == "--types" && ++i < argc) {
+      command.options.types = ParseTypes(value);
     } else if (flag == "--only" && ++i < argc) {
       command.only = value;
     } else {
@@ -60,7 +78,7 @@ void Print(const std::vector<Line>& lines, const Command& command, const char* t
     fmt::print("{}\n", out.dump(2));
     return;
   }
-  fmt::print("llama-3.2-1b shape, bf16, {} threads, {}\n", command.options.threads, target);
+  fmt::print("llama-3.2-1b shape, {} threads, {}\n", command.options.threads, target);
   fmt::print("{:<44} {:>9} {:>9}  {:<7} {:>6}\n", "", "measured", "floor", "unit", "ratio");
   for (const Line& line : lines) {
     if (line.floor > 0)

@@ -10,6 +10,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "tensor/buffer.h"
+#include "tensor/weight_view.h"
 
 namespace infinigen::bench {
 
@@ -39,6 +40,8 @@ inline double Median(std::vector<double> values) {
 
 // Memory filled with random bf16 numbers in [-1, 1].
 Buffer RandomBf16(Allocator& memory, size_t bytes);
+// Memory filled with random weights of a stored type, of unit deviation. `numbers` is a multiple of the block size.
+Buffer RandomWeightBytes(Allocator& memory, WeightType type, int64_t numbers);
 // Reads the whole buffer once with all threads of `pool`.
 void ReadAll(ThreadPool& pool, const Buffer& buffer);
 // Parses a list such as "1,2,3".
@@ -49,9 +52,10 @@ struct Options {
   int rounds = 5;
   bool quick = false;  // fewer layers, for quick checks during development
   std::vector<int64_t> depths = {2048, 8192, 32768};
+  std::vector<WeightType> types = {WeightType::kBF16};  // of the weights, for MatMulFloors
 };
 
-// Decode against read bandwidth, prefill against sgemm.
+// Decode against read bandwidth, prefill against sgemm (bf16 weights only), for each type of weights.
 std::vector<Line> MatMulFloors(const Options& options);
 // Attention over a full cache, decode against read bandwidth.
 std::vector<Line> AttentionFloors(const Options& options);

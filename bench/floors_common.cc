@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "floors.h"
+#include "tensor/random_blocks.h"
 
 namespace infinigen::bench {
 
@@ -14,6 +15,23 @@ Buffer RandomBf16(Allocator& memory, size_t bytes) {
     state = state * 1664525u + 1013904223u;
     values[i] = ToBF16(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f);
   }
+  return std::move(*buffer);
+}
+
+Buffer RandomWeightBytes(Allocator& memory, WeightType type, int64_t numbers) {
+  const WeightFormat& format = FormatOf(type);
+  const auto bytes = static_cast<size_t>(numbers / format.block_numbers * format.block_bytes);
+  if (type == WeightType::kBF16) return RandomBf16(memory, bytes);
+  CHECK(!IsPlain(type));
+  Result<Buffer> buffer = Buffer::Make(memory, bytes);
+  CHECK(buffer.ok());
+  std::byte* const data = buffer->data();
+  uint64_t state = 12345;
+  for (size_t i = 0; i < bytes; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    data[i] = static_cast<std::byte>(state >> 56);
+  }
+  for (size_t at = 0; at < bytes; at += static_cast<size_t>(format.block_bytes)) SetBlockScales(type, 1.0f, data + at);
   return std::move(*buffer);
 }
 

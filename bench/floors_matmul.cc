@@ -34,8 +34,8 @@ int64_t LayerElements() {
 // The weights of the whole model in one block, layer by layer, then the output head.
 class Model {
  public:
-  Model(Allocator& memory, int64_t layers)
-      : layers_(layers), weights_(RandomBf16(memory, static_cast<size_t>(Elements()) * 2)) {
+  Model(Allocator& memory, int64_t layers, WeightType type)
+      : layers_(layers), type_(type), weights_(RandomWeightBytes(memory, type, Elements())) {
     Result<Buffer> activations = Buffer::Make(memory, (512 * (kFfn + 2 * kFfn) + 4 * kVocabulary) * sizeof(float));
     CHECK(activations.ok());
     activations_ = std::move(*activations);
@@ -45,6 +45,7 @@ class Model {
 
   int64_t Elements() const { return layers_ * LayerElements() + kVocabulary * kHidden; }
   const Buffer& weights() const { return weights_; }
+  WeightType type() const { return type_; }
   int64_t layers() const { return layers_; }
 
   // One MatMul call of one layer with m rows.
@@ -67,7 +68,9 @@ class Model {
     const int64_t k = matrices[0].k;
     float* target = out();
     for (const Matrix& matrix : matrices) {
-      projections[count].weight = {weights_.data() + offset * 2, WeightType::kBF16, matrix.n, k};
+      const WeightFormat& format = FormatOf(type_);
+      const std::byte* data = weights_.data() + offset / format.block_numbers * format.block_bytes;
+      projections[count].weight = {data, type_, matrix.n, k};
       projections[count].out = {reinterpret_cast<std::byte*>(target), DType::kF32, m, matrix.n, matrix.n};
       offset += matrix.n * k;
       target += m * matrix.n;
@@ -77,7 +80,8 @@ class Model {
   }
 
   int64_t layers_;
-  Buffer weights_;      // [layers][calls][n][k] bf16, then [vocabulary][hidden]
+  WeightType type_;
+  Buffer weights_;      // [layers][calls][n][k], then [vocabulary][hidden]
   Buffer activations_;  // x [512][ffn], out
 };
 
@@ -89,7 +93,7 @@ void DecodeStep(CpuBackend& backend, Model& model, int64_t m) {
 
 void Decode(const Options& options, CpuBackend& backend, ThreadPool& reader, Model& model, std::vector<Line>& lines) {
   const double gigabytes = static_cast<double>(model.weights().bytes()) * 1e-9;
-  const std::vector<int64_t> row_counts = {1, 4, 16};
+  const std::vector<int64_t> row_counts = {1, 2, 4, 8, 16};
   std::vector<double> read;
   std::vector<std::vector<double>> steps(row_counts.size());
   DecodeStep(backend, model, 1);
@@ -98,7 +102,8 @@ void Decode(const Options& options, CpuBackend& backend, ThreadPool& reader, Mod
     for (size_t i = 0; i < row_counts.size(); ++i)
       steps[i].push_back(Seconds([&] { DecodeStep(backend, model, row_counts[i]); }));
   }
-  lines.push_back({fmt::format("read bandwidth, {:.2f} GB", gigabytes), gigabytes / Median(read), "GB/s", 0});
+  lines.push_back({fmt::format("read bandwidth, {:.2f} GB of {}", gigabytes, Name(model.type())),
+                   gigabytes / Median(read), "GB/s", 0});
   for (size_t i = 0; i < row_counts.size(); ++i)
     lines.push_back({fmt::format("decode MatMul, {} rows, {:.1f} ms/step", row_counts[i], Median(steps[i]) * 1e3),
                      gigabytes / Median(steps[i]), "GB/s", gigabytes / Median(read)});
@@ -138,12 +143,14 @@ void Prefill(const Options& options, CpuBackend& backend, Model& model, std::vec
   constexpr int64_t kRows = 512;
   std::vector<std::vector<double>> ours(kLayerCalls.size()), theirs(kLayerCalls.size());
 #if INFINIGEN_HAVE_OPENBLAS
+  const bool compared = model.type() == WeightType::kBF16;
   Sgemm sgemm(backend.compute_memory(), options.threads);
 #endif
   for (int round = 0; round < options.rounds; ++round) {
     for (size_t call = 0; call < kLayerCalls.size(); ++call) {
       ours[call].push_back(Seconds([&] { model.Call(backend, round % model.layers(), call, kRows); }));
 #if INFINIGEN_HAVE_OPENBLAS
+      if (!compared) continue;
       theirs[call].push_back(Seconds([&] { sgemm.Call(call, kRows, model.x(), model.out()); }));
       std::this_thread::sleep_for(kSpinTime);
 #endif
@@ -173,12 +180,14 @@ void Prefill(const Options& options, CpuBackend& backend, Model& model, std::vec
 std::vector<Line> MatMulFloors(const Options& options) {
   std::vector<Line> lines;
   CpuBackend backend(options.threads);
-  Model model(backend.compute_memory(), options.quick ? 4 : kLayers);
-  {
-    ThreadPool reader(options.threads);
-    Decode(options, backend, reader, model, lines);
+  for (const WeightType type : options.types) {
+    Model model(backend.compute_memory(), options.quick ? 4 : kLayers, type);
+    {
+      ThreadPool reader(options.threads);
+      Decode(options, backend, reader, model, lines);
+    }
+    Prefill(options, backend, model, lines);
   }
-  Prefill(options, backend, model, lines);
   return lines;
 }
 

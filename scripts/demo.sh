@@ -51,5 +51,5 @@ printf '%s' "$start"
 echo
 echo "== Next"
 echo "talk with it:           $infinigen chat"
-echo "a model of your own:    $infinigen chat -m path/to/a/Hugging-Face/directory   (Llama 2 to 3.2, OPT, Qwen2)"
+echo "a model of your own:    $infinigen chat -m path/to/a/Hugging-Face/directory   (Llama, Qwen, Mistral, Gemma, Phi, SmolLM3, OPT)"
 echo "what a run would take:  $infinigen generate -f long.txt --dry-run"

@@ -19,6 +19,11 @@ esac
 
 scripts/install_packages.sh test || exit 1
 
+# The model of the tests with a real GGUF file. Without a network they are skipped, visibly.
+if [ -z "${INFINIGEN_SMOLLM2:-}" ] && smollm2=$(scripts/get_model.sh smollm2 2>/dev/null); then
+  export INFINIGEN_SMOLLM2=$smollm2
+fi
+
 passed=0 failed=0 skipped=0
 failures=()
 

@@ -4,6 +4,7 @@
     python tools/make_golden.py --out tests/golden/models            # all golden models
     python tools/make_golden.py --out DIR --only llama_gqa_tied      # one of them
     python tools/make_golden.py --out DIR --unseen                   # two further shapes, for manual tests
+    python tools/make_golden.py --out DIR --families                 # the models of tools/make_numpy_golden.py
 
 Needs torch and transformers (5.x). Each directory contains the output of save_pretrained and
 
@@ -16,6 +17,9 @@ type are stored too, as `native`: they show how much of a difference is due to r
 
 Weights are drawn so that attention is peaked and logits are spread. From several seeds, the script keeps the one whose
 greedy continuation has many distinct tokens and no near ties. golden.json records these properties under `checks`.
+
+--families makes the models that tools/make_numpy_golden.py describes, with the config.json that stands there, so that
+`tools/make_numpy_golden.py --check DIR/*` compares numpy with transformers in every family.
 """
 
 import argparse
@@ -24,10 +28,14 @@ import math
 import os
 import shutil
 
+import tempfile
+
+import make_numpy_golden
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig,
+                          OPTForCausalLM)
 
 VOCAB = 160
 GREEDY = 64
@@ -101,16 +109,23 @@ def draw_weights(model, seed):
     hidden = config.hidden_size
     score = math.sqrt(2.5 / hidden)
     wide = 1.4 / math.sqrt(hidden)
+    gemma = config.model_type.startswith("gemma")
     for name, parameter in model.named_parameters():
         if "norm" in name:
             values = torch.randn(parameter.shape, generator=generator) * 0.2
-            values = values + (1.0 if name.endswith("weight") else 0.0)
+            values = values + (1.0 if name.endswith("weight") and not gemma else 0.0)
+            if ".q_norm." in name or ".k_norm." in name:
+                values = values + 0.3
+            if gemma and ".post_" in name:  # outputs of layers that outweigh the tied embedding
+                values = values + 1.5
         elif name.endswith("bias"):
             values = torch.randn(parameter.shape, generator=generator) * 0.3
         else:
             std = wide
-            if "q_proj" in name or "k_proj" in name:
+            if "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
                 std = score
+            elif "embed_tokens" in name and gemma:  # multiplied by √hidden, so that a larger one would outweigh the layers
+                std = 1.0 / math.sqrt(hidden)
             elif "embed_positions" in name:
                 std = 0.5
             elif "embed_tokens" in name or "lm_head" in name:
@@ -123,10 +138,13 @@ def draw_weights(model, seed):
 
 def make_model(config, seed, dtype):
     torch.manual_seed(seed)
-    kind = OPTForCausalLM if config.model_type == "opt" else LlamaForCausalLM
-    config = type(config)(**config.to_dict())
-    config._attn_implementation = "eager"
-    model = kind(config).eval().to(torch.float32)
+    if config.model_type in ("opt", "llama"):
+        kind = OPTForCausalLM if config.model_type == "opt" else LlamaForCausalLM
+        config = type(config)(**config.to_dict())
+        config._attn_implementation = "eager"
+        model = kind(config).eval().to(torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().to(torch.float32)
     draw_weights(model, seed)
     return model.to(dtype)
 
@@ -147,9 +165,9 @@ def greedy(model, prompt, steps=GREEDY):
     return tokens, gaps
 
 
-def prompts_of(vocab, seed):
+def prompts_of(vocab, seed, lengths):
     generator = torch.Generator().manual_seed(seed + 1000)
-    return {name: torch.randint(3, vocab, (length,), generator=generator).tolist() for name, length in LENGTHS.items()}
+    return {name: torch.randint(3, vocab, (length,), generator=generator).tolist() for name, length in lengths.items()}
 
 
 @torch.no_grad()
@@ -174,11 +192,11 @@ def checks_of(model, prompts, continuations):
     }
 
 
-def choose_seed(config, dtype):
+def choose_seed(config, dtype, lengths):
     best = None
     for seed in range(SEEDS):
         model = make_model(config, seed, dtype).float()
-        prompts = prompts_of(config.vocab_size, seed)
+        prompts = prompts_of(config.vocab_size, seed, lengths)
         continuations = {name: greedy(model, ids) for name, ids in prompts.items()}
         checks = checks_of(model, prompts, continuations)
         fit = checks["distinct_greedy_tokens"] >= 8 and checks["attention_entropy"] < 0.85
@@ -205,17 +223,30 @@ def to_old_spelling(path, type_key):
 
 def without_scaling(config):
     rope = getattr(config, "rope_parameters", None)
-    if config.model_type != "llama" or rope["rope_type"] == "default":
+    if config.model_type != "llama" or not rope or rope["rope_type"] == "default":
         return None
     plain = type(config)(**config.to_dict())
     plain.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return plain
 
 
+def family_model(name):
+    """(description, configuration, options) of a model of make_numpy_golden."""
+    description, fields = make_numpy_golden.GOLDEN[name]
+    with tempfile.TemporaryDirectory() as directory:
+        with open(os.path.join(directory, "config.json"), "w") as file:
+            json.dump({key: value for key, value in fields.items() if key != "auto_map"}, file)
+        config = AutoConfig.from_pretrained(directory)
+    stored = fields.get("torch_dtype", fields.get("dtype"))
+    return description, config, {"dtype": getattr(torch, stored), "fields": fields}
+
+
 def write(name, out):
-    description, config, options = {**GOLDEN, **UNSEEN}[name]
+    families = make_numpy_golden.GOLDEN
+    description, config, options = family_model(name) if name in families else {**GOLDEN, **UNSEEN}[name]
     dtype = options.get("dtype", torch.float32)
-    seed, prompts, continuations, checks = choose_seed(config, dtype)
+    lengths = make_numpy_golden.lengths_of(name)
+    seed, prompts, continuations, checks = choose_seed(config, dtype, lengths)
     # End ids that no continuation contains, so that a run which stops at them still yields every token.
     used = {token for tokens, _ in continuations.values() for token in tokens}
     free = [token for token in range(3, config.vocab_size) if token not in used][:options.get("eos", 1)]
@@ -228,6 +259,11 @@ def write(name, out):
     model.save_pretrained(directory, max_shard_size=options.get("shard", "5GB"))
     if "old" in options:
         to_old_spelling(os.path.join(directory, "config.json"), options["old"])
+    if "fields" in options:  # the spelling that is to be tested, with the end id
+        fields = {key: value for key, value in options["fields"].items() if key != "auto_map"}
+        with open(os.path.join(directory, "config.json"), "w") as file:
+            json.dump({**fields, "eos_token_id": free[0]}, file, indent=2, sort_keys=True)
+            file.write("\n")
     native = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype="auto").eval()
     reference = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
 
@@ -265,14 +301,17 @@ def write(name, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, metavar="DIR", help="each model gets a subdirectory")
-    parser.add_argument("--only", choices=[*GOLDEN, *UNSEEN], metavar="NAME", help="make only this model: " + ", ".join([*GOLDEN, *UNSEEN]))
+    names = [*GOLDEN, *UNSEEN, *make_numpy_golden.GOLDEN]
+    parser.add_argument("--only", choices=names, metavar="NAME", help="make only this model: " + ", ".join(names))
     parser.add_argument("--unseen", action="store_true", help="make the further shapes instead of the golden models")
+    parser.add_argument("--families", action="store_true", help="make the models of tools/make_numpy_golden.py")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     os.makedirs(arguments.out, exist_ok=True)
-    for name in [arguments.only] if arguments.only else (UNSEEN if arguments.unseen else GOLDEN):
+    chosen = make_numpy_golden.GOLDEN if arguments.families else UNSEEN if arguments.unseen else GOLDEN
+    for name in [arguments.only] if arguments.only else chosen:
         write(name, arguments.out)
 
 

@@ -113,19 +113,27 @@ struct TokenRun {
 };
 
 // Queries are [tokens][heads·head_dim]. Query head h reads KV head h / (heads / kv_heads); heads is a multiple of
-// kv_heads. A score is query · key · scale.
+// kv_heads. A score is query · key · scale, soft-capped.
 struct AttentionShape {
   int64_t heads = 0;
   float scale = 1.0f;
+  float soft_cap = 0;  // scores become cap · tanh(score / cap); 0: unchanged
+  int64_t window = 0;  // AttendPrefill and AttendDecode: a token attends to the last `window` entries; 0: to all
+};
+
+// Which numbers of a head Rope rotates: its first d dimensions, d = table.cols ≤ head_dim, in d/2 planes.
+struct RopeShape {
+  int64_t head_dim = 0;
+  bool adjacent = false;  // plane i is dimensions 2i and 2i + 1; otherwise i and i + d/2
 };
 
 template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
-                           TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape,
+                           TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape, RopeShape rope,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
                            SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
                            MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
-                           const void* from, void* to, size_t bytes, float eps, int64_t n,
+                           const void* from, void* to, size_t bytes, float eps, float factor, int64_t n,
                            std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
@@ -184,24 +192,34 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.LayerNorm(queue, t, c, c, eps, t) } -> std::same_as<void>;
   // Computes every projection of x [m][k]. No output may overlap x.
   { b.MatMul(queue, t, projections) } -> std::same_as<void>;
-  // table[i] = cosines, then sines, of position i · frequencies; once per step.
+  // table[i] = cosines, then sines, of position i · frequencies, all times `factor`; once per step.
   //                                                    frequencies [1][d/2] f32, table [count][d] f32
-  { b.RopeTable(queue, batch, c, t) } -> std::same_as<void>;
-  // Rotates every head of x [count][heads·d] in place: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
-  { b.Rope(queue, c, t) } -> std::same_as<void>;
+  { b.RopeTable(queue, batch, c, factor, t) } -> std::same_as<void>;
+  // Rotates every head of x [count][heads·head_dim] in place: each plane (a, b) → (a·cos − b·sin, b·cos + a·sin). The
+  // dimensions from d on are unchanged.
+  { b.Rope(queue, c, rope, t) } -> std::same_as<void>;
   // out = x, row by row; they must not overlap.
   { b.Copy(queue, c, t) } -> std::same_as<void>;
-  // gate = silu(gate) · up.
+  // gate = silu(gate) · up; with GELU in its tanh form.
   { b.SiluMul(queue, t, t) } -> std::same_as<void>;
+  { b.GeluMul(queue, t, t) } -> std::same_as<void>;
+  // x += y, both f32.
+  { b.Add(queue, c, t) } -> std::same_as<void>;
+  // x = x · factor, f32.
+  { b.Scale(queue, factor, t) } -> std::same_as<void>;
+  // x = cap · tanh(x / cap), f32; `factor` is the cap.
+  { b.SoftCap(queue, factor, t) } -> std::same_as<void>;
 
   // ---- Entries and attention
 
   // Stores keys and values [count][kv_heads·d] as entries in the tokens' own rows, rounded to the stored type. The
   // extents must be allocated.
   { b.Append(queue, batch, c, c, entries) } -> std::same_as<void>;
-  // Token i of the run attends to entries [0, first_row + i], its own included (already appended).
+  // Token i of the run attends to entries [0, first_row + i], its own included (already appended), or to the last
+  // shape.window of them.
   { b.AttendPrefill(queue, c, run, shape, entries, t) } -> std::same_as<void>;
-  // Token i attends to entries [0, rows[i]] of its sequence. `n` is the largest row + 1 in the batch.
+  // Token i attends to entries [0, rows[i]] of its sequence, or to the last shape.window of them. `n` is the largest
+  // row + 1 in the batch.
   { b.AttendDecode(queue, c, batch, n, shape, entries, t) } -> std::same_as<void>;
 
   // ---- Selection (kv/index.h, kv/page_sums.h and kv/select.h define the arithmetic)

@@ -21,7 +21,7 @@ namespace {
 
 struct BenchFlags {
   std::string model, shape;
-  std::string dtype = "bf16";
+  std::string dtype = "bf16", weight_type;
   DeviceRequest device;
   KvFlags kv;
   int64_t batch = 1, prompt = 512, gen = 32, repeat = 1;
@@ -211,7 +211,8 @@ Result<int> RunAll(const BenchFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<KvRequest> requests, KvRequests(flags.kv));
   std::unique_ptr<Model> model;
   if (!flags.shape.empty()) {
-    const DType type = flags.dtype == "f32" ? DType::kF32 : flags.dtype == "f16" ? DType::kF16 : DType::kBF16;
+    // Flags accepts the names of stored types only.
+    const WeightType type = WeightTypeNamed(flags.weight_type.empty() ? flags.dtype : flags.weight_type).value();
     ASSIGN_OR_RETURN(model, RandomModel(flags.shape, type, device.threads));
   } else {
     ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
@@ -269,6 +270,11 @@ int RunBench(Arguments arguments) {
              "random weights in the shape of a published model, instead of --model: " + shapes);
   flags.Exclusive({"model", "shape"});
   flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of the random weights of --shape");
+  std::vector<std::string> types;
+  for (const WeightFormat& format : kWeightFormats) types.emplace_back(format.name);
+  flags.Choice("--weight-type", &values.weight_type, types,
+               "the same for every stored type; rows that are not whole blocks of it are q8_0 or f16");
+  flags.Exclusive({"dtype", "weight-type"});
   AddDeviceFlags(flags, &values.device);
   flags.Switch("--dry-run", &values.dry_run, "print the memory plan of each --kv preset and exit");
   AddKvFlags(flags, &values.kv, /*list=*/true);

@@ -106,7 +106,7 @@ std::vector<CsvColumn> CsvColumnsOf(const BenchReport& report, const Measurement
   const auto maybe = [&](const std::optional<double>& value) { return known(value.has_value(), value.value_or(0)); };
   const Json kv = KvStatsJson(m.pool, m.stats), memory = MemoryJson(m.device);
   std::vector<CsvColumn> columns = {{"model", report.model.config.name},
-                                    {"dtype", std::string(Name(report.model.dtype))},
+                                    {"dtype", std::string(Name(report.model.weight_type))},
                                     {"backend", BackendName(m.options.device)},
                                     {"threads", fmt::format("{}", m.options.threads)},
                                     {"kv", std::string(m.options.method.preset)},
@@ -257,7 +257,7 @@ std::string BenchMarkdown(const BenchReport& report) {
     const std::optional<double> ratio = report.SpeedupToFirst(m);
     const std::vector<std::string> cells = {
         report.model.config.name,
-        std::string(Name(report.model.dtype)),
+        std::string(Name(report.model.weight_type)),
         BackendName(m.options.device),
         fmt::format("{}", m.options.threads),
         std::string(m.options.method.preset),

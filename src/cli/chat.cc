@@ -186,7 +186,7 @@ std::string Greeting(const Model& model, const ExecutorOptions& options) {
   return fmt::format(
       "{}: {:.1f} M parameters in {}, context {} tokens, {}, {} thread{}\n"
       "Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists the commands.\n\n",
-      model.config.name, static_cast<double>(ParameterCount(model.config)) * 1e-6, Name(model.dtype),
+      model.config.name, static_cast<double>(ParameterCount(model.config)) * 1e-6, Name(model.weight_type),
       options.max_tokens, KvWords(options), options.threads, options.threads == 1 ? "" : "s");
 }
 

@@ -14,6 +14,7 @@ int RunServe(Arguments arguments);
 int RunBench(Arguments arguments);
 int RunEval(Arguments arguments);
 int RunCalibrate(Arguments arguments);
+int RunQuantize(Arguments arguments);
 int RunInspect(Arguments arguments);
 int RunTokenize(Arguments arguments);
 

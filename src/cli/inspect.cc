@@ -1,4 +1,4 @@
-// `infinigen inspect`: the contents of a model directory, without reading its weights.
+// `infinigen inspect`: the contents of a model directory or GGUF file, without reading its weights.
 #include <fmt/format.h>
 
 #include <map>
@@ -77,9 +77,9 @@ Json TokenizerJson(const Inspection& model) {
     if (!id) return nullptr;
     return {{"id", *id}, {"text", std::string(tokenizer.TokenText(*id))}};
   };
-  return {{"file", TokenizerFile(model.directory)}, {"vocab", tokenizer.vocab_size()},
-          {"bos", token(tokenizer.bos())},          {"eos", token(tokenizer.eos())},
-          {"specials", CountSpecials(tokenizer)},   {"chat_template", !tokenizer.chat_template().empty()}};
+  return {{"file", TokenizerFile(model.path)},    {"vocab", tokenizer.vocab_size()},
+          {"bos", token(tokenizer.bos())},        {"eos", token(tokenizer.eos())},
+          {"specials", CountSpecials(tokenizer)}, {"chat_template", !tokenizer.chat_template().empty()}};
 }
 
 Json TensorsJson(const std::vector<InspectedFile>& files) {
@@ -116,6 +116,8 @@ Json InspectJson(const Inspection& model, bool tensors) {
                {"types", std::move(types)},
                {"kv_bytes_per_token", std::move(kv)},
                {"tokenizer", TokenizerJson(model)}};
+  for (const InspectedEntry& entry : model.metadata)
+    json["metadata"][entry.key] = {{"type", entry.type}, {"value", entry.value}};
   if (tensors) json["tensors"] = TensorsJson(model.files);
   return json;
 }
@@ -125,6 +127,8 @@ std::string PositionsText(const ModelConfig& config) {
   if (config.ropes.empty()) return "none";
   const RopeConfig& rope = config.ropes.front();
   std::string text = fmt::format("rope, theta {}", rope.base);
+  if (rope.order == RopeOrder::kPairs) text += ", adjacent pairs";
+  if (!rope.frequency_divisors.empty()) text += ", frequencies scaled by the file";
   if (rope.scaling != RopeScaling::kNone)
     text += fmt::format(", {} scaling by {}", ScalingName(rope.scaling), rope.factor);
   if (rope.scaling == RopeScaling::kLlama3)
@@ -139,8 +143,8 @@ std::string TokenizerText(const Inspection& model) {
   const auto token = [&](std::optional<TokenId> id) {
     return id ? fmt::format("{} '{}'", *id, OneLine(tokenizer.TokenText(*id))) : std::string("none");
   };
-  return fmt::format("{}, {} tokens, {} special, BOS {}, EOS {}, {}", TokenizerFile(model.directory),
-                     tokenizer.vocab_size(), CountSpecials(tokenizer), token(tokenizer.bos()), token(tokenizer.eos()),
+  return fmt::format("{}, {} tokens, {} special, BOS {}, EOS {}, {}", TokenizerFile(model.path), tokenizer.vocab_size(),
+                     CountSpecials(tokenizer), token(tokenizer.bos()), token(tokenizer.eos()),
                      tokenizer.chat_template().empty() ? "no chat template" : "with a chat template");
 }
 
@@ -162,17 +166,20 @@ std::string InspectText(const Inspection& model, bool tensors) {
   line("weights", fmt::format("{} in {} file{}", FormatSize(TotalBytes(model)), model.files.size(),
                               model.files.size() == 1 ? "" : "s"));
   for (const auto& [name, type] : TypesOf(model))
-    line("", fmt::format("{:<6}{} in {} tensors", name, FormatSize(type.bytes), type.tensors));
+    line("", fmt::format("{:<7}{} in {} tensors", name, FormatSize(type.bytes), type.tensors));
   std::string kv;
   for (const StoreType type : kStoreTypes)
     kv += fmt::format("{}{} {}", kv.empty() ? "" : ", ", Name(type), FormatSize(KvBytesPerToken(config, type)));
   line("KV per token", kv);
   line("tokenizer", TokenizerText(model));
+  if (!model.metadata.empty()) text += "\nmetadata\n";
+  for (const InspectedEntry& entry : model.metadata)
+    text += fmt::format("  {:<40} {:<18} {}\n", entry.key, entry.type, entry.value);
   if (!tensors) return text;
   for (const InspectedFile& file : model.files) {
     text += fmt::format("\n{}\n", OneLine(file.path));
     for (const InspectedTensor& tensor : file.tensors)
-      text += fmt::format("  {:<56} {:<5} {:<16} {}\n", OneLine(tensor.name), tensor.dtype,
+      text += fmt::format("  {:<56} {:<7} {:<16} {}\n", OneLine(tensor.name), tensor.dtype,
                           fmt::format("[{}]", fmt::join(tensor.shape, ",")), FormatSize(tensor.bytes));
   }
   return text;

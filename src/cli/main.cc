@@ -22,13 +22,14 @@ struct Command {
   std::string_view summary;
 };
 
-constexpr std::array<Command, 8> kCommands = {{
+constexpr std::array<Command, 9> kCommands = {{
     {"generate", RunGenerate, "generate text from one or many prompts"},
     {"chat", RunChat, "chat with a model in the terminal"},
     {"serve", RunServe, "run an OpenAI-compatible HTTP server with a web page"},
     {"bench", RunBench, "measure prefill and decode speed"},
     {"eval", RunEval, "measure quality: perplexity, facts found in long text, multiple-choice questions"},
     {"calibrate", RunCalibrate, "compute a model's skew file, which --kv infinigen needs (automatic on first use)"},
+    {"quantize", RunQuantize, "write a model as a GGUF file with smaller weights"},
     {"inspect", RunInspect, "show a model's configuration, tensors and tokenizer"},
     {"tokenize", RunTokenize, "convert text to token ids, or back"},
 }};

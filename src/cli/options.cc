@@ -14,8 +14,8 @@
 namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model) {
-  flags.Text("-m,--model", model, "DIR",
-             "model directory in Hugging Face layout: config.json, *.safetensors (default: the built-in "
+  flags.Text("-m,--model", model, "PATH",
+             "GGUF file, or model directory in Hugging Face layout: config.json, *.safetensors (default: the built-in "
              "infinigen-mini)");
 }
 

@@ -32,7 +32,7 @@ nlohmann::ordered_json TokensJson(const Tokenizer& tokenizer, const std::vector<
 
 Result<int> Tokenize(const TokenizeFlags& flags) {
   ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(directory));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, OpenTokenizer(directory));
   Output output;
   if (flags.input.has_ids) {
     const std::vector<int32_t> ids(flags.input.ids.begin(), flags.input.ids.end());

@@ -89,6 +89,8 @@ bool Engine::AdoptHeldRows(Live& live) {
   const KvMethod& method = executor_.options().method;
   // Evicted entries cannot be restored.
   if (method.evicts()) live.rows = 0;
+  // Nor can rows that a window has left.
+  if (live.rows < executor_.FirstRestart(held_->slot)) live.rows = 0;
   // An index that cannot lose a row is rebuilt from the start of its page.
   if (!method.select->rewrites_rows) live.rows -= live.rows % method.select->page_rows;
   live.slot = held_->slot;

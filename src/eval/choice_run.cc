@@ -16,8 +16,9 @@ namespace {
 // Rows of logits computed at once: 16 MiB with a vocabulary of 128K.
 constexpr int64_t kLogitRows = 32;
 
-bool CanRewriteRows(const KvMethod& method) {
-  if (method.evicts() || method.prompt_columns) return false;
+bool CanRewriteRows(const Executor& executor) {
+  const KvMethod& method = executor.options().method;
+  if (method.evicts() || method.prompt_columns || executor.config().window() > 0) return false;
   return !method.selects() || (method.select->rewrites_rows && method.from != GuessSource::kPrevStep);
 }
 
@@ -62,7 +63,7 @@ Result<std::optional<std::vector<double>>> ChoiceRunner::Score(const ChoiceQuest
       ASSIGN_OR_RETURN(done, ScoreBySteps(question, first,
                                           std::span(scores).subspan(first, std::min(batch, scores.size() - first))));
     }
-  } else if (CanRewriteRows(executor_.options().method)) {
+  } else if (CanRewriteRows(executor_)) {
     ASSIGN_OR_RETURN(done, ScoreSharing(question, scores));
   } else {
     ASSIGN_OR_RETURN(done, ScoreWhole(question, scores));

@@ -42,10 +42,15 @@ std::string_view Name(SketchType type) {
   CHECK(false);
 }
 
-QuotaRule QuotasOf(const KvMethod& method, const EntryLayout& layout, int64_t layers, int64_t sequences) {
-  QuotaRule rule{
-      .limit = method.limit, .row_bytes = layout.row_bytes(), .layers = layers, .dense_layers = method.dense_layers};
-  if (rule.limit.sequences == 0) rule.limit.sequences = sequences;
+QuotaRule QuotasOf(const KvMethod& method, const PoolOptions& pool) {
+  const int64_t windowed = pool.windowed_layers();
+  QuotaRule rule{.limit = method.limit,
+                 .row_bytes = pool.layout.row_bytes(),
+                 .layers = pool.layers - windowed,
+                 .dense_layers = pool.layers - windowed - pool.evicting_layers(),
+                 .windowed_layers = windowed,
+                 .ring_rows = pool.ring_rows};
+  if (rule.limit.sequences == 0) rule.limit.sequences = pool.max_sequences;
   return rule;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kv/index_view.h"
+#include "kv/pool.h"
 #include "kv/retain.h"
 #include "kv/select.h"
 #include "kv/selection_view.h"
@@ -60,9 +61,9 @@ struct KvMethod {
   bool guesses_from_layer() const { return from == GuessSource::kPrevLayer || from == GuessSource::kPrevMid; }
 };
 
-// The row quotas of a method that evicts. A limit in bytes is divided among `sequences`, unless the limit itself states
-// another number.
-QuotaRule QuotasOf(const KvMethod& method, const EntryLayout& layout, int64_t layers, int64_t sequences);
+// The row quotas of a method that evicts. A limit in bytes is divided among the pool's sequences, unless the limit
+// itself states another number.
+QuotaRule QuotasOf(const KvMethod& method, const PoolOptions& pool);
 
 // The sketch basis of one layer in host memory; see SketchBasis.
 struct SketchMatrices {

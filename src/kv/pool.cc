@@ -10,12 +10,15 @@ Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* device) : o
   CHECK(options.layers > 0 && options.max_sequences > 0);
   CHECK(options.max_tokens > 0 && options.max_tokens <= INT32_MAX);
   CHECK(options.layout.kv_heads > 0 && options.layout.head_dim > 0);
-  CHECK(options.device_layers == 0 || device != nullptr);
+  CHECK((options.device_layers == 0 && !options.device_windows) || device != nullptr);
+  CHECK(options.windowed.empty() || (std::ssize(options.windowed) == options.layers && options.window > 0 &&
+                                     options.ring_rows > options.window && options.ring_rows % kExtentTokens == 0));
   spaces_[0].memory = &memory;
   spaces_[1].memory = device;
   sequences_.resize(static_cast<size_t>(options.max_sequences));
   quotas_.resize(sequences_.size());
   retained_quotas_.resize(sequences_.size());
+  window_quotas_.resize(sequences_.size());
   const size_t extents = static_cast<size_t>(options.layers * options.max_sequences * options.extents_per_slot());
   tables_.resize(extents, nullptr);
   slab_of_.resize(extents);
@@ -23,14 +26,15 @@ Pool::Pool(const PoolOptions& options, Allocator& memory, Allocator* device) : o
 }
 
 uint64_t Pool::QuotaBytes(const PoolOptions& options, const RowQuota& quota) {
-  const int64_t evicting = options.evicting_layers();
-  return static_cast<uint64_t>((options.layers - evicting) * quota.rows + evicting * quota.retained) *
+  const int64_t evicting = options.evicting_layers(), windowed = options.windowed_layers();
+  return static_cast<uint64_t>((options.layers - evicting - windowed) * quota.rows + evicting * quota.retained +
+                               windowed * options.RingRows(quota.rows)) *
          options.layout.row_bytes();
 }
 
 Result<SeqSlot> Pool::Admit(const RowQuota& quota, std::span<const SharedId> prefix) {
   CHECK(quota.retained > 0 && quota.retained <= quota.rows && quota.rows <= options_.max_tokens);
-  CHECK(prefix.empty() || options_.evicting_layers() == 0);
+  CHECK(prefix.empty() || (options_.evicting_layers() == 0 && options_.window == 0));
   const auto vacant = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.admitted; });
   if (vacant == sequences_.end())
     return Exhausted("all {} sequence slots of the KV pool are in use", sequences_.size());
@@ -90,6 +94,11 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
       const size_t at = TableIndex(layer, slot, extent);
       tables_[at] = TakeExtent(spaces_[SpaceOf(layer)], &slab_of_[at]);
     }
+    if (options_.has_window(layer)) {
+      for (int64_t extent = whole; extent * kExtentTokens < quota.rows; ++extent)
+        tables_[TableIndex(layer, slot, extent)] = tables_[TableIndex(layer, slot, extent - whole)];
+      continue;
+    }
     if (rows % kExtentTokens == 0) continue;
     tables_[TableIndex(layer, slot, whole)] = rest[SpaceOf(layer)];
     rest[SpaceOf(layer)] += static_cast<uint64_t>(rows % kExtentTokens) * row_bytes;
@@ -97,6 +106,8 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   sequences_[slot.index()].last = std::move(last);
   quotas_[slot.index()] = static_cast<int32_t>(quota.rows);
   retained_quotas_[slot.index()] = static_cast<int32_t>(quota.retained);
+  window_quotas_[slot.index()] = static_cast<int32_t>(
+      std::min<int64_t>((quota.rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, INT32_MAX));
   ++table_version_;
   return Ok();
 }
@@ -204,13 +215,13 @@ void Pool::Release(SeqSlot slot) {
   }
   for (const Buffer& last : sequence.last) mapped_bytes_ -= last.bytes();
   sequence = {};
-  quotas_[slot.index()] = retained_quotas_[slot.index()] = 0;
+  quotas_[slot.index()] = retained_quotas_[slot.index()] = window_quotas_[slot.index()] = 0;
   ++table_version_;
 }
 
 Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   Sequence& sequence = sequences_[slot.index()];
-  CHECK(sequence.admitted && options_.evicting_layers() == 0 && !is_shared(slot, extent));
+  CHECK(sequence.admitted && options_.evicting_layers() == 0 && options_.window == 0 && !is_shared(slot, extent));
   CHECK(extent >= 0 && (extent + 1) * kExtentTokens <= sequence.tokens);
   Buffer index;
   if (options_.index_bytes > 0) {

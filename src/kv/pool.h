@@ -3,7 +3,9 @@
 //
 // A sequence is admitted with a quota of rows and gets all its extents at once: whole extents out of slabs, which the
 // pool reuses, and one last extent, allocated separately, of exactly the remaining rows. Evicting layers have a smaller
-// quota. Only admission and growth can fail for lack of memory: once admitted, a sequence can fill its quota whatever
+// quota. A layer with a window (docs/windows.md) has a ring: its first extents are memory of their own, each later one
+// is the memory of the extent a ring's length before it, so appending a row overwrites one that no token attends to any
+// more. Only admission and growth can fail for lack of memory: once admitted, a sequence can fill its quota whatever
 // other sequences do, and a step allocates nothing. (Unwritten memory costs nothing: the operating system maps a page
 // when its first row is written.)
 //
@@ -35,10 +37,31 @@ struct PoolOptions {
   uint64_t limit_bytes = 0;
   int64_t evicting_from = INT64_MAX;  // layers from this one on have the quota for evicting layers
   int64_t device_layers = 0;          // number of first layers that lie in device memory
+  int64_t window = 0;                 // of the layers with a window; 0: there are none
+  std::vector<bool> windowed = {};    // [layers] the layers with a window; empty: none
+  int64_t ring_rows = 0;              // most rows that a layer with a window has memory for; whole extents
+  bool device_windows = false;        // layers with a window lie in device memory
   size_t index_bytes = 0;             // index that is saved with a shared extent
 
-  bool evicts(int64_t layer) const { return layer >= evicting_from; }
-  int64_t evicting_layers() const { return std::max<int64_t>(0, layers - evicting_from); }
+  bool has_window(int64_t layer) const { return !windowed.empty() && windowed[static_cast<size_t>(layer)]; }
+  bool evicts(int64_t layer) const { return layer >= evicting_from && !has_window(layer); }
+  bool on_device(int64_t layer) const { return has_window(layer) ? device_windows : layer < device_layers; }
+  // Numbers of layers.
+  int64_t windowed_layers() const { return std::count(windowed.begin(), windowed.end(), true); }
+  int64_t evicting_layers() const {
+    int64_t count = 0;
+    for (int64_t layer = 0; layer < layers; ++layer) count += evicts(layer) ? 1 : 0;
+    return count;
+  }
+  // Rows that a layer with a window has memory for, in a sequence of `rows` rows.
+  int64_t RingRows(int64_t rows) const {
+    return std::min(ring_rows, (rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens);
+  }
+  // ring_rows for a window if up to `together` rows are appended before any of them attends. The rows from the first
+  // token's window to the last token may begin and end inside of extents.
+  static constexpr int64_t RingFor(int64_t window, int64_t together) {
+    return ((window + together - 3) / kExtentTokens + 2) * kExtentTokens;
+  }
   int64_t extents_per_slot() const { return (max_tokens + kExtentTokens - 1) / kExtentTokens; }
 };
 
@@ -50,11 +73,11 @@ struct RowQuota {
 
 class Pool {
  public:
-  // Both allocators outlive the pool. `device` holds the first device_layers layers; null if there are none.
+  // Both allocators outlive the pool. `device` holds the layers of which on_device is true; null if there are none.
   Pool(const PoolOptions& options, Allocator& memory, Allocator* device = nullptr);
 
   // A slot with room for the quota, or kExhausted. `prefix`: shared extents that the sequence begins with, counted in
-  // the quota; only if no layer evicts.
+  // the quota; only if no layer evicts or has a window.
   Result<SeqSlot> Admit(const RowQuota& quota, std::span<const SharedId> prefix = {});
   Result<SeqSlot> Admit(int64_t rows) { return Admit({rows, rows}); }
   // Raises the quota to `rows`; on kExhausted nothing changes. Precondition: no layer evicts, and the current quota is
@@ -78,10 +101,15 @@ class Pool {
 
   // [max_sequences][extents_per_slot] host pointers; null where there is no extent.
   std::span<std::byte* const> Table(LayerId layer) const;
-  // [max_sequences] the quotas in a layer; 0 for a free slot.
+  // [max_sequences] the rows that the table of a layer has extents for; 0 for a free slot. In a layer with a window,
+  // they are whole extents.
   std::span<const int32_t> quotas(LayerId layer) const {
+    if (options_.has_window(layer.value())) return window_quotas_;
     return options_.evicts(layer.value()) ? retained_quotas_ : quotas_;
   }
+  std::span<const int32_t> full_quotas() const { return quotas_; }
+  std::span<const int32_t> retained_quotas() const { return retained_quotas_; }
+  std::span<const int32_t> window_quotas() const { return window_quotas_; }
   RowQuota quota(SeqSlot slot) const { return {quotas_[slot.index()], retained_quotas_[slot.index()]}; }
   // Incremented whenever a table or quota changes.
   uint64_t table_version() const { return table_version_; }
@@ -132,10 +160,12 @@ class Pool {
   };
   using Demands = std::array<Demand, 2>;
 
+  // Rows that a layer has memory for.
   int64_t QuotaOf(const RowQuota& quota, int64_t layer) const {
+    if (options_.has_window(layer)) return options_.RingRows(quota.rows);
     return options_.evicts(layer) ? quota.retained : quota.rows;
   }
-  size_t SpaceOf(int64_t layer) const { return layer < options_.device_layers ? 1 : 0; }
+  size_t SpaceOf(int64_t layer) const { return options_.on_device(layer) ? 1 : 0; }
   // Bytes of a sequence's entries that are not shared.
   uint64_t OwnBytes(SeqSlot slot) const;
   void CountUsed(uint64_t more, uint64_t less);
@@ -160,6 +190,7 @@ class Pool {
   std::vector<Sequence> sequences_;       // [max_sequences]
   std::vector<int32_t> quotas_;           // [max_sequences] rows of layers that retain everything
   std::vector<int32_t> retained_quotas_;  // [max_sequences] rows of layers that evict
+  std::vector<int32_t> window_quotas_;    // [max_sequences] rows in the tables of layers with a window
   std::vector<std::byte*> tables_;        // [layers][max_sequences][extents_per_slot]
   std::vector<size_t> slab_of_;           // [layers][max_sequences][extents_per_slot] slab of a whole extent
   std::vector<Shared> shared_;            // by SharedId; ids of dropped extents are reused

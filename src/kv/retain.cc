@@ -27,11 +27,16 @@ int64_t QuotaRule::Quota(int64_t final_tokens) const {
     const int64_t rows = static_cast<int64_t>(limit.share * static_cast<double>(final_tokens) + 1e-9);
     return std::clamp<int64_t>(rows, 1, final_tokens);
   }
-  const uint64_t dense = static_cast<uint64_t>(dense_layers * final_tokens) * row_bytes;
+  const uint64_t dense = FixedBytes(final_tokens);
   CHECK(layers > dense_layers && row_bytes > 0);
   if (dense >= SequenceBytes()) return 0;
   const uint64_t rows = (SequenceBytes() - dense) / (static_cast<uint64_t>(layers - dense_layers) * row_bytes);
   return static_cast<int64_t>(std::min(rows, static_cast<uint64_t>(final_tokens)));
+}
+
+uint64_t QuotaRule::FixedBytes(int64_t final_tokens) const {
+  const int64_t ring = std::min(ring_rows, (final_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens);
+  return static_cast<uint64_t>(dense_layers * final_tokens + windowed_layers * ring) * row_bytes;
 }
 
 int64_t QuotaRule::LargestQuota(int64_t max_tokens) const {

@@ -52,8 +52,11 @@ struct RetainLimit {
 struct QuotaRule {
   RetainLimit limit;
   uint64_t row_bytes = 0;    // one token in one layer
-  int64_t layers = 0;        // of the model
-  int64_t dense_layers = 0;  // the first layers, which never evict; their rows are subtracted from the bytes first
+  int64_t layers = 0;        // of the model, without layers that have a window
+  int64_t dense_layers = 0;  // layers that never evict; their rows are subtracted from the bytes first
+  // Layers with a window never evict either; each has up to ring_rows rows, in whole extents.
+  int64_t windowed_layers = 0;
+  int64_t ring_rows = 0;
 
   // Rows for a sequence that will have `final_tokens` tokens; 0 when the bytes do not suffice for one row.
   int64_t Quota(int64_t final_tokens) const;
@@ -61,6 +64,8 @@ struct QuotaRule {
   int64_t LargestQuota(int64_t max_tokens) const;
 
  private:
+  // Bytes of the layers that never evict.
+  uint64_t FixedBytes(int64_t final_tokens) const;
   uint64_t SequenceBytes() const { return limit.bytes / static_cast<uint64_t>(std::max<int64_t>(1, limit.sequences)); }
 };
 

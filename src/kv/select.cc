@@ -23,6 +23,12 @@ const SelectMethod* FindSelectMethod(std::string_view name) {
   return found == kMethods.end() ? nullptr : *found;
 }
 
+float SoftCapped(float score, float cap) {
+  if (cap <= 0) return score;
+  return static_cast<float>(static_cast<double>(cap) *
+                            std::tanh(static_cast<double>(score) / static_cast<double>(cap)));
+}
+
 std::vector<float> RelativeScores(std::span<const float> scores, int64_t group) {
   CHECK(group > 0 && scores.size() % static_cast<size_t>(group) == 0);
   const size_t visible = scores.size() / static_cast<size_t>(group);

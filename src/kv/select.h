@@ -6,7 +6,8 @@
 // Each method has its own file in kv/select/; docs/adding-a-method.md shows how to add one. model/index_ops.h maps a
 // method to the backend operations that append to its index and score rows by it.
 //
-// For one sequence and one KV head, with scores s_g(j) of its G query heads for the rows j that have a score:
+// For one sequence and one KV head, with scores s_g(j) of its G query heads for the rows j that have a score (under the
+// layer's soft cap, if it has one: alpha is a difference of capped scores, as attention sees them):
 //
 //   1. The heads' scores have different ranges, so each is compared with its own maximum m_g:
 //          r(j) = max over g of (s_g(j) − m_g)      ≤ 0, and 0 for the best row of each head
@@ -74,6 +75,9 @@ struct SelectedRows {
   std::vector<int32_t> rows;  // ascending, unique
   int64_t chosen = 0;         // how many of them were chosen by score
 };
+
+// A score under a soft cap: cap · tanh(score / cap); cap 0 leaves it unchanged. NaN stays NaN.
+float SoftCapped(float score, float cap);
 
 // Step 1. scores [group][visible], row-major. A result is NaN when all scores of the row are.
 std::vector<float> RelativeScores(std::span<const float> scores, int64_t group);

@@ -67,6 +67,7 @@ struct SelectCall {
   int64_t max_rows = 0;               // the largest row + 1 in the batch
   EvictionState retained;             // of an evicting layer: gives the positions of rows
   int64_t page = 1;                   // rows that are chosen together, see kv/select.h
+  float soft_cap = 0;                 // of the layer's attention scores; 0: none
 
   // Rows that can have a score. With pages: the rows of pages that are complete before the current row. In an evicting
   // layer the current token's row is included; its score is NaN until its sketch is appended.

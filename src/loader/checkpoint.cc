@@ -275,11 +275,6 @@ const StoredTensor* TensorSource::Find(std::string_view name) const {
   return found != all.end() && found->name == name ? &*found : nullptr;
 }
 
-Result<std::unique_ptr<const TensorSource>> OpenTensorSource(const std::string& directory) {
-  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
-  return std::unique_ptr<const TensorSource>(std::make_unique<Checkpoint>(std::move(checkpoint)));
-}
-
 std::string FormatShape(std::span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ","));
 }

@@ -1,6 +1,6 @@
-// TensorSource: the tensors of a model by name, independent of the file format. Checkpoint (safetensors) implements it;
-// to support another format, write another implementation and select it in OpenTensorSource. Read-only after opening,
-// so any thread may use it. Spans and string views from it are valid as long as the source lives.
+// TensorSource: the tensors of a model by name, independent of the file format. Checkpoint (safetensors) and GgufSource
+// implement it; OpenTensorSource selects one of them. Read-only after opening, so any thread may use it. Spans and
+// string views from it are valid as long as the source lives.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,12 @@ struct StoredTensor {
   std::span<const std::byte> bytes;  // host memory, of any alignment
 };
 
+// How the files name tensors; model/family.h has both namings.
+enum class TensorNaming : uint8_t {
+  kTransformers,  // "model.layers.0.self_attn.q_proj.weight"
+  kGguf,          // "blk.0.attn_q.weight"
+};
+
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -34,12 +40,14 @@ class TensorSource {
   virtual std::span<const StoredTensor> tensors() const = 0;
   // The file if there is only one, otherwise the directory. For messages about the whole source.
   virtual std::string where() const = 0;
+  virtual TensorNaming naming() const { return TensorNaming::kTransformers; }
 
   const StoredTensor* Find(std::string_view name) const;  // null when not found
 };
 
-// Opens the weights of a model directory. The error for an unsupported format names the format.
-Result<std::unique_ptr<const TensorSource>> OpenTensorSource(const std::string& directory);
+// Opens the weights of a model: a directory with safetensors, or a GGUF file. The error for an unsupported format names
+// the format.
+Result<std::unique_ptr<const TensorSource>> OpenTensorSource(const std::string& path);
 
 // For example "[64,32]".
 std::string FormatShape(std::span<const int64_t> shape);

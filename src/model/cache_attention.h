@@ -93,7 +93,7 @@ class CacheAttention {
     }
     if (!method_.select->uses_basis) return Ok();
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.has_index(layer)) continue;
+      if (!shape_.has_index(layer)) continue;
       CHECK(layer.index() < bases.size());
       for (int64_t slot = 0; slot < (method_.prompt_columns ? shape_.pool.max_sequences : 1); ++slot)
         SetBasis(layer, SeqSlot(slot), bases[layer.index()]);
@@ -138,18 +138,19 @@ class CacheAttention {
       const std::span<std::byte* const> table = pool_.Table(layer);
       backend_.Upload(Queue::kCompute, table.data(), table.size_bytes(), work_.tables + layer.index() * table.size());
     }
-    const auto upload_quotas = [&](LayerId layer, int32_t* to) {
-      backend_.Upload(Queue::kCompute, pool_.quotas(layer).data(), pool_.quotas(layer).size_bytes(), to);
+    const auto upload_quotas = [&](std::span<const int32_t> quotas, int32_t* to) {
+      backend_.Upload(Queue::kCompute, quotas.data(), quotas.size_bytes(), to);
     };
-    upload_quotas(LayerId(0), work_.quotas);
-    if (method_.evicts()) upload_quotas(LayerId(config_.layers - 1), work_.retained_quotas);
+    upload_quotas(pool_.full_quotas(), work_.quotas);
+    if (method_.evicts()) upload_quotas(pool_.retained_quotas(), work_.retained_quotas);
+    if (work_.window_quotas != nullptr) upload_quotas(pool_.window_quotas(), work_.window_quotas);
     tables_version_ = pool_.table_version();
   }
 
   // Empties the hot set of a sequence: it is new, or another pass than a step has written its rows.
   void Forget(LayerId layer, SeqSlot slot) {
     if constexpr (FetchingBackend<B>)
-      if (shape_.hot_rows > 0 && shape_.fetches && method_.selects(layer))
+      if (shape_.hot_rows > 0 && shape_.fetches && shape_.selects(layer))
         backend_.ClearFetched(Queue::kCompute, views_.Fetched(layer), slot);
   }
 
@@ -224,7 +225,10 @@ class CacheAttention {
     if (!stages_steps()) return;
     staged_ = sequences;
     stage_.BeginFetching();
-    for (int64_t layer = 0; layer < std::min(config_.layers, stage_.kStages); ++layer) StageLayer(LayerId(layer));
+    for (int64_t i = 0, layer = NextStaged(-1); i < stage_.kStages && layer < config_.layers; ++i) {
+      StageLayer(LayerId(layer));
+      layer = NextStaged(layer);
+    }
   }
   void EndStep() {
     staged_ = {};
@@ -289,7 +293,7 @@ class CacheAttention {
     std::vector<int32_t> positions(static_cast<size_t>(rows));
     std::iota(positions.begin(), positions.end(), static_cast<int32_t>(tokens - rows));
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.evicts(layer)) continue;
+      if (!shape_.evicts(layer)) continue;
       for (int64_t head = 0; head < shape_.owned.kv_heads; ++head) {
         Put(positions, views_.Retained(layer).Positions(slot.value(), head));
         std::vector<float> priorities;
@@ -313,7 +317,10 @@ class CacheAttention {
     return {views_.EvictingBatch(tokens.batch), std::min(tokens.max_rows, shape_.retained_rows())};
   }
   AttentionShape Attention(const LayerPlan& plan) const {
-    return {.heads = shape_.owned.heads, .scale = plan.spec->attention_scale};
+    return {.heads = shape_.owned.heads,
+            .scale = plan.spec->attention_scale,
+            .soft_cap = plan.spec->attention_soft_cap,
+            .window = plan.spec->window};
   }
 
   // Assigns a row to each new entry: the next free one, or in a full cache that of the evicted entry.
@@ -354,7 +361,8 @@ class CacheAttention {
   void AttendToAll(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
-    const bool staged = !staged_.empty();  // only in a step: a run has appended to the stage already
+    // Only in a step: a run has appended to the stage already.
+    const bool staged = !staged_.empty() && plan.entries == EntrySource::kStage;
     if (staged) {
       stage_.AwaitFetched(plan.layer, Clock(plan.layer));
       backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, cache.entries);
@@ -365,7 +373,8 @@ class CacheAttention {
       backend_.SumAttention(Queue::kCompute, heads.q, tokens.batch, Attention(plan), cache);
     if (!staged) return;
     stage_.Release(plan.layer);
-    const int64_t next = plan.layer.value() + stage_.kStages;
+    int64_t next = plan.layer.value();
+    for (int64_t i = 0; i < stage_.kStages; ++i) next = NextStaged(next);
     if (next < config_.layers) StageLayer(LayerId(next));
   }
 
@@ -379,7 +388,8 @@ class CacheAttention {
                           .mean_counts = method_.mean_counts,
                           .max_rows = tokens.max_rows,
                           .retained = views_.Retained(plan.layer),
-                          .page = method_.select->page_rows};
+                          .page = method_.select->page_rows,
+                          .soft_cap = plan.spec->attention_soft_cap};
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
     index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, selected);
@@ -409,7 +419,8 @@ class CacheAttention {
     SelectCall call{.rules = work_.rules + run.slot.value(),
                     .totals = work_.uncounted,
                     .mean_counts = method_.mean_counts,
-                    .max_rows = end};
+                    .max_rows = end,
+                    .soft_cap = plan.spec->attention_soft_cap};
     for (int64_t row = std::max(run.first_row, prompt_tokens - kSeeds); row < end; row += shape_.select_tokens()) {
       const int64_t first = row - run.first_row, count = std::min(shape_.select_tokens(), end - row);
       const TokenBatch part = batch.Range(first, count);
@@ -431,6 +442,13 @@ class CacheAttention {
     for (SeqSlot slot : IdRange<SeqSlot>(shape_.pool.max_sequences))
       RETURN_IF_ERROR(stage_.Open(slot, shape_.stage_rows()));
     return Ok();
+  }
+  // The first layer after `layer` that steps read on a stage, or the number of layers. Layers with a window are on the
+  // device.
+  int64_t NextStaged(int64_t layer) const {
+    do ++layer;
+    while (layer < config_.layers && shape_.pool.on_device(layer));
+    return std::min(layer, config_.layers);
   }
   void StageLayer(LayerId layer) { stage_.Fetch(layer, staged_, Clock(layer)); }
   FetchClock* Clock(LayerId layer) const { return work_.clocks + layer.value(); }

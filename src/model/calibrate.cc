@@ -20,8 +20,10 @@ constexpr int64_t kNearPositions = 32768;
 // The rotation offset of each row of the text for each of its copies.
 class Spread {
  public:
-  Spread(const ModelConfig& config, int64_t positions, int64_t rows) {
-    for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
+  // `context`: of the run that the rows come from.
+  Spread(const ModelConfig& config, int64_t positions, int64_t rows, int64_t context)
+      : ropes_(config.ropes), head_dim_(config.head_dim) {
+    for (const RopeConfig& rope : ropes_) frequencies_.push_back(RopeInverseFrequencies(rope, head_dim_, context));
     if (!config.rotates()) return;
     SplitMix random(1);
     const bool far = positions > kNearPositions;
@@ -48,7 +50,7 @@ class Spread {
       const int64_t begin = task * kRowsPerTask, count = std::min(rows.rows - begin, kRowsPerTask);
       const std::span<float> to(memory.data() + begin * rows.cols, static_cast<size_t>(count * rows.cols));
       for (int64_t r = 0; r < count; ++r) std::copy_n(rows.as<float>(begin + r), rows.cols, to.data() + r * rows.cols);
-      TurnRows(frequencies_[static_cast<size_t>(rope)],
+      TurnRows(frequencies_[static_cast<size_t>(rope)], ropes_[static_cast<size_t>(rope)], head_dim_,
                std::span(offsets).subspan(static_cast<size_t>(first_row + begin), static_cast<size_t>(count)), to);
     });
     return {reinterpret_cast<const std::byte*>(memory.data()), DType::kF32, rows.rows, rows.cols};
@@ -57,17 +59,19 @@ class Spread {
  private:
   static constexpr int64_t kRowsPerTask = 32;
 
-  std::vector<std::vector<float>> frequencies_;  // [ropes][head_dim / 2]
+  const std::vector<RopeConfig>& ropes_;
+  const int64_t head_dim_;
+  std::vector<std::vector<float>> frequencies_;  // [ropes][rotated dimensions / 2]
   std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
 // Fits the skew to a prefill's queries and keys, layer by layer.
 class Collector {
  public:
-  Collector(const ModelConfig& config, SkewOrigin origin, int threads)
+  Collector(const ModelConfig& config, SkewOrigin origin, int64_t context, int threads)
       : config_(config),
         threads_(threads),
-        spread_(config, origin.positions, origin.tokens),
+        spread_(config, origin.positions, origin.tokens, context),
         skew_({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim}, std::move(origin)) {}
 
   void Add(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys) {
@@ -137,7 +141,7 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
   const int64_t positions = options.positions > 0 ? options.positions : executor.config().max_positions;
   Collector collector(executor.config(),
                       {.model = options.model, .tokens = count, .positions = positions, .text = text.name},
-                      options.threads);
+                      executor.options().max_tokens, options.threads);
   ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
   const PrefillWatch watch(executor, [&](LayerId layer, int64_t first_row, const ConstTensor& queries,
                                          const ConstTensor& keys) { collector.Add(layer, first_row, queries, keys); });
@@ -159,10 +163,11 @@ CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens) {
   return text;
 }
 
-// Dimensions i and i + head_dim/2 form a plane, as in the backends' Rope.
-void TurnRows(std::span<const float> frequencies, std::span<const double> offsets, std::span<float> rows) {
-  const size_t half = frequencies.size();
-  CHECK(half > 0 && !offsets.empty() && rows.size() % (offsets.size() * 2 * half) == 0);
+void TurnRows(std::span<const float> frequencies, const RopeConfig& rope, int64_t head_dim,
+              std::span<const double> offsets, std::span<float> rows) {
+  const size_t half = frequencies.size(), head_size = static_cast<size_t>(head_dim);
+  const bool adjacent = rope.order == RopeOrder::kPairs;
+  CHECK(half > 0 && !offsets.empty() && rows.size() % (offsets.size() * head_size) == 0);
   const size_t width = rows.size() / offsets.size();
   std::vector<float> cosine(half), sine(half);
   for (size_t r = 0; r < offsets.size(); ++r) {
@@ -171,11 +176,12 @@ void TurnRows(std::span<const float> frequencies, std::span<const double> offset
       cosine[i] = static_cast<float>(std::cos(angle));
       sine[i] = static_cast<float>(std::sin(angle));
     }
-    for (size_t head = r * width; head < (r + 1) * width; head += 2 * half) {
+    for (size_t head = r * width; head < (r + 1) * width; head += head_size) {
       for (size_t i = 0; i < half; ++i) {
-        const float a = rows[head + i], b = rows[head + half + i];
-        rows[head + i] = a * cosine[i] - b * sine[i];
-        rows[head + half + i] = b * cosine[i] + a * sine[i];
+        float &first = rows[head + (adjacent ? 2 * i : i)], &second = rows[head + (adjacent ? 2 * i + 1 : half + i)];
+        const float a = first, b = second;
+        first = a * cosine[i] - b * sine[i];
+        second = b * cosine[i] + a * sine[i];
       }
     }
   }

@@ -48,9 +48,10 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
 // Pseudo-random ids for a model without a tokenizer; the same on every machine.
 CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens);
 
-// Rotates queries or keys to other positions: row r of `rows` [count][heads · head_dim] by offsets[r] positions.
-// `frequencies`: from RopeInverseFrequencies.
-void TurnRows(std::span<const float> frequencies, std::span<const double> offsets, std::span<float> rows);
+// Rotates queries or keys to other positions: row r of `rows` [count][heads · head_dim] by offsets[r] positions. Rows
+// that are rotated already keep their magnitude. `frequencies`: from RopeInverseFrequencies.
+void TurnRows(std::span<const float> frequencies, const RopeConfig& rope, int64_t head_dim,
+              std::span<const double> offsets, std::span<float> rows);
 
 // The identity of a model ties a skew to the model that it was calibrated on: a hash that changes when queries or keys
 // change, cheap for a model of any size (docs/skew.md). It covers the fields of the configuration that change the

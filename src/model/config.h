@@ -18,14 +18,17 @@ namespace infinigen {
 
 struct ModelFamily;  // model/family.h
 
-enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3 };
+enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn };
 // Which two dimensions of a head form a rotation plane.
 enum class RopeOrder : uint8_t {
   kHalves,  // i and i + rotary_dims/2
   kPairs,   // 2i and 2i + 1
 };
 
-// Rotary position embedding. kLinear uses only `factor`; kLlama3 also uses the three fields after it.
+// Rotary position embedding. kLinear uses only `factor`; kLlama3 and kYarn also use the three fields after it. A plane
+// that turns more than high_freq_factor times over the original positions keeps its frequency, one that turns less than
+// low_freq_factor times is slowed down by `factor`, those between are interpolated (by wavelength, or in yarn by
+// index).
 struct RopeConfig {
   double base = 10000.0;  // rope_theta in config.json
   RopeScaling scaling = RopeScaling::kNone;
@@ -35,7 +38,16 @@ struct RopeConfig {
   int64_t original_max_positions = 0;
   RopeOrder order = RopeOrder::kHalves;
   int64_t rotary_dims = 0;  // number of first dimensions of a head that are rotated; 0: all
+  // [rotated dimensions / 2] the frequency of each plane is divided by its number, after `scaling`; empty: by none.
+  // (`rope_freqs` of GGUF files; longrope.)
+  std::vector<float> frequency_divisors;
+  // longrope: the divisors of runs whose context exceeds original_max_positions; empty: the same. A sequence that is
+  // still short then uses them too, because entries that are stored cannot be rotated again.
+  std::vector<float> long_divisors;
+  bool truncate = true;    // kYarn: the planes between which frequencies are interpolated are whole numbers
+  double magnitude = 1.0;  // factor on cosines and sines, so on rotated queries and keys (yarn, longrope)
 
+  int64_t dims(int64_t head_dim) const { return rotary_dims == 0 ? head_dim : rotary_dims; }
   bool operator==(const RopeConfig&) const = default;
 };
 
@@ -53,7 +65,7 @@ struct NormSpec {
 enum class NormPlacement : uint8_t {
   kBefore,         // on the input of attention and MLP
   kAfterResidual,  // on the residual stream, after the output of attention or MLP was added (OPT-350m)
-  kBothSides,      // on the input, and on the output before it is added (Gemma)
+  kBothSides,      // on the input, and on the output before it is added; the latter has its own weights (Gemma)
 };
 
 enum class Activation : uint8_t { kSilu, kGeluTanh, kRelu };
@@ -77,7 +89,8 @@ struct LayerSpec {
 
   float attention_scale = 0;     // a score is query · key · scale
   int32_t rope = 0;              // index in ModelConfig::ropes; kNoRope: queries and keys are not rotated
-  int64_t window = 0;            // a token attends to this many newest rows, its own included; 0: to all
+  int64_t window = 0;            // a token attends to this many newest rows, its own included; 0: to all. The same in
+                                 // all layers that have one (docs/windows.md)
   float attention_soft_cap = 0;  // scores become cap · tanh(score / cap); 0: unchanged
   bool qkv_bias = false;         // on q, k and v
   bool o_bias = false;
@@ -115,8 +128,9 @@ struct ModelConfig {
 
   float embedding_scale = 1;                        // factor on embeddings
   std::optional<NormSpec> final_norm = NormSpec();  // after the last layer
-  float logit_soft_cap = 0;                         // logits become cap · tanh(logit / cap); 0: unchanged
-  bool tied_embeddings = false;                     // the output matrix is the embedding
+  float norm_offset = 0;         // added to the weights of all norms when they are loaded; Gemma stores weight − 1
+  float logit_soft_cap = 0;      // logits become cap · tanh(logit / cap); 0: unchanged
+  bool tied_embeddings = false;  // the output matrix is the embedding
 
   std::optional<DType> dtype;     // as stated in config.json; informative
   std::vector<int64_t> eos_ids;   // generation stops on any of them; may be empty; each < vocab
@@ -131,6 +145,8 @@ struct ModelConfig {
   bool has_projections() const { return embed_dim != hidden; }
   bool rotates() const;                  // some layer uses RoPE
   bool has_gate() const;                 // some layer's MLP is gated
+  int64_t window() const;                // of the layers that have one; 0: none has
+  bool norms_outputs() const;            // layers have norms on both sides
   std::string_view family_name() const;  // "llama"
 };
 
@@ -151,7 +167,7 @@ OwnedHeads AllHeads(const ModelConfig& config);
 // model that is opened. Precondition: one spec for each layer.
 Status CheckSupported(const ModelConfig& config);
 
-// Reads config.json, and generation_config.json if it exists.
+// Reads config.json, and generation_config.json if it exists; or the metadata of a GGUF file.
 Result<ModelConfig> LoadModelConfig(const std::string& directory);
 
 // Number of distinct parameters: tied embeddings count once.
@@ -162,7 +178,8 @@ Result<ModelConfig> ShapeByName(std::string_view name);
 std::vector<std::string_view> ShapeNames();
 
 // The angular frequency of each rotated pair of dimensions: position p rotates pair i by p · result[i]. Computed in f32
-// with the operations of transformers in the same order, so that large positions agree.
-std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim);
+// with the operations of transformers in the same order, so that large positions agree. `context`: the most tokens of a
+// sequence in this run; it matters to longrope only.
+std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int64_t head_dim, int64_t context = 0);
 
 }  // namespace infinigen

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -10,7 +11,9 @@
 #include "backend/backend.h"
 #include "base/mmap_file.h"
 #include "json/parse.h"
+#include "loader/gguf_source.h"
 #include "model/family.h"
+#include "model/gguf_config.h"
 
 namespace infinigen {
 namespace {
@@ -65,12 +68,37 @@ std::string KnownModelTypes() {
   return names.empty() ? std::string(last) : fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
+// Model types of kinds that the decoder does not compute. Their files would otherwise be refused without the reason.
+struct RefusedKind {
+  std::string_view what;
+  std::initializer_list<std::string_view> types;
+};
+constexpr std::string_view kExperts = "is a mixture of experts", kHybrid = "has layers without attention",
+                           kImages = "also takes images or sound";
+const RefusedKind kRefusedKinds[] = {
+    {kExperts, {"mixtral",          "qwen2_moe",      "qwen3_moe",   "phimoe",    "olmoe",
+                "deepseek",         "deepseek_v2",    "deepseek_v3", "gpt_oss",   "granitemoe",
+                "granitemoeshared", "dbrx",           "llama4_text", "glm4_moe",  "ernie4_5_moe",
+                "minimax",          "hunyuan_v1_moe", "dots1",       "flex_olmo", "longcat_flash",
+                "jetmoe",           "arctic"}},
+    {kHybrid,
+     {"jamba", "bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "zamba", "zamba2", "nemotron_h", "lfm2",
+      "lfm2_moe", "recurrent_gemma", "granitemoehybrid", "qwen3_next", "rwkv", "xlstm", "minimax_m1"}},
+    {kImages, {"gemma3",      "gemma3n",  "gemma4",     "qwen2_vl",  "qwen2_5_vl",      "qwen3_vl", "qwen3_vl_moe",
+               "qwen2_audio", "mistral3", "pixtral",    "phi3_v",    "phi4_multimodal", "phi4mm",   "mllama",
+               "llama4",      "llava",    "llava_next", "paligemma", "smolvlm",         "idefics3", "internvl"}},
+};
+
 Result<const ModelFamily*> ReadFamily(FieldReader& fields) {
   const std::string type = fields.String("model_type", "");
   RETURN_IF_ERROR(fields.status());
   if (type.empty())
     return Invalid("{}: field 'model_type' is missing; supported are {}", fields.where(), KnownModelTypes());
   const ModelFamily* const family = FindFamily(type);
+  for (const RefusedKind& kind : kRefusedKinds)
+    if (family == nullptr && std::find(kind.types.begin(), kind.types.end(), type) != kind.types.end())
+      return Unsupported("{}: model_type {} {}, which is not supported; supported are {}", fields.where(),
+                         Shown(json(type)), kind.what, KnownModelTypes());
   if (family == nullptr)
     return Unsupported("{}: model_type {} is not supported; supported are {}", fields.where(), Shown(json(type)),
                        KnownModelTypes());
@@ -154,6 +182,10 @@ std::string BaseName(const std::string& directory) {
 
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path) {
   ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  return ModelConfigOf(tree, path);
+}
+
+Result<ModelConfig> ModelConfigOf(const json& tree, const std::string& path) {
   FieldReader fields(tree, path);
   ModelConfig config;
   ASSIGN_OR_RETURN(config.family, ReadFamily(fields));
@@ -185,6 +217,10 @@ Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const 
 }
 
 Result<ModelConfig> LoadModelConfig(const std::string& directory) {
+  if (LooksLikeGguf(directory)) {
+    ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(directory));
+    return ReadGgufConfig(source);
+  }
   const std::string path = directory + "/config.json";
   ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, kMaxFileBytes));
   ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));

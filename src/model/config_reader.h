@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,9 @@ inline constexpr int64_t kHeadDimLimit = 512;
 
 // `text` is the content of the file; `path` is used in messages only. ModelConfig::name stays empty.
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path);
+
+// The same for a parsed file. GGUF metadata is read through it too (model/gguf_config.h).
+Result<ModelConfig> ModelConfigOf(const nlohmann::json& tree, const std::string& path);
 
 // The end-of-text ids of a generation_config.json (one id or a list); empty if it has none. The other fields of that
 // file are sampling preferences, which the user states, so they are ignored.

@@ -43,10 +43,10 @@ void AddStreamedWeights(const ModelConfig& config, const ExecutorOptions& option
 }  // namespace
 
 int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const HotSetLimit& limit) {
-  const PoolOptions pool = PoolFor(config, options);
+  const PoolOptions pool = PoolFor<CudaBackend>(config, options);
   const WorkspaceShape shape =
       Decoder<CudaBackend>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
-  const int64_t layers = config.layers - options.method.dense_layers;
+  const int64_t layers = shape.method_layers();
   if (!shape.fetches || layers <= 0) return 0;
   const auto lists = static_cast<uint64_t>(layers * options.max_batch * shape.owned.kv_heads);
   const uint64_t table = static_cast<uint64_t>(shape.retained_rows()) * sizeof(int32_t);
@@ -61,7 +61,7 @@ int64_t HotRows(const ModelConfig& config, const ExecutorOptions& options, const
 
 MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
   MemoryPlan plan = PlanFor<CudaBackend>(config, options, weights_bytes);
-  const PoolOptions pool = PoolFor(config, options);
+  const PoolOptions pool = PoolFor<CudaBackend>(config, options);
   const WorkspaceShape shape =
       Decoder<CudaBackend>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   plan.has_device = true;
@@ -74,9 +74,13 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
                                              SizeOf(options.activation);
   AddStreamedWeights(config, options, weights_bytes, plan);
   if (options.pool_on_device) return plan;
-  // Device layers are dense layers, which never evict.
-  plan.device_pool_bytes = static_cast<uint64_t>(options.max_batch * pool.device_layers * options.max_tokens) *
-                           static_cast<uint64_t>(pool.layout.row_bytes());
+  // Layers on the device are dense layers, which never evict, and layers with a window.
+  int64_t device_rows = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer)
+    if (pool.on_device(layer))
+      device_rows += pool.has_window(layer) ? pool.RingRows(options.max_tokens) : options.max_tokens;
+  plan.device_pool_bytes =
+      static_cast<uint64_t>(options.max_batch * device_rows) * static_cast<uint64_t>(pool.layout.row_bytes());
   (options.hot_rows > 0 ? plan.hot_bytes : plan.stage_bytes) += shape.fetch_bytes();
   using Stage = LayerStage<CudaBackend>;
   plan.stage_bytes += Stage::TableBytes(pool);
@@ -91,7 +95,7 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
 Result<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config, const Weights& weights,
                                                    const ExecutorOptions& options, SketchSource sketches) {
   ASSIGN_OR_RETURN(const GpuInfo device, FindCudaDevice());
-  RETURN_IF_ERROR(CheckGpuLayout(PoolFor(config, options).layout));
+  RETURN_IF_ERROR(CheckGpuLayout(PoolFor<CudaBackend>(config, options).layout));
   // The limit includes the memory of driver and libraries, which the backend cannot control.
   const uint64_t limit = options.device_memory_bytes;
   ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> backend,

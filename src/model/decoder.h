@@ -58,6 +58,13 @@ class Decoder {
   // To be called when a slot is given to a new sequence.
   void BeginSequence(SeqSlot slot) {
     for (LayerId layer : IdRange<LayerId>(config_.layers)) cache_.Forget(layer, slot);
+    reached_[slot.index()] = 0;
+  }
+  // See Executor::FirstRestart. Row r of a ring is overwritten by row r + ring_rows.
+  int64_t FirstRestart(SeqSlot slot) const {
+    const PoolOptions& pool = pool_.options();
+    const int64_t overwritten = pool.window == 0 ? 0 : reached_[slot.index()] - pool.ring_rows;
+    return overwritten <= 0 ? 0 : overwritten + pool.window - 1;
   }
   void SetRule(SeqSlot slot, const SelectRule& rule) { cache_.SetRule(slot, rule); }
   // Copies the index of an extent's rows to or from host memory.
@@ -67,7 +74,7 @@ class Decoder {
   // `tokens` become rows first_row, first_row + 1, … of the sequence. Precondition: earlier rows exist, and the slot's
   // quota has room.
   Result<PrefillJob> BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) {
-    CHECK(!tokens.empty() && first_row >= 0);
+    CHECK(!tokens.empty() && (first_row == 0 || first_row >= FirstRestart(slot)));
     const int64_t count = static_cast<int64_t>(tokens.size());
     PrefillJob job{.slot = slot, .first_row = first_row, .kind = kind, .tokens = {tokens.begin(), tokens.end()}};
     const bool guesses = kind == PrefillKind::kSteps && method_.selects() && method_.guesses_from_layer();
@@ -85,6 +92,8 @@ class Decoder {
     }
     RETURN_IF_ERROR(cache_.OpenPrompt(slot, first_row + count));
     pool_.SetRows(slot, first_row + count);
+    int64_t& reached = reached_[slot.index()];
+    reached = first_row == 0 ? count : std::max(reached, first_row + count);
     return job;
   }
 
@@ -156,6 +165,7 @@ class Decoder {
       const StepItem& item = items[static_cast<size_t>(i)];
       step_rows_.push_back({item.slot, item.row});
       pool_.SetRows(item.slot, item.row + 1);
+      reached_[item.slot.index()] = std::max(reached_[item.slot.index()], item.row + 1);
       batch_.Set(i, item.token, item.slot, item.row);
       call.tokens.max_rows = std::max(call.tokens.max_rows, item.row + 1);
     }
@@ -198,6 +208,7 @@ class Decoder {
       }
     }
     BeginSequence(slot);
+    reached_[slot.index()] = rows;
     cache_.FillEvictionState(slot, rows);
   }
 
@@ -234,7 +245,8 @@ class Decoder {
         math_(backend, shape_, work_),
         cache_(backend, shape_, work_, pool),
         batch_(backend, work_, pool),
-        counter_(pool) {}
+        counter_(pool),
+        reached_(static_cast<size_t>(pool.options().max_sequences)) {}
 
   // The input of a layer: the tokens of a step, or of one prefill unit.
   struct LayerCall {
@@ -289,11 +301,11 @@ class Decoder {
       cache_.AttendRun(plan, call.tokens, heads);
     else
       PrefillAttention(plan, call, heads);
-    math_.Join(spec, w.o, w.attention_norm, heads.out, call.x);
+    math_.Join(spec, w.o, w.attention_norm, w.attention_out_norm, heads.out, call.x);
     LeaveMidGuess(plan, call);
     if (plan.select_next == SelectNext::kAfterAttention) SelectForNext(plan, call);
     const Tensor hidden = math_.MlpHidden(spec, w, call.x);
-    math_.Join(spec, w.down, w.mlp_norm, hidden, call.x);
+    math_.Join(spec, w.down, w.mlp_norm, w.mlp_out_norm, hidden, call.x);
     if (call.ends_layer) stream_.Done(plan.layer);
   }
 
@@ -427,6 +439,7 @@ class Decoder {
     } else {
       backend_.Embed(queue, batch, weights_.embedding, x);
     }
+    if (config_.embedding_scale != 1) backend_.Scale(queue, config_.embedding_scale, x);
     if (config_.positions == PositionKind::kLearned)
       backend_.AddPositions(queue, batch, weights_.positions, config_.position_offset, x);
   }
@@ -443,6 +456,7 @@ class Decoder {
     }
     const Tensor out = work_.logits.Rows(0, m);
     math_.Project(weights_.lm_head, h, out);
+    if (config_.logit_soft_cap > 0) backend_.SoftCap(Queue::kCompute, config_.logit_soft_cap, out);
     return out;
   }
   // The only point of a step where the host waits.
@@ -455,8 +469,13 @@ class Decoder {
   TokenBatch UploadBatch(int64_t count) {
     const TokenBatch batch = batch_.Upload(count);
     cache_.UploadTables();
-    for (int64_t table = 0; table < work_.frequencies.rows; ++table)
-      backend_.RopeTable(Queue::kCompute, batch, work_.frequencies.Rows(table, 1), math_.RopeRows(table, count));
+    for (int64_t table = 0; table < work_.frequencies.rows; ++table) {
+      const Tensor rows = math_.RopeRows(table, count);
+      Tensor frequencies = work_.frequencies.Rows(table, 1);
+      frequencies.cols = rows.cols / 2;
+      backend_.RopeTable(Queue::kCompute, batch, frequencies,
+                         static_cast<float>(config_.ropes[static_cast<size_t>(table)].magnitude), rows);
+    }
     return batch;
   }
 
@@ -466,8 +485,9 @@ class Decoder {
     ASSIGN_OR_RETURN(workspace_memory_, Buffer::Make(backend_.compute_memory(), Workspace::Bytes(shape_)));
     work_ = Workspace::Carve(workspace_memory_.data(), shape_);
     for (size_t table = 0; table < config_.ropes.size(); ++table) {
-      const std::vector<float> frequencies = RopeInverseFrequencies(config_.ropes[table], config_.head_dim);
-      CHECK(std::ssize(frequencies) == work_.frequencies.cols);
+      const std::vector<float> frequencies =
+          RopeInverseFrequencies(config_.ropes[table], config_.head_dim, pool_.options().max_tokens);
+      CHECK(std::ssize(frequencies) <= work_.frequencies.cols);
       backend_.Upload(Queue::kCompute, frequencies.data(), frequencies.size() * sizeof(float),
                       work_.frequencies.row(static_cast<int64_t>(table)));
     }
@@ -494,6 +514,7 @@ class Decoder {
   BatchUpload<B> batch_;
   StepCounter counter_;
   PrefillObserver observer_;
+  std::vector<int64_t> reached_;     // [max_sequences] most rows that the sequence has had since it began at row 0
   std::vector<SlotRows> step_rows_;  // rows of each sequence of a step, before the step
 };
 

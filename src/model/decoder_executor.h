@@ -32,7 +32,8 @@ inline OwnedHeads OwnedBy(const ModelConfig& config, const ExecutorOptions& opti
   return owned;
 }
 
-inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
+template <Backend B>
+PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
   const OwnedHeads owned = OwnedBy(config, options);
   PoolOptions pool{.layout = {.type = options.kv_type, .kv_heads = owned.kv_heads, .head_dim = config.head_dim},
                    .layers = config.layers,
@@ -41,6 +42,12 @@ inline PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& opt
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
                    .device_layers = DeviceLayers(options)};
+  if (const int64_t window = config.window(); window > 0) {
+    pool.window = window;
+    for (const LayerSpec& spec : config.specs) pool.windowed.push_back(spec.window > 0);
+    pool.ring_rows = PoolOptions::RingFor(window, std::max<int64_t>(B::kChunkTokens, options.max_batch));
+    pool.device_windows = IsRemote(options);
+  }
   pool.index_bytes = WorkspaceShape{config, pool, options.method, owned}.index().extent_bytes();
   return pool;
 }
@@ -55,7 +62,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
         name_(std::move(name)),
         owned_backend_(std::move(backend)),
         backend_(*owned_backend_),
-        pool_(PoolFor(config, options_), backend_.pool_memory(), &backend_.compute_memory()),
+        pool_(PoolFor<B>(config, options_), backend_.pool_memory(), &backend_.compute_memory()),
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
@@ -97,8 +104,8 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   int64_t Quota(SeqSlot slot) const override { return pool_.quota(slot).rows; }
   int64_t free_extents() const override { return pool_.free_extents(); }
 
-  // Sketches in columns that a prompt chose are useless to other prompts.
-  bool can_share() const override { return !options_.method.prompt_columns; }
+  // Sketches in columns that a prompt chose are useless to other prompts. A ring overwrites rows that a prefix needs.
+  bool can_share() const override { return !options_.method.prompt_columns && config_.window() == 0; }
   Result<SharedId> Share(SeqSlot slot, int64_t extent) override {
     ASSIGN_OR_RETURN(const SharedId id, pool_.Share(slot, extent));
     backend_.AwaitPool();
@@ -143,6 +150,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
     if (job) decoder_->EndPrefill(*job);
     job.reset();
   }
+  int64_t FirstRestart(SeqSlot slot) const override { return decoder_->FirstRestart(slot); }
   uint64_t PrefillBytes(int64_t first_row, int64_t count) const override {
     return decoder_->PrefillBytes(first_row, count);
   }
@@ -187,9 +195,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
     decoder_->BeginSequence(slot);
     if (options_.method.selects()) SetRule(slot, options_.method.rule);
   }
-  QuotaRule Quotas() const {
-    return QuotasOf(options_.method, pool_.options().layout, config_.layers, options_.max_batch);
-  }
+  QuotaRule Quotas() const { return QuotasOf(options_.method, pool_.options()); }
   int64_t WholeExtents(int64_t rows) const {
     return std::min((rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, options_.max_tokens);
   }
@@ -210,7 +216,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
 
 template <Backend B>
 MemoryPlan PlanFor(const ModelConfig& config, const ExecutorOptions& options, uint64_t weights_bytes) {
-  const PoolOptions pool = PoolFor(config, options);
+  const PoolOptions pool = PoolFor<B>(config, options);
   const WorkspaceShape shape = Decoder<B>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   // A limit too small for one row is planned as one row: the plan then exceeds the limit and is rejected.
   const int64_t retained =

@@ -206,6 +206,9 @@ class Executor {
   virtual bool RunPrefillUnit(SeqSlot slot) = 0;
   virtual void PrefillLogits(SeqSlot slot, int64_t first, int64_t count, std::span<float> logits) = 0;
   virtual void EndPrefill(SeqSlot slot) = 0;
+  // The smallest row > 0 at which the sequence can continue with other tokens; 0: any. Layers with a window have
+  // overwritten the rows that earlier tokens would attend to.
+  virtual int64_t FirstRestart(SeqSlot) const { return 0; }
   // Compute memory that a dense prefill of `count` tokens after `first_row` rows uses.
   virtual uint64_t PrefillBytes(int64_t first_row, int64_t count) const = 0;
 

@@ -32,9 +32,8 @@ bool Matches(std::string_view pattern, std::string_view text) {
 std::span<const ModelFamily* const> Families() {
   // One line per family.
   static constexpr std::array kFamilies = {
-      &kLlamaFamily,
-      &kOptFamily,
-      &kQwen2Family,
+      &kLlamaFamily,   &kOptFamily,  &kQwen2Family,  &kQwen3Family,  &kMistralFamily,
+      &kSmolLm3Family, &kPhi3Family, &kGemma2Family, &kGemma3Family,
   };
   return kFamilies;
 }
@@ -46,10 +45,23 @@ const ModelFamily* FindFamily(std::string_view model_type) {
   return nullptr;
 }
 
-std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter) {
-  const auto found = std::find_if(family.modules.begin(), family.modules.end(),
-                                  [&](const RoleName& name) { return name.role == parameter.role; });
-  CHECK(found != family.modules.end());
+const ModelFamily* FindGgufFamily(std::string_view architecture) {
+  for (const ModelFamily* family : Families()) {
+    if (family->gguf == nullptr) continue;
+    const std::span<const std::string_view> known = family->gguf->architectures;
+    if (std::find(known.begin(), known.end(), architecture) != known.end()) return family;
+  }
+  return nullptr;
+}
+
+std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter,
+                       TensorNaming naming) {
+  CHECK(naming == TensorNaming::kTransformers || family.gguf != nullptr);
+  const std::span<const RoleName> modules =
+      naming == TensorNaming::kTransformers ? family.modules : family.gguf->modules;
+  const auto found =
+      std::find_if(modules.begin(), modules.end(), [&](const RoleName& name) { return name.role == parameter.role; });
+  CHECK(found != modules.end());
   std::string module(found->module);
   if (const size_t layer = module.find('#'); layer != std::string::npos)
     module.replace(layer, 1, fmt::format("{}", parameter.layer));
@@ -57,11 +69,13 @@ std::string TensorName(const ModelFamily& family, std::string_view prefix, const
                      parameter.part == WeightPart::kWeight ? "weight" : "bias");
 }
 
-bool IsExtraTensor(const ModelFamily& family, std::string_view prefix, std::string_view name) {
+bool IsExtraTensor(const ModelFamily& family, std::string_view prefix, std::string_view name, TensorNaming naming) {
+  CHECK(naming == TensorNaming::kTransformers || family.gguf != nullptr);
   if (name.substr(0, prefix.size()) != prefix) return false;
   name.remove_prefix(prefix.size());
-  return std::any_of(family.extra_tensors.begin(), family.extra_tensors.end(),
-                     [&](std::string_view pattern) { return Matches(pattern, name); });
+  const std::span<const std::string_view> extras =
+      naming == TensorNaming::kTransformers ? family.extra_tensors : family.gguf->extra_tensors;
+  return std::any_of(extras.begin(), extras.end(), [&](std::string_view pattern) { return Matches(pattern, name); });
 }
 
 std::string_view ModelConfig::family_name() const { return family == nullptr ? "none" : family->name; }

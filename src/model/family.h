@@ -4,17 +4,20 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "json/fields.h"
+#include "loader/tensor_source.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
 namespace infinigen {
 
-// The name of a parameter in the files, between prefix and ".weight" or ".bias". '#' stands for the layer number.
+// The name of a parameter in the files, between prefix and ".weight" or ".bias". '#' stands for the layer number. Roles
+// with the same name share a tensor: their outputs (rows of a matrix) follow each other in the order of the table.
 struct RoleName {
   WeightRole role;
   std::string_view module;
@@ -24,6 +27,31 @@ struct RoleName {
 struct PublishedShape {
   std::string_view name;
   std::string_view config;  // its config.json, reduced to dimensions
+};
+
+// A number in GGUF metadata that config.json has under another name.
+struct GgufField {
+  std::string_view key;  // after "ARCHITECTURE."
+  std::string_view field;
+};
+
+// A field of config.json that says whether a role has a bias. GGUF files have the tensor or not.
+struct GgufBias {
+  WeightRole role;
+  std::string_view field;
+};
+
+// How GGUF files describe a family; all static data. docs/gguf.md lists what all families share.
+struct GgufFamily {
+  std::span<const std::string_view> architectures;  // values of general.architecture
+  std::span<const RoleName> modules;                // every role that a model of the family can have; no prefix
+  std::span<const std::string_view> extra_tensors;  // as ModelFamily::extra_tensors, no prefix
+  std::span<const GgufBias> biases;                 // which roles may have a bias
+  std::span<const GgufField> fields;                // beside those of all families (model/gguf_config.cc)
+  // Which two dimensions form a rotation plane. Converters reorder the rows of q and k in the families of kPairs.
+  RopeOrder rope_order = RopeOrder::kHalves;
+  // Adds fields of config.json that the metadata leaves out. `rotary_dims`: rotated dimensions of a head. May be null.
+  void (*complete)(nlohmann::json& tree, int64_t rotary_dims) = nullptr;
 };
 
 // All members are static data.
@@ -43,14 +71,18 @@ struct ModelFamily {
   void (*read)(FieldReader& fields, ModelConfig& config);
   // Part of the hash of a model (model/calibrate.h), so it must never change; a new family takes the next number.
   int64_t identity_number;
+  const GgufFamily* gguf = nullptr;  // null: no GGUF files of this family
 };
 
 // In the order in which messages name them.
 std::span<const ModelFamily* const> Families();
-const ModelFamily* FindFamily(std::string_view model_type);  // null if unknown
+const ModelFamily* FindFamily(std::string_view model_type);        // null if unknown
+const ModelFamily* FindGgufFamily(std::string_view architecture);  // null if unknown
 
-// The name of a parameter's tensor. Precondition: the family has the role.
-std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter);
-bool IsExtraTensor(const ModelFamily& family, std::string_view prefix, std::string_view name);
+// The name of a parameter's tensor. Precondition: the family has the role; for kGguf, the family has GGUF files.
+std::string TensorName(const ModelFamily& family, std::string_view prefix, const Parameter& parameter,
+                       TensorNaming naming = TensorNaming::kTransformers);
+bool IsExtraTensor(const ModelFamily& family, std::string_view prefix, std::string_view name,
+                   TensorNaming naming = TensorNaming::kTransformers);
 
 }  // namespace infinigen

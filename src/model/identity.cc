@@ -115,11 +115,22 @@ void AddRest(const ModelConfig& config, Hasher& hash) {
   }
   for (size_t i = 0; i < config.ropes.size(); ++i) {
     const RopeConfig& rope = config.ropes[i];
-    if (i == 0 && rope.order == RopeOrder::kHalves && rope.rotary_dims == 0) continue;
+    const RopeConfig hashed_before{.base = rope.base,
+                                   .scaling = rope.scaling,
+                                   .factor = rope.factor,
+                                   .low_freq_factor = rope.low_freq_factor,
+                                   .high_freq_factor = rope.high_freq_factor,
+                                   .original_max_positions = rope.original_max_positions};
+    if (i == 0 && rope == hashed_before) continue;
     hash.Text("rope");
     AddRope(rope, hash);
     hash.Number(static_cast<int64_t>(rope.order));
     hash.Number(rope.rotary_dims);
+    if (rope.frequency_divisors.empty() && rope.magnitude == 1 && rope.truncate) continue;
+    for (const std::vector<float>* divisors : {&rope.frequency_divisors, &rope.long_divisors})
+      for (const float divisor : *divisors) hash.Real(static_cast<double>(divisor));
+    hash.Real(rope.magnitude);
+    hash.Number(int64_t{rope.truncate});
   }
   if (config.final_norm && *config.final_norm != common.norm) {
     hash.Text("final norm");

@@ -20,12 +20,14 @@ struct StepCounts {
   int64_t steps = 0;
   uint64_t seen = 0;      // rows that a layer without eviction holds
   uint64_t retained = 0;  // rows that a layer with eviction holds
+  uint64_t windowed = 0;  // rows that a layer with a window attends to
   uint64_t evicted = 0;   // rows evicted by prefills and steps
 
   void Add(const StepCounts& other) {
     steps += other.steps;
     seen += other.seen;
     retained += other.retained;
+    windowed += other.windowed;
     evicted += other.evicted;
   }
 };
@@ -63,6 +65,7 @@ class StepCounter {
     ++counts.steps;
     counts.seen += static_cast<uint64_t>(row) + 1;
     counts.retained += static_cast<uint64_t>(std::min(row + 1, pool_.quota(slot).retained));
+    counts.windowed += static_cast<uint64_t>(std::min(row + 1, pool_.options().window));
     AddEvicted(slot, row, 1);
   }
   // Tokens [first, first + count) were appended: each beyond the quota evicts one row.
@@ -119,15 +122,17 @@ class KvCounts {
     };
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       LayerKvStats& counted = stats.layers[layer.index()];
-      counted.selects = method_.selects(layer);
+      counted.selects = shape_.selects(layer);
       if (counted.selects)
         add_slots(totals, layer, counted.totals);
       else
-        counted.totals.attended = counted.totals.retained =
-            (method_.evicts(layer) ? counts.retained : counts.seen) * heads;
+        counted.totals.attended = counted.totals.retained = (shape_.has_window(layer) ? counts.windowed
+                                                             : shape_.evicts(layer)   ? counts.retained
+                                                                                      : counts.seen) *
+                                                            heads;
       counted.seen = counts.seen * heads;
       stats.read_bytes += counted.totals.attended * layout.entry_bytes();
-      const bool on_device = shape_.remote && layer.value() < pool_.options().device_layers;
+      const bool on_device = shape_.remote && pool_.options().on_device(layer.value());
       if (shape_.fetches && counted.selects) {
         stats.fetches = true;
         add_slots(fetches, layer, stats.fetch);

@@ -38,10 +38,17 @@ class LayerMath {
   }
   // Rotates each head by the positions of the batch that was uploaded last, if the layer uses RoPE.
   void Rotate(const LayerSpec& spec, const Tensor& x) {
-    if (spec.rope != LayerSpec::kNoRope) backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows), x);
+    if (spec.rope == LayerSpec::kNoRope) return;
+    const RopeConfig& rope = shape_.config.ropes[static_cast<size_t>(spec.rope)];
+    backend_.Rope(Queue::kCompute, RopeRows(spec.rope, x.rows),
+                  {.head_dim = head_dim_, .adjacent = rope.order == RopeOrder::kPairs}, x);
   }
-  // Cosines and sines of `count` tokens in RoPE table `table`.
-  Tensor RopeRows(int64_t table, int64_t count) const { return work_.rope.Rows(table * shape_.tokens(), count); }
+  // Cosines and sines of `count` tokens in RoPE table `table`: [count][rotated dimensions].
+  Tensor RopeRows(int64_t table, int64_t count) const {
+    Tensor rows = work_.rope.Rows(table * shape_.tokens(), count);
+    rows.cols = shape_.config.ropes[static_cast<size_t>(table)].dims(head_dim_);
+    return rows;
+  }
 
   // The MLP without its last projection.
   Tensor MlpHidden(const LayerSpec& spec, const LayerWeights& w, const Tensor& x) {
@@ -52,13 +59,25 @@ class LayerMath {
     }
     const Tensor gate = work_.gate.Rows(0, x.rows);
     MatMul(input, {To(w.gate, gate), To(w.up, up)});
-    backend_.SiluMul(Queue::kCompute, gate, up);
+    if (spec.mlp.activation == Activation::kGeluTanh)
+      backend_.GeluMul(Queue::kCompute, gate, up);
+    else
+      backend_.SiluMul(Queue::kCompute, gate, up);
     return gate;
   }
 
-  // x += h · output + bias: adds the output of attention or MLP to the residual stream. The only place that does so: if
-  // heads are ever split over processes, partial sums must be added and the bias counted once here.
-  void Join(const LayerSpec& spec, const Linear& output, const NormWeights& norm, const Tensor& h, const Tensor& x) {
+  // x += h · output + bias: adds the output of attention or MLP to the residual stream, normalised by `out_norm` where
+  // the layer has norms on both sides. `norm` is the one after the addition, if the layer has it there. The only place
+  // that adds to the stream: if heads are ever split over processes, partial sums must be added and the bias counted
+  // once here.
+  void Join(const LayerSpec& spec, const Linear& output, const NormWeights& norm, const NormWeights& out_norm,
+            const Tensor& h, const Tensor& x) {
+    if (spec.norm_placement == NormPlacement::kBothSides) {
+      const Tensor branch = work_.branch.Rows(0, x.rows);
+      MatMul(h, {To(output, branch)});
+      backend_.Add(Queue::kCompute, Norm(spec.norm, out_norm, branch, branch), x);
+      return;
+    }
     MatMul(h, {To(output, x, Epilogue::kAdd)});
     if (spec.norm_placement == NormPlacement::kAfterResidual) Norm(spec.norm, norm, x, x);
   }

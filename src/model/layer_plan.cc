@@ -5,14 +5,13 @@ namespace {
 
 EntrySource SourceOf(const WorkspaceShape& shape, Pass pass, LayerId layer) {
   const KvMethod& method = shape.method;
-  const bool remote = shape.remote && layer.value() >= shape.pool.device_layers;
-  if (!remote) return EntrySource::kPool;
+  if (!shape.remote || shape.pool.on_device(layer.value())) return EntrySource::kPool;
   if (pass == Pass::kStep) {
     if (!method.selects()) return EntrySource::kStage;
-    return shape.fetches && method.selects(layer) ? EntrySource::kFetched : EntrySource::kPool;
+    return shape.fetches && shape.selects(layer) ? EntrySource::kFetched : EntrySource::kPool;
   }
   // Evicting layers prefill in a PromptCache instead of a stage.
-  return method.evicts(layer) ? EntrySource::kPool : EntrySource::kStage;
+  return shape.evicts(layer) ? EntrySource::kPool : EntrySource::kStage;
 }
 
 }  // namespace
@@ -24,9 +23,9 @@ std::vector<LayerPlan> PlanLayers(const WorkspaceShape& shape, Pass pass) {
     LayerPlan& plan = plans.emplace_back();
     plan.layer = layer;
     plan.spec = &shape.config.specs[layer.index()];
-    plan.selects = pass != Pass::kPrefill && method.selects(layer);
-    plan.evicts = method.evicts(layer);
-    plan.has_index = method.has_index(layer);
+    plan.selects = pass != Pass::kPrefill && shape.selects(layer);
+    plan.evicts = shape.evicts(layer);
+    plan.has_index = shape.has_index(layer);
     plan.entries = SourceOf(shape, pass, layer);
     if (plan.selects) plan.query = method.from;
     plan.ahead = plan.entries == EntrySource::kFetched && method.guesses_from_layer();

@@ -1,8 +1,8 @@
 // LayerStage: device memory for whole layers of a remote pool.
 //
 // A GPU reaches entries in pinned host memory over a link. An operation that reads all rows of a layer would be slow
-// over the link, so the copy engines move the layer in bulk while another layer computes. There are two stages: even
-// layers use the first, odd layers the second.
+// over the link, so the copy engines move the layer in bulk while another layer computes. There are two stages, which
+// the layers of the pool use in turn. Layers with a window lie on the device and use none.
 //
 //     prefill of layer i   chunks are appended to the stage and read there; then the layer is written out to the pool
 //                          while layer i + 1 computes on the other stage
@@ -37,6 +37,11 @@ class LayerStage {
   // Both arguments outlive the object.
   LayerStage(B& backend, const Pool& pool) : backend_(backend), pool_(pool), slots_(Sequences()) {
     tables_.resize(static_cast<size_t>(kStages) * TableSize(), nullptr);
+    int64_t staged = 0;
+    for (int64_t layer = 0; layer < pool.options().layers; ++layer) {
+      stage_of_.push_back(staged % kStages);
+      if (!pool.options().on_device(layer)) ++staged;
+    }
   }
 
   static size_t TableBytes(const PoolOptions& pool) {
@@ -146,7 +151,7 @@ class LayerStage {
     std::array<Ticket, kStages> written{};  // the latest write-out from each stage
   };
 
-  static int64_t Stage(LayerId layer) { return layer.value() % kStages; }
+  int64_t Stage(LayerId layer) const { return stage_of_[layer.index()]; }
   size_t Sequences() const { return static_cast<size_t>(pool_.options().max_sequences); }
   size_t TableSize() const { return Sequences() * static_cast<size_t>(pool_.options().extents_per_slot()); }
   size_t TableIndex(int64_t stage, SeqSlot slot, int64_t extent) const {
@@ -185,6 +190,7 @@ class LayerStage {
   B& backend_;
   const Pool& pool_;
   std::vector<Slot> slots_;         // [max_sequences]
+  std::vector<int64_t> stage_of_;   // [layers]; unused for layers on the device
   std::vector<std::byte*> tables_;  // [stages][max_sequences][extents_per_slot]
   Buffer table_memory_;             // copy of tables_ on the device
   std::vector<ByteMove> moves_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kv/method.h"
 #include "kv/pool.h"
@@ -18,7 +19,9 @@ class LayerViews {
  public:
   // All arguments outlive the object.
   LayerViews(const WorkspaceShape& shape, const Workspace& work, const Pool& pool)
-      : shape_(shape), config_(shape.config), method_(shape.method), index_(shape.index()), work_(work), pool_(pool) {}
+      : shape_(shape), config_(shape.config), method_(shape.method), index_(shape.index()), work_(work), pool_(pool) {
+    for (int64_t layer = 0; layer < config_.layers; ++layer) method_layers_.push_back(shape.method_layers(layer));
+  }
 
   // Memory that is allocated after construction: the index [IndexGeometry::total_bytes], and the fetch buffers
   // [fetch_layers] of {data, holds, used, cell_of}.
@@ -30,19 +33,20 @@ class LayerViews {
     return {.layout = pool.layout,
             .extents = work_.tables + layer.value() * pool.max_sequences * pool.extents_per_slot(),
             .extents_per_slot = pool.extents_per_slot(),
-            .quotas = method_.evicts(layer) ? work_.retained_quotas : work_.quotas};
+            .quotas = shape_.has_window(layer) ? work_.window_quotas
+                      : shape_.evicts(layer)   ? work_.retained_quotas
+                                               : work_.quotas};
   }
   EvictionState Retained(LayerId layer) const {
-    if (!method_.evicts(layer)) return {};
+    if (!shape_.evicts(layer)) return {};
     EvictionState state = work_.eviction;
-    const int64_t before =
-        (layer.value() - method_.dense_layers) * shape_.pool.max_sequences * state.kv_heads * state.capacity;
+    const int64_t before = method_layers_[layer.index()] * shape_.pool.max_sequences * state.kv_heads * state.capacity;
     state.positions += before;
     state.priorities += before;
     return state;
   }
   LayerCache Cache(LayerId layer) const {
-    const bool sketches = method_.has_index(layer) && method_.select->uses_basis;
+    const bool sketches = shape_.has_index(layer) && method_.select->uses_basis;
     return {Entries(layer), sketches ? Sketches(Index(layer)) : LayerSketches(), Retained(layer)};
   }
   // A step's tokens with their rows in layers that evict.
@@ -70,7 +74,7 @@ class LayerViews {
   void ForIndexOf(SeqSlot slot, int64_t extent, Visit visit) const {
     size_t i = 0;
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
-      if (!method_.has_index(layer)) continue;
+      if (!shape_.has_index(layer)) continue;
       for (int64_t head = 0; head < shape_.owned.kv_heads; ++head)
         visit(Index(layer).Head(slot.value(), head) + static_cast<size_t>(extent) * index_.head_extent_bytes(), i++);
     }
@@ -124,8 +128,8 @@ class LayerViews {
   }
 
  private:
-  // Index of this layer among the layers that select.
-  size_t SelectingIndex(LayerId layer) const { return static_cast<size_t>(layer.value() - method_.dense_layers); }
+  // Index of this layer among the layers that the method applies to.
+  size_t SelectingIndex(LayerId layer) const { return static_cast<size_t>(method_layers_[layer.index()]); }
 
   const WorkspaceShape shape_;
   const ModelConfig& config_;
@@ -133,6 +137,7 @@ class LayerViews {
   const IndexGeometry index_;
   const Workspace& work_;
   const Pool& pool_;
+  std::vector<int64_t> method_layers_;  // [layers] number of layers before it that the method applies to
   std::byte* index_memory_ = nullptr;
   std::byte* fetch_memory_ = nullptr;
 };

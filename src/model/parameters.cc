@@ -18,6 +18,8 @@ ParameterShape NormShape(const ModelConfig& config, const Parameter& parameter) 
     if (bias || SpecOf(config, parameter).qk_norm == QkNorm::kNone) return {};
     return {.rows = 1, .cols = config.head_dim, .meaning = "head_dim"};
   }
+  const bool out = parameter.role == WeightRole::kAttentionOutNorm || parameter.role == WeightRole::kMlpOutNorm;
+  if (out && SpecOf(config, parameter).norm_placement != NormPlacement::kBothSides) return {};
   const bool final = parameter.role == WeightRole::kFinalNorm;
   if (final && !config.final_norm) return {};
   const NormSpec& norm = final ? *config.final_norm : SpecOf(config, parameter).norm;
@@ -59,6 +61,8 @@ ParameterShape MatrixShape(const ModelConfig& config, const Parameter& parameter
       return {hidden, ffn, true, "hidden × ffn"};
     case WeightRole::kAttentionNorm:
     case WeightRole::kMlpNorm:
+    case WeightRole::kAttentionOutNorm:
+    case WeightRole::kMlpOutNorm:
     case WeightRole::kQueryNorm:
     case WeightRole::kKeyNorm:
     case WeightRole::kFinalNorm:

@@ -28,9 +28,11 @@ enum class WeightRole : uint8_t {
   kKey,
   kValue,
   kOutput,
-  kQueryNorm,  // only with LayerSpec::qk_norm
-  kKeyNorm,    // only with LayerSpec::qk_norm
-  kGate,       // only in gated MLPs
+  kAttentionOutNorm,  // only with NormPlacement::kBothSides
+  kMlpOutNorm,        // only with NormPlacement::kBothSides
+  kQueryNorm,         // only with LayerSpec::qk_norm
+  kKeyNorm,           // only with LayerSpec::qk_norm
+  kGate,              // only in gated MLPs
   kUp,
   kDown,
   // One for the model.
@@ -42,7 +44,8 @@ enum class WeightPart : uint8_t { kWeight, kBias };
 constexpr bool IsPerLayer(WeightRole role) { return role >= WeightRole::kAttentionNorm && role <= WeightRole::kDown; }
 constexpr bool IsNorm(WeightRole role) {
   return role == WeightRole::kAttentionNorm || role == WeightRole::kMlpNorm || role == WeightRole::kQueryNorm ||
-         role == WeightRole::kKeyNorm || role == WeightRole::kFinalNorm;
+         role == WeightRole::kKeyNorm || role == WeightRole::kFinalNorm || role == WeightRole::kAttentionOutNorm ||
+         role == WeightRole::kMlpOutNorm;
 }
 
 struct Parameter {
@@ -94,6 +97,8 @@ class ParameterWalk {
     RETURN_IF_ERROR(Both(WeightRole::kKey, layer, w.k));
     RETURN_IF_ERROR(Both(WeightRole::kValue, layer, w.v));
     RETURN_IF_ERROR(Both(WeightRole::kOutput, layer, w.o));
+    RETURN_IF_ERROR(Both(WeightRole::kAttentionOutNorm, layer, w.attention_out_norm));
+    RETURN_IF_ERROR(Both(WeightRole::kMlpOutNorm, layer, w.mlp_out_norm));
     RETURN_IF_ERROR(Both(WeightRole::kQueryNorm, layer, w.q_norm));
     RETURN_IF_ERROR(Both(WeightRole::kKeyNorm, layer, w.k_norm));
     RETURN_IF_ERROR(Both(WeightRole::kGate, layer, w.gate));

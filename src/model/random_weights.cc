@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "base/thread_pool.h"
 #include "model/parameters.h"
 #include "model/weights.h"
+#include "tensor/random_blocks.h"
 
 namespace infinigen {
 namespace {
@@ -42,16 +44,30 @@ void FillRange(T* data, int64_t begin, int64_t end, uint64_t stream, float mean,
   }
 }
 
+// Fills blocks [begin, end) of a block type: random codes, scales for a mean near zero and the given standard
+// deviation.
+void FillBlocks(WeightType type, std::byte* data, int64_t begin, int64_t end, uint64_t stream, float deviation) {
+  const int64_t bytes = FormatOf(type).block_bytes;
+  for (int64_t block = begin; block < end; ++block) {
+    std::byte* const out = data + block * bytes;
+    for (int64_t i = 0; i < bytes; i += 8) {
+      const uint64_t bits = Mix(stream ^ static_cast<uint64_t>(block * bytes + i));
+      std::memcpy(out + i, &bits, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
+    }
+    SetBlockScales(type, deviation, out);
+  }
+}
+
 class RandomMaker {
  public:
-  RandomMaker(WeightStorage& storage, DType type, uint64_t seed, int threads)
+  RandomMaker(WeightStorage& storage, WeightType type, uint64_t seed, int threads)
       : storage_(storage), type_(type), seed_(seed), pool_(threads) {}
 
   // Makes the next parameter. Each call draws from its own stream.
   Status Make(const ModelConfig& config, const Parameter& parameter, const ParameterShape& shape, WeightView& matrix) {
     // Embeddings have unit variance; other matrices preserve the variance of their input.
     const bool looked_up = parameter.role == WeightRole::kEmbedding && !config.tied_embeddings;
-    return Fill(WeightTypeOf(type_), shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)),
+    return Fill(TypeOf(shape), shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)),
                 matrix);
   }
   Status Make(const ModelConfig&, const Parameter& parameter, const ParameterShape& shape, ConstTensor& vector) {
@@ -64,6 +80,13 @@ class RandomMaker {
   }
 
  private:
+  // Rows that are not whole blocks of the type are stored as q8_0 or, if that has no whole blocks either, as f16.
+  WeightType TypeOf(const ParameterShape& shape) const {
+    for (const WeightType type : {type_, WeightType::kQ8_0})
+      if (shape.cols % FormatOf(type).block_numbers == 0) return type;
+    return WeightType::kF16;
+  }
+
   Status Fill(WeightType type, const ParameterShape& shape, float mean, float deviation, WeightView& filled) {
     Result<WeightView> view = WeightView::Make(nullptr, type, shape.rows, shape.cols);
     if (!view.ok()) return Exhausted("a matrix of {} x {} does not fit in memory", shape.rows, shape.cols);
@@ -72,12 +95,13 @@ class RandomMaker {
     storage_.buffers.push_back(std::move(buffer));
     // Positions are below 2^40, so streams differ in the bits above.
     const uint64_t stream = Mix(seed_) ^ (next_stream_++ << 40);
-    const int64_t elements = shape.count();
-    DispatchPlain(type, [&](auto tag) {
-      auto* const typed = reinterpret_cast<decltype(tag)*>(data);
-      pool_.Run((elements + kTaskElements - 1) / kTaskElements, [&](int64_t task, int) {
-        const int64_t begin = task * kTaskElements;
-        FillRange(typed, begin, std::min(begin + kTaskElements, elements), stream, mean, deviation);
+    const int64_t block = FormatOf(type).block_numbers, blocks = shape.count() / block;
+    const int64_t task_blocks = kTaskElements / block;
+    pool_.Run((blocks + task_blocks - 1) / task_blocks, [&](int64_t task, int) {
+      const int64_t begin = task * task_blocks, end = std::min(begin + task_blocks, blocks);
+      if (!IsPlain(type)) return FillBlocks(type, data, begin, end, stream, deviation);
+      DispatchPlain(type, [&](auto tag) {
+        FillRange(reinterpret_cast<decltype(tag)*>(data), begin, end, stream, mean, deviation);
       });
     });
     view->data = data;
@@ -86,7 +110,7 @@ class RandomMaker {
   }
 
   WeightStorage& storage_;
-  DType type_;
+  WeightType type_;
   uint64_t seed_;
   uint64_t next_stream_ = 1;
   ThreadPool pool_;
@@ -94,7 +118,7 @@ class RandomMaker {
 
 }  // namespace
 
-Result<Weights> RandomWeights(const ModelConfig& config, DType type, uint64_t seed, int threads) {
+Result<Weights> RandomWeights(const ModelConfig& config, WeightType type, uint64_t seed, int threads) {
   Weights weights;
   weights.storage = std::make_unique<WeightStorage>();
   RandomMaker maker(*weights.storage, type, seed, threads);

@@ -36,10 +36,17 @@ class WeightLoader {
   }
 
  private:
-  std::string NameOf(const Parameter& parameter) const { return TensorName(*config_.family, prefix_, parameter); }
+  std::string NameOf(const Parameter& parameter) const {
+    return TensorName(*config_.family, prefix_, parameter, source_.naming());
+  }
+  // What describes the model, for messages.
+  std::string_view Description() const {
+    return source_.naming() == TensorNaming::kGguf ? "the metadata" : "config.json";
+  }
 
   // Every model has an embedding; its name shows which prefix the file uses.
   Status FindPrefix() {
+    if (source_.naming() == TensorNaming::kGguf) return Ok();  // GGUF names have no prefix
     for (const std::string_view prefix : config_.family->prefixes) {
       prefix_ = prefix;
       if (source_.Find(NameOf({WeightRole::kEmbedding}))) return Ok();
@@ -59,20 +66,49 @@ class WeightLoader {
     const StoredTensor* const tensor = source_.Find(name);
     if (tensor == nullptr) return Missing(name);
     used_.insert(tensor);
-    if (!tensor->type)
-      return Unsupported("{}: tensor '{}' has dtype {}, expected F32, F16 or BF16", tensor->path, name,
-                         tensor->type_name);
-    const std::array<int64_t, 2> extents = {expected.rows, expected.cols};
+    if (!tensor->type) {
+      const bool gguf = source_.naming() == TensorNaming::kGguf;
+      return Unsupported("{}: tensor '{}' has dtype {}, {}", tensor->path, name, tensor->type_name,
+                         gguf ? "which is not supported" : "expected F32, F16 or BF16");
+    }
+    const Sharing shared = SharingOf(parameter);
+    std::array<int64_t, 2> extents = {expected.rows, expected.cols};
+    extents[parameter.is_matrix() ? 0 : 1] = shared.outputs;
     const std::span<const int64_t> wanted = std::span(extents).subspan(parameter.is_matrix() ? 0 : 1);
     if (!std::equal(tensor->shape.begin(), tensor->shape.end(), wanted.begin(), wanted.end()))
-      return Invalid("{}: tensor '{}' has shape {}, but config.json implies {} ({})", tensor->path, name,
-                     FormatShape(tensor->shape), FormatShape(wanted), expected.meaning);
-    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, expected.rows, expected.cols);
+      return Invalid("{}: tensor '{}' has shape {}, but {} implies {} ({})", tensor->path, name,
+                     FormatShape(tensor->shape), Description(), FormatShape(wanted),
+                     shared.roles > 1 ? fmt::format("{} matrices in one", shared.roles) : expected.meaning);
+    // A vector is read as one number per row, so that a part of it is a range of rows too.
+    const int64_t cols = parameter.is_matrix() || shared.roles == 1 ? expected.cols : 1;
+    const int64_t rows = cols == expected.cols && !parameter.is_matrix() ? 1 : shared.outputs;
+    Result<WeightView> view = WeightView::Make(tensor->bytes.data(), *tensor->type, rows, cols);
     if (!view.ok()) return Invalid("{}: tensor '{}': {}", tensor->path, name, view.error().message);
     if (view->bytes() != std::ssize(tensor->bytes))
       return Invalid("{}: tensor '{}' has {} bytes, but its shape {} needs {}", tensor->path, name,
                      tensor->bytes.size(), FormatShape(tensor->shape), view->bytes());
-    return view;
+    if (shared.roles == 1) return view;
+    return WeightView::Make(view->row(shared.first), *tensor->type, expected.rows, expected.cols);
+  }
+
+  // The place of a parameter in a tensor that several roles share.
+  struct Sharing {
+    int64_t roles = 0;
+    int64_t first = 0;    // its first output
+    int64_t outputs = 0;  // of all roles
+  };
+  Sharing SharingOf(const Parameter& parameter) const {
+    const std::string name = NameOf(parameter);
+    Sharing shared;
+    for (const RoleName& of : config_.family->modules) {
+      const Parameter other{of.role, parameter.part, parameter.layer};
+      const ParameterShape shape = ExpectedShape(config_, other);
+      if (!shape || IsPerLayer(of.role) != IsPerLayer(parameter.role) || NameOf(other) != name) continue;
+      if (of.role == parameter.role) shared.first = shared.outputs;
+      shared.outputs += other.is_matrix() ? shape.rows : shape.cols;
+      ++shared.roles;
+    }
+    return shared;
   }
 
   // A view into the file, or a copy if the data is not aligned for its type.
@@ -115,6 +151,8 @@ class WeightLoader {
     ASSIGN_OR_RETURN(const WeightView stored, Require(parameter, shape));
     ASSIGN_OR_RETURN(const std::span<float> numbers, AllocateVector(shape.cols));
     DecodeRow(stored, 0, numbers);
+    if (IsNorm(parameter.role) && parameter.part == WeightPart::kWeight)
+      for (float& number : numbers) number += config_.norm_offset;
     vector = VectorOf(numbers);
     return Ok();
   }
@@ -148,9 +186,9 @@ class WeightLoader {
 
   Status RefuseExtras() const {
     for (const StoredTensor& tensor : source_.tensors()) {
-      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name))
-        return Unsupported("{}: tensor {} of shape {} is unknown in the {} model that config.json describes",
-                           tensor.path, Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name);
+      if (used_.count(&tensor) == 0 && !IsExtraTensor(*config_.family, prefix_, tensor.name, source_.naming()))
+        return Unsupported("{}: tensor {} of shape {} is unknown in the {} model that {} describes", tensor.path,
+                           Quoted(tensor.name), FormatShape(tensor.shape), config_.family->name, Description());
     }
     return Ok();
   }
@@ -203,8 +241,8 @@ Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const Mo
   return weights;
 }
 
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config) {
-  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
+Result<Weights> LoadWeights(const std::string& path, const ModelConfig& config) {
+  ASSIGN_OR_RETURN(std::unique_ptr<const TensorSource> source, OpenTensorSource(path));
   return LoadWeights(std::move(source), config);
 }
 

@@ -34,15 +34,17 @@ struct NormWeights {
 struct LayerWeights {
   NormWeights attention_norm;
   NormWeights mlp_norm;
-  Linear q;            // [heads · head_dim][hidden]
-  Linear k;            // [kv_heads · head_dim][hidden]
-  Linear v;            // [kv_heads · head_dim][hidden]
-  Linear o;            // [hidden][heads · head_dim]
-  NormWeights q_norm;  // [1][head_dim], no bias; null unless LayerSpec::qk_norm
-  NormWeights k_norm;  // [1][head_dim], no bias; null unless LayerSpec::qk_norm
-  Linear gate;         // [ffn][hidden]; null unless the MLP is gated
-  Linear up;           // [ffn][hidden]; OPT's fc1
-  Linear down;         // [hidden][ffn]; OPT's fc2
+  Linear q;                        // [heads · head_dim][hidden]
+  Linear k;                        // [kv_heads · head_dim][hidden]
+  Linear v;                        // [kv_heads · head_dim][hidden]
+  Linear o;                        // [hidden][heads · head_dim]
+  NormWeights attention_out_norm;  // on the output of attention; null unless NormPlacement::kBothSides
+  NormWeights mlp_out_norm;        // on the output of the MLP; null unless NormPlacement::kBothSides
+  NormWeights q_norm;              // [1][head_dim], no bias; null unless LayerSpec::qk_norm
+  NormWeights k_norm;              // [1][head_dim], no bias; null unless LayerSpec::qk_norm
+  Linear gate;                     // [ffn][hidden]; null unless the MLP is gated
+  Linear up;                       // [ffn][hidden]; OPT's fc1
+  Linear down;                     // [hidden][ffn]; OPT's fc2
 };
 
 // The memory of a Weights. Held by pointer, so that moving a Weights does not move the allocator of its buffers.
@@ -82,11 +84,12 @@ struct Weights : WeightViews {
 // config then does not describe the model. Nothing is allocated by the sizes of the config before the source confirms
 // them.
 Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const ModelConfig& config);
-// Loads the weights of a model directory.
-Result<Weights> LoadWeights(const std::string& directory, const ModelConfig& config);
+// Loads the weights of a model directory or GGUF file.
+Result<Weights> LoadWeights(const std::string& path, const ModelConfig& config);
 
 // Random weights for speed measurements, scaled so that activations stay in a normal range (variance 1/fan_in, norms 1,
-// small biases). Matrices have `type`. The result depends on config, type and seed, not on `threads`.
-Result<Weights> RandomWeights(const ModelConfig& config, DType type, uint64_t seed, int threads);
+// small biases). Matrices have `type`, except that those whose rows are not whole blocks of it are q8_0 or f16. The
+// result depends on config, type and seed, not on `threads`.
+Result<Weights> RandomWeights(const ModelConfig& config, WeightType type, uint64_t seed, int threads);
 
 }  // namespace infinigen

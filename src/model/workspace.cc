@@ -117,6 +117,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.step_residual = carver.Matrix(DType::kF32, shape.max_batch, config.hidden);
   w.normed = carver.Matrix(activation, tokens, config.hidden);
   if (config.has_projections()) w.narrow = carver.Matrix(activation, tokens, config.embed_dim);
+  if (config.norms_outputs()) w.branch = carver.Matrix(DType::kF32, tokens, config.hidden);
   w.q = carver.Matrix(activation, tokens, query_width);
   w.k = carver.Matrix(activation, tokens, key_width);
   w.v = carver.Matrix(activation, tokens, key_width);
@@ -131,6 +132,7 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.rows = carver.Array<int32_t>(tokens);
   w.tables = carver.Array<std::byte*>(config.layers * sequences * shape.pool.extents_per_slot());
   w.quotas = carver.Array<int32_t>(sequences);
+  if (config.window() > 0) w.window_quotas = carver.Array<int32_t>(sequences);
   if (shape.remote) w.clocks = carver.Array<FetchClock>(config.layers);
   if (shape.method.selects()) WalkSelection(carver, shape, w);
   if (shape.method.evicts()) WalkRetained(carver, shape, w);

@@ -32,8 +32,21 @@ struct WorkspaceShape {
 
   // Type of the input of a guess, which is the output of a norm, or the residual stream (f32).
   DType guess_type() const {
-    return config.specs.front().norm_placement == NormPlacement::kBefore ? activation : DType::kF32;
+    return config.specs.front().norm_placement == NormPlacement::kAfterResidual ? DType::kF32 : activation;
   }
+  // What the method does in a layer. A layer with a window attends to all of it, and neither selects nor evicts.
+  bool has_window(LayerId layer) const { return config.specs[layer.index()].window > 0; }
+  bool selects(LayerId layer) const { return method.selects(layer) && !has_window(layer); }
+  bool has_index(LayerId layer) const { return method.has_index(layer) && !has_window(layer); }
+  bool evicts(LayerId layer) const { return method.evicts(layer) && !has_window(layer); }
+  // Number of layers that the method applies to, neither dense nor with a window, among the first `layers`.
+  int64_t method_layers(int64_t layers) const {
+    int64_t count = 0;
+    for (int64_t i = method.dense_layers; i < layers; ++i) count += has_window(LayerId(i)) ? 0 : 1;
+    return count;
+  }
+  int64_t method_layers() const { return method_layers(config.layers); }
+
   int64_t query_width() const { return owned.heads * config.head_dim; }
   int64_t key_width() const { return owned.kv_heads * config.head_dim; }
 
@@ -48,12 +61,12 @@ struct WorkspaceShape {
   IndexGeometry index() const {
     if (!method.has_index()) return {};
     return {.layout = method.select->index({config.head_dim, method.sketch_type, method.sketch_dims}),
-            .layers = std::max<int64_t>(config.layers - method.dense_layers, 0),
+            .layers = method_layers(),
             .kv_heads = owned.kv_heads,
             .sequences = pool.max_sequences,
             .rows = retained_rows()};
   }
-  QuotaRule quotas() const { return QuotasOf(method, pool.layout, config.layers, pool.max_sequences); }
+  QuotaRule quotas() const { return QuotasOf(method, pool); }
   // The most rows of a sequence in layers that evict.
   int64_t retained_rows() const { return method.evicts() ? quotas().LargestQuota(pool.max_tokens) : pool.max_tokens; }
   // A prompt gets memory on the stages of a remote pool for the time of its prefill. Not needed where steps read all
@@ -76,9 +89,7 @@ struct WorkspaceShape {
   // Cells of each (sequence, KV head) in a fetch buffer, and number of fetch buffers: one for each layer that selects
   // if they are a hot set, otherwise one for each concurrent selection.
   int64_t fetch_rows() const { return hot_rows > 0 ? hot_rows : selected_rows(); }
-  int64_t fetch_layers() const {
-    return !fetches ? 0 : hot_rows > 0 ? std::max<int64_t>(0, config.layers - method.dense_layers) : selections();
-  }
+  int64_t fetch_layers() const { return !fetches ? 0 : hot_rows > 0 ? method_layers() : selections(); }
   // Fetch buffer of one layer, sequence and KV head, including the tables of a hot set.
   size_t fetch_list_bytes() const {
     const size_t tables = hot_rows > 0 ? static_cast<size_t>(2 * fetch_rows() + retained_rows()) * sizeof(int32_t) : 0;
@@ -96,19 +107,22 @@ struct Workspace {
   Tensor step_residual;  // [max_batch][hidden] f32
   Tensor normed;         // [T][hidden]
   Tensor narrow;         // [T][embed_dim]; only for models with projections
+  Tensor branch;         // [T][hidden] f32, output of attention or MLP; only if layers have norms on both sides
   Tensor q;              // [T][heads·head_dim]; owned heads here and below
   Tensor k, v;           // [T][kv_heads·head_dim]
   Tensor mixed;          // [T][heads·head_dim], output of attention
   Tensor gate, up;       // [T][ffn]; gate only if some MLP is gated
-  Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other
+  Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other; a table whose rotary
+                         // dimensions are fewer uses the first columns
   Tensor frequencies;    // [ropes][head_dim/2] f32
   Tensor logits;         // [max(max_batch, kLogitRows)][vocab] f32
 
-  int32_t* ids = nullptr;        // [T]
-  int32_t* slots = nullptr;      // [T]
-  int32_t* rows = nullptr;       // [T]
-  std::byte** tables = nullptr;  // [layers][max_sequences][extents_per_slot]
-  int32_t* quotas = nullptr;     // [max_sequences]
+  int32_t* ids = nullptr;            // [T]
+  int32_t* slots = nullptr;          // [T]
+  int32_t* rows = nullptr;           // [T]
+  std::byte** tables = nullptr;      // [layers][max_sequences][extents_per_slot]
+  int32_t* quotas = nullptr;         // [max_sequences]
+  int32_t* window_quotas = nullptr;  // [max_sequences], only if some layer has a window
 
   // Only if layers evict.
   int32_t* retained_rows = nullptr;      // [T] the last row of each token's cache

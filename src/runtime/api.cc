@@ -162,7 +162,7 @@ ModelInfo Model::info() const {
   const ModelConfig& config = impl_->model->config;
   return {.name = config.name,
           .architecture = std::string(config.family_name()),
-          .type = std::string(infinigen::Name(impl_->model->dtype)),
+          .type = std::string(infinigen::Name(impl_->model->weight_type)),
           .parameters = ParameterCount(config),
           .layers = config.layers,
           .vocabulary = config.vocab,

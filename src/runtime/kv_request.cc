@@ -162,8 +162,13 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
   const GuessSource from = SourceOf(request, inputs.fetches);
   const int64_t dense_layers =
       request.dense_layers.value_or(std::max<int64_t>(preset.dense_layers, from == GuessSource::kSelf ? 0 : 2));
-  const RetainPolicy* const retain = request.eviction();
-  if (dense_layers >= config.layers && retain != nullptr)
+  // Layers with a window attend to all of it and keep nothing else, whatever the method.
+  const auto windowless = [&](int64_t first) {
+    return std::count_if(config.specs.begin() + std::min<int64_t>(first, std::ssize(config.specs)), config.specs.end(),
+                         [](const LayerSpec& spec) { return spec.window == 0; });
+  };
+  const RetainPolicy* const retain = windowless(0) == 0 ? nullptr : request.eviction();
+  if (windowless(dense_layers) == 0 && retain != nullptr)
     return Invalid(
         "--kv-dense-layers {}: all {} layers would be dense, and dense layers never evict, so --kv-limit cannot be met",
         dense_layers, config.layers);
@@ -171,7 +176,7 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
   const SelectRule rule = RuleOf(request);
   const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
   const bool whole = rule.force_count == 0 && always >= inputs.max_tokens && retain == nullptr;
-  const SelectMethod& select = whole || dense_layers >= config.layers ? kSelectAll : request.selection();
+  const SelectMethod& select = whole || windowless(dense_layers) == 0 ? kSelectAll : request.selection();
   const bool any_cap = inputs.any_cap && &select != &kSelectAll && retain == nullptr;
   return KvMethod{.preset = preset.name,
                   .select = &select,

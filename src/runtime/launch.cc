@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kv/skew.h"
+#include "loader/gguf_source.h"
 #include "model/calibrate.h"
 #include "text/calibration_text.h"
 
@@ -29,8 +30,12 @@ bool Exists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
-std::string BesideModel(const std::string& directory) {
-  return (std::filesystem::path(directory) / kSkewFileName).string();
+// A directory has one skew file; a GGUF file has one of its own name, because a directory may hold several.
+std::string BesideModel(const std::string& path) {
+  if (!LooksLikeGguf(path)) return (std::filesystem::path(path) / kSkewFileName).string();
+  const GgufPartName part = ParseGgufPartName(path);
+  if (part.parts != 0) return part.stem + ".skew";
+  return HasGgufSuffix(path) ? std::filesystem::path(path).replace_extension(".skew").string() : path + ".skew";
 }
 
 Error WithAdvice(Error error, const std::string& advice) {
@@ -39,15 +44,14 @@ Error WithAdvice(Error error, const std::string& advice) {
 }
 
 // Reads the skew from the model's directory or the cache; nullopt if neither has one.
-Result<std::optional<Skew>> LookUp(const ModelConfig& config, const ModelIdentity& identity,
-                                   const std::string& directory, const Callbacks& callbacks) {
-  if (directory.empty()) return std::optional<Skew>();
-  const std::string beside = BesideModel(directory);
+Result<std::optional<Skew>> LookUp(const ModelConfig& config, const ModelIdentity& identity, const std::string& path,
+                                   const Callbacks& callbacks) {
+  if (path.empty()) return std::optional<Skew>();
+  const std::string beside = BesideModel(path);
   if (Exists(beside)) {
     Result<Skew> skew = ReadSkew(beside, identity, ShapeOf(config));
     if (!skew.ok())
-      return WithAdvice(skew.error(),
-                        fmt::format("delete it, or replace it with: infinigen calibrate -m {}", directory));
+      return WithAdvice(skew.error(), fmt::format("delete it, or replace it with: infinigen calibrate -m {}", path));
     return std::optional<Skew>(std::move(skew).value());
   }
   const std::string cached = CachedSkewPath(identity);
@@ -96,7 +100,7 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
     callbacks.Warn(
         fmt::format("the skew was calibrated for {} positions, but this run may use {}; for better selections run "
                     "`infinigen calibrate -m {} -c {}`",
-                    positions, options.max_tokens, model.directory, options.max_tokens));
+                    positions, options.max_tokens, model.path, options.max_tokens));
   SketchSource source;
   for (LayerId layer : IdRange<LayerId>(config.layers))
     source.bases.push_back(found.Basis(layer, method.projection, dims));
@@ -167,8 +171,8 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
                     .progress = show});
 }
 
-Result<std::string> SaveSkew(const Skew& skew, const std::string& directory) {
-  const std::string beside = BesideModel(directory);
+Result<std::string> SaveSkew(const Skew& skew, const std::string& path) {
+  const std::string beside = BesideModel(path);
   const Status written = WriteSkew(skew, beside);
   if (written.ok()) return beside;
   // A file in the model's directory hides the one in the cache, so saving to the cache would have no effect.
@@ -190,9 +194,9 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& file, const D
   if (!file.empty()) {
     Result<Skew> skew = ReadSkew(file, identity, ShapeOf(model.config));
     if (skew.ok()) return skew;
-    return WithAdvice(skew.error(), fmt::format("create one with: infinigen calibrate -m {} -o FILE", model.directory));
+    return WithAdvice(skew.error(), fmt::format("create one with: infinigen calibrate -m {} -o FILE", model.path));
   }
-  ASSIGN_OR_RETURN(std::optional<Skew> found, LookUp(model.config, identity, model.directory, callbacks));
+  ASSIGN_OR_RETURN(std::optional<Skew> found, LookUp(model.config, identity, model.path, callbacks));
   if (found) return std::move(*found);
 
   ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(model, std::nullopt));
@@ -200,7 +204,7 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& file, const D
                                text.name, model.is_random() ? "" : " (once per model)"));
   ASSIGN_OR_RETURN(Skew skew, CalibrateModel(model, text, device, /*positions=*/0, callbacks));
   if (model.is_random()) return skew;
-  const Result<std::string> saved = SaveSkew(skew, model.directory);
+  const Result<std::string> saved = SaveSkew(skew, model.path);
   if (!saved.ok()) callbacks.Warn(fmt::format("{}; the calibration is used for this run only", saved.error().message));
   return skew;
 }

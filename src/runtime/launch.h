@@ -52,7 +52,8 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
 // $XDG_CACHE_HOME/infinigen/<identity>.skew; empty if neither that variable nor HOME is an absolute path.
 std::string CachedSkewPath(const ModelIdentity& model);
 
-// Saves in the model's directory, or if that fails in the user's cache. Returns the path, or an error that names both.
-Result<std::string> SaveSkew(const Skew& skew, const std::string& directory);
+// Saves in the model's directory or beside its GGUF file, or if that fails in the user's cache. Returns the path, or an
+// error that names both. `path` is the model's.
+Result<std::string> SaveSkew(const Skew& skew, const std::string& path);
 
 }  // namespace infinigen

@@ -9,12 +9,16 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "base/machine.h"
 #include "base/size.h"
-#include "loader/tensor_source.h"
+#include "base/utf8.h"
+#include "loader/gguf_source.h"
+#include "model/gguf_config.h"
+#include "runtime/gguf_tokenizer.h"
 #include "runtime/report.h"
 
 namespace infinigen {
@@ -45,6 +49,47 @@ std::string PathOfThisCode() {
 
 bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// The only GGUF model of a directory without config.json; `directory` itself if it has none.
+Result<std::string> ModelInDirectory(const std::string& directory) {
+  if (IsRegularFile(directory + "/config.json")) return directory;
+  std::set<std::string> found;  // of a split model, its first part
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string path = entry->path().string();
+    if (EndsWith(path, ".safetensors")) return directory;
+    if (!HasGgufSuffix(path)) continue;
+    GgufPartName part = ParseGgufPartName(path);
+    if (part.parts != 0) part.part = 1;
+    found.insert(part.parts == 0 ? path : FormatGgufPartName(part));
+  }
+  if (error) return IoError("{}: cannot list: {}", directory, error.message());
+  if (found.empty()) return directory;
+  if (found.size() == 1) return *found.begin();
+  return Invalid("{}: holds {} GGUF models; pass one of the files, for example {}", directory, found.size(),
+                 *found.begin());
+}
+
+// What the metadata describes: configuration and tokenizer.
+Status ReadGgufModel(const GgufSource& source, ModelConfig& config, std::unique_ptr<Tokenizer>& tokenizer) {
+  ASSIGN_OR_RETURN(config, ReadGgufConfig(source));
+  ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(source.metadata()));
+  tokenizer = std::move(read.tokenizer);
+  std::set<int64_t> ends(config.eos_ids.begin(), config.eos_ids.end());
+  for (const int64_t id : read.end_ids)
+    if (id < config.vocab) ends.insert(id);
+  config.eos_ids.assign(ends.begin(), ends.end());
+  return Ok();
+}
+
+InspectedEntry InspectEntry(const GgufEntry& entry) {
+  const GgufValue& value = entry.value;
+  const bool is_array = value.type == GgufValueType::kArray;
+  return {.key = Escaped(entry.key),
+          .type = is_array ? fmt::format("array of {}", Name(value.element)) : std::string(Name(value.type)),
+          .value = value.Shown()};
 }
 
 }  // namespace
@@ -97,44 +142,64 @@ Result<std::string> FindModel(const std::string& name) {
   }
   struct stat info {};
   if (::stat(name.c_str(), &info) != 0)
-    return IoError("{}: no such model: {}; pass a directory with config.json", name, std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) return name;
-  if (EndsWith(name, ".gguf"))
-    return Unsupported("{}: GGUF files are not supported; pass a Hugging Face model directory", name);
-  return Invalid("{}: not a directory; pass the directory that holds config.json", name);
+    return IoError("{}: no such model: {}; pass a directory with config.json, or a GGUF file", name,
+                   std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) return ModelInDirectory(name);
+  if (LooksLikeGguf(name)) return name;
+  return Invalid("{}: not a directory and not a GGUF file; pass the directory that holds config.json", name);
 }
 
-std::string TokenizerFile(const std::string& directory) {
+std::string TokenizerFile(const std::string& path) {
+  if (LooksLikeGguf(path)) return std::filesystem::path(path).filename().string();
   for (const char* file : {"tokenizer.json", "tokenizer.model", "vocab.json"})
-    if (IsRegularFile(directory + "/" + file)) return file;
+    if (IsRegularFile(path + "/" + file)) return file;
   return {};
 }
 
-Result<std::unique_ptr<Model>> OpenModel(const std::string& directory) {
+Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path) {
+  if (!LooksLikeGguf(path)) return Tokenizer::Load(path);
+  ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(path));
+  ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(source.metadata()));
+  if (read.tokenizer == nullptr) return Invalid("{}: the file has no tokenizer", path);
+  return std::move(read.tokenizer);
+}
+
+Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
   const Clock::time_point start = Clock::now();
   auto model = std::make_unique<Model>();
-  model->directory = directory;
-  ASSIGN_OR_RETURN(model->config, LoadModelConfig(directory));
-  ASSIGN_OR_RETURN(model->weights, LoadWeights(directory, model->config));
-  model->dtype = PlainTypeOf(model->weights.DominantType());
-  if (!TokenizerFile(directory).empty()) {
-    ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(directory));
+  model->path = path;
+  if (LooksLikeGguf(path)) {
+    ASSIGN_OR_RETURN(GgufSource opened, GgufSource::Open(path));
+    auto source = std::make_unique<const GgufSource>(std::move(opened));
+    RETURN_IF_ERROR(ReadGgufModel(*source, model->config, model->tokenizer));
+    ASSIGN_OR_RETURN(model->weights, LoadWeights(std::move(source), model->config));
+  } else {
+    ASSIGN_OR_RETURN(model->config, LoadModelConfig(path));
+    ASSIGN_OR_RETURN(model->weights, LoadWeights(path, model->config));
+    if (!TokenizerFile(path).empty()) {
+      ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(path));
+    }
   }
+  model->weight_type = model->weights.DominantType();
+  model->dtype = PlainTypeOf(model->weight_type);
   model->load_s = Seconds(start);
   return model;
 }
 
-Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads) {
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, WeightType type, int threads) {
   const Clock::time_point start = Clock::now();
   auto model = std::make_unique<Model>();
   ASSIGN_OR_RETURN(model->config, ShapeByName(shape));
-  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) * SizeOf(type);
+  const WeightFormat& format = FormatOf(type);
+  const uint64_t bytes = static_cast<uint64_t>(ParameterCount(model->config)) *
+                         static_cast<uint64_t>(format.block_bytes) / static_cast<uint64_t>(format.block_numbers);
   const uint64_t available = AvailableHostMemory().value_or(UINT64_MAX);
   if (bytes + kMarginBytes > available)
     return Exhausted("--shape {}: the weights take {} in {}, but only {} of memory is available", shape,
                      FormatSize(bytes), Name(type), FormatSize(available));
   ASSIGN_OR_RETURN(model->weights, RandomWeights(model->config, type, 1, threads));
-  model->dtype = type;
+  model->weight_type = type;
+  model->dtype = PlainTypeOf(type);
   model->load_s = Seconds(start);
   return model;
 }
@@ -163,13 +228,21 @@ Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
   return std::vector<int32_t>(with.begin(), text);
 }
 
-Result<Inspection> InspectModel(const std::string& directory) {
+Result<Inspection> InspectModel(const std::string& path) {
   Inspection model;
-  model.directory = directory;
-  ASSIGN_OR_RETURN(model.config, LoadModelConfig(directory));
-  ASSIGN_OR_RETURN(const std::unique_ptr<const TensorSource> source, OpenTensorSource(directory));
-  if (!TokenizerFile(directory).empty()) {
-    ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(directory));
+  model.path = path;
+  std::unique_ptr<const TensorSource> source;
+  if (LooksLikeGguf(path)) {
+    ASSIGN_OR_RETURN(GgufSource opened, GgufSource::Open(path));
+    RETURN_IF_ERROR(ReadGgufModel(opened, model.config, model.tokenizer));
+    for (const GgufEntry& entry : opened.metadata().entries()) model.metadata.push_back(InspectEntry(entry));
+    source = std::make_unique<const GgufSource>(std::move(opened));
+  } else {
+    ASSIGN_OR_RETURN(model.config, LoadModelConfig(path));
+    ASSIGN_OR_RETURN(source, OpenTensorSource(path));
+    if (!TokenizerFile(path).empty()) {
+      ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(path));
+    }
   }
   std::map<std::string_view, std::vector<InspectedTensor>> files;
   for (const StoredTensor& tensor : source->tensors())
@@ -177,7 +250,7 @@ Result<Inspection> InspectModel(const std::string& directory) {
                                   .dtype = std::string(tensor.type_name),
                                   .shape = {tensor.shape.begin(), tensor.shape.end()},
                                   .bytes = tensor.bytes.size()});
-  for (auto& [path, tensors] : files) model.files.push_back({std::string(path), std::move(tensors)});
+  for (auto& [file, tensors] : files) model.files.push_back({std::string(file), std::move(tensors)});
   return model;
 }
 

@@ -1,6 +1,6 @@
-// A model on disk: finding it, opening it (configuration, mapped weights, tokenizer), and inspecting it without its
-// weights. Opening allocates nothing large: memory is planned next (runtime/plan.h) and allocated by Launch. A Model
-// never changes after it is opened; any thread may read it.
+// A model on disk, as a directory in Hugging Face layout or a GGUF file: finding it, opening it (configuration, mapped
+// weights, tokenizer), and inspecting it without its weights. Opening allocates nothing large: memory is planned next
+// (runtime/plan.h) and allocated by Launch. A Model never changes after it is opened; any thread may read it.
 //
 // Clients of runtime also get ModelConfig, Weights and Tokenizer from this header.
 #pragma once
@@ -21,17 +21,19 @@ namespace infinigen {
 inline constexpr int64_t kMaxContext = int64_t{1} << 30;
 
 struct Model {
-  std::string directory;  // empty: random weights
+  std::string path;  // the directory or the GGUF file; empty: random weights
   ModelConfig config;
   Weights weights;
-  DType dtype = DType::kF32;             // type of most matrix bytes
-  std::unique_ptr<Tokenizer> tokenizer;  // null if the directory has none
+  WeightType weight_type = WeightType::kF32;  // of most matrix bytes
+  DType dtype = DType::kF32;                  // PlainTypeOf(weight_type): of KV entries and a GPU's activations
+  std::unique_ptr<Tokenizer> tokenizer;       // null if the model has none
   double load_s = 0;
 
-  bool is_random() const { return directory.empty(); }
+  bool is_random() const { return path.empty(); }
 };
 
-// Resolves `name` to a model directory; an empty name is the built-in model. No other function searches for models.
+// Resolves `name` to the path of a model: a directory with config.json, or a GGUF file, also one in a directory that
+// holds no other model. An empty name is the built-in model. No other function searches for models.
 Result<std::string> FindModel(const std::string& name);
 
 // Directories in which the built-in model may be, in search order: relative to an installed `binary` or library
@@ -43,11 +45,14 @@ std::vector<std::string> BuiltInDirectories(const std::string& binary, const std
 // Returns the first of `directories` that is a directory; the error lists all of them.
 Result<std::string> FindBuiltIn(const std::vector<std::string>& directories);
 
-// Name of the directory's tokenizer file ("tokenizer.json"); empty if there is none.
-std::string TokenizerFile(const std::string& directory);
+// Name of the file that holds the tokenizer ("tokenizer.json", or the GGUF file); empty if there is none.
+std::string TokenizerFile(const std::string& path);
+// Opens only the tokenizer; an error if the model has none.
+Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path);
 
-Result<std::unique_ptr<Model>> OpenModel(const std::string& directory);
-Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, DType type, int threads);
+// `path` as FindModel returns it.
+Result<std::unique_ptr<Model>> OpenModel(const std::string& path);
+Result<std::unique_ptr<Model>> RandomModel(const std::string& shape, WeightType type, int threads);
 
 // Rows that a sequence may have: `asked`, or the model's context if that is 0. More than the model's learned positions
 // is an error. Rotary positions have no upper limit; callers warn beyond the trained length.
@@ -73,14 +78,22 @@ struct InspectedFile {
   std::vector<InspectedTensor> tensors;  // ascending by name
 };
 
+// An entry of a GGUF file's metadata.
+struct InspectedEntry {
+  std::string key;
+  std::string type;   // "uint32", "array of string"
+  std::string value;  // one line; long values are shortened
+};
+
 struct Inspection {
-  std::string directory;
+  std::string path;
   ModelConfig config;
   std::vector<InspectedFile> files;      // ascending by path
-  std::unique_ptr<Tokenizer> tokenizer;  // null if the directory has none
+  std::vector<InspectedEntry> metadata;  // in the order of the file; empty for a directory
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the model has none
 };
 
 // Refuses damaged files. Whether the tensors fit the config is checked by OpenModel.
-Result<Inspection> InspectModel(const std::string& directory);
+Result<Inspection> InspectModel(const std::string& path);
 
 }  // namespace infinigen

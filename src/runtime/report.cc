@@ -54,7 +54,7 @@ Json ModelJson(const Model& model) {
   return {{"name", model.config.name},
           {"arch", model.config.family_name()},
           {"params", ParameterCount(model.config)},
-          {"dtype", Name(model.dtype)}};
+          {"dtype", Name(model.weight_type)}};
 }
 
 Json DeviceJson(Executor& executor) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/size.h"
+#include "tensor/block_formats.h"
 
 namespace infinigen {
 namespace {
@@ -23,12 +24,20 @@ void DecodePlain(WeightType type, const std::byte* from, std::span<float> out) {
   });
 }
 
-void DecodeQ8_0(const std::byte* from, std::span<float> out) {
-  constexpr WeightFormat format = FormatOf(WeightType::kQ8_0);
-  for (size_t first = 0; first < out.size(); first += format.block_numbers, from += format.block_bytes) {
-    const float scale = ToFloat(Read<F16>(from));
-    for (size_t i = 0; i < static_cast<size_t>(format.block_numbers); ++i)
-      out[first + i] = scale * static_cast<float>(Read<int8_t>(from + sizeof(F16) + i));
+void DecodeBlocks(WeightType type, const std::byte* from, std::span<float> out) {
+  const WeightFormat& format = FormatOf(type);
+  const auto numbers = static_cast<size_t>(format.block_numbers);
+  UnpackedBlock block;
+  for (size_t first = 0; first < out.size(); first += numbers, from += format.block_bytes) {
+    UnpackBlock(type, from, block);
+    for (size_t i = 0; i < numbers; ++i) {
+      const size_t group = i / kGroupNumbers, half = i / kHalfNumbers;
+      const float number =
+          block.scale[group] * static_cast<float>(block.multiplier[half]) * static_cast<float>(block.codes[i]);
+      // Formats without offsets do not add zero, which would lose the sign of a zero.
+      out[first + i] =
+          HasOffsets(type) ? number + block.offset[group] * static_cast<float>(block.offset_multiplier[half]) : number;
+    }
   }
 }
 
@@ -56,15 +65,8 @@ Result<WeightView> WeightView::Make(const std::byte* data, WeightType type, int6
 
 void DecodeRow(const WeightView& weight, int64_t row, std::span<float> out) {
   CHECK(row >= 0 && row < weight.rows && std::ssize(out) == weight.cols);
-  switch (weight.type) {
-    case WeightType::kF32:
-    case WeightType::kF16:
-    case WeightType::kBF16:
-      return DecodePlain(weight.type, weight.row(row), out);
-    case WeightType::kQ8_0:
-      return DecodeQ8_0(weight.row(row), out);
-  }
-  CHECK(false);
+  if (IsPlain(weight.type)) return DecodePlain(weight.type, weight.row(row), out);
+  DecodeBlocks(weight.type, weight.row(row), out);
 }
 
 }  // namespace infinigen

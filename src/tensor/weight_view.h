@@ -2,13 +2,14 @@
 // and does not record whether its memory is on the host or the device. Small parameter vectors (norms, biases) are f32
 // and use ConstTensor.
 //
-// To add a stored type, add a row to kWeightFormats, from which all sizes are computed, and a case to DecodeRow, which
-// defines what the bytes mean. Tests compare the backends' matrix products with DecodeRow.
+// To add a stored type, add a row to kWeightFormats, from which all sizes are computed, and a case to UnpackBlock
+// (tensor/block_formats.h), which defines what the bytes mean. docs/quantised-weights.md describes the formats.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -24,7 +25,19 @@ enum class WeightType : uint8_t {
   kF32,
   kF16,
   kBF16,
-  kQ8_0,  // blocks of 32 numbers: an f16 scale, then 32 int8 codes; number = scale · code
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIq4Nl,
+  kIq4Xs,
+  kMxfp4,
 };
 
 struct WeightFormat {
@@ -32,22 +45,41 @@ struct WeightFormat {
   int64_t block_numbers;  // numbers in a block; a row consists of whole blocks
   int64_t block_bytes;
 };
-// [WeightType]
-inline constexpr std::array<WeightFormat, 4> kWeightFormats = {{
+// [WeightType]. Names are those of GGUF in lower case.
+inline constexpr std::array<WeightFormat, 16> kWeightFormats = {{
     {"f32", 1, 4},
     {"f16", 1, 2},
     {"bf16", 1, 2},
     {"q8_0", 32, 34},
+    {"q4_0", 32, 18},
+    {"q4_1", 32, 20},
+    {"q5_0", 32, 22},
+    {"q5_1", 32, 24},
+    {"q2_k", 256, 84},
+    {"q3_k", 256, 110},
+    {"q4_k", 256, 144},
+    {"q5_k", 256, 176},
+    {"q6_k", 256, 210},
+    {"iq4_nl", 32, 18},
+    {"iq4_xs", 256, 136},
+    {"mxfp4", 32, 17},
 }};
 
 constexpr const WeightFormat& FormatOf(WeightType type) { return kWeightFormats[static_cast<size_t>(type)]; }
 constexpr std::string_view Name(WeightType type) { return FormatOf(type).name; }
+// The type with this name, in lower case.
+constexpr std::optional<WeightType> WeightTypeNamed(std::string_view name) {
+  for (size_t i = 0; i < kWeightFormats.size(); ++i)
+    if (kWeightFormats[i].name == name) return static_cast<WeightType>(i);
+  return std::nullopt;
+}
 // True when every number is stored by itself, so that as<T> and DispatchPlain apply.
 constexpr bool IsPlain(WeightType type) { return FormatOf(type).block_numbers == 1; }
-// Alignment of every block in a matrix that starts aligned: the largest power of two that divides the block size.
+// Alignment that a matrix needs: a number's size for plain types. Blocks consist of f16 fields and bytes, so they need
+// two bytes, or one where the block size is odd.
 constexpr size_t AlignmentOf(WeightType type) {
   const auto bytes = static_cast<size_t>(FormatOf(type).block_bytes);
-  return bytes & (~bytes + 1);
+  return IsPlain(type) ? bytes : 2 - bytes % 2;
 }
 
 constexpr WeightType WeightTypeOf(DType type) { return static_cast<WeightType>(type); }

@@ -254,19 +254,6 @@ Status CheckSupported(const ModelReader& model, const std::string& name) {
   return Ok{};
 }
 
-// Highest score first; equal scores share a rank.
-std::vector<RankedToken> RankByScore(const std::vector<Piece>& pieces, const std::vector<bool>& mergeable) {
-  std::vector<RankedToken> tokens;
-  for (size_t id = 0; id < pieces.size(); ++id)
-    if (mergeable[id]) tokens.push_back({static_cast<TokenId>(id), 0});
-  const auto score = [&](const RankedToken& token) { return pieces[static_cast<size_t>(token.id)].score; };
-  std::stable_sort(tokens.begin(), tokens.end(),
-                   [&](const RankedToken& a, const RankedToken& b) { return score(a) > score(b); });
-  for (size_t i = 1; i < tokens.size(); ++i)
-    tokens[i].rank = tokens[i - 1].rank + (score(tokens[i]) != score(tokens[i - 1]) ? 1 : 0);
-  return tokens;
-}
-
 Result<MergeTable> MergesOf(const ModelReader& model, SentencePieceRules rules) {
   const size_t count = model.pieces.size();
   if (rules == SentencePieceRules::kLlamaTokenizer) {
@@ -278,7 +265,9 @@ Result<MergeTable> MergesOf(const ModelReader& model, SentencePieceRules rules) 
   std::vector<bool> mergeable(count);
   for (size_t id = 0; id < count; ++id)
     mergeable[id] = model.pieces[id].type == PieceType::kNormal || model.pieces[id].type == PieceType::kUserDefined;
-  return MergesOfSplits(model.vocabulary, RankByScore(model.pieces, mergeable), mergeable, SplitOrder::kSharedRank);
+  std::vector<float> scores(count);
+  for (size_t id = 0; id < count; ++id) scores[id] = model.pieces[id].score;
+  return MergesOfSplits(model.vocabulary, RankByScore(scores, mergeable), mergeable, SplitOrder::kSharedRank);
 }
 
 void SetOwnRules(const Settings& settings, TokenizerSpec& spec) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mmap_file.h"
+#include "text/gguf_tokenizer.h"
 #include "text/pipeline.h"
 #include "text/tokenizer_files.h"
 
@@ -96,13 +97,9 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
   return spec;
 }
 
-struct LoadedSpec {
-  TokenizerSpec spec;
-  TokenizerConfig config;
-  std::string path;  // the file from which the spec was read
-};
+}  // namespace
 
-Result<LoadedSpec> LoadSpec(const std::string& directory) {
+Result<LoadedTokenizer> LoadTokenizerSpec(const std::string& directory) {
   if (!std::filesystem::is_directory(directory)) return IoError("{}: not a directory", directory);
   ASSIGN_OR_RETURN(TokenizerConfig config, ReadTokenizerConfig(directory));
   const std::string whole = directory + "/tokenizer.json";
@@ -121,16 +118,14 @@ Result<LoadedSpec> LoadSpec(const std::string& directory) {
   if (!spec.ok()) return spec.error();
   if (const Status applied = ApplyTokenizerConfig(config, !from_json, *spec); !applied.ok())
     return Error{applied.error().kind, config.path + ": " + applied.error().message};
-  return LoadedSpec{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
+  return LoadedTokenizer{std::move(*spec), std::move(config), from_json ? whole : Exists(model) ? model : vocab};
 }
-
-}  // namespace
 
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory) {
-  Result<LoadedSpec> loaded = LoadSpec(directory);
+  Result<LoadedTokenizer> loaded = LoadTokenizerSpec(directory);
   if (!loaded.ok()) return loaded.error();
   const TokenizerConfig& config = loaded->config;
   const auto id_of = [&](const char* role) {
@@ -144,6 +139,23 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->chat_template_path_ = config.chat_template_path;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
   if (!pipeline.ok()) return Error{pipeline.error().kind, loaded->path + ": " + pipeline.error().message};
+  tokenizer->pipeline_ = std::move(*pipeline);
+  return tokenizer;
+}
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary) {
+  ASSIGN_OR_RETURN(TokenizerSpec spec, ReadGgufVocabulary(vocabulary));
+  const auto id_of = [&](std::optional<int64_t> id) -> std::optional<TokenId> {
+    if (!id || *id < 0 || *id >= spec.vocabulary.size()) return std::nullopt;
+    return static_cast<TokenId>(*id);
+  };
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer);
+  tokenizer->bos_ = id_of(vocabulary.bos);
+  tokenizer->eos_ = id_of(vocabulary.eos);
+  tokenizer->chat_template_ = vocabulary.chat_template;
+  tokenizer->chat_template_path_ = vocabulary.path;
+  Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(spec));
+  if (!pipeline.ok()) return Error{pipeline.error().kind, vocabulary.path + ": " + pipeline.error().message};
   tokenizer->pipeline_ = std::move(*pipeline);
   return tokenizer;
 }

@@ -1,5 +1,5 @@
 // Tokenizer: converts text to token ids and back, exactly as transformers' AutoTokenizer does for the same directory.
-// Loaded once from a model directory and immutable afterwards: every method may be called from any thread.
+// Made once from a model directory or a GGUF file and immutable afterwards: every method may be called from any thread.
 // docs/tokenizers.md describes the file formats.
 #pragma once
 
@@ -28,7 +28,8 @@ struct EncodeOptions {
   std::span<const size_t> literal = {};
 };
 
-class Pipeline;  // text/pipeline.h
+class Pipeline;         // text/pipeline.h
+struct GgufVocabulary;  // text/gguf_tokenizer.h
 
 class Tokenizer {
  public:
@@ -36,6 +37,9 @@ class Tokenizer {
   // by content); vocab.json with merges.txt. Also reads tokenizer_config.json, special_tokens_map.json,
   // added_tokens.json and chat_template.jinja if they exist.
   static Result<std::unique_ptr<Tokenizer>> Load(const std::string& directory);
+
+  // Makes the tokenizer of a GGUF file. Ids equal llama.cpp's for the same file.
+  static Result<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocabulary& vocabulary);
 
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;

@@ -64,6 +64,17 @@ Status ApplyTokenizerConfig(const TokenizerConfig& config, bool add_bos_eos, Tok
 // space, which encoding has added.
 std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space);
 
+// ---- a whole directory (tokenizer.cc) ----
+
+struct LoadedTokenizer {
+  TokenizerSpec spec;
+  TokenizerConfig config;
+  std::string path;  // the file from which the spec was read
+};
+
+// Reads the files of a directory in the order that Tokenizer::Load states.
+Result<LoadedTokenizer> LoadTokenizerSpec(const std::string& directory);
+
 // ---- tokenizer.json, the format of Hugging Face's tokenizers library (tokenizer_json.cc) ----
 
 // Reads vocabulary and merges directly into their tables, without a JSON tree of the file. `rules` may replace parts of

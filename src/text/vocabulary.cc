@@ -126,6 +126,18 @@ Result<MergeTable> MergeList::Resolve(const TokenVocabulary& vocabulary) const {
   return table;
 }
 
+std::vector<RankedToken> RankByScore(std::span<const float> scores, const std::vector<bool>& mergeable) {
+  std::vector<RankedToken> tokens;
+  for (size_t id = 0; id < mergeable.size(); ++id)
+    if (mergeable[id]) tokens.push_back({static_cast<TokenId>(id), 0});
+  const auto score = [&](const RankedToken& token) { return scores[static_cast<size_t>(token.id)]; };
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [&](const RankedToken& a, const RankedToken& b) { return score(a) > score(b); });
+  for (size_t i = 1; i < tokens.size(); ++i)
+    tokens[i].rank = tokens[i - 1].rank + (score(tokens[i]) != score(tokens[i - 1]) ? 1 : 0);
+  return tokens;
+}
+
 Result<MergeTable> MergesOfSplits(const TokenVocabulary& vocabulary, const std::vector<RankedToken>& tokens,
                                   const std::vector<bool>& part, SplitOrder order) {
   const auto part_of = [&](std::string_view text) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -86,6 +87,14 @@ class MergeTable {
     for (const uint64_t slot : slots_)
       if (slot != 0) visit(static_cast<TokenId>(slot & kIdMask));
   }
+  // Calls visit(left id, right id, merge) for every pair, in no order.
+  template <class Visit>
+  void ForEachPair(Visit&& visit) const {
+    for (size_t i = 0; i < slots_.size(); ++i)
+      if (const uint64_t slot = slots_[i]; slot != 0)
+        visit(static_cast<TokenId>((slot >> 40) & kIdMask), static_cast<TokenId>((slot >> 20) & kIdMask),
+              Merge{ranks_[i], static_cast<TokenId>(slot & kIdMask)});
+  }
 
  private:
   static constexpr uint64_t kIdMask = (1 << 20) - 1;
@@ -131,6 +140,10 @@ struct RankedToken {
   TokenId id = 0;
   uint32_t rank = 0;  // lower ranks merge first; equal ranks from left to right
 };
+
+// The tokens that are set in `mergeable` [id], highest score first; equal scores share a rank. `scores` [id] has no
+// NaN.
+std::vector<RankedToken> RankByScore(std::span<const float> scores, const std::vector<bool>& mergeable);
 
 enum class SplitOrder {
   kSharedRank,   // all splits of a token have the token's rank (SentencePiece)

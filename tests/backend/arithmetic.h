@@ -55,7 +55,7 @@ inline double AttentionError(double rounding, double score_deviation, double val
 inline double Spread(const float* query, int64_t slot, int64_t kv_head, std::span<const int32_t> rows, float scale,
                      const LayerEntries& entries) {
   double squares = 0;
-  for (const float weight : AttentionWeights(query, slot, kv_head, rows, scale, entries))
+  for (const float weight : AttentionWeights(query, slot, kv_head, rows, {.scale = scale}, entries))
     squares += static_cast<double>(weight) * weight;
   return std::sqrt(squares);
 }

@@ -21,6 +21,8 @@ struct Setting {
   float query_scale = 1.0f;  // sharp or flat attention
   float value_scale = 1.0f;
   DType activation = DType::kF32;  // type of queries and outputs
+  float soft_cap = 0;
+  int64_t window = 0;
 };
 
 // The same random entries in both backends; sequence s has lengths[s] rows.
@@ -84,14 +86,16 @@ class Both {
     return *std::max_element(lengths.begin(), lengths.end());
   }
   AttentionShape Shape() const {
-    return {setting_.kv_heads * setting_.group, 1.0f / std::sqrt(static_cast<float>(setting_.dim))};
+    return {setting_.kv_heads * setting_.group, 1.0f / std::sqrt(static_cast<float>(setting_.dim)), setting_.soft_cap,
+            setting_.window};
   }
   // Allowed error from rounding before multiplication, for query head `head` of a token.
   double Rounded(const HostTensor& queries, int64_t token, int64_t head, int64_t slot, int32_t row) const {
     const double rounding = Factory::AttentionRounding(setting_.type);
     if (rounding == 0) return 0;
-    std::vector<int32_t> rows(static_cast<size_t>(row + 1));
-    std::iota(rows.begin(), rows.end(), 0);
+    const int32_t seen = setting_.window > 0 ? std::min(row + 1, static_cast<int32_t>(setting_.window)) : row + 1;
+    std::vector<int32_t> rows(static_cast<size_t>(seen));
+    std::iota(rows.begin(), rows.end(), row + 1 - seen);
     const double spread = Spread(queries.row(token) + head * setting_.dim, slot, head / setting_.group, rows,
                                  Shape().scale, theirs_.view());
     return AttentionError(rounding, setting_.query_scale, setting_.value_scale, spread);
@@ -173,6 +177,37 @@ TYPED_TEST(AttentionTest, PrefillRuns) {
   Both<TypeParam> both(this->backend(), this->reference(), {StoreType::kBF16, 2, 3, 24}, {1300, 1300}, random);
   for (const int64_t first : {0, 1, 63, 64, 200, 256, 1000})
     for (const int64_t count : {1, 2, 64, 67, 130, 300}) both.CheckPrefill(first % 2, first, count, random);
+}
+
+// Windows that begin and end inside and at the ends of blocks, extents and chunks, from one row to all.
+TYPED_TEST(AttentionTest, Windows) {
+  Random random(28);
+  for (const StoreType type : {StoreType::kF32, StoreType::kBF16, StoreType::kInt4}) {
+    for (const int64_t window : {1, 2, 63, 64, 65, 200, 256, 1000, 1024, 1100, 5000}) {
+      SCOPED_TRACE(::testing::Message() << Name(type) << " window " << window);
+      const Setting setting{type, 2, 3, 32, 1.0f, 1.0f, DType::kF32, 0, window};
+      Both<TypeParam> both(this->backend(), this->reference(), setting, {2300, 1100}, random);
+      both.CheckDecode({0, 0, 1, 0, 1, 0, 0}, {2299, 0, 1099, 1024, 63, 1500, 255}, random);
+      both.CheckPrefill(0, 1003, 140, random);
+      both.CheckPrefill(0, 2047, 1, random);
+      both.CheckPrefill(1, 0, 70, random);
+    }
+  }
+}
+
+TYPED_TEST(AttentionTest, SoftCaps) {
+  Random random(29);
+  for (const StoreType type : {StoreType::kF32, StoreType::kBF16, StoreType::kInt8}) {
+    for (const float cap : {0.5f, 5.0f, 50.0f}) {
+      for (const int64_t window : {0, 100}) {
+        SCOPED_TRACE(::testing::Message() << Name(type) << " cap " << cap << " window " << window);
+        const Setting setting{type, 2, 4, 64, 4.0f, 1.0f, DType::kF32, cap, window};
+        Both<TypeParam> both(this->backend(), this->reference(), setting, {300}, random);
+        both.CheckDecode({0, 0}, {299, 17}, random);
+        both.CheckPrefill(0, 170, 130, random);
+      }
+    }
+  }
 }
 
 TYPED_TEST(AttentionTest, ActivationsOfEveryType) {

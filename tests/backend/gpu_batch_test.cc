@@ -303,7 +303,7 @@ TYPED_TEST(GpuBatchTest, RowwiseOpsDoNotDependOnTheCall) {
         b.RmsNorm(Queue::kCompute, some(dx), dw, 1e-5f, some(rms));
         b.LayerNorm(Queue::kCompute, some(dx), dw, dw, 1e-5f, some(layer));
         b.SiluMul(Queue::kCompute, some(gated), some(up));
-        b.Rope(Queue::kCompute, some(dtable), some(up));
+        b.Rope(Queue::kCompute, some(dtable), {.head_dim = 64}, some(up));
       }
       return std::vector{rms.Fetch().bytes, layer.Fetch().bytes, gated.Fetch().bytes, up.Fetch().bytes};
     };

@@ -1,5 +1,7 @@
 // Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Outputs that are not f32 add
 // their rounding to the bound.
+#include <complex>
+
 #include "backend/backends.h"
 #include "backend/operands.h"
 
@@ -102,13 +104,45 @@ TYPED_TEST(RowwiseTest, RopeAtLargePositions) {
     HostTensor x = HostTensor::Normal(random, DType::kF32, count, heads * dim, 1.0f, 7);
     DeviceTensor df(b, frequencies), dtable(b, table), dx(b, x);
     DeviceInts drows(b, rows);
-    b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, dtable);
-    b.Rope(Queue::kCompute, dtable, dx);
-    this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(),
+    b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, 1, dtable);
+    b.Rope(Queue::kCompute, dtable, {.head_dim = dim}, dx);
+    this->reference().RopeTable(Queue::kCompute, {count, nullptr, nullptr, rows.data()}, frequencies.view(), 1,
                                 table.view());
-    this->reference().Rope(Queue::kCompute, table.view(), x.view());
+    this->reference().Rope(Queue::kCompute, table.view(), {.head_dim = dim}, x.view());
     ExpectClose(dtable.Fetch(), table, 2e-7f, 1e-7f);
     ExpectClose(dx.Fetch(), x, 4e-7f, 2e-6f);
+  }
+}
+
+// Complex numbers are the oracle: plane i of position p is multiplied by factor · e^(i·p·frequency).
+TYPED_TEST(RowwiseTest, RotatesPlanesInBothOrders) {
+  auto& b = this->backend();
+  Random random(14);
+  for (const bool adjacent : {false, true}) {
+    for (const auto& [dim, rotated] : {std::pair{8, 8}, {20, 20}, {64, 64}, {80, 32}, {96, 72}, {128, 2}}) {
+      const int64_t planes = rotated / 2, count = 5, heads = 3;
+      HostTensor frequencies(DType::kF32, 1, planes), table(DType::kF32, count, rotated, 3);
+      for (int64_t i = 0; i < planes; ++i) frequencies.Set(0, i, 1.0f / static_cast<float>(1 + i));
+      const std::vector<int32_t> rows = {0, 1, 2, 50, 999};
+      HostTensor x = HostTensor::Normal(random, DType::kF32, count, heads * dim, 1.0f, 7), want = x;
+      for (int64_t r = 0; r < count; ++r) {
+        for (int64_t head = 0; head < heads * dim; head += dim) {
+          for (int64_t i = 0; i < planes; ++i) {
+            const int64_t real = head + (adjacent ? 2 * i : i), imaginary = real + (adjacent ? 1 : planes);
+            const float angle = static_cast<float>(rows[static_cast<size_t>(r)]) * frequencies.At(0, i);
+            const std::complex<double> turned =
+                std::complex<double>(x.At(r, real), x.At(r, imaginary)) * std::polar(1.5, static_cast<double>(angle));
+            want.Set(r, real, static_cast<float>(turned.real()));
+            want.Set(r, imaginary, static_cast<float>(turned.imag()));
+          }
+        }
+      }
+      DeviceTensor df(b, frequencies), dtable(b, table), dx(b, x);
+      DeviceInts drows(b, rows);
+      b.RopeTable(Queue::kCompute, {count, nullptr, nullptr, drows}, df, 1.5f, dtable);
+      b.Rope(Queue::kCompute, dtable, {.head_dim = dim, .adjacent = adjacent}, dx);
+      ExpectClose(dx.Fetch(), want, 1e-6f, 4e-6f);
+    }
   }
 }
 
@@ -125,6 +159,47 @@ TYPED_TEST(RowwiseTest, SiluMul) {
     b.SiluMul(Queue::kCompute, dgate, dup);
     this->reference().SiluMul(Queue::kCompute, gate.view(), up.view());
     ExpectClose(dgate.Fetch(), gate, 1e-6f, 1e-30f);
+  }
+}
+
+TYPED_TEST(RowwiseTest, GeluMul) {
+  auto& b = this->backend();
+  Random random(15);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t n : {1, 5, 16, 50, 700}) {
+      HostTensor gate = HostTensor::Normal(random, type, 6, n, 3.0f, 1);
+      HostTensor up = HostTensor::Normal(random, type, 6, n, 1.0f, 4);
+      const float extremes[] = {0.0f, -0.0f, -9.0f, -30.0f, -200.0f, 100.0f, 3e4f, -3e4f};
+      for (int64_t i = 0; i < std::min<int64_t>(n, 8); ++i) gate.Set(0, i, extremes[i]);
+      HostTensor wide = gate.As(DType::kF32), wide_up = up.As(DType::kF32);
+      DeviceTensor dgate(b, gate), dup(b, up);
+      b.GeluMul(Queue::kCompute, dgate, dup);
+      this->reference().GeluMul(Queue::kCompute, wide.view(), wide_up.view());
+      // Where GELU is almost 0, the reference's 1 + tanh has an absolute error; so has e^x of a large x.
+      ExpectClose(dgate.Fetch(), wide, 2e-5f, 1e-6f);
+    }
+  }
+}
+
+TYPED_TEST(RowwiseTest, AddScaleAndSoftCap) {
+  auto& b = this->backend();
+  Random random(16);
+  for (const int64_t n : {1, 7, 64, 1001}) {
+    HostTensor x = HostTensor::Normal(random, DType::kF32, 5, n, 20.0f, 3);
+    HostTensor y = HostTensor::Normal(random, DType::kF32, 5, n, 1.0f, 2);
+    x.Set(0, 0, 1e30f);
+    if (n > 1) x.Set(1, 1, -1e30f);
+    DeviceTensor dx(b, x), dy(b, y);
+    b.Add(Queue::kCompute, dy, dx);
+    this->reference().Add(Queue::kCompute, y.view(), x.view());
+    ExpectClose(dx.Fetch(), x, 0, 0);
+    b.Scale(Queue::kCompute, 59.87f, dx);
+    this->reference().Scale(Queue::kCompute, 59.87f, x.view());
+    ExpectClose(dx.Fetch(), x, 0, 0);
+    b.SoftCap(Queue::kCompute, 30.0f, dx);
+    this->reference().SoftCap(Queue::kCompute, 30.0f, x.view());
+    ExpectClose(dx.Fetch(), x, 1e-6f, 30 * 2e-7f);
+    for (int64_t c = 0; c < n; ++c) EXPECT_LE(std::fabs(dx.Fetch().At(0, c)), 30.0f);
   }
 }
 
@@ -240,8 +315,8 @@ TYPED_TEST(RowwiseTest, RotatesEveryType) {
       HostTensor table = HostTensor::Normal(random, DType::kF32, count, dim);
       HostTensor x = HostTensor::Normal(random, type, count, 3 * dim, 1.0f, 7), want = x.As(DType::kF32);
       DeviceTensor dtable(b, table), dx(b, x);
-      b.Rope(Queue::kCompute, dtable, dx);
-      this->reference().Rope(Queue::kCompute, table.view(), want.view());
+      b.Rope(Queue::kCompute, dtable, {.head_dim = dim}, dx);
+      this->reference().Rope(Queue::kCompute, table.view(), {.head_dim = dim}, want.view());
       ExpectClose(dx.Fetch(), want, 4e-7f, 2e-6f);
     }
   }

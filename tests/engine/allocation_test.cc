@@ -80,7 +80,7 @@ TEST_P(Allocation, AStepAllocatesNothing) {
   LayerSpec spec = PlainLayer(config.head_dim);
   config.SetLayers(3, spec);
   config.specs[1].qk_norm = QkNorm::kHead;
-  const Weights weights = RandomWeights(config, DType::kBF16, 1, 1).value();
+  const Weights weights = RandomWeights(config, WeightType::kBF16, 1, 1).value();
   SketchMatrices basis{.query = std::vector<float>(2 * 16 * 8, 0.25f),
                        .key = std::vector<float>(2 * 16 * 8, 0.25f),
                        .key_offset = std::vector<float>(2 * 8)};

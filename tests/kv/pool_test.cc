@@ -101,6 +101,68 @@ TEST(Pool, FreeSlabsMakeRoomForLastExtents) {
   pool.SetRows(slot, 300);
 }
 
+// Layers 1 and 2 have a window of 100 rows, in rings of two extents.
+PoolOptions WithWindows(uint64_t limit_rows) {
+  PoolOptions options = Options(limit_rows);
+  options.window = 100;
+  options.windowed = {false, true, true};
+  options.ring_rows = PoolOptions::RingFor(100, 64);
+  return options;
+}
+
+TEST(Pool, LayersWithAWindowHaveRings) {
+  static_assert(PoolOptions::RingFor(1, 1) == 512 && PoolOptions::RingFor(100, 64) == 512);
+  static_assert(PoolOptions::RingFor(257, 1) == 512 && PoolOptions::RingFor(258, 1) == 768);
+  CountingAllocator memory;
+  Pool pool(WithWindows(2000), memory);
+  const uint64_t row_bytes = kRowBytes / kLayers;
+  for (int round = 0; round < 3; ++round) {
+    const SeqSlot slot = pool.Admit(1300).value();
+    EXPECT_EQ(pool.mapped_bytes(), (1300 + 2 * 512) * row_bytes);
+    EXPECT_EQ(memory.held, pool.mapped_bytes());
+    EXPECT_EQ(pool.quotas(LayerId(0))[slot.index()], 1300);
+    EXPECT_EQ(pool.quotas(LayerId(1))[slot.index()], 1536);
+    // While rows are appended, the last 512 can be read, in both rings.
+    const auto entry = [&](LayerId layer, int64_t head, int64_t row) {
+      const LayerEntries entries{kLayout, pool.Table(layer).data(), pool.options().extents_per_slot(),
+                                 pool.quotas(layer).data()};
+      return reinterpret_cast<int32_t*>(entries.Entry(slot.value(), head, row));
+    };
+    for (int32_t row = 0; row < 1300; ++row) {
+      for (LayerId layer : IdRange<LayerId>(kLayers))
+        for (int32_t head = 0; head < 2; ++head) *entry(layer, head, row) = row * 8 + layer.value() * 2 + head;
+      for (int32_t seen = std::max(0, row - 511); seen <= row; seen += 73)
+        for (LayerId layer : IdRange<LayerId>(kLayers))
+          for (int32_t head = 0; head < 2; ++head)
+            ASSERT_EQ(*entry(layer, head, seen), seen * 8 + layer.value() * 2 + head) << "after row " << row;
+    }
+    pool.Release(slot);
+    EXPECT_EQ(pool.used_bytes(), 0u);
+  }
+}
+
+TEST(Pool, RingsGrowUpToTheirLength) {
+  CountingAllocator memory;
+  Pool pool(WithWindows(2000), memory);
+  const uint64_t row_bytes = kRowBytes / kLayers;
+  const SeqSlot slot = pool.Admit(256).value();
+  EXPECT_EQ(pool.mapped_bytes(), 3 * 256 * row_bytes);
+  ASSERT_TRUE(pool.Grow(slot, 512).ok());
+  EXPECT_EQ(pool.mapped_bytes(), 3 * 512 * row_bytes);
+  ASSERT_TRUE(pool.Grow(slot, 1280).ok());
+  EXPECT_EQ(pool.mapped_bytes(), (1280 + 2 * 512) * row_bytes);
+  const std::span<std::byte* const> table = pool.Table(LayerId(2));
+  EXPECT_EQ(table[2], table[0]);
+  EXPECT_EQ(table[3], table[1]);
+  EXPECT_EQ(table[4], table[0]);
+  EXPECT_NE(table[1], table[0]);
+  EXPECT_EQ(table[5], nullptr);
+  // A second sequence has its own.
+  EXPECT_NE(
+      pool.Table(LayerId(2))[static_cast<size_t>(pool.Admit(256).value().value() * pool.options().extents_per_slot())],
+      table[0]);
+}
+
 // The first layer retains everything, the others 40 rows.
 TEST(Pool, EvictingLayersHaveTheirOwnQuota) {
   CountingAllocator memory;

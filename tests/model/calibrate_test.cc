@@ -174,7 +174,6 @@ TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
   for (const char* name : {"llama_gqa_tied", "llama_rope_llama3", "llama_rope_linear"}) {
     const std::unique_ptr<Loaded> model = Open(kModels + name);
     LayerRows layer = RowsOf(*model, std::vector<int32_t>(kRows, 7));
-    const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
     std::vector<double> offsets;
     for (size_t row = 0; row < kRows; ++row) offsets.push_back(static_cast<double>(kTarget) - static_cast<double>(row));
     for (std::vector<float>* rows : {&layer.queries, &layer.keys}) {
@@ -184,7 +183,8 @@ TEST(Calibrate, ARotatedRowEqualsTheRowAtThatPosition) {
       };
       const std::vector<float> expected = row_of(kTarget);
       EXPECT_NE(row_of(0), expected);
-      TurnRows(frequencies, offsets, *rows);
+      TurnRows(RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim, 512), model->config.ropes[0],
+               model->config.head_dim, offsets, *rows);
       for (size_t row = 0; row < kRows; ++row) ExpectFetched(row_of(row), expected, 2e-4f);
     }
   }
@@ -236,9 +236,9 @@ TEST(Calibrate, ShippedModelHoldsForPositionsThatTheTextDidNotReach) {
   SplitMix random(3);
   std::vector<double> offsets;
   for (int row = 0; row < 400; ++row) offsets.push_back(std::floor(random.Unit() * kContext) - row);
-  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim);
-  TurnRows(frequencies, offsets, rows.queries);
-  TurnRows(frequencies, offsets, rows.keys);
+  const std::vector<float> frequencies = RopeInverseFrequencies(model->config.ropes[0], model->config.head_dim, 512);
+  TurnRows(frequencies, model->config.ropes[0], model->config.head_dim, offsets, rows.queries);
+  TurnRows(frequencies, model->config.ropes[0], model->config.head_dim, offsets, rows.keys);
   for (const ProjectionKind kind : {ProjectionKind::kRotation, ProjectionKind::kPair}) {
     const double near_error = GuessError(rows, near->Basis(LayerId(0), kind, kDims), model->config, kDims);
     const double far_error = GuessError(rows, far->Basis(LayerId(0), kind, kDims), model->config, kDims);
@@ -256,7 +256,7 @@ TEST(Calibrate, LayersWithoutRopeAreNotRotated) {
   config.ffn = 32;
   config.vocab = 50;
   config.specs[1].rope = LayerSpec::kNoRope;
-  const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+  const Result<Weights> weights = RandomWeights(config, WeightType::kF32, 1, 1);
   const auto calibrate = [&](int64_t positions) {
     const std::unique_ptr<Executor> executor = MakeExecutor(config, *weights, {.max_tokens = 512}).value();
     return Calibrate(*executor, RandomCalibrationText(config.vocab, 512), {.positions = positions}).value();
@@ -347,7 +347,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   const auto identity = [&](const std::function<void(ModelConfig&)>& set) {
     ModelConfig config = plain;
     set(config);
-    const Result<Weights> weights = RandomWeights(config, DType::kF32, 1, 1);
+    const Result<Weights> weights = RandomWeights(config, WeightType::kF32, 1, 1);
     return IdentifyModel(config, *weights).Hex();
   };
   std::vector<std::string> seen = {identity([](ModelConfig&) {})};
@@ -369,6 +369,9 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
       [](ModelConfig& c) { c.ropes.push_back({}); },
       [](ModelConfig& c) { c.ropes[0].order = RopeOrder::kPairs; },
       [](ModelConfig& c) { c.ropes[0].rotary_dims = 32; },
+      [](ModelConfig& c) { c.ropes[0].frequency_divisors.assign(32, 2.0f); },
+      [](ModelConfig& c) { c.ropes[0].frequency_divisors.assign(32, 3.0f); },
+      [](ModelConfig& c) { c.ropes[0].magnitude = 1.5; },
       [](ModelConfig& c) { c.final_norm->eps *= 2; },
       [](ModelConfig& c) { c.embedding_scale = 8; },
       [](ModelConfig& c) { c.logit_soft_cap = 8; },
@@ -378,7 +381,7 @@ TEST(Identity, ChangesWithEveryFieldOfALayer) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 
   plain.specs[1].qk_norm = QkNorm::kHead;
-  Result<Weights> weights = RandomWeights(plain, DType::kF32, 1, 1);
+  Result<Weights> weights = RandomWeights(plain, WeightType::kF32, 1, 1);
   const ModelIdentity before = IdentifyModel(plain, *weights);
   const std::vector<float> other(static_cast<size_t>(plain.head_dim), 2.0f);
   weights->layers[1].k_norm.weight.data = reinterpret_cast<const std::byte*>(other.data());
@@ -389,7 +392,7 @@ TEST(Identity, SamplesLargeTensorsInAllParts) {
   ModelConfig config = *ShapeByName("llama-3.2-1b");
   config.SetLayers(1, config.specs.front());
   config.vocab = 1000;
-  Result<Weights> weights = RandomWeights(config, DType::kBF16, 1, 1);
+  Result<Weights> weights = RandomWeights(config, WeightType::kBF16, 1, 1);
   ASSERT_TRUE(weights.ok());
   const ModelIdentity identity = IdentifyModel(config, *weights);
   WeightView& q = weights->layers[0].q.weight;

@@ -89,19 +89,19 @@ void ExpectFrequencies(const std::vector<float>& expected, const std::vector<flo
 TEST(RopeInverseFrequencies, AreThoseOfTransformers) {
   ExpectFrequencies({0x1.000000p+0f, 0x1.43d136p-2f, 0x1.99999ap-4f, 0x1.030dc6p-5f, 0x1.47ae14p-7f, 0x1.9e7c70p-9f,
                      0x1.0624dep-10f, 0x1.4b96c0p-12f},
-                    RopeInverseFrequencies({}, 16), 1);
+                    RopeInverseFrequencies({}, 16, 0), 1);
   RopeConfig linear;
   linear.scaling = RopeScaling::kLinear;
   linear.factor = 3.0;
   ExpectFrequencies({0x1.555556p-2f, 0x1.afc19ep-4f, 0x1.111112p-5f, 0x1.5967b2p-7f, 0x1.b4e81ap-9f, 0x1.1452f6p-10f,
                      0x1.5d867ep-12f, 0x1.ba1e56p-14f},
-                    RopeInverseFrequencies(linear, 16), 1);
+                    RopeInverseFrequencies(linear, 16, 0), 1);
   // Three ranges: the first unchanged, some interpolated (index 32 and around), the last divided by 8.
   const RopeConfig llama3{500000.0, RopeScaling::kLlama3, 8.0, 1.0, 4.0, 8192};
   ExpectFrequencies({0x1.000000p+0f, 0x1.c2ef78p-2f, 0x1.8d2760p-3f, 0x1.5dc95ap-4f, 0x1.341190p-5f, 0x1.0f5386p-6f,
                      0x1.ddee9ep-8f, 0x1.a4ee40p-9f, 0x1.132ba4p-11f, 0x1.46831ap-14f, 0x1.1f91f0p-15f, 0x1.fa8b86p-17f,
                      0x1.be2188p-18f, 0x1.88ec20p-19f, 0x1.5a0f4ep-20f, 0x1.30c94ep-21f},
-                    RopeInverseFrequencies(llama3, 128), 4);
+                    RopeInverseFrequencies(llama3, 128, 0), 4);
 }
 
 }  // namespace

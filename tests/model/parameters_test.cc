@@ -18,7 +18,7 @@ Weights Small() {
   config.ffn = 8;
   config.vocab = 5;
   config.max_positions = 4;
-  return RandomWeights(config, DType::kF32, 1, 1).value();
+  return RandomWeights(config, WeightType::kF32, 1, 1).value();
 }
 
 // A member that VisitParameters omits would be neither loaded nor placed nor counted.

@@ -66,10 +66,25 @@ inline ModelConfig Mixed() {
   return config;
 }
 
+// Gemma's: norms on both sides, soft caps, a scaled embedding, gated GELU, windows in some layers.
+inline ModelConfig Capped() {
+  ModelConfig config = Llama();
+  config.name = "test-capped";
+  config.embedding_scale = 6;
+  config.logit_soft_cap = 4;
+  for (LayerSpec& spec : config.specs) {
+    spec.norm_placement = NormPlacement::kBothSides;
+    spec.attention_soft_cap = 3;
+    spec.mlp.activation = Activation::kGeluTanh;
+  }
+  config.specs[0].window = config.specs[2].window = 21;
+  return config;
+}
+
 class RandomModelWithBases {
  public:
   RandomModelWithBases(const ModelConfig& model, int64_t dims, uint64_t seed) : config(model) {
-    Result<Weights> random = RandomWeights(config, DType::kF32, seed, 1);
+    Result<Weights> random = RandomWeights(config, WeightType::kF32, seed, 1);
     CHECK(random.ok());
     weights = std::move(*random);
     std::mt19937_64 numbers(seed);
@@ -82,7 +97,8 @@ class RandomModelWithBases {
     };
     for (LayerWeights& layer : weights.layers) {
       set_norm(layer.attention_norm.weight);
-      for (ConstTensor* weight : {&layer.q_norm.weight, &layer.k_norm.weight})
+      for (ConstTensor* weight :
+           {&layer.q_norm.weight, &layer.k_norm.weight, &layer.attention_out_norm.weight, &layer.mlp_out_norm.weight})
         if (*weight) set_norm(*weight);
     }
     for (int64_t layer = 0; layer < config.layers; ++layer) {

@@ -445,6 +445,24 @@ INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([
                          })),
                          kCaseName);
 
+// Layers with a window between others, in sequences longer than their rings (512 rows).
+TEST(RemoteWindows, EqualALocalPool) {
+  const RandomModelWithBases model(Capped(), 8, 5);
+  for (const KvMethod& method : {KvMethod(), Sparse(GuessSource::kSelf), Sparse(GuessSource::kPrevLayer),
+                                 Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)}) {
+    const ExecutorOptions options{
+        .device = Device::kReference, .max_tokens = 700, .kv_type = StoreType::kF32, .method = method};
+    const std::unique_ptr<Executor> remote =
+        MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases}, "late",
+                            std::make_unique<LateBackend>())
+            .value();
+    const std::unique_ptr<Executor> local =
+        MakeExecutor(model.config, model.weights, options, {.bases = model.bases}).value();
+    const std::vector<int32_t> ids = model.Ids(690, 1);
+    EXPECT_EQ(Decode(*remote, ids, 600), Decode(*local, ids, 600)) << Name(method.from);
+  }
+}
+
 TEST(Streamed, TheRequestedNumberSpreadEvenly) {
   for (const int64_t layers : {1, 2, 7, 40}) {
     for (const double share : {0.0, 0.3, 0.5, 0.7, 1.0}) {

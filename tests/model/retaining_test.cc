@@ -29,6 +29,8 @@ std::vector<Case> Cases() {
     cases.push_back({policy, GuessSource::kPrevMid, Llama()});
   cases.push_back({&kRetainCounter, GuessSource::kPrevStep, Opt()});
   cases.push_back({&kRetainH2o, GuessSource::kSelf, Opt()});
+  cases.push_back({&kRetainH2o, GuessSource::kSelf, Capped()});
+  cases.push_back({&kRetainLru, GuessSource::kPrevMid, Capped()});
   return cases;
 }
 
@@ -127,6 +129,7 @@ TEST_P(Retaining, NeitherThreadsNorOtherSequencesMatter) {
 }
 
 TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
+  if (model.config.window() > 0) GTEST_SKIP() << "window_test.cc has the limits of models with windows";
   const uint64_t row_bytes = static_cast<uint64_t>(2 * model.config.kv_heads * model.config.head_dim) * sizeof(float);
   const uint64_t layers = static_cast<uint64_t>(model.config.layers),
                  dense = static_cast<uint64_t>(method.dense_layers);
@@ -150,7 +153,9 @@ TEST_P(Retaining, ThePoolStaysWithinTheLimit) {
 // A limit in bytes is divided by the stated number of sequences, however many there are.
 TEST_P(Retaining, BytesAreDividedByTheBatchNotByRunningSequences) {
   const uint64_t row_bytes = static_cast<uint64_t>(2 * model.config.kv_heads * model.config.head_dim) * sizeof(float);
-  method.limit.bytes = 3 * row_bytes * static_cast<uint64_t>(model.config.layers) * 100;
+  uint64_t rows = 0;
+  for (const LayerSpec& spec : model.config.specs) rows += spec.window > 0 ? kExtentTokens : 100;
+  method.limit.bytes = 3 * row_bytes * rows;
   method.limit.sequences = 3;
   const std::vector<int32_t> ids = model.Ids(160, 9);
   EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, 2, 1), ids, 150),

@@ -41,7 +41,8 @@ class SelectingModel {
     for (Layer& layer : layers_) layer.keys.resize(static_cast<size_t>(config.kv_heads));
     for (Layer& layer : layers_) layer.values.resize(static_cast<size_t>(config.kv_heads));
     for (Layer& layer : layers_) layer.alive.resize(static_cast<size_t>(config.kv_heads));
-    for (const RopeConfig& rope : config.ropes) frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim));
+    for (const RopeConfig& rope : config.ropes)
+      frequencies_.push_back(RopeInverseFrequencies(rope, config.head_dim, config.max_positions));
   }
 
   // The sequence will have `final_tokens` tokens; the first `prompt` are prefilled, the others are steps.
@@ -53,12 +54,15 @@ class SelectingModel {
   // Appends a token and returns its logits. `select`: as a decode step; otherwise it attends to everything.
   Vector Next(int32_t token, bool select) {
     Vector x = Row(weights_.embedding, token);
+    for (float& number : x) number *= config_.embedding_scale;
     if (config_.positions == PositionKind::kLearned) Add(x, Row(weights_.positions, row_ + config_.position_offset));
     Vector guess_in;
     for (size_t i = 0; i < layers_.size(); ++i) x = RunLayer(i, std::move(x), guess_in, select);
     ++row_;
     if (config_.final_norm) x = Norm(*config_.final_norm, weights_.final_norm, x);
-    return Times(config_.tied_embeddings ? Linear{weights_.embedding, {}} : weights_.lm_head, x);
+    Vector logits = Times(config_.tied_embeddings ? Linear{weights_.embedding, {}} : weights_.lm_head, x);
+    for (float& logit : logits) logit = static_cast<float>(Capped(logit, config_.logit_soft_cap));
+    return logits;
   }
 
  private:
@@ -68,7 +72,16 @@ class SelectingModel {
     Vector last_query;                              // of the token before, not rotated
   };
 
-  bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))); }
+  bool HasWindow(size_t i) const { return config_.specs[i].window > 0; }
+  bool Evicts(size_t i) const { return method_.evicts(LayerId(static_cast<int64_t>(i))) && !HasWindow(i); }
+  bool Selects(size_t i) const { return method_.selects(LayerId(static_cast<int64_t>(i))) && !HasWindow(i); }
+  static double Capped(double score, float cap) {
+    return cap == 0 ? score : static_cast<double>(cap) * std::tanh(score / static_cast<double>(cap));
+  }
+  // The output of attention or MLP as it is added to the stream.
+  static Vector Branch(const LayerSpec& spec, const NormWeights& w, const Vector& out) {
+    return spec.norm_placement == NormPlacement::kBothSides ? Norm(spec.norm, w, out) : out;
+  }
 
   // Finds the entry to evict by a search over all retained positions.
   void Evict(std::map<int64_t, float>& alive, int64_t coming, int64_t room) {
@@ -107,7 +120,7 @@ class SelectingModel {
     Layer& layer = layers_[i];
     const LayerWeights& w = weights_.layers[i];
     const LayerSpec& spec = config_.specs[i];
-    const bool before = spec.norm_placement == NormPlacement::kBefore;
+    const bool before = spec.norm_placement != NormPlacement::kAfterResidual;
     const Vector in = before ? Norm(spec.norm, w.attention_norm, x) : x;
     const Vector plain_query = HeadNorm(i, w.q_norm, Times(w.q, in));
     Vector q = Rotated(i, plain_query), k = Rotated(i, HeadNorm(i, w.k_norm, Times(w.k, in))), v = Times(w.v, in);
@@ -120,7 +133,7 @@ class SelectingModel {
     }
     Welcome(i, select);
     Vector guess = q;
-    if (select && method_.from != GuessSource::kSelf && method_.selects(LayerId(static_cast<int64_t>(i)))) {
+    if (select && method_.from != GuessSource::kSelf && Selects(i)) {
       guess =
           method_.from == GuessSource::kPrevStep
               ? (layer.last_query.empty() ? plain_query : layer.last_query)  // the first token attends only to itself
@@ -129,7 +142,7 @@ class SelectingModel {
     }
     layer.last_query = plain_query;
     if (method_.from == GuessSource::kPrevLayer) guess_in = in;
-    Add(x, Times(w.o, Attend(i, q, guess, select)));
+    Add(x, Branch(spec, w.attention_out_norm, Times(w.o, Attend(i, q, guess, select))));
     if (Evicts(i) && !select && row_ + 1 == prompt_)
       for (std::map<int64_t, float>& alive : layer.alive) Evict(alive, prompt_, quota_);
     if (!before) x = Norm(spec.norm, w.attention_norm, x);
@@ -141,11 +154,16 @@ class SelectingModel {
     Vector up = Times(w.up, mlp_in);
     if (spec.mlp.gated) {
       const Vector gate = Times(w.gate, mlp_in);
-      for (size_t j = 0; j < up.size(); ++j) up[j] *= gate[j] / (1.0f + std::exp(-gate[j]));
+      const bool gelu = spec.mlp.activation == Activation::kGeluTanh;
+      for (size_t j = 0; j < up.size(); ++j) {
+        const double g = static_cast<double>(gate[j]);
+        const double tanh = std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
+        up[j] *= static_cast<float>(gelu ? g * (1 + tanh) / 2 : g / (1 + std::exp(-g)));
+      }
     } else {
       for (float& value : up) value = std::max(value, 0.0f);
     }
-    Add(x, Times(w.down, up));
+    Add(x, Branch(spec, w.mlp_out_norm, Times(w.down, up)));
     return before ? x : Norm(spec.norm, w.mlp_norm, x);
   }
 
@@ -157,8 +175,9 @@ class SelectingModel {
       const size_t kv = head / group;
       std::map<int64_t, float>& alive = layers_[i].alive[kv];
       std::vector<int64_t> rows;
-      for (const auto& [position, priority] : alive) rows.push_back(position);
-      const bool selects = method_.selects(LayerId(static_cast<int64_t>(i))), last = head % group == group - 1;
+      for (const auto& [position, priority] : alive)
+        if (!HasWindow(i) || position > row_ - config_.specs[i].window) rows.push_back(position);
+      const bool selects = Selects(i), last = head % group == group - 1;
       if (select && selects)
         rows = method_.select->page_rows > 1 ? SelectPages(i, kv, guess)
                                              : Select(i, kv, guess, method_.from == GuessSource::kSelf);
@@ -172,7 +191,8 @@ class SelectingModel {
         for (size_t c = 0; c < d; ++c)
           score += static_cast<double>(q[head * d + c]) *
                    static_cast<double>(layers_[i].keys[kv][static_cast<size_t>(row)][c]);
-        weights.push_back(score * static_cast<double>(config_.specs[i].attention_scale));
+        weights.push_back(
+            Capped(score * static_cast<double>(config_.specs[i].attention_scale), config_.specs[i].attention_soft_cap));
         most = std::max(most, weights.back());
       }
       for (double& weight : weights) sum += weight = std::exp(weight - most);
@@ -218,7 +238,8 @@ class SelectingModel {
     for (int64_t g = 0; g < asked; ++g) {
       Vector query = Project(guess.data() + (static_cast<int64_t>(kv) * group + g) * d, query_side, dims);
       for (float& number : query) number *= config_.specs[i].attention_scale;
-      const Vector part = ScoreSketches(layout, sketches.data(), visible, query);
+      Vector part = ScoreSketches(layout, sketches.data(), visible, query);
+      for (float& score : part) score = static_cast<float>(Capped(score, config_.specs[i].attention_soft_cap));
       scores.insert(scores.end(), part.begin(), part.end());
     }
     const Vector relative = RelativeScores(scores, asked);
@@ -260,6 +281,7 @@ class SelectingModel {
             scores.end(), 16,
             method_.select == &kSelectQuest ? BoundsScore(i, kv, first, query) : MeanScore(i, kv, first, query));
     }
+    for (float& score : scores) score = static_cast<float>(Capped(score, config_.specs[i].attention_soft_cap));
     const Vector relative = RelativeScores(scores, asked);
     SelectRule rule = method_.rule;
     rule.window = std::max(rule.window, static_cast<int32_t>(row_ - complete));
@@ -279,12 +301,16 @@ class SelectingModel {
     const int32_t rope = config_.specs[layer].rope;
     if (rope == LayerSpec::kNoRope) return x;
     const Vector& frequencies = frequencies_[static_cast<size_t>(rope)];
+    const RopeConfig& fields = config_.ropes[static_cast<size_t>(rope)];
     const size_t half = frequencies.size();
-    for (size_t head = 0; head < x.size(); head += 2 * half) {
+    const auto magnitude = static_cast<float>(fields.magnitude);
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(config_.head_dim)) {
       for (size_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(row_) * frequencies[i], a = x[head + i], b = x[head + half + i];
-        x[head + i] = a * std::cos(angle) - b * std::sin(angle);
-        x[head + half + i] = b * std::cos(angle) + a * std::sin(angle);
+        const size_t first = head + (fields.order == RopeOrder::kPairs ? 2 * i : i);
+        const size_t second = fields.order == RopeOrder::kPairs ? first + 1 : first + half;
+        const float angle = static_cast<float>(row_) * frequencies[i], a = x[first], b = x[second];
+        x[first] = magnitude * (a * std::cos(angle) - b * std::sin(angle));
+        x[second] = magnitude * (b * std::cos(angle) + a * std::sin(angle));
       }
     }
     return x;

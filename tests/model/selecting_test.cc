@@ -17,7 +17,7 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const GuessSource from :
        {GuessSource::kSelf, GuessSource::kPrevLayer, GuessSource::kPrevMid, GuessSource::kPrevStep}) {
-    for (const ModelConfig& config : {Llama(), Opt(), Mixed()}) {
+    for (const ModelConfig& config : {Llama(), Opt(), Mixed(), Capped()}) {
       std::string name = config.name.substr(5) + "_" + std::string(Name(from));
       std::replace(name.begin(), name.end(), '-', '_');
       cases.push_back({name, config, from});
@@ -27,6 +27,8 @@ std::vector<Case> Cases() {
   cases.push_back({"llama_quest_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectQuest});
   cases.push_back({"opt_quest_prev_step", Opt(), GuessSource::kPrevStep, &kSelectQuest});
   cases.push_back({"mixed_quest_prev_layer", Mixed(), GuessSource::kPrevLayer, &kSelectQuest});
+  cases.push_back({"capped_quest_prev_layer", Capped(), GuessSource::kPrevLayer, &kSelectQuest});
+  cases.push_back({"capped_page_mean", Capped(), GuessSource::kSelf, &kSelectPageMean});
   cases.push_back({"llama_page_mean", Llama(), GuessSource::kSelf, &kSelectPageMean});
   cases.push_back({"llama_page_mean_prev_mid", Llama(), GuessSource::kPrevMid, &kSelectPageMean});
   cases.push_back({"opt_page_mean_prev_step", Opt(), GuessSource::kPrevStep, &kSelectPageMean});
@@ -159,6 +161,11 @@ TEST_P(Selecting, CountsMatchTheAttendedRows) {
   const uint64_t heads = static_cast<uint64_t>(model.config.kv_heads);
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const LayerKvStats& of = stats.layers[layer];
+    if (const int64_t window = model.config.specs[layer].window; window > 0) {
+      EXPECT_FALSE(of.selects);
+      EXPECT_EQ(of.totals.attended, static_cast<uint64_t>(100 * window) * heads) << layer;
+      continue;
+    }
     EXPECT_EQ(of.totals.retained, rows * heads) << layer;
     EXPECT_EQ(of.selects, layer >= static_cast<size_t>(method.dense_layers));
     if (!of.selects) {
@@ -221,6 +228,7 @@ TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
           .value();
   EXPECT_EQ(ours, Decode(*fixed, ids, 600));
   for (size_t layer = static_cast<size_t>(method.dense_layers); layer < told.size(); ++layer) {
+    if (config.specs[layer].window > 0) continue;
     ASSERT_EQ(told[layer].size(), sums[layer].size());
     for (size_t i = 0; i < sums[layer].size(); ++i) EXPECT_NEAR(told[layer][i], sums[layer][i], 1e-3 * sums[layer][i]);
   }

@@ -1,4 +1,4 @@
-// Loading weights to a backend: every stored type that the reference supports, and errors of the other backends.
+// Loading weights to a backend, plain and quantised.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +68,19 @@ Result<std::unique_ptr<Executor>> Make(const ModelConfig& config, const Weights&
   return MakeExecutor(config, weights, {.device = device, .max_tokens = 64, .weights_on_device = on_device});
 }
 
-TEST(StoredTypes, TheReferenceRunsABlockQuantisedModel) {
+// The largest difference of two lists of logits, as a share of the largest logit.
+double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double difference = 0, largest = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference = std::max(difference, std::fabs(static_cast<double>(a[i]) - b[i]));
+    largest = std::max(largest, std::fabs(static_cast<double>(b[i])));
+  }
+  return difference / largest;
+}
+
+// Quantised products round their activations to eight bits: 1/254 of the largest of 32 numbers at most, per product.
+TEST(StoredTypes, HostBackendsRunABlockQuantisedModel) {
   const RandomModelWithBases model(WholeBlocks(), 8, 3);
   const BlockWeights made(model.weights);
   Weights blocks, decoded;
@@ -78,22 +90,13 @@ TEST(StoredTypes, TheReferenceRunsABlockQuantisedModel) {
   EXPECT_LT(blocks.TotalBytes(), decoded.TotalBytes() / 2);
   EXPECT_EQ(blocks.DominantType(), WeightType::kQ8_0);
   const std::vector<int32_t> ids = model.Ids(20, 1);
-  const std::vector<float> got = Decode(**Make(model.config, blocks, Device::kReference), ids, 7);
-  EXPECT_EQ(got, Decode(**Make(model.config, decoded, Device::kReference), ids, 7));
-  EXPECT_NE(got, Decode(**Make(model.config, model.weights, Device::kReference), ids, 7)) << "nothing was rounded";
-}
-
-TEST(StoredTypes, TheCpuRejectsABlockQuantisedModel) {
-  const RandomModelWithBases model(WholeBlocks(), 8, 3);
-  const BlockWeights made(model.weights);
-  Weights blocks;
-  static_cast<WeightViews&>(blocks) = made.blocks;
-  for (const double on_device : {1.0, 0.0}) {  // streamed matrices are rejected too
-    const Result<std::unique_ptr<Executor>> executor = Make(model.config, blocks, Device::kCpu, on_device);
-    ASSERT_FALSE(executor.ok()) << on_device;
-    EXPECT_EQ(executor.error().kind, ErrorKind::kUnsupported);
-    EXPECT_THAT(executor.error().message, testing::HasSubstr("q8_0"));
-  }
+  const std::vector<float> want = Decode(**Make(model.config, decoded, Device::kReference), ids, 7);
+  const std::vector<float> reference = Decode(**Make(model.config, blocks, Device::kReference), ids, 7);
+  EXPECT_LT(Difference(reference, want), 0.02);
+  EXPECT_GT(Difference(reference, want), 1e-5) << "activations were not rounded";
+  const std::vector<float> cpu = Decode(**Make(model.config, blocks, Device::kCpu), ids, 7);
+  EXPECT_LT(Difference(cpu, want), 0.02);
+  EXPECT_EQ(cpu, Decode(**Make(model.config, blocks, Device::kCpu, 0.0), ids, 7)) << "streamed weights";
 }
 
 TEST(DeviceWeights, ATiedHeadIsTheLoadedEmbedding) {

@@ -274,9 +274,9 @@ ModelConfig SmallShape() {
 
 TEST(RandomWeights, DependOnlyOnTheSeed) {
   const ModelConfig config = SmallShape();
-  const Result<Weights> one = RandomWeights(config, DType::kBF16, 7, 1);
-  const Result<Weights> three = RandomWeights(config, DType::kBF16, 7, 3);
-  const Result<Weights> other = RandomWeights(config, DType::kBF16, 8, 1);
+  const Result<Weights> one = RandomWeights(config, WeightType::kBF16, 7, 1);
+  const Result<Weights> three = RandomWeights(config, WeightType::kBF16, 7, 3);
+  const Result<Weights> other = RandomWeights(config, WeightType::kBF16, 8, 1);
   ASSERT_TRUE(one.ok() && three.ok() && other.ok());
   EXPECT_TRUE(SameBytes(one->embedding, three->embedding));
   EXPECT_TRUE(SameBytes(one->layers[1].down.weight, three->layers[1].down.weight));
@@ -323,9 +323,20 @@ uint64_t HashOf(const Weights& weights) {
   return hash.value();
 }
 
+TEST(RandomWeights, RowsOfPartialBlocksHaveAnotherType) {
+  ModelConfig config = SmallShape();
+  config.ffn = 96;
+  const Result<Weights> weights = RandomWeights(config, WeightType::kQ4_K, 1, 2);
+  ASSERT_TRUE(weights.ok());
+  EXPECT_EQ(weights->layers[0].up.weight.type, WeightType::kQ4_K);
+  EXPECT_EQ(weights->layers[0].down.weight.type, WeightType::kQ8_0);
+  config.ffn = 100;
+  EXPECT_EQ(RandomWeights(config, WeightType::kQ4_K, 1, 2)->layers[0].down.weight.type, WeightType::kF16);
+}
+
 // Benchmarks of different versions are comparable only if a seed always gives the same bytes.
 TEST(RandomWeights, NeverChange) {
-  EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), DType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
+  EXPECT_EQ(HashOf(*RandomWeights(SmallShape(), WeightType::kBF16, 7, 1)), 0x6c3b5a966a0035d5u);
 
   ModelConfig opt = ShapeByName("opt-125m").value();
   opt.SetLayers(2, opt.specs.front());
@@ -336,12 +347,12 @@ TEST(RandomWeights, NeverChange) {
   opt.vocab = 101;
   opt.embed_dim = 48;
   opt.max_positions = 40;
-  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0xea93620c80a304b5u);
+  EXPECT_EQ(HashOf(*RandomWeights(opt, WeightType::kF32, 3, 2)), 0xea93620c80a304b5u);
   EXPECT_EQ(ParameterCount(opt), 143152);
   opt.tied_embeddings = false;
   opt.final_norm->affine = false;
   for (LayerSpec& spec : opt.specs) spec.norm.affine = spec.qkv_bias = spec.o_bias = spec.mlp.bias = false;
-  EXPECT_EQ(HashOf(*RandomWeights(opt, DType::kF32, 3, 2)), 0x87b95db30aa10337u);
+  EXPECT_EQ(HashOf(*RandomWeights(opt, WeightType::kF32, 3, 2)), 0x87b95db30aa10337u);
   EXPECT_EQ(ParameterCount(opt), 145824);
 
   ModelConfig llama = ShapeByName("llama-2-7b").value();
@@ -353,29 +364,37 @@ TEST(RandomWeights, NeverChange) {
   llama.ffn = 96;
   llama.vocab = 77;
   for (LayerSpec& spec : llama.specs) spec.qkv_bias = spec.o_bias = spec.mlp.bias = true;
-  EXPECT_EQ(HashOf(*RandomWeights(llama, DType::kF16, 11, 1)), 0xbff40ebb35831c4cu);
+  EXPECT_EQ(HashOf(*RandomWeights(llama, WeightType::kF16, 11, 1)), 0xbff40ebb35831c4cu);
   EXPECT_EQ(ParameterCount(llama), 103808);
 }
 
 TEST(RandomWeights, HaveTheScaleOfTheirFanIn) {
   ModelConfig config = SmallShape();
   for (LayerSpec& spec : config.specs) spec.qkv_bias = true;
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (size_t t = 0; t < kWeightFormats.size(); ++t) {
+    const auto type = static_cast<WeightType>(t);
     const Result<Weights> weights = RandomWeights(config, type, 1, 2);
     ASSERT_TRUE(weights.ok());
     const WeightView& down = weights->layers[0].down.weight;
+    EXPECT_EQ(down.type, type);
     double sum = 0;
     double squares = 0;
-    Dispatch(type, [&](auto tag) {
-      for (int64_t i = 0; i < down.rows * down.cols; ++i) {
-        const double value = ToFloat(down.as<decltype(tag)>()[i]);
+    std::vector<float> row(static_cast<size_t>(down.cols));
+    for (int64_t r = 0; r < down.rows; ++r) {
+      DecodeRow(down, r, row);
+      for (const float value : row) {
         sum += value;
-        squares += value * value;
+        squares += static_cast<double>(value) * value;
       }
-    });
+    }
     const auto count = static_cast<double>(down.rows * down.cols);
-    EXPECT_NEAR(sum / count, 0.0, 0.001);
-    EXPECT_NEAR(squares / count * static_cast<double>(config.ffn), 1.0, 0.02) << Name(type);
+    // Codes of signed block types are centred at minus one half of a step; the scale of mxfp4 is a power of two.
+    const double variance = squares / count * static_cast<double>(config.ffn);
+    EXPECT_NEAR(sum / count, 0.0, IsPlain(type) ? 0.001 : 0.25 / std::sqrt(static_cast<double>(config.ffn)));
+    if (type == WeightType::kMxfp4)
+      EXPECT_TRUE(variance > 0.45 && variance < 2.1) << variance;
+    else
+      EXPECT_NEAR(variance, 1.0, IsPlain(type) ? 0.02 : 0.06) << Name(type);
     EXPECT_EQ(weights->final_norm.weight.as<float>()[5], 1.0f);
     EXPECT_TRUE(weights->layers[0].q.bias);
     EXPECT_FALSE(weights->layers[0].o.bias);

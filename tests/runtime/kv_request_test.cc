@@ -69,8 +69,8 @@ std::string Refusal(const Arguments& arguments, bool list = false) {
 
 ModelConfig ModelOf(int64_t layers, int64_t head_dim) {
   ModelConfig config;
-  config.layers = layers;
   config.head_dim = head_dim;
+  config.SetLayers(layers, PlainLayer(head_dim));
   return config;
 }
 
@@ -370,6 +370,19 @@ TEST(ResolveMethod, AForcedCountHoldsSinksAndWindow) {
 TEST(KvRequest, APromptChoosesAmongColumnsOfTheRotation) {
   EXPECT_EQ(Method({"--kv-columns", "prompt"}).projection, ProjectionKind::kRotation);
   EXPECT_EQ(Method({"--kv-columns", "prompt", "--kv-projection", "none"}).projection, ProjectionKind::kNone);
+}
+
+// Layers with a window keep only that, so a model of such layers runs every method as `full`.
+TEST(ResolveMethod, NoMethodAppliesToLayersWithAWindow) {
+  ModelConfig config = ModelOf(4, 64);
+  config.specs[0].window = config.specs[1].window = config.specs[3].window = 512;
+  EXPECT_EQ(Resolve({}, config, 8192)->select, &kSelectSketch);
+  EXPECT_EQ(Resolve({"--kv-dense-layers", "3"}, config, 8192)->select, &kSelectAll);
+  EXPECT_NE(Resolve({"--kv-evict", "lru", "--kv-limit", "50%"}, config, 8192)->retain, nullptr);
+  EXPECT_FALSE(Resolve({"--kv-evict", "lru", "--kv-limit", "50%", "--kv-dense-layers", "3"}, config, 8192).ok());
+  config.specs[2].window = 512;
+  EXPECT_EQ(Resolve({}, config, 8192)->select, &kSelectAll);
+  EXPECT_EQ(Resolve({"--kv-evict", "lru", "--kv-limit", "50%"}, config, 8192)->retain, nullptr);
 }
 
 TEST(ResolveMethod, WhereNothingCanBeLeftOutNothingIsSelected) {

@@ -43,7 +43,7 @@ class SkewStore : public testing::Test {
     const Callbacks callbacks{
         .on_warning = [this](std::string_view message) { said_ += "warning: " + std::string(message) + "\n"; },
         .on_notice = [this](std::string_view message) { said_ += std::string(message) + "\n"; }};
-    model_->directory = directory;
+    model_->path = directory;
     testing::internal::CaptureStderr();
     Result<Skew> skew = FindOrMakeSkew(*model_, file, {.device = Device::kCpu, .threads = 1}, callbacks);
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "a library has no terminal";
@@ -141,7 +141,7 @@ TEST_F(SkewStore, TheCacheIsBelowHomeByDefault) {
 }
 
 TEST_F(SkewStore, ACalibrationCanBeCancelled) {
-  model_->directory = directory_;
+  model_->path = directory_;
   int64_t asked = 0;
   const Callbacks callbacks{.cancelled = [&] { return ++asked == 1; }};
   EXPECT_THAT(MessageOf(FindOrMakeSkew(*model_, "", {.device = Device::kCpu, .threads = 1}, callbacks)),

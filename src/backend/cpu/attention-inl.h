@@ -365,9 +365,17 @@ struct TileNumbers {
 static_assert(kOuterRows <= 8 && 8 % std::min<int64_t>(kLanes, 8) == 0);
 using DT = hn::CappedTag<float, 8>;  // vectors over TileNumbers
 
-// The largest score of each lane, for one row. Scores past `visible` become −inf.
-HWY_INLINE VF LaneMaxima(float* scores, int64_t visible) {
+// The soft cap of a plan, in base 2, on the scores of one row and block.
+HWY_INLINE void CapScores(float* scores, float soft_cap) {
   const DF d;
+  for (int64_t v = 0; v < kAttentionBlock; v += kLanes)
+    hn::Store(SoftCapped(d, hn::Load(d, scores + v), soft_cap), d, scores + v);
+}
+
+// The largest score of each lane, for one row. Scores before `hidden` and past `visible` become −inf.
+HWY_INLINE VF LaneMaxima(float* scores, int64_t hidden, int64_t visible) {
+  const DF d;
+  if (HWY_UNLIKELY(hidden > 0)) std::fill(scores, scores + hidden, kMinusInfinity);
   if (HWY_UNLIKELY(visible < kAttentionBlock)) std::fill(scores + visible, scores + kAttentionBlock, kMinusInfinity);
   VF largest = hn::Load(d, scores);
   for (int64_t v = kLanes; v < kAttentionBlock; v += kLanes) largest = hn::Max(largest, hn::Load(d, scores + v));
@@ -437,8 +445,8 @@ HWY_INLINE void Finish(const float* state, int64_t dim, bool paired, float* out)
   if (i < dim) StoreTail(d, hn::Mul(hn::Load(d, value + i), scale), out + i, dim - i);
 }
 
+inline constexpr float kLog2E = 1.44269504089f;  // weights are powers of two
 HWY_INLINE void ScaleQuery(const float* query, int64_t dim, float scale, float* out) {
-  constexpr float kLog2E = 1.44269504089f;  // weights are powers of two
   for (int64_t i = 0; i < dim; ++i) out[i] = query[i] * (scale * kLog2E);
 }
 
@@ -449,7 +457,10 @@ struct QueryRows {
   int64_t rows;
   int64_t group;
   int64_t first_length;
+  int64_t window = 0;  // 0: none
   int64_t Length(int64_t row) const { return first_length + row / group; }
+  // First entry that a row attends to.
+  int64_t First(int64_t row) const { return window > 0 ? std::max<int64_t>(0, Length(row) - window) : 0; }
   // Number of entries of the block at `start` that each of `count` rows attends to.
   void Visible(int64_t first, int64_t count, int64_t start, int64_t* visible) const {
     int64_t token = first / group, within = first % group;
@@ -471,7 +482,11 @@ HWY_INLINE void JoinTile(const AttentionPlan& plan, const QueryRows& q, int64_t 
   q.Visible(first, rows, start, visible);
   VF lanes[8];
   for (int64_t r = 0; r < 8; ++r) lanes[r] = hn::Zero(DF());
-  for (int64_t r = 0; r < rows; ++r) lanes[r] = LaneMaxima(scores + r * kAttentionBlock, visible[r]);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = scores + r * kAttentionBlock;
+    if (plan.soft_cap > 0) CapScores(row, plan.soft_cap * kLog2E);
+    lanes[r] = LaneMaxima(row, std::max<int64_t>(0, q.First(first + r) - start), visible[r]);
+  }
   for (int64_t r = 0; r < rows; r += 4)
     hn::Store(MaxLanesOfFour(DF(), lanes[r], lanes[r + 1], lanes[r + 2], lanes[r + 3]), D4(), maxima.at + r);
   for (int64_t r = 0; r < rows; ++r) {
@@ -525,13 +540,19 @@ template <class Block>
 HWY_INLINE void AttendBlock(const AttentionPlan& plan, const QueryRows& q, const Block& block, int64_t start,
                             float* keys, float* values) {
   HWY_ALIGN float scores[kOuterRows * kAttentionBlock];
+  const int64_t begin = std::max<int64_t>(0, start + 1 - q.first_length) * q.group;
+  // The windows of later rows begin after the block.
+  const int64_t end =
+      q.window == 0
+          ? q.rows
+          : std::min(q.rows, std::max<int64_t>(0, start + kAttentionBlock + q.window - q.first_length) * q.group);
+  if (begin >= end) return;
   TransposeKeys(block, keys);
   WidenValues(block, plan.padded_dim, values);
-  const int64_t begin = std::max<int64_t>(0, start + 1 - q.first_length) * q.group;
-  const int64_t tiles = (q.rows - begin + kOuterRows - 1) / kOuterRows;
-  const int64_t height = (q.rows - begin + tiles - 1) / tiles;
-  for (int64_t first = begin; first < q.rows; first += height) {
-    const int64_t rows = std::min(height, q.rows - first);
+  const int64_t tiles = (end - begin + kOuterRows - 1) / kOuterRows;
+  const int64_t height = (end - begin + tiles - 1) / tiles;
+  for (int64_t first = begin; first < end; first += height) {
+    const int64_t rows = std::min(height, end - first);
     Outer(rows, q.queries + first * plan.padded_dim, plan.padded_dim, StridedRows<float>{keys, kAttentionBlock},
           plan.dim, kAttentionBlock, NoPrefetch{}, StoreSums{scores, kAttentionBlock});
     JoinTile(plan, q, first, rows, start, scores, StridedRows<float>{values, plan.padded_dim}, NoPrefetch{});

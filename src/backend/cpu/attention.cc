@@ -16,12 +16,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-// Merges the `chunks` partial results of one query head, `stride` floats apart, in order into out [dim]. `total` is
-// scratch.
-void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t chunks, int64_t stride, float* total,
-                 float* out) {
+// Merges the partial results of chunks [first, last) of one query head, `stride` floats apart, in order into out [dim].
+// `total` is scratch.
+void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t first, int64_t last, int64_t stride,
+                 float* total, float* out) {
   ResetState(total, plan.padded_dim);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) MergeState(total, parts + chunk * stride, plan.padded_dim);
+  for (int64_t chunk = first; chunk < last; ++chunk) MergeState(total, parts + chunk * stride, plan.padded_dim);
   Finish(total, plan.dim, IsPaired(plan, plan.group), out);
 }
 
@@ -41,6 +41,11 @@ void CheckOperands(const ConstTensor& queries, int64_t tokens, const AttentionSh
   CHECK(shape.heads % layout.kv_heads == 0 && layout.head_dim <= kMaxHeadDim);
   CHECK(queries.type == DType::kF32 && queries.cols == shape.heads * layout.head_dim && queries.rows >= tokens);
   CHECK(out.type == DType::kF32 && out.cols == queries.cols && out.rows >= tokens);
+}
+
+// The first chunk with entries of the window; listed rows have none.
+int64_t FirstChunk(const AttentionPlan& plan, const DecodeTask& task) {
+  return task.rows == nullptr ? plan.First(task.length) / kAttentionChunk : 0;
 }
 
 }  // namespace
@@ -88,6 +93,7 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
     task.head = head;
     task.first = index / (tokens * heads) * run;
     task.last = std::min(task.first + run, ChunkCount(task.length));
+    task.first = std::max(task.first, FirstChunk(plan, task));
     if (task.first >= task.last) return;
     task.parts = parts + ((token * heads + head) * chunks + task.first) * part;
     float* scratch = private_[static_cast<size_t>(thread)].Reserve(plan.scratch_floats(plan.group));
@@ -99,9 +105,10 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
     for (int64_t row = first; row < first + count; ++row) {
       const int64_t token = row / query_heads, query_head = row % query_heads;
       const int64_t head = query_head / plan.group, g = query_head % plan.group;
+      const DecodeTask task = task_of(token, head);
       HWY_DYNAMIC_DISPATCH(MergeChunks)
-      (plan, parts + (token * heads + head) * chunks * part + g * plan.state_floats(),
-       ChunkCount(task_of(token, head).length), part, total, out.as<float>(token) + query_head * plan.dim);
+      (plan, parts + (token * heads + head) * chunks * part + g * plan.state_floats(), FirstChunk(plan, task),
+       ChunkCount(task.length), part, total, out.as<float>(token) + query_head * plan.dim);
     }
   });
 }

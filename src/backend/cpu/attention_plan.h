@@ -3,7 +3,9 @@
 // The arithmetic of one query head, on every path:
 //   * From entry 0 on, entries are divided into blocks of kAttentionBlock, and blocks into chunks of kAttentionChunk
 //     entries.
-//   * score = Σ over head_dim, ascending, of (query · scale · log2 e) · key.
+//   * score = Σ over head_dim, ascending, of (query · scale · log2 e) · key; a soft cap, times log2 e, is applied to
+//   it.
+//   * With a window, the blocks that hold entries of the window take part; entries before the window have weight 0.
 //   * A block gives its maximum, Σ 2^(score - maximum) and, in ascending entry order, Σ 2^(score - maximum) · value.
 //   * The blocks of a chunk are merged in ascending order, then the chunks.
 // Any thread can compute a chunk, and the result does not depend on the number of threads.
@@ -34,10 +36,14 @@ struct AttentionPlan {
       : entries(e),
         group(shape.heads / e.layout.kv_heads),
         scale(shape.scale),
+        soft_cap(shape.soft_cap),
+        window(shape.window),
         dim(e.layout.head_dim),
         padded_dim((e.layout.head_dim + 15) / 16 * 16) {}
 
   int64_t state_floats() const { return kStateHead + padded_dim; }
+  // First entry that a token with `length` entries attends to.
+  int64_t First(int64_t length) const { return window > 0 && length > window ? length - window : 0; }
   // Scratch of one thread that works on `rows` query rows.
   int64_t scratch_floats(int64_t rows) const {
     return rows * (padded_dim + 2 * state_floats()) + 2 * kAttentionBlock * padded_dim;
@@ -50,6 +56,8 @@ struct AttentionPlan {
   LayerEntries entries;
   int64_t group;  // query heads per KV head
   float scale;
+  float soft_cap;  // 0: none
+  int64_t window;  // 0: none
   int64_t dim;
   int64_t padded_dim;  // dim in whole vectors of the widest target
 };

@@ -88,6 +88,8 @@ HWY_INLINE void AttendChunk(const AttentionPlan& plan, const QueryRows& q, Entry
   }
 }
 
+HWY_INLINE int64_t BlockOf(int64_t row) { return row / kAttentionBlock * kAttentionBlock; }
+
 // Chunks [task.first, task.last) for the query heads of one KV head.
 void DecodeChunks(const AttentionPlan& plan, const DecodeTask& task, float* scratch) {
   float* scaled = scratch;
@@ -96,16 +98,19 @@ void DecodeChunks(const AttentionPlan& plan, const DecodeTask& task, float* scra
   for (int64_t g = 0; g < plan.group; ++g)
     ScaleQuery(task.queries + g * plan.dim, plan.dim, plan.scale, scaled + g * plan.padded_dim);
   const int64_t task_end = std::min(task.last * kAttentionChunk, task.length);
+  const int64_t window = task.rows == nullptr ? plan.window : 0;
+  const int64_t start = std::max(task.first * kAttentionChunk, BlockOf(window > 0 ? plan.First(task.length) : 0));
   EntrySource source(plan, task.slot, task.head, task.rows);
   // Each block prefetches the one after it; here is the prefetch of the first.
-  auto first_block = source.Ahead(task.first * kAttentionChunk, task_end);
+  auto first_block = source.Ahead(start, task_end);
   first_block.Prefetch(kAttentionBlock * static_cast<int64_t>(plan.entries.layout.entry_bytes()) / 64);
   float* parts = task.parts;
   for (int64_t chunk = task.first; chunk < task.last; ++chunk, parts += plan.group * plan.state_floats()) {
     for (int64_t g = 0; g < plan.group; ++g) ResetState(parts + g * plan.state_floats(), plan.padded_dim);
-    const QueryRows q{scaled, parts, plan.group, plan.group, task.length};
+    const QueryRows q{scaled, parts, plan.group, plan.group, task.length, window};
     const int64_t begin = chunk * kAttentionChunk;
-    AttendChunk(plan, q, source, begin, std::min(begin + kAttentionChunk, task.length), task_end, keys, values);
+    AttendChunk(plan, q, source, std::max(begin, start), std::min(begin + kAttentionChunk, task.length), task_end, keys,
+                values);
   }
 }
 
@@ -121,15 +126,16 @@ void PrefillTokens(const AttentionPlan& plan, const PrefillTask& task, float* sc
     ScaleQuery(task.queries + offset(r, task.query_stride), plan.dim, plan.scale, scaled + r * plan.padded_dim);
     ResetState(totals + r * state, plan.padded_dim);
   }
-  const QueryRows q{scaled, parts, rows, plan.group, task.first_length};
-  const int64_t length = q.Length(rows - 1);
+  const QueryRows q{scaled, parts, rows, plan.group, task.first_length, plan.window};
+  const int64_t length = q.Length(rows - 1), start = BlockOf(q.First(0));
   EntrySource source(plan, task.slot, task.head, nullptr);
-  source.Ahead(0, length);
-  for (int64_t begin = 0; begin < length; begin += kAttentionChunk) {
+  source.Ahead(start, length);
+  for (int64_t begin = start / kAttentionChunk * kAttentionChunk; begin < length; begin += kAttentionChunk) {
+    const int64_t end = begin + kAttentionChunk;
     for (int64_t r = 0; r < rows; ++r) ResetState(parts + r * state, plan.padded_dim);
-    AttendChunk(plan, q, source, begin, std::min(begin + kAttentionChunk, length), length, keys, values);
+    AttendChunk(plan, q, source, std::max(begin, start), std::min(end, length), length, keys, values);
     for (int64_t r = 0; r < rows; ++r)
-      if (q.Length(r) > begin) MergeState(totals + r * state, parts + r * state, plan.padded_dim);
+      if (q.Length(r) > begin && q.First(r) < end) MergeState(totals + r * state, parts + r * state, plan.padded_dim);
   }
   for (int64_t r = 0; r < rows; ++r)
     Finish(totals + r * state, plan.dim, IsPaired(plan, rows), task.out + offset(r, task.out_stride));
@@ -151,6 +157,8 @@ void ScoreEntries(const AttentionPlan& plan, const ScoreTask& task, float* scrat
       Outer(std::min(kOuterRows, plan.group - g), scratch + g * plan.padded_dim, plan.padded_dim,
             StridedRows<float>{keys, kAttentionBlock}, plan.dim, kAttentionBlock, NoPrefetch{},
             StoreSums{scores + g * kAttentionBlock, kAttentionBlock});
+    for (int64_t g = 0; g < plan.group && plan.soft_cap > 0; ++g)
+      CapScores(scores + g * kAttentionBlock, plan.soft_cap);
     scores += plan.group * kAttentionBlock;
   }
 }
@@ -183,6 +191,8 @@ HWY_INLINE void ScoreTiles(const AttentionPlan& plan, const PrefillTask& task, i
             plan.dim, kAttentionBlock, NoPrefetch{}, StoreSums{scores, kAttentionBlock});
       int64_t visible[kOuterRows];
       q.Visible(first, count, start, visible);
+      for (int64_t r = 0; r < count && plan.soft_cap > 0; ++r)
+        CapScores(scores + r * kAttentionBlock, plan.soft_cap * kLog2E);
       for (int64_t r = 0; r < count; ++r)
         std::fill(scores + r * kAttentionBlock + std::min(visible[r], kAttentionBlock),
                   scores + (r + 1) * kAttentionBlock, kMinusInfinity);
@@ -201,7 +211,7 @@ void ColumnNorms(const AttentionPlan& plan, const ColumnTask& task, float* scrat
     for (int64_t r = 0; r < count; ++r) {
       float* norm = task.norms + 2 * (first + r);
       float* row = scores + r * kAttentionBlock;
-      const float largest = hn::GetLane(hn::MaxOfLanes(DF(), LaneMaxima(row, kAttentionBlock)));
+      const float largest = hn::GetLane(hn::MaxOfLanes(DF(), LaneMaxima(row, 0, kAttentionBlock)));
       const float joint = std::max(norm[0], largest);
       const float sum = hn::GetLane(hn::SumOfLanes(DF(), WeighRow(row, joint)));
       const float kept = hn::GetLane(Exp2NonPositive(DF(), hn::Set(DF(), norm[0] - joint)));

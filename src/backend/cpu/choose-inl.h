@@ -36,14 +36,16 @@ HWY_INLINE VF Larger(VF best, VF x) { return hn::Max(x, best); }
 // Maxima of each query head, updated block by block with scores [group][64].
 class Maxima {
  public:
-  // lanes [group][kMostLanes].
-  Maxima(float* lanes, int64_t group) : lanes_(lanes), group_(group) {
+  // lanes [group][kMostLanes]. soft_cap: of the scores that are added; 0: none, or applied already.
+  Maxima(float* lanes, int64_t group, float soft_cap) : lanes_(lanes), group_(group), soft_cap_(soft_cap) {
     std::fill_n(lanes, group * kMostLanes, -std::numeric_limits<float>::infinity());
   }
   // The first `rows` scores of the block exist; the others become NaN, which passes no threshold.
   HWY_INLINE void Add(float* scores, int64_t rows) {
     const DF d;
     for (int64_t g = 0; g < group_; ++g, scores += kScoreBlock) {
+      for (int64_t v = 0; v < kScoreBlock && HWY_UNLIKELY(soft_cap_ > 0); v += kLanes)
+        hn::Store(SoftCapped(d, hn::Load(d, scores + v), soft_cap_), d, scores + v);
       if (HWY_UNLIKELY(rows < kScoreBlock))
         std::fill(scores + rows, scores + kScoreBlock, std::numeric_limits<float>::quiet_NaN());
       VF best = hn::Load(d, lanes_ + g * kMostLanes);
@@ -55,6 +57,7 @@ class Maxima {
  private:
   float* lanes_;
   int64_t group_;
+  float soft_cap_;
 };
 
 class Chooser {

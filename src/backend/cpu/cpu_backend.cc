@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_backend.h"
 
 #include "backend/cpu/attention_plan.h"
+#include "backend/cpu/block_product.h"
 #include "backend/cpu/select.h"
 #include "backend/cpu/sketch_query.h"
 
@@ -27,7 +28,8 @@ HWY_EXPORT(TargetName);
 
 }  // namespace
 
-CpuBackend::CpuBackend(int threads) : pool_(threads), vnni_(HasVnni()), shared_(compute_memory()) {
+CpuBackend::CpuBackend(int threads)
+    : pool_(threads), vnni_(HasVnni()), block_kernels_(ChooseBlockKernels()), shared_(compute_memory()) {
   private_.reserve(static_cast<size_t>(threads));
   for (int thread = 0; thread < threads; ++thread) private_.emplace_back(compute_memory());
 }

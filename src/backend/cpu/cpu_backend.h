@@ -3,7 +3,8 @@
 //
 // Each output element has one order of additions, fixed by the shape alone: not by the number of rows in the call, the
 // number of threads or the division into chunks. On one machine, a prompt prefilled in any chunks gives the same bits
-// as its tokens decoded one by one. Results differ between SIMD widths. docs/cpu-backend.md describes the orders.
+// as its tokens decoded one by one. Results differ between SIMD widths, except products with quantised weights.
+// docs/cpu-backend.md describes the orders.
 //
 // Scratch grows on the first call with a larger shape and is then kept: steady decoding allocates nothing.
 #pragma once
@@ -22,6 +23,9 @@
 namespace infinigen {
 
 struct AttentionPlan;
+struct BlockKernels;
+struct BlockPlan;
+struct CpuMatMulPlan;
 
 // Working memory of one operation, kept for the next ones and grown on demand. Contents do not survive Reserve. Not
 // thread-safe: there is one per thread, plus one that the calling thread reserves before it starts the others.
@@ -68,7 +72,7 @@ class CpuBackend : public HostBackend {
 
   Status Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads, int64_t head_dim);
 
-  // Accepts f32, f16 and bf16.
+  // Accepts every stored type.
   static Status CheckWeight(WeightType type);
   using HostBackend::Load;
   Result<WeightView> Load(const WeightView& weight);
@@ -79,9 +83,13 @@ class CpuBackend : public HostBackend {
   void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
   void MatMul(Queue, const Tensor& x, std::span<const Projection> projections);
-  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
-  void Rope(Queue, const ConstTensor& table, const Tensor& x);
+  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor, const Tensor& table);
+  void Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void SiluMul(Queue, const Tensor& gate, const Tensor& up);
+  void GeluMul(Queue, const Tensor& gate, const Tensor& up);
+  void Add(Queue, const ConstTensor& y, const Tensor& x);
+  void Scale(Queue, float factor, const Tensor& x);
+  void SoftCap(Queue, float cap, const Tensor& x);
   void Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
               const LayerEntries& entries);
   void AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
@@ -124,6 +132,10 @@ class CpuBackend : public HostBackend {
   template <class Body>
   void ForRows(int64_t rows, int64_t row_work, Body&& body);
 
+  // The activations of a MatMul call, as the kernels of plain and of quantised weights read them.
+  void PackActivations(CpuMatMulPlan& plan, float* memory);
+  void QuantiseActivations(const ConstTensor& x, const BlockPlan& plan);
+
   // Attention of `tokens` tokens, with one task per (token, KV head, run of chunks). task_of(token, head) describes
   // what a task reads.
   template <class TaskOf>
@@ -136,9 +148,10 @@ class CpuBackend : public HostBackend {
                 const Selection& selection, int64_t scratch_floats, Score&& score);
 
   ThreadPool pool_;
-  const bool vnni_;               // score integer sketches with AVX512-VNNI (sketch_query.h)
-  Scratch shared_;                // packed activations; partial results of attention
-  std::vector<Scratch> private_;  // [threads]
+  const bool vnni_;                    // score integer sketches with AVX512-VNNI (sketch_query.h)
+  const BlockKernels& block_kernels_;  // products with quantised weights
+  Scratch shared_;                     // packed activations; partial results of attention
+  std::vector<Scratch> private_;       // [threads]
 };
 
 static_assert(Backend<CpuBackend>);

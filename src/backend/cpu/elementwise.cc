@@ -1,7 +1,9 @@
-// Operations without sums: Embed, AddPositions, RopeTable, Rope, SiluMul and Append. Each is one pass over memory.
+// Operations without sums: Embed, AddPositions, RopeTable, Rope, gates, additions, soft caps and Append. Each is one
+// pass over memory.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "backend/cpu/cpu_backend.h"
 
@@ -13,6 +15,7 @@
 
 #include "backend/cpu/vector-inl.h"
 #include "kv/view.h"
+#include "tensor/block_formats.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -28,6 +31,29 @@ void SiluMulRow(float* gate, const float* up, int64_t n) {
   for (; i + kLanes <= n; i += kLanes)
     hn::StoreU(SiluMulVector(d, hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), d, gate + i);
   if (i < n) StoreTail(d, SiluMulVector(d, LoadTail(d, gate + i, n - i), LoadTail(d, up + i, n - i)), gate + i, n - i);
+}
+
+// 0.5 · g · (1 + tanh u) = g / (1 + e^(−2u)) with u = √(2/π) · (g + 0.044715 · g³).
+HWY_INLINE VF GeluMulVector(DF d, VF gate, VF up) {
+  constexpr float kTwice = -2.0f * 0.79788456f, kCubic = 0.044715f;
+  const VF inner = hn::MulAdd(hn::Mul(hn::Mul(gate, gate), gate), hn::Set(d, kCubic), gate);
+  const VF denominator = hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Mul(inner, hn::Set(d, kTwice))));
+  return hn::Mul(hn::Div(gate, denominator), up);
+}
+
+void GeluMulRow(float* gate, const float* up, int64_t n) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    hn::StoreU(GeluMulVector(d, hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), d, gate + i);
+  if (i < n) StoreTail(d, GeluMulVector(d, LoadTail(d, gate + i, n - i), LoadTail(d, up + i, n - i)), gate + i, n - i);
+}
+
+void SoftCapRow(float cap, float* x, int64_t n) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) hn::StoreU(SoftCapped(d, hn::LoadU(d, x + i), cap), d, x + i);
+  if (i < n) StoreTail(d, SoftCapped(d, LoadTail(d, x + i, n - i), cap), x + i, n - i);
 }
 
 template <class T, bool kAdd>
@@ -100,8 +126,8 @@ void QuantiseRow(StoreType type, const float* in, int64_t dim, std::byte* out) {
   }
 }
 
-// One head: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
-void RotateHead(const float* cosines, const float* sines, int64_t half, float* head) {
+// The planes of one head: (a, b) → (a·cos − b·sin, b·cos + a·sin).
+void RotateHalves(const float* cosines, const float* sines, int64_t half, float* head) {
   const DF d;
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
@@ -118,6 +144,26 @@ void RotateHead(const float* cosines, const float* sines, int64_t half, float* h
   }
 }
 
+void RotateAdjacent(const float* cosines, const float* sines, int64_t planes, float* head) {
+  const DF d;
+  int64_t i = 0;
+  for (; i + kLanes <= planes; i += kLanes) {
+    VF a, b;
+    hn::LoadInterleaved2(d, head + 2 * i, a, b);
+    const VF c = hn::LoadU(d, cosines + i), s = hn::LoadU(d, sines + i);
+    hn::StoreInterleaved2(hn::MulSub(a, c, hn::Mul(b, s)), hn::MulAdd(b, c, hn::Mul(a, s)), d, head + 2 * i);
+  }
+  if (const int64_t rest = planes - i; rest > 0) {
+    HWY_ALIGN float pairs[2 * kMostLanes] = {};
+    std::copy_n(head + 2 * i, 2 * rest, pairs);
+    VF a, b;
+    hn::LoadInterleaved2(d, pairs, a, b);
+    const VF c = LoadTail(d, cosines + i, rest), s = LoadTail(d, sines + i, rest);
+    hn::StoreInterleaved2(hn::MulSub(a, c, hn::Mul(b, s)), hn::MulAdd(b, c, hn::Mul(a, s)), d, pairs);
+    std::copy_n(pairs, 2 * rest, head + 2 * i);
+  }
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -126,8 +172,22 @@ HWY_AFTER_NAMESPACE();
 namespace infinigen {
 namespace {
 
+// Adds a row of quantised numbers, block by block. A call has few rows, so the scalar definition is fast enough.
+void AddBlocks(const WeightView& table, int64_t row, float* out) {
+  const WeightFormat& format = FormatOf(table.type);
+  float numbers[kMostBlockNumbers];
+  for (int64_t first = 0; first < table.cols; first += format.block_numbers) {
+    const std::byte* from = table.row(row) + first / format.block_numbers * format.block_bytes;
+    DecodeRow({from, table.type, 1, format.block_numbers}, 0, {numbers, static_cast<size_t>(format.block_numbers)});
+    for (int64_t i = 0; i < format.block_numbers; ++i) out[first + i] += numbers[i];
+  }
+}
+
 HWY_EXPORT(SiluMulRow);
-HWY_EXPORT(RotateHead);
+HWY_EXPORT(GeluMulRow);
+HWY_EXPORT(SoftCapRow);
+HWY_EXPORT(RotateHalves);
+HWY_EXPORT(RotateAdjacent);
 HWY_EXPORT(StoreRow);
 HWY_EXPORT(AddRow);
 HWY_EXPORT(QuantiseRow);
@@ -158,7 +218,10 @@ void CpuBackend::Embed(Queue, const TokenBatch& batch, const WeightView& table, 
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       DCHECK(batch.ids[t] >= 0 && batch.ids[t] < table.rows);
-      HWY_DYNAMIC_DISPATCH(StoreRow)(table, batch.ids[t], out.as<float>(t));
+      if (IsPlain(table.type))
+        HWY_DYNAMIC_DISPATCH(StoreRow)(table, batch.ids[t], out.as<float>(t));
+      else
+        DecodeRow(table, batch.ids[t], {out.as<float>(t), static_cast<size_t>(table.cols)});
     }
   });
 }
@@ -169,35 +232,40 @@ void CpuBackend::AddPositions(Queue, const TokenBatch& batch, const WeightView& 
   ForRows(batch.count, table.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       DCHECK(batch.Position(t) + offset < table.rows);
-      HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
+      if (IsPlain(table.type))
+        HWY_DYNAMIC_DISPATCH(AddRow)(table, batch.Position(t) + offset, x.as<float>(t));
+      else
+        AddBlocks(table, batch.Position(t) + offset, x.as<float>(t));
     }
   });
 }
 
 // Once per step, for all layers, so the cosines come from the C library: exact range reduction matters at position
 // 131,071, speed does not.
-void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void CpuBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                           const Tensor& table) {
   const int64_t half = frequencies.cols;
   CHECK(frequencies.type == DType::kF32 && table.cols == 2 * half && table.rows >= batch.count);
   ForRows(batch.count, 32 * half, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int64_t i = 0; i < half; ++i) {
         const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
-        table.as<float>(t)[i] = std::cos(angle);
-        table.as<float>(t)[half + i] = std::sin(angle);
+        table.as<float>(t)[i] = std::cos(angle) * factor;
+        table.as<float>(t)[half + i] = std::sin(angle) * factor;
       }
     }
   });
 }
 
-void CpuBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
-  const int64_t half = table.cols / 2;
-  CHECK(x.cols % table.cols == 0 && table.rows >= x.rows);
+void CpuBackend::Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
+  const int64_t planes = table.cols / 2;
+  CHECK(table.cols <= shape.head_dim && x.cols % shape.head_dim == 0 && table.rows >= x.rows);
   ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       const float* cosines = table.as<float>(t);
-      for (int64_t head = 0; head < x.cols; head += 2 * half)
-        HWY_DYNAMIC_DISPATCH(RotateHead)(cosines, cosines + half, half, x.as<float>(t) + head);
+      for (int64_t head = 0; head < x.cols; head += shape.head_dim)
+        shape.adjacent ? HWY_DYNAMIC_DISPATCH(RotateAdjacent)(cosines, cosines + planes, planes, x.as<float>(t) + head)
+                       : HWY_DYNAMIC_DISPATCH(RotateHalves)(cosines, cosines + planes, planes, x.as<float>(t) + head);
     }
   });
 }
@@ -207,6 +275,37 @@ void CpuBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {
   ForRows(gate.rows, gate.cols * 4, [&](int64_t first, int64_t count) {
     for (int64_t r = first; r < first + count; ++r)
       HWY_DYNAMIC_DISPATCH(SiluMulRow)(gate.as<float>(r), up.as<float>(r), gate.cols);
+  });
+}
+
+void CpuBackend::GeluMul(Queue, const Tensor& gate, const Tensor& up) {
+  CHECK(gate.type == DType::kF32 && up.type == DType::kF32 && gate.cols == up.cols && gate.rows == up.rows);
+  ForRows(gate.rows, gate.cols * 4, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      HWY_DYNAMIC_DISPATCH(GeluMulRow)(gate.as<float>(r), up.as<float>(r), gate.cols);
+  });
+}
+
+void CpuBackend::Add(Queue, const ConstTensor& y, const Tensor& x) {
+  CHECK(x.type == DType::kF32 && y.type == DType::kF32 && x.cols == y.cols && x.rows == y.rows);
+  ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      std::transform(x.as<float>(r), x.as<float>(r) + x.cols, y.as<float>(r), x.as<float>(r), std::plus<>());
+  });
+}
+
+void CpuBackend::Scale(Queue, float factor, const Tensor& x) {
+  CHECK(x.type == DType::kF32);
+  ForRows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r)
+      for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] *= factor;
+  });
+}
+
+void CpuBackend::SoftCap(Queue, float cap, const Tensor& x) {
+  CHECK(x.type == DType::kF32 && cap > 0);
+  ForRows(x.rows, x.cols * 4, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) HWY_DYNAMIC_DISPATCH(SoftCapRow)(cap, x.as<float>(r), x.cols);
   });
 }
 

@@ -35,7 +35,7 @@ struct CpuMatMulPlan {
   float* packed;     // x in tiles, zero-padded to whole vectors: [tile][step][rows of the tile][lanes]
   int64_t padded_k;  // k in whole vectors of the widest target
   std::span<const Projection> projections;
-  int64_t task_outs = 0;                                     // outputs per task, a multiple of kTileOuts
+  std::array<int64_t, kMaxProjections> task_outs = {};       // outputs per task of each projection
   std::array<int64_t, kMaxProjections + 1> first_task = {};  // first task of each projection; the last: number of tasks
 };
 

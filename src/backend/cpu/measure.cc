@@ -41,7 +41,7 @@ HWY_INLINE double WeighScores(float* scores, int64_t group, int64_t g, int64_t v
 }
 
 void FindMaxima(const ScoredRows& rows, int64_t group) {
-  Maxima maxima(rows.maxima, group);
+  Maxima maxima(rows.maxima, group, 0);  // ScoreEntries applies the soft cap
   for (int64_t start = rows.first; start < rows.last; start += kScoreBlock)
     maxima.Add(rows.scores + (start - rows.first) * group, std::min(kScoreBlock, rows.last - start));
 }

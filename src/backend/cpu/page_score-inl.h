@@ -60,7 +60,7 @@ HWY_INLINE void ScorePages(const PageQuery& query, const T* head, const ScoredRo
   constexpr int kMostHeads = kLanes == 16 ? 4 : 2;
   constexpr int64_t kAhead = 16;  // pages; about the time that memory takes to answer
   float* scores = rows.scores;
-  Maxima maxima(rows.maxima, query.group);
+  Maxima maxima(rows.maxima, query.group, rows.soft_cap);
   for (int64_t start = rows.first; start < rows.last; start += kScoreBlock, scores += query.group * kScoreBlock) {
     const int64_t count = std::min(kScoreBlock, rows.last - start);
     for (int64_t page = 0; page < count; page += 4) {

@@ -28,7 +28,7 @@ void ScoreSketchRows(const SketchQuery& query, const std::byte* head, bool vnni,
   const int64_t block_bytes = static_cast<int64_t>(query.layout.block_bytes());
   const std::byte* block = head + rows.first / kScoreBlock * block_bytes;
   float* scores = rows.scores;
-  Maxima maxima(rows.maxima, query.group);
+  Maxima maxima(rows.maxima, query.group, rows.soft_cap);
   for (int64_t start = rows.first; start < rows.last; start += kScoreBlock) {
     for (int64_t byte = 0; byte < block_bytes; byte += 64) PrefetchL2(block + kBlocksAhead * block_bytes + byte);
     ScoreBlock(query, block, vnni, scores);

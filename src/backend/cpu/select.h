@@ -81,6 +81,7 @@ struct ScoredRows {
   int64_t first = 0, last = 0;
   float* scores = nullptr;  // [blocks][group][64], NaN from `last` on
   float* maxima = nullptr;  // [group][16]: the largest score per lane
+  float soft_cap = 0;       // applied to the scores; 0: none
 };
 
 // Counts of one (token, KV head), kept until the totals are added up.
@@ -130,7 +131,8 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     const int64_t first = segment * segment_rows;
     const int64_t last = std::min(first + segment_rows, choice_of(task).visible);
     score(task / heads, task % heads,
-          ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16}, query);
+          ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16, call.soft_cap},
+          query);
   };
   // Scores every (token, head), then calls finish for it.
   const auto run = [&](auto&& finish) {

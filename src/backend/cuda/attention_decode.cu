@@ -31,7 +31,9 @@ struct DecodeCall {
   int group = 0;       // query heads per KV head
   int parts = 0;       // parts of a group, 8 heads each
   int heads = 0;
-  float scale = 0;  // scale of scores, to base 2
+  float scale = 0;     // scale of scores, to base 2
+  float soft_cap = 0;  // of scores, to base 2; 0: none
+  int window = 0;      // attends to the last rows only; 0: to all
   uint32_t piece_inverse = 0;
   int stage_bytes = 0;
   int64_t chunks = 0;      // chunks that scratch has room for
@@ -41,6 +43,11 @@ struct DecodeCall {
   __device__ int Items(int64_t token, int64_t kv_head) const {
     return selection.rows == nullptr ? rows[token] + 1 : selection.Count(token, kv_head);
   }
+  // The first item that the token attends to, and its chunk. Partial results are numbered from that chunk on.
+  __device__ int First(int64_t token) const {
+    return window == 0 || selection.rows != nullptr ? 0 : max(0, rows[token] + 1 - window);
+  }
+  __device__ int64_t FirstChunk(int64_t token) const { return First(token) / kDecodeChunk; }
   __device__ int64_t Chunk(int64_t token, int64_t head, int64_t chunk) const {
     return (token * heads + head) * chunks + chunk;
   }
@@ -88,8 +95,14 @@ __device__ void AttendTile(const DecodeCall& call, const TileShape& shape, const
   float next[2];
 #pragma unroll
   for (int x = 0; x < 2; ++x) {
-    scores[x] = g < count ? scores[x] * call.scale : kNoScore;
-    scores[2 + x] = g + 8 < count ? scores[2 + x] * call.scale : kNoScore;
+    scores[x] *= call.scale;
+    scores[2 + x] *= call.scale;
+    if (call.soft_cap > 0) {
+      scores[x] = SoftCapped(scores[x], call.soft_cap);
+      scores[2 + x] = SoftCapped(scores[2 + x], call.soft_cap);
+    }
+    if (g >= count) scores[x] = kNoScore;
+    if (g + 8 >= count) scores[2 + x] = kNoScore;
     float top = fmaxf(scores[x], scores[2 + x]);
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
@@ -178,7 +191,8 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
   const int warp = threadIdx.x / 32, kv_head = blockIdx.y / call.parts, part = blockIdx.y % call.parts;
   const int64_t token = blockIdx.z;
   const int items = call.Items(token, kv_head);
-  if (blockIdx.x * kDecodeChunk >= items) return;
+  const int64_t first_chunk = call.FirstChunk(token);
+  if ((first_chunk + blockIdx.x) * kDecodeChunk >= items) return;
 
   const EntryLayout& layout = call.entries.layout;
   const int first_head = kv_head * call.group + part * kTileHeads;
@@ -200,9 +214,10 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
   ShareSums<Tile>& shares = *reinterpret_cast<ShareSums<Tile>*>(shared);
   Tile tile(shape);
 
-  for (int64_t chunk = blockIdx.x; chunk * kDecodeChunk < items; chunk += gridDim.x) {
-    const int first = static_cast<int>(chunk * kDecodeChunk) + warp * kShare;
-    const Share share{token, kv_head, first, max(0, min(kShare, items - first))};
+  for (int64_t chunk = blockIdx.x; (first_chunk + chunk) * kDecodeChunk < items; chunk += gridDim.x) {
+    const int begin = static_cast<int>((first_chunk + chunk) * kDecodeChunk) + warp * kShare;
+    const int first = max(begin, call.First(token));
+    const Share share{token, kv_head, first, max(0, min(begin + kShare, items) - first)};
     FindEntries(call, share, kShare, found[warp]);
     __syncwarp();
     for (int i = 0; i < Tile::kStages; ++i) stage(i, share.count);
@@ -235,7 +250,7 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
   __shared__ float4 values[kSlices][kColumns];
   __shared__ float tops[kMergeThreads / 32], sums[kSlices];
   const int64_t token = blockIdx.y, head = blockIdx.x;
-  const int chunks = static_cast<int>(DecodeChunks(call.Items(token, head / call.group)));
+  const int chunks = static_cast<int>(DecodeChunks(call.Items(token, head / call.group)) - call.FirstChunk(token));
   const float2* in = call.tops + call.Chunk(token, head, 0);
 
   float top = kNoScore;
@@ -307,6 +322,10 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   call.parts = (call.group + kTileHeads - 1) / kTileHeads;
   call.heads = static_cast<int>(shape.heads);
   call.scale = shape.scale * kLog2E;
+  call.soft_cap = shape.soft_cap * kLog2E;
+  call.window = static_cast<int>(shape.window);
+  // A window of n rows begins and ends inside of chunks.
+  if (shape.window > 0 && call.selection.rows == nullptr) most = std::min(most, shape.window + 2 * kDecodeChunk);
   call.chunks = DecodeChunks(most);
   std::byte* scratch = context.Scratch(AttentionScratchBytes(most, tokens, shape.heads, layout.head_dim));
   call.sums = reinterpret_cast<float*>(scratch);

@@ -9,8 +9,8 @@
 // banks. Other entries are converted to f16: quantised ones from a copy of their bytes, f32 ones from global memory.
 //
 // Blocks with the last queries, which have the most work, start first. Heads that share a KV head are adjacent, so they
-// find each other's tiles in the L2 cache. Tiles past the last query of a warp are skipped; masks are applied only to
-// tiles on the diagonal.
+// find each other's tiles in the L2 cache. Tiles past the last query of a warp, and tiles before its first query's
+// window, are skipped; masks are applied only to tiles on the diagonal and at the beginnings of windows.
 #include "backend/cuda/attention_prefill.cuh"
 #include "backend/cuda/check.h"
 #include "backend/cuda/context.h"
@@ -26,8 +26,13 @@ class WarpAttention {
   using T = typename S::Number;
 
   // limit: the last row that the warp's first query attends to.
-  __device__ WarpAttention(const std::byte* queries, float scale, int limit)
-      : scale_(scale), limit_(limit), queries_(SharedAddress(queries)) {
+  __device__ WarpAttention(const std::byte* queries, const PrefillCall& call, int limit)
+      : raw_scale_(call.scale),
+        scale_(call.soft_cap > 0 ? 1.0f : call.scale),
+        soft_cap_(call.soft_cap),
+        window_(call.window),
+        limit_(limit),
+        queries_(SharedAddress(queries)) {
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       top_[part][0] = top_[part][1] = kNoScore;
@@ -39,11 +44,13 @@ class WarpAttention {
   }
 
   __device__ void Attend(const std::byte* tile, int first_row) {
-    if (first_row > limit_ + 16 * S::kParts - 1) return;
+    const int last = limit_ + 16 * S::kParts - 1;  // the last row that the warp's last query attends to
+    if (first_row > last || (window_ > 0 && first_row + S::kKeys <= limit_ + 1 - window_)) return;
     const uint32_t keys = SharedAddress(tile);
     float scores[S::kParts][S::kKeys / 8][4] = {};
     Score(keys, scores);
-    if (first_row + S::kKeys - 1 > limit_) Mask(first_row, scores);
+    if (soft_cap_ > 0) Cap(scores);
+    if (first_row + S::kKeys - 1 > limit_ || (window_ > 0 && first_row <= last - window_)) Mask(first_row, scores);
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) Weigh(scores[part], part);
     AddValues(keys + S::kTileBytes / 2, scores);
@@ -95,6 +102,16 @@ class WarpAttention {
     }
   }
 
+  // Scales and caps the scores; scale_ is 1 then.
+  __device__ void Cap(Scores& scores) const {
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+      for (auto& c : scores[part])
+#pragma unroll
+        for (float& x : c) x = SoftCapped(x * raw_scale_, soft_cap_);
+  }
+
   __device__ void Mask(int first_row, Scores& scores) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -104,11 +121,12 @@ class WarpAttention {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
           const int row = first_row + n * 8 + lane % 4 * 2 + x % 2;
-          if (row > limit_ + part * 16 + x / 2 * 8 + lane / 4) scores[part][n][x] = kNoScore;
+          const int limit = limit_ + part * 16 + x / 2 * 8 + lane / 4;
+          if (row > limit || (window_ > 0 && row <= limit - window_)) scores[part][n][x] = kNoScore;
         }
   }
 
-  // Turns scores into weights. Every query's first tile contains row 0, so its largest score is never a masked one.
+  // Turns scores into weights. All scores of a query are masked in tiles before its window; weights are then 0.
   __device__ void Weigh(float (&scores)[S::kKeys / 8][4], int part) {
     float next[2] = {top_[part][0], top_[part][1]};
 #pragma unroll
@@ -121,8 +139,10 @@ class WarpAttention {
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
     }
+    // −inf − (−inf) is no number, so weights without a score are relative to 0.
+    const float base[2] = {next[0] == kNoScore ? 0.0f : next[0], next[1] == kNoScore ? 0.0f : next[1]};
     if (__any_sync(~0u, next[0] > top_[part][0] || next[1] > top_[part][1])) {
-      const float factor[2] = {Exp2((top_[part][0] - next[0]) * scale_), Exp2((top_[part][1] - next[1]) * scale_)};
+      const float factor[2] = {Exp2((top_[part][0] - base[0]) * scale_), Exp2((top_[part][1] - base[1]) * scale_)};
 #pragma unroll
       for (auto& c : out_[part]) c[0] *= factor[0], c[1] *= factor[0], c[2] *= factor[1], c[3] *= factor[1];
 #pragma unroll
@@ -131,7 +151,7 @@ class WarpAttention {
         top_[part][half] = next[half];
       }
     }
-    const float shift[2] = {kWeightShift<T> - next[0] * scale_, kWeightShift<T> - next[1] * scale_};
+    const float shift[2] = {kWeightShift<T> - base[0] * scale_, kWeightShift<T> - base[1] * scale_};
 #pragma unroll
     for (auto& c : scores)
 #pragma unroll
@@ -168,7 +188,9 @@ class WarpAttention {
     }
   }
 
-  float scale_;
+  float raw_scale_, scale_;  // of scores; scale_ is applied with the exponential
+  float soft_cap_;
+  int window_;
   int limit_;
   uint32_t queries_;
   float top_[S::kParts][2], sum_[S::kParts][2];  // of rows g and g + 8; sums over this lane's columns
@@ -184,6 +206,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid
   const int64_t head = blockIdx.x, kv_head = head / call.group;
   const int64_t first = static_cast<int64_t>(gridDim.y - 1 - blockIdx.y) * S::kQueries;
   const int64_t last_row = call.first_row + min(first + S::kQueries, call.count) - 1;
+  const int64_t first_seen = call.window > 0 ? max(int64_t{0}, call.first_row + first + 1 - call.window) : 0;
+  const int begin = static_cast<int>(first_seen / S::kKeys);  // first tile
   const int count = static_cast<int>(last_row / S::kKeys) + 1, raw_bytes = S::RawBytes(call.entries.layout);
   const int own = static_cast<int>(threadIdx.x) / 32 * 16 * S::kParts;
 
@@ -198,11 +222,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) AttendQueries(const __grid
     }
     CommitCopies();
   };
-  copy(0);
+  copy(begin);
   LoadQueries<S>(call, first, head, queries);
-  WarpAttention<S> warp(queries + own * S::kRowBytes, call.scale, static_cast<int>(call.first_row + first) + own);
+  WarpAttention<S> warp(queries + own * S::kRowBytes, call, static_cast<int>(call.first_row + first) + own);
 
-  for (int tile = 0; tile < count; ++tile) {
+  for (int tile = begin; tile < count; ++tile) {
     WaitCopies<0>();
     __syncthreads();  // the tile has arrived, and all threads have read the last one
     copy(tile + 1);
@@ -258,6 +282,8 @@ void CudaBackend::AttendPrefill(Queue queue, const ConstTensor& queries, const T
       .count = run.count,
       .group = static_cast<int>(shape.heads / layout.kv_heads),
       .scale = shape.scale * kLog2E,
+      .soft_cap = shape.soft_cap * kLog2E,
+      .window = static_cast<int>(shape.window),
       .aligned_queries = queries.stride * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(queries.data) % 16 == 0,
       .aligned_pairs = PairsAligned(out)};
   DispatchDim(layout.head_dim, [&](auto dim) {

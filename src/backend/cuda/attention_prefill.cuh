@@ -13,7 +13,9 @@ struct PrefillCall {
   LayerEntries entries;
   int64_t slot = 0, first_row = 0, count = 0;
   int group = 0;
-  float scale = 0;  // scale of scores, to base 2
+  float scale = 0;     // scale of scores, to base 2
+  float soft_cap = 0;  // of scores, to base 2; 0: none
+  int window = 0;      // a query attends to the last rows only; 0: to all
   bool aligned_queries = false, aligned_pairs = false;
 };
 

@@ -30,11 +30,16 @@ struct ColumnCall {
   LayerEntries entries;
   int64_t slot, first_row, count;  // the run of tokens
   int64_t heads, group;            // query heads; query heads per KV head
-  float scale;
-  float2* norms;      // [heads][count]: maximum, 1 / sum
-  float* priorities;  // [kv_heads][capacity] of the slot
+  float scale, soft_cap;           // soft_cap 0: none
+  float2* norms;                   // [heads][count]: maximum, 1 / sum
+  float* priorities;               // [kv_heads][capacity] of the slot
   int64_t capacity;
 };
+
+__device__ float ScaledScore(const ColumnCall& c, float score) {
+  score *= c.scale;
+  return c.soft_cap > 0 ? SoftCapped(score, c.soft_cap) : score;
+}
 
 struct TileShared {
   float queries[kDepth][kPitch], keys[kDepth][kPitch];
@@ -98,7 +103,7 @@ __global__ __launch_bounds__(kColumnThreads) void ColumnNormsKernel(ColumnCall c
       float most = largest[q];
 #pragma unroll
       for (int k = 0; k < kEach; ++k) {
-        scores[q][k] = first_key + kEach * tx + k <= row ? scores[q][k] * c.scale : -INFINITY;
+        scores[q][k] = first_key + kEach * tx + k <= row ? ScaledScore(c, scores[q][k]) : -INFINITY;
         most = fmaxf(most, scores[q][k]);
       }
       if (most == -INFINITY) continue;
@@ -141,7 +146,7 @@ __global__ __launch_bounds__(kColumnThreads) void ColumnSumsKernel(ColumnCall c)
         const float2 norm = c.norms[head * c.count + query];
 #pragma unroll
         for (int k = 0; k < kEach; ++k)
-          if (first_key + kEach * tx + k <= row) sums[k] += expf(scores[q][k] * c.scale - norm.x) * norm.y;
+          if (first_key + kEach * tx + k <= row) sums[k] += expf(ScaledScore(c, scores[q][k]) - norm.x) * norm.y;
       }
     }
   }
@@ -174,6 +179,7 @@ void CudaBackend::SumColumns(Queue queue, const ConstTensor& queries, const Toke
       .heads = shape.heads,
       .group = shape.heads / layout.kv_heads,
       .scale = shape.scale,
+      .soft_cap = shape.soft_cap,
       .norms = reinterpret_cast<float2*>(context_->Scratch(ColumnScratchBytes(run.count, shape.heads))),
       .priorities = cache.retained.Priorities(run.slot.value(), 0),
       .capacity = cache.retained.capacity,

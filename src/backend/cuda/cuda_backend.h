@@ -111,10 +111,15 @@ class CudaBackend {
   void LayerNorm(Queue queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
   void MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections);
-  void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
-  void Rope(Queue queue, const ConstTensor& table, const Tensor& x);
+  void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                 const Tensor& table);
+  void Rope(Queue queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void Copy(Queue queue, const ConstTensor& x, const Tensor& out);
   void SiluMul(Queue queue, const Tensor& gate, const Tensor& up);
+  void GeluMul(Queue queue, const Tensor& gate, const Tensor& up);
+  void Add(Queue queue, const ConstTensor& y, const Tensor& x);
+  void Scale(Queue queue, float factor, const Tensor& x);
+  void SoftCap(Queue queue, float cap, const Tensor& x);
   void Append(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
               const LayerEntries& entries);
   void AttendPrefill(Queue queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,

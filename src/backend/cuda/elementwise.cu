@@ -76,10 +76,11 @@ struct RopeAngle {
   const float* frequencies;
   View<float> table;
   int64_t half;
+  float factor;
   __device__ void operator()(int64_t row, int64_t pair) const {
     const float angle = static_cast<float>(batch.Position(row)) * frequencies[pair];
-    table(row, pair) = cosf(angle);
-    table(row, half + pair) = sinf(angle);
+    table(row, pair) = cosf(angle) * factor;
+    table(row, half + pair) = sinf(angle) * factor;
   }
 };
 
@@ -87,24 +88,44 @@ template <class T>
 struct RotatePair {
   ConstView<float> table;
   View<T> x;
-  int64_t half;
+  int64_t planes;
+  RopeShape shape;
   __device__ void operator()(int64_t row, int64_t index) const {
-    const int64_t head = index / half, pair = index % half;
-    T &low = x(row, head * 2 * half + pair), &high = x(row, head * 2 * half + half + pair);
-    const float a = AsFloat(low), b = AsFloat(high), cosine = table(row, pair), sine = table(row, half + pair);
+    const int64_t head = index / planes, plane = index % planes, begin = head * shape.head_dim;
+    T& low = x(row, begin + (shape.adjacent ? 2 * plane : plane));
+    T& high = x(row, begin + (shape.adjacent ? 2 * plane + 1 : planes + plane));
+    const float a = AsFloat(low), b = AsFloat(high), cosine = table(row, plane), sine = table(row, planes + plane);
     low = FromFloat<T>(a * cosine - b * sine);
     high = FromFloat<T>(b * cosine + a * sine);
   }
 };
 
-template <class T>
+// kGelu: GELU in its tanh form, 0.5 · g · (1 + tanh u) = g / (1 + e^(−2u)); otherwise SiLU.
+template <class T, bool kGelu>
 struct GateOne {
   View<T> gate;
   View<T> up;
   __device__ void operator()(int64_t row, int64_t column) const {
     const float g = AsFloat(gate(row, column));
-    gate(row, column) = FromFloat<T>(g / (1.0f + expf(-g)) * AsFloat(up(row, column)));
+    const float exponent = kGelu ? -2.0f * 0.79788456f * (g + 0.044715f * g * g * g) : -g;
+    gate(row, column) = FromFloat<T>(g / (1.0f + expf(exponent)) * AsFloat(up(row, column)));
   }
+};
+
+struct AddOne {
+  ConstView<float> y;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) += y(row, column); }
+};
+struct ScaleOne {
+  float factor;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) *= factor; }
+};
+struct SoftCapOne {
+  float cap;
+  View<float> x;
+  __device__ void operator()(int64_t row, int64_t column) const { x(row, column) = SoftCapped(x(row, column), cap); }
 };
 
 }  // namespace
@@ -136,21 +157,23 @@ void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const Weigh
   });
 }
 
-void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void CudaBackend::RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                            const Tensor& table) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.type == DType::kF32 && table.cols == 2 * frequencies.cols && table.rows == batch.count);
   Launch(context_->stream(queue), table.rows, frequencies.cols,
-         RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols});
+         RopeAngle{batch, frequencies.as<float>(), View<float>(table), frequencies.cols, factor});
 }
 
-void CudaBackend::Rope(Queue queue, const ConstTensor& table, const Tensor& x) {
+void CudaBackend::Rope(Queue queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
-  CHECK(table.rows == x.rows && x.cols % table.cols == 0);
+  CHECK(table.rows == x.rows && table.cols <= shape.head_dim && x.cols % shape.head_dim == 0);
   DispatchDevice(x.type, [&](auto of) {
     using T = decltype(of);
-    Launch(context_->stream(queue), x.rows, x.cols / 2,
-           RotatePair<T>{ConstView<float>(table), View<T>(x), table.cols / 2});
+    const int64_t planes = table.cols / 2;
+    Launch(context_->stream(queue), x.rows, x.cols / shape.head_dim * planes,
+           RotatePair<T>{ConstView<float>(table), View<T>(x), planes, shape});
   });
 }
 
@@ -169,8 +192,37 @@ void CudaBackend::SiluMul(Queue queue, const Tensor& gate, const Tensor& up) {
   CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
   DispatchDevice(gate.type, [&](auto of) {
     using T = decltype(of);
-    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T>{View<T>(gate), View<T>(up)});
+    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T, false>{View<T>(gate), View<T>(up)});
   });
+}
+
+void CudaBackend::GeluMul(Queue queue, const Tensor& gate, const Tensor& up) {
+  if (skipped_.compute) return;
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(gate.type == up.type && gate.rows == up.rows && gate.cols == up.cols);
+  DispatchDevice(gate.type, [&](auto of) {
+    using T = decltype(of);
+    Launch(context_->stream(queue), gate.rows, gate.cols, GateOne<T, true>{View<T>(gate), View<T>(up)});
+  });
+}
+
+void CudaBackend::Add(Queue queue, const ConstTensor& y, const Tensor& x) {
+  if (skipped_.compute) return;
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32 && y.type == DType::kF32 && x.rows == y.rows && x.cols == y.cols);
+  Launch(context_->stream(queue), x.rows, x.cols, AddOne{ConstView<float>(y), View<float>(x)});
+}
+
+void CudaBackend::Scale(Queue queue, float factor, const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32);
+  Launch(context_->stream(queue), x.rows, x.cols, ScaleOne{factor, View<float>(x)});
+}
+
+void CudaBackend::SoftCap(Queue queue, float cap, const Tensor& x) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
+  CHECK(x.type == DType::kF32 && cap > 0);
+  Launch(context_->stream(queue), x.rows, x.cols, SoftCapOne{cap, View<float>(x)});
 }
 
 }  // namespace infinigen

@@ -55,7 +55,7 @@ __global__ __launch_bounds__(kMeasureThreads) void ScoreEntriesKernel(Numbers qu
           const int i = strip * 32 + Lane();
           if (i < d) sum = __fmaf_rn(query[g * d + i], keys[r][strip], sum);
         }
-        const float score = __fmul_rn(WarpSum(sum), scale);
+        const float score = table.Capped(__fmul_rn(WarpSum(sum), scale));
         if (Lane() != 0 || first + r >= end) continue;
         table.Scores(task, g)[first + r] = score;
         warp_maxima[Warp()][g] = fmaxf(warp_maxima[Warp()][g], score);
@@ -81,7 +81,11 @@ struct EntryScores {
     const EntryLayout& layout = entries.layout;
     CHECK(shape.heads % layout.kv_heads == 0 && layout.head_dim <= kMaxHeadDim);
     CHECK(queries.cols == shape.heads * layout.head_dim);
-    return {layout.kv_heads, shape.heads / layout.kv_heads, rows, kFineChunk};
+    return {.heads = layout.kv_heads,
+            .group = shape.heads / layout.kv_heads,
+            .items = rows,
+            .chunk = kFineChunk,
+            .soft_cap = shape.soft_cap};
   }
   // Scores the tokens of `part`, which begins at token `first`.
   void Launch(int64_t first, const TokenBatch& part, const SelectCall& call, const ScoreTable& table) const {

@@ -25,6 +25,9 @@ decltype(auto) DispatchDevice(DType type, F&& f) {
   CHECK(false);
 }
 
+// cap · tanh(score / cap)
+__device__ inline float SoftCapped(float score, float cap) { return cap * tanhf(score / cap); }
+
 __device__ inline float AsFloat(float x) { return x; }
 __device__ inline float AsFloat(__half x) { return __half2float(x); }
 __device__ inline float AsFloat(__nv_bfloat16 x) { return __bfloat162float(x); }

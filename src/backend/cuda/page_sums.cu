@@ -86,8 +86,9 @@ __global__ __launch_bounds__(kMeanThreads) void ScorePageMeansKernel(Numbers que
 #pragma unroll
       for (int h = 0; h < kMeanHeads; ++h) {
         if (g + h >= group) break;
-        table.Scores(task, g + h)[page] = scores[h];
-        maxima[Warp()][g + h] = fmaxf(maxima[Warp()][g + h], scores[h]);
+        const float score = table.Capped(scores[h]);
+        table.Scores(task, g + h)[page] = score;
+        maxima[Warp()][g + h] = fmaxf(maxima[Warp()][g + h], score);
       }
     }
   }

@@ -91,7 +91,7 @@ __global__ __launch_bounds__(kPageThreads) void ScorePagesKernel(Numbers queries
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (g + h >= group) break;
-        const float sum = WarpSum(sums[h]);
+        const float sum = table.Capped(WarpSum(sums[h]));
         if (Lane() != 0) continue;
         table.Scores(task, g + h)[page] = sum;
         warp_maxima[Warp()][g + h] = fmaxf(warp_maxima[Warp()][g + h], sum);

@@ -190,6 +190,10 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const float
         ScoreFloats<kHeads>(reinterpret_cast<const float2*>(shared), first, heads, units_at, ahead, units, scores);
       else
         ScoreInts<kType, kHeads>(ints, first, heads, units_at, ahead, row_scales, units, scores);
+#pragma unroll
+      for (auto& of_head : scores)
+#pragma unroll
+        for (float& score : of_head) score = table.Capped(score);
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {

@@ -58,7 +58,9 @@ struct ScoreShape {
   int64_t heads = 0, group = 0, items = 0;
   int64_t chunk = kScoreChunk;  // items that one block scores; maxima are kept per chunk
   bool splits = false;          // several blocks share the choice of a task
+  float soft_cap = 0;           // of scores; 0: none
 
+  __device__ float Capped(float score) const { return soft_cap > 0 ? SoftCapped(score, soft_cap) : score; }
   int64_t chunks() const { return (items + chunk - 1) / chunk; }
   int64_t stride() const { return chunks() * chunk; }
   // Scores, keys and maxima; with `splits` also the shared state of the blocks.
@@ -172,6 +174,7 @@ void SelectBy(CudaContext& context, cudaStream_t stream, const TokenBatch& batch
               ScoreShape shape, const Selection& selection, Score&& score) {
   CHECK(selection.kv_heads == shape.heads);
   shape.splits = SplitsChoice(call);
+  shape.soft_cap = call.soft_cap;
   ForScoredParts(context, batch, shape, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
     score(first, part, table);
     Selection chosen = selection;

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "backend/reference/reference_backend.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {
 
 std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                                    float scale, const LayerEntries& entries) {
+                                    const AttentionShape& shape, const LayerEntries& entries) {
   const EntryLayout& layout = entries.layout;
   std::vector<float> weights, key(static_cast<size_t>(layout.head_dim));
   float largest = -INFINITY;
@@ -19,8 +20,8 @@ std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t he
     LoadRow(layout.type, entries.Entry(slot, head, row), key);
     float score = 0;
     for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
-    weights.push_back(score * scale);
-    largest = std::max(largest, score * scale);
+    weights.push_back(SoftCapped(score * shape.scale, shape.soft_cap));
+    largest = std::max(largest, weights.back());
   }
   float sum = 0;
   for (float& weight : weights) sum += weight = std::exp(weight - largest);
@@ -28,10 +29,10 @@ std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t he
   return weights;
 }
 
-void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
-                const LayerEntries& entries, float* out) {
+void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                const AttentionShape& shape, const LayerEntries& entries, float* out) {
   const EntryLayout& layout = entries.layout;
-  const std::vector<float> weights = AttentionWeights(query, slot, head, rows, scale, entries);
+  const std::vector<float> weights = AttentionWeights(query, slot, head, rows, shape, entries);
   std::vector<float> value(static_cast<size_t>(layout.head_dim));
   std::fill_n(out, layout.head_dim, 0.0f);
   for (size_t j = 0; j < rows.size(); ++j) {
@@ -42,19 +43,21 @@ void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const 
 
 namespace {
 
-std::vector<int32_t> AllRows(int64_t length) {
-  std::vector<int32_t> rows(static_cast<size_t>(length));
-  std::iota(rows.begin(), rows.end(), 0);
+// Rows [0, length), or the last `window` of them.
+std::vector<int32_t> AllRows(int64_t length, int64_t window = 0) {
+  const int64_t first = window > 0 ? std::max<int64_t>(0, length - window) : 0;
+  std::vector<int32_t> rows(static_cast<size_t>(length - first));
+  std::iota(rows.begin(), rows.end(), static_cast<int32_t>(first));
   return rows;
 }
 
 void AttendToken(const float* queries, int64_t slot, int64_t length, const AttentionShape& shape,
                  const LayerEntries& entries, float* out) {
   const int64_t group = shape.heads / entries.layout.kv_heads;
-  const std::vector<int32_t> rows = AllRows(length);
+  const std::vector<int32_t> rows = AllRows(length, shape.window);
   for (int64_t head = 0; head < shape.heads; ++head) {
     const int64_t offset = head * entries.layout.head_dim;
-    AttendHead(queries + offset, slot, head / group, rows, shape.scale, entries, out + offset);
+    AttendHead(queries + offset, slot, head / group, rows, shape, entries, out + offset);
   }
 }
 
@@ -80,7 +83,7 @@ void ReferenceBackend::AttendSelected(Queue, const ConstTensor& queries, const T
     for (int64_t head = 0; head < shape.heads; ++head) {
       const int64_t kv_head = head / group;
       const std::span rows(selection.Rows(t, kv_head), static_cast<size_t>(selection.Count(t, kv_head)));
-      AttendHead(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, rows, shape.scale, entries,
+      AttendHead(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, rows, shape, entries,
                  out.as<float>(t) + head * dim);
     }
   }
@@ -95,7 +98,7 @@ void ReferenceBackend::MeasureMass(Queue, const ConstTensor& queries, const Toke
     for (int64_t head = 0; head < shape.heads; ++head) {
       const int64_t kv_head = head / group;
       const std::vector<float> weights =
-          AttentionWeights(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, all, shape.scale, entries);
+          AttentionWeights(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, all, shape, entries);
       double inside = 0;
       for (int64_t j = 0; j < selection.Count(t, kv_head); ++j)
         inside += weights[static_cast<size_t>(selection.Rows(t, kv_head)[j])];

@@ -192,8 +192,7 @@ void ReferenceBackend::AttendFetched(Queue, const ConstTensor& queries, const To
       std::vector<int32_t> all(cells.size());
       std::iota(all.begin(), all.end(), 0);
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        AttendHead(queries.as<float>(t) + head * dim, 0, 0, all, shape.scale, copy.view(),
-                   out.as<float>(t) + head * dim);
+        AttendHead(queries.as<float>(t) + head * dim, 0, 0, all, shape, copy.view(), out.as<float>(t) + head * dim);
     }
   }
 }

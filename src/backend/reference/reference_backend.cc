@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/reference/block_product.h"
+#include "kv/select.h"
 #include "kv/store.h"
 
 namespace infinigen {
@@ -54,7 +56,11 @@ void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection
       DecodeRow(p.weight, n, weight);
       for (int64_t r = 0; r < x.rows; ++r) {
         float sum = 0;
-        for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * weight[static_cast<size_t>(k)];
+        if (IsPlain(p.weight.type)) {
+          for (int64_t k = 0; k < x.cols; ++k) sum += x.as<float>(r)[k] * weight[static_cast<size_t>(k)];
+        } else {
+          sum = BlockProduct(p.weight, n, {x.as<float>(r), static_cast<size_t>(x.cols)});
+        }
         if (p.bias) sum += p.bias.as<float>()[n];
         float& out = p.out.as<float>(r)[n];
         switch (p.epilogue) {
@@ -73,30 +79,58 @@ void ReferenceBackend::MatMul(Queue, const Tensor& x, std::span<const Projection
   }
 }
 
-void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table) {
+void ReferenceBackend::RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
+                                 const Tensor& table) {
   const int64_t half = frequencies.cols;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(batch.Position(t)) * frequencies.as<float>()[i];
-      table.as<float>(t)[i] = std::cos(angle);
-      table.as<float>(t)[half + i] = std::sin(angle);
+      table.as<float>(t)[i] = std::cos(angle) * factor;
+      table.as<float>(t)[half + i] = std::sin(angle) * factor;
     }
   }
 }
 
-void ReferenceBackend::Rope(Queue, const ConstTensor& table, const Tensor& x) {
+void ReferenceBackend::Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x) {
   const int64_t half = table.cols / 2;
+  CHECK(table.cols <= shape.head_dim && x.cols % shape.head_dim == 0);
   for (int64_t t = 0; t < x.rows; ++t) {
     const float* cosines = table.as<float>(t);
     const float* sines = cosines + half;
-    for (float* head = x.as<float>(t); head != x.as<float>(t) + x.cols; head += 2 * half) {
+    for (float* head = x.as<float>(t); head != x.as<float>(t) + x.cols; head += shape.head_dim) {
       for (int64_t i = 0; i < half; ++i) {
-        const float a = head[i], b = head[half + i];
-        head[i] = a * cosines[i] - b * sines[i];
-        head[half + i] = b * cosines[i] + a * sines[i];
+        float &first = head[shape.adjacent ? 2 * i : i], &second = head[shape.adjacent ? 2 * i + 1 : half + i];
+        const float a = first, b = second;
+        first = a * cosines[i] - b * sines[i];
+        second = b * cosines[i] + a * sines[i];
       }
     }
   }
+}
+
+void ReferenceBackend::GeluMul(Queue, const Tensor& gate, const Tensor& up) {
+  for (int64_t r = 0; r < gate.rows; ++r) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const double g = gate.as<float>(r)[i];
+      const double gelu = 0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+      gate.as<float>(r)[i] = static_cast<float>(gelu) * up.as<float>(r)[i];
+    }
+  }
+}
+
+void ReferenceBackend::Add(Queue, const ConstTensor& y, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] += y.as<float>(r)[i];
+}
+
+void ReferenceBackend::Scale(Queue, float factor, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] *= factor;
+}
+
+void ReferenceBackend::SoftCap(Queue, float cap, const Tensor& x) {
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; ++i) x.as<float>(r)[i] = SoftCapped(x.as<float>(r)[i], cap);
 }
 
 void ReferenceBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {

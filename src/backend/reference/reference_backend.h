@@ -27,9 +27,13 @@ class ReferenceBackend : public HostBackend {
   void LayerNorm(Queue, const Tensor& x, const ConstTensor& weight, const ConstTensor& bias, float eps,
                  const Tensor& out);
   void MatMul(Queue, const Tensor& x, std::span<const Projection> projections);
-  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, const Tensor& table);
-  void Rope(Queue, const ConstTensor& table, const Tensor& x);
+  void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor, const Tensor& table);
+  void Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
   void SiluMul(Queue, const Tensor& gate, const Tensor& up);
+  void GeluMul(Queue, const Tensor& gate, const Tensor& up);
+  void Add(Queue, const ConstTensor& y, const Tensor& x);
+  void Scale(Queue, float factor, const Tensor& x);
+  void SoftCap(Queue, float cap, const Tensor& x);
   void Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
               const LayerEntries& entries);
   void AttendPrefill(Queue, const ConstTensor& queries, const TokenRun& run, const AttentionShape& shape,
@@ -82,9 +86,9 @@ static_assert(FetchingBackend<ReferenceBackend>);
 
 // softmax(query · keys · scale) over the listed rows of one KV head.
 std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                                    float scale, const LayerEntries& entries);
+                                    const AttentionShape& shape, const LayerEntries& entries);
 // The output of one query head: the values of the listed rows, weighted by AttentionWeights.
-void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows, float scale,
-                const LayerEntries& entries, float* out);
+void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                const AttentionShape& shape, const LayerEntries& entries, float* out);
 
 }  // namespace infinigen

@@ -20,7 +20,7 @@ void AddWeights(const float* queries, int64_t slot, int64_t length, const Attent
   for (int64_t head = 0; head < shape.heads; ++head) {
     float* priorities = cache.retained.Priorities(slot, head / group);
     const std::vector<float> weights =
-        AttentionWeights(queries + head * dim, slot, head / group, rows, shape.scale, cache.entries);
+        AttentionWeights(queries + head * dim, slot, head / group, rows, shape, cache.entries);
     for (size_t row = 0; row < weights.size(); ++row) priorities[row] += weights[row];
   }
 }

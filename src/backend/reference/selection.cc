@@ -39,7 +39,7 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
     for (int64_t head = 0; head < heads; ++head) {
       std::vector<float> scores;
       for (int64_t g = 0; g < group; ++g)
-        for (const float score : scores_of(t, head, g, visible)) scores.push_back(score);
+        for (const float score : scores_of(t, head, g, visible)) scores.push_back(SoftCapped(score, call.soft_cap));
       relative.push_back(RelativeScores(scores, group));
       passing.push_back(CountPassing(relative.back(), rule.alpha));
     }

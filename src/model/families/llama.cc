@@ -52,6 +52,15 @@ constexpr PublishedShape kLlamaShapes[] = {
       "original_max_position_embeddings": 8192}})"},
 };
 
+constexpr std::string_view kLlamaArchitectures[] = {"llama"};
+constexpr GgufBias kLlamaBiases[] = {{WeightRole::kQuery, "attention_bias"}, {WeightRole::kUp, "mlp_bias"}};
+constexpr GgufFamily kLlamaGguf = {.architectures = kLlamaArchitectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = kLlamaBiases,
+                                   .fields = {},
+                                   .rope_order = RopeOrder::kPairs};
+
 void ReadLlama(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
   ReadGroupedHeads(fields, config);
@@ -60,7 +69,7 @@ void ReadLlama(FieldReader& fields, ModelConfig& config) {
   config.tied_embeddings = fields.Bool("tie_word_embeddings", false);
   fields.Only("rope_interleaved", false);
   fields.Only("partial_rotary_factor", 1.0);
-  config.ropes = {ReadRope(fields, config.max_positions)};
+  config.ropes = {ReadRope(fields, {.max_positions = config.max_positions, .head_dim = config.head_dim})};
   LayerSpec spec = PlainLayer(config.head_dim);
   spec.qkv_bias = spec.o_bias = fields.Bool("attention_bias", false);
   spec.mlp.bias = fields.Bool("mlp_bias", false);
@@ -79,6 +88,7 @@ constexpr ModelFamily kLlamaFamily = {.name = "llama",
                                       .extra_tensors = kLlamaExtraTensors,
                                       .shapes = kLlamaShapes,
                                       .read = ReadLlama,
-                                      .identity_number = 0};
+                                      .identity_number = 0,
+                                      .gguf = &kLlamaGguf};
 
 }  // namespace infinigen

@@ -1,7 +1,5 @@
 // Qwen1.5, Qwen2 and Qwen2.5 without experts: Llama with biases on q, k and v. config.json names a sliding window,
 // which use_sliding_window switches on for the layers from max_window_layers on; the published models leave it off.
-#include <nlohmann/json.hpp>
-
 #include "model/config_reader.h"
 #include "model/families/families.h"
 
@@ -54,17 +52,12 @@ constexpr PublishedShape kQwen2Shapes[] = {
       "rms_norm_eps": 1e-5, "rope_theta": 1000000.0})"},
 };
 
-// Sets the window of each layer that has one; CheckSupported refuses it by layer until a backend computes windows.
-// `layer_types`, which transformers 5 writes beside these fields, is left to the common check: all full_attention.
-void ReadQwen2Windows(FieldReader& fields, ModelConfig& config) {
-  const nlohmann::json* stated = fields.Find("sliding_window");
-  fields.Ignore("max_window_layers");
-  const bool off = stated != nullptr && stated->is_null();
-  if (!fields.Bool("use_sliding_window", false) || off) return;
-  const int64_t window = fields.Size("sliding_window", kMaxPositions, kQwen2Window);
-  const int64_t first = fields.Integer("max_window_layers", 0, kMaxPositions).value_or(kQwen2FirstWindowLayer);
-  for (int64_t layer = first; layer < config.layers; ++layer) config.specs[static_cast<size_t>(layer)].window = window;
-}
+constexpr std::string_view kQwen2Architectures[] = {"qwen2"};
+constexpr GgufFamily kQwen2Gguf = {.architectures = kQwen2Architectures,
+                                   .modules = kGgufNames,
+                                   .extra_tensors = kGgufRopeTensors,
+                                   .biases = {},
+                                   .fields = {}};
 
 void ReadQwen2(FieldReader& fields, ModelConfig& config) {
   config.ffn = fields.Size("intermediate_size", kMaxFfn);
@@ -73,13 +66,13 @@ void ReadQwen2(FieldReader& fields, ModelConfig& config) {
   fields.Only("hidden_act", "silu");
   fields.Only("use_mrope", false);  // positions of images; Qwen2.5-Math and distilled models state that there are none
   config.tied_embeddings = fields.Bool("tie_word_embeddings", false);
-  config.ropes = {ReadRope(fields, config.max_positions)};
+  config.ropes = {ReadRope(fields, {.max_positions = config.max_positions, .head_dim = config.head_dim})};
   LayerSpec spec = PlainLayer(config.head_dim);
   spec.qkv_bias = true;
   spec.norm.eps = static_cast<float>(fields.Positive("rms_norm_eps", 1e-6));
   config.final_norm = spec.norm;
   config.SetLayers(config.layers, spec);
-  ReadQwen2Windows(fields, config);
+  ReadSwitchedWindows(fields, config, kQwen2Window, kQwen2FirstWindowLayer);
 }
 
 }  // namespace
@@ -92,6 +85,7 @@ constexpr ModelFamily kQwen2Family = {.name = "qwen2",
                                       .extra_tensors = kQwen2ExtraTensors,
                                       .shapes = kQwen2Shapes,
                                       .read = ReadQwen2,
-                                      .identity_number = 2};
+                                      .identity_number = 2,
+                                      .gguf = &kQwen2Gguf};
 
 }  // namespace infinigen
