@@ -14,9 +14,11 @@ namespace {
 
 constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * 32;
+constexpr int kVectorWarps = 32;
+constexpr int kVectorThreads = kVectorWarps * 32;
 constexpr int kExpandThreads = 128;
-// Longer rows of activations do not fit shared memory beside the weights.
-constexpr int64_t kMostVectorCols = 32768;
+// Longer rows of activations do not fit shared memory.
+constexpr int64_t kMostVectorCols = 65536;
 constexpr int kMostProjections = 4;  // of one launch
 
 // What a product needs to know of 32 activations.
@@ -137,63 +139,24 @@ __device__ void AddUnit(const BlockUnit& unit, int at, const QuantisedRows& x, f
   }
 }
 
-// A warp's outputs, as a sequence of pieces: rows of weights are read in pieces of kPieceUnits units, and the pieces of
-// one row follow each other. While a piece is computed from shared memory, the next one is on its way there.
-template <class Format>
-class WeightPieces {
+// The outputs of one warp, of all projections of a call: its number among the warps of the grid, and every `step`
+// outputs from there.
+class Outputs {
  public:
-  static constexpr int kPieceUnits = 128;
-  static constexpr int kPieceBytes = kPieceUnits / Format::kUnits * Format::kBytes;
-  static constexpr int kStageBytes = (kPieceBytes + 16 + 15) / 16 * 16 + 16;  // aligned at both ends
-
-  // stages: shared memory [2][kStageBytes] of this warp.
-  __device__ WeightPieces(const BlockCall& call, int cols, std::byte* stages)
-      : call_(&call),
-        stages_(stages),
-        units_(cols / 32),
-        per_row_((units_ + kPieceUnits - 1) / kPieceUnits),
-        output_(static_cast<int>(blockIdx.x) * kBlockWarps + static_cast<int>(threadIdx.x / 32)) {
+  __device__ Outputs(const BlockCall& call, int first, int step) : call_(&call), output_(first), step_(step) {
     Locate();
   }
 
   __device__ bool done() const { return projection_ == nullptr; }
-  __device__ bool last_of_row() const { return piece_ + 1 == per_row_; }
   __device__ const BlockProjection& projection() const { return *projection_; }
-  __device__ int n() const { return n_; }
-  __device__ int first_unit() const { return piece_ * kPieceUnits; }
-  __device__ int units() const { return min(kPieceUnits, units_ - first_unit()); }
-  // Where the piece is in shared memory.
-  __device__ const uint8_t* data() const {
-    return reinterpret_cast<const uint8_t*>(stages_ + stage_ * kStageBytes + 16) +
-           reinterpret_cast<uintptr_t>(From()) % 16;
-  }
-
-  // Starts the copy of this piece to shared memory, with the bytes up to the next multiples of 16 around it.
-  __device__ void Start() const {
-    if (!done()) {
-      const uint8_t* from = From();
-      const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
-      const int bytes = before + units() / Format::kUnits * Format::kBytes;
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(stages_ + stage_ * kStageBytes + 16));
-      for (int at = static_cast<int>(threadIdx.x % 32) * 16; at < bytes; at += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + static_cast<uint32_t>(at)),
-                     "l"(from - before + at));
-    }
-    asm volatile("cp.async.commit_group;");
-  }
-
+  __device__ int n() const { return n_; }  // output of the projection
+  __device__ const uint8_t* weights() const { return projection_->weight + n_ * projection_->row_bytes; }
   __device__ void Next() {
-    stage_ ^= 1;
-    if (++piece_ < per_row_) return;
-    piece_ = 0;
-    output_ += static_cast<int>(gridDim.x) * kBlockWarps;
+    output_ += step_;
     Locate();
   }
 
  private:
-  __device__ const uint8_t* From() const {
-    return projection_->weight + n_ * projection_->row_bytes + piece_ * kPieceBytes;
-  }
   __device__ void Locate() {
     projection_ = nullptr;
     n_ = output_;
@@ -206,10 +169,62 @@ class WeightPieces {
   }
 
   const BlockCall* call_;
-  std::byte* stages_;
-  int units_, per_row_, output_;
-  int n_ = 0, piece_ = 0, stage_ = 0;
+  int output_, step_, n_ = 0;
   const BlockProjection* projection_ = nullptr;
+};
+
+// The weights of a warp's outputs, as a sequence of pieces of kPieceUnits units; the pieces of one row follow each
+// other. While a piece is computed from shared memory, the next one is on its way there.
+template <class Format>
+class WeightPieces {
+ public:
+  static constexpr int kPieceUnits = 128;
+  static constexpr int kPieceBytes = kPieceUnits / Format::kUnits * Format::kBytes;
+  // A piece between multiples of 16 bytes, and 16 bytes before it.
+  static constexpr int kStageBytes = (kPieceBytes + 15 + 15) / 16 * 16 + 16;
+
+  // stages: shared memory [2][kStageBytes] of this warp.
+  __device__ WeightPieces(const Outputs& outputs, int cols, std::byte* stages)
+      : outputs_(outputs), stages_(stages), units_(cols / 32), per_row_((units_ + kPieceUnits - 1) / kPieceUnits) {}
+
+  __device__ const Outputs& outputs() const { return outputs_; }
+  __device__ bool done() const { return outputs_.done(); }
+  __device__ bool last_of_row() const { return piece_ + 1 == per_row_; }
+  __device__ int first_unit() const { return piece_ * kPieceUnits; }
+  __device__ int units() const { return min(kPieceUnits, units_ - first_unit()); }
+  // Where the piece is in shared memory: as far from a multiple of 16 as in global memory.
+  __device__ const uint8_t* data() const {
+    return reinterpret_cast<const uint8_t*>(stages_ + stage_ * kStageBytes + 16) + Misalignment();
+  }
+
+  // Starts the copy of this piece to shared memory, with the bytes up to the next multiples of 16 around it.
+  __device__ void Start() const {
+    if (!done()) {
+      const int before = Misalignment(), bytes = before + units() / Format::kUnits * Format::kBytes;
+      const uint8_t* from = outputs_.weights() + piece_ * kPieceBytes - before;
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(stages_ + stage_ * kStageBytes + 16));
+      for (int at = static_cast<int>(threadIdx.x % 32) * 16; at < bytes; at += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + static_cast<uint32_t>(at)), "l"(from + at));
+    }
+    asm volatile("cp.async.commit_group;");
+  }
+
+  __device__ void Next() {
+    stage_ ^= 1;
+    if (++piece_ < per_row_) return;
+    piece_ = 0;
+    outputs_.Next();
+  }
+
+ private:
+  __device__ int Misalignment() const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(outputs_.weights() + piece_ * kPieceBytes) % 16);
+  }
+
+  Outputs outputs_;
+  std::byte* stages_;
+  int units_, per_row_;
+  int piece_ = 0, stage_ = 0;
 };
 
 template <class Format, int kRows>
@@ -235,7 +250,7 @@ __device__ void ComputePieces(WeightPieces<Format>& pieces, const QuantisedRows&
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         const float sum = WarpSum(sums[row]);
-        if (lane == 0) StoreOutput(pieces.projection(), first_row + row, pieces.n(), sum);
+        if (lane == 0) StoreOutput(pieces.outputs().projection(), first_row + row, pieces.outputs().n(), sum);
         sums[row] = 0;
       }
     }
@@ -251,27 +266,46 @@ template <class Format, int kRows>
 __global__ void __launch_bounds__(kBlockThreads)
     BlockProduct(const __grid_constant__ BlockCall call, QuantisedRows x, int64_t first_row) {
   extern __shared__ __align__(16) std::byte stages[];
-  WeightPieces<Format> pieces(call, x.cols, stages + threadIdx.x / 32 * 2 * WeightPieces<Format>::kStageBytes);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const Outputs outputs(call, static_cast<int>(blockIdx.x) * kBlockWarps + warp,
+                        static_cast<int>(gridDim.x) * kBlockWarps);
+  WeightPieces<Format> pieces(outputs, x.cols, stages + warp * 2 * WeightPieces<Format>::kStageBytes);
   pieces.Start();
   x.codes += first_row * x.cols;
   x.groups += first_row * (x.cols / 32);
   ComputePieces<Format, kRows>(pieces, x, first_row);
 }
 
-// Outputs of one row: every block quantises its activations while the first weights are on their way, which saves a
-// launch.
+// Outputs of one row. Every block quantises the activations in shared memory, which saves a launch; meanwhile its first
+// weights come into the cache. The warps then read weights into registers directly: there is little to do with each, so
+// that a second copy in shared memory costs more than it hides.
 template <class Format, class In>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kVectorThreads)
     BlockVector(const __grid_constant__ BlockCall call, const In* x, int cols) {
   extern __shared__ __align__(16) std::byte shared[];
-  std::byte* stages = shared + threadIdx.x / 32 * 2 * WeightPieces<Format>::kStageBytes;
-  WeightPieces<Format> pieces(call, cols, stages);
-  pieces.Start();
-  const QuantisedRows row = QuantisedRows::In(shared + kStagesBytes<Format>, 1, cols);
-  for (int part = 0; part < cols / 8; part += kBlockThreads)
+  const int lane = static_cast<int>(threadIdx.x % 32), units = cols / 32;
+  Outputs outputs(call, static_cast<int>(blockIdx.x) * kVectorWarps + static_cast<int>(threadIdx.x / 32),
+                  static_cast<int>(gridDim.x) * kVectorWarps);
+  if (!outputs.done())
+    for (int64_t at = lane * 128; at < outputs.projection().row_bytes; at += 32 * 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(outputs.weights() + at));
+  const QuantisedRows row = QuantisedRows::In(shared, 1, cols);
+  for (int part = 0; part < cols / 8; part += kVectorThreads)
     QuantiseEight(x, 0, part + static_cast<int>(threadIdx.x), row);
   __syncthreads();
-  ComputePieces<Format, 1>(pieces, row, 0);
+  for (; !outputs.done(); outputs.Next()) {
+    float sums[1] = {};
+    const uint8_t* weights = outputs.weights();
+#pragma unroll 4
+    for (int index = lane; index < units; index += 32) {
+      BlockUnit unit;
+      const int block = index / Format::kUnits;
+      Format::Read(weights + block * Format::kBytes, index % Format::kUnits, unit);
+      AddUnit<Format, 1>(unit, block * Format::kUnits * 32, row, sums);
+    }
+    const float sum = WarpSum(sums[0]);
+    if (lane == 0) StoreOutput(outputs.projection(), 0, outputs.n(), sum);
+  }
 }
 
 // A warp expands 32 units of a row, in shared memory first, so that it writes long runs of bytes. `out` has rows that
@@ -306,16 +340,19 @@ __global__ void ExpandRows(const uint8_t* weight, int64_t row_bytes, int units, 
   for (int i = lane; i < count * 32 * static_cast<int>(sizeof(Out)) / 16; i += 32) to[i] = from[i];
 }
 
-// Blocks that fill the device, each with as many outputs as its share.
-template <class Kernel, class... Arguments>
-void LaunchOutputs(cudaStream_t stream, int sms, const BlockCall& call, Kernel kernel, size_t shared,
-                   const Arguments&... arguments) {
-  if (shared > size_t{48} << 10)
+// As many blocks as the device holds at once, or as there are outputs for.
+template <auto kernel, int kWarps, class... Arguments>
+void LaunchOutputs(cudaStream_t stream, int sms, const BlockCall& call, size_t shared, const Arguments&... arguments) {
+  // Asked when the kernel is first launched with this much shared memory.
+  static size_t known_shared = 0;
+  static int resident = 0;
+  if (shared != known_shared) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  int resident = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kBlockThreads, shared));
-  const int blocks = std::min((call.outputs + kBlockWarps - 1) / kBlockWarps, resident * sms);
-  kernel<<<static_cast<unsigned>(blocks), kBlockThreads, shared, stream>>>(call, arguments...);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kWarps * 32, shared));
+    known_shared = shared;
+  }
+  const int blocks = std::min((call.outputs + kWarps - 1) / kWarps, resident * sms);
+  kernel<<<static_cast<unsigned>(blocks), kWarps * 32, shared, stream>>>(call, arguments...);
   CUDA_CHECK_LAUNCH();
 }
 
@@ -323,7 +360,8 @@ template <class Format>
 void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const QuantisedRows& x, int64_t rows) {
   for (int64_t row = 0; row < rows;) {
     const auto launch = [&](auto count) {
-      LaunchOutputs(stream, sms, call, BlockProduct<Format, decltype(count)::value>, kStagesBytes<Format>, x, row);
+      LaunchOutputs<BlockProduct<Format, decltype(count)::value>, kBlockWarps>(stream, sms, call, kStagesBytes<Format>,
+                                                                               x, row);
       row += decltype(count)::value;
     };
     const int64_t left = rows - row;
@@ -340,11 +378,11 @@ void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const Qua
 
 template <class Format>
 void MultiplyVector(cudaStream_t stream, int sms, const BlockCall& call, const ConstTensor& x) {
-  const size_t shared = kStagesBytes<Format> + static_cast<size_t>(QuantisedRows::Bytes(1, x.cols));
+  const auto shared = static_cast<size_t>(QuantisedRows::Bytes(1, x.cols));
   DispatchDevice(x.type, [&](auto number) {
     using In = decltype(number);
-    LaunchOutputs(stream, sms, call, BlockVector<Format, In>, shared, reinterpret_cast<const In*>(x.data),
-                  static_cast<int>(x.cols));
+    LaunchOutputs<BlockVector<Format, In>, kVectorWarps>(stream, sms, call, shared, reinterpret_cast<const In*>(x.data),
+                                                         static_cast<int>(x.cols));
   });
 }
 
