@@ -309,6 +309,10 @@ void UnpackPanel(const WeightView& weight, int64_t n, int64_t end, int64_t chunk
     const auto row = [&](int64_t o) { return RowChunks<L>(weight, std::min(n + column + o, end - 1)); };
     const RowChunks<L> rows[8] = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)};
     for (int64_t c = 0; c < chunks; ++c) {
+      // The same part of the next panel. A prefetch past the end of the matrix never faults.
+      for (int64_t o = 0; o < 8; ++o)
+        for (int64_t line = 0; line < RowChunks<L>::kStep; line += 64)
+          __builtin_prefetch(rows[o].at + kWidth * weight.row_bytes + c * RowChunks<L>::kStep + line, 0, 2);
       const Chunk unpacked[8] = {rows[0].Load(c), rows[1].Load(c), rows[2].Load(c), rows[3].Load(c),
                                  rows[4].Load(c), rows[5].Load(c), rows[6].Load(c), rows[7].Load(c)};
       UnpackChunk<L>(unpacked, c, column, panel);
