@@ -114,13 +114,11 @@ release_options="" release_targets=(all) gpu=(-LE gpu)
 if nvidia-smi -L >/dev/null 2>&1; then
   release_options="-DINFINIGEN_CUDA_CHECK=OFF" gpu=()
 fi
-# Under sanitizers, the modules that read foreign bytes or compute addresses, and what runs on several threads. Without what runs the
-# shipped model, what spends its time in a test's own oracle, and bounds of time and memory: the release build has those.
-sanitized=(base json jinja tensor text loader kv backend golden model engine fuzz)
-asan_options="-DINFINIGEN_FUZZ_SECONDS=1" asan_targets=("${sanitized[@]/#/tests_}")
-asan_tests=(-L "^($(IFS='|' && echo "${sanitized[*]}"))\$" -LE 'gpu|slow')
-asan_filter='-*embedded_cpu:*Golden*_reference:*Shipped*:*AgreesWithTransformers*:*EqualsAnIndependentForwardPass*:*EveryMistakeOfTheGuessIsSeen*'
-asan_filter+=':*EqualSingleSteps*:*NotMatter*:*SequencesMatter*:*ASequenceMayHaveMoreThanTheCap*:ChatPromptWork.*:JinjaLimits.*:*StayWithin*'
+# Address sanitizer: what reads foreign bytes or computes addresses (label bytes), and the fuzz targets. Thread sanitizer: what runs on
+# several threads. Both without the shipped model, tests that spend their time in an oracle of their own, and bounds of time and memory:
+# the release build has those.
+asan_options="-DINFINIGEN_FUZZ_SECONDS=1" asan_targets=(tests_bytes tests_fuzz) asan_tests=(-L '^(bytes|fuzz)$' -LE 'gpu|slow')
+asan_filter='-*Shipped*:*AgreesWithTransformers*:*StayWithin*:ChatPromptWork.*:JinjaLimits.*'
 tsan_targets=(tests_threads) tsan_tests=(-L '^threads$') tsan_filter='-*Shipped*:JinjaLimits.*'
 if $quick; then
   release_options+=" -DINFINIGEN_TEST_ONCE=OFF"

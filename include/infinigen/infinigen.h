@@ -81,8 +81,8 @@ class INFINIGEN_API Model {
 
   ModelInfo info() const;
 
-  // Convert between text and tokens; Error if the model has no tokenizer. `add_special` adds the tokenizer's special
-  // tokens (BOS and the like).
+  // Convert between text and tokens; Error if the model has no tokenizer or a token is outside the vocabulary.
+  // `add_special` adds the tokenizer's special tokens (BOS and the like).
   bool has_tokenizer() const;
   std::vector<int32_t> Encode(std::string_view text, bool add_special = true) const;
   std::string Decode(std::span<const int32_t> tokens) const;
@@ -228,7 +228,7 @@ struct EngineStatistics {
 };
 
 // A running model with its own thread. Requests run together in batches; prompts with a common prefix share its
-// entries.
+// entries. An engine or stream that was moved from may only be destroyed or assigned to.
 class INFINIGEN_API Engine {
  public:
   // Plans the memory, calibrates the model if that was never done, allocates, and starts the thread.

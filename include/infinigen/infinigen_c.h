@@ -81,6 +81,16 @@ INFINIGEN_C_API infinigen_status infinigen_options_new(infinigen_options** optio
 INFINIGEN_C_API infinigen_status infinigen_options_set(infinigen_options* options, const char* name, const char* value);
 INFINIGEN_C_API void infinigen_options_free(infinigen_options* options);
 
+typedef struct infinigen_option {
+  size_t size;
+  const char* name;  /* the three strings are valid for the life of the process */
+  const char* value; /* what the option accepts, for help texts */
+  const char* help;
+} infinigen_option;
+/* Describes option `index`; the options are numbered from 0. */
+INFINIGEN_C_API size_t infinigen_option_count(void);
+INFINIGEN_C_API infinigen_status infinigen_option_describe(size_t index, infinigen_option* option);
+
 typedef struct infinigen_plan {
   size_t size;
   bool fits;

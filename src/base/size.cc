@@ -31,6 +31,21 @@ Result<uint64_t> ParseSize(std::string_view text) {
   return static_cast<uint64_t>(bytes);
 }
 
+std::string ParseInteger(std::string_view text, int64_t least, int64_t most, int64_t* value) {
+  std::string_view digits = text;
+  if (digits.starts_with('+')) digits.remove_prefix(1);
+  int64_t number = 0;
+  const auto [rest, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  const bool whole = rest == digits.data() + digits.size();
+  if (failure == std::errc::invalid_argument || !whole) return fmt::format("'{}' is not a whole number", text);
+  const bool overflow = failure == std::errc::result_out_of_range;
+  if (number < least || (overflow && digits.starts_with('-')))
+    return fmt::format("{} is too small, the minimum is {}", text, least);
+  if (number > most || overflow) return fmt::format("{} is too large, the maximum is {}", text, most);
+  *value = number;
+  return {};
+}
+
 std::string FormatSize(uint64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);

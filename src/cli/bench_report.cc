@@ -7,7 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "base/machine.h"
 #include "base/size.h"
 
 namespace infinigen {

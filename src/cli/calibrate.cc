@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/size.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"

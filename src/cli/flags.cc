@@ -30,15 +30,6 @@ bool ParseWhole(const std::string& text, T* value) {
   return failure == std::errc() && rest == end;
 }
 
-std::string SetInteger(const std::string& text, int64_t least, int64_t most, int64_t* value) {
-  int64_t number = 0;
-  if (!ParseWhole(text, &number)) return fmt::format("'{}' is not a whole number", text);
-  if (number < least) return fmt::format("{} is too small, the minimum is {}", number, least);
-  if (number > most) return fmt::format("{} is too large, the maximum is {}", number, most);
-  *value = number;
-  return {};
-}
-
 std::string SetSwitch(const std::string& text, bool* value) {
   for (const char* yes : {"", "1", "true", "yes", "on"})
     if (text == yes) return *value = true, std::string();
@@ -156,7 +147,7 @@ void Flags::Choice(const std::string& names, std::string* value, std::vector<std
 
 void Flags::Integer(const std::string& names, int64_t* value, int64_t least, int64_t most, std::string help) {
   Add(
-      names, [=](const std::string& text) { return SetInteger(text, least, most, value); }, "N", std::move(help));
+      names, [=](const std::string& text) { return ParseInteger(text, least, most, value); }, "N", std::move(help));
 }
 
 void Flags::Real(const std::string& names, float* value, double least, double most, bool open, std::string help) {
@@ -277,7 +268,7 @@ std::string ParseIntegerList(std::string_view text, int64_t least, int64_t most,
     int64_t value = 0;
     const std::string item = WithoutSpaces(text.substr(0, comma));
     if (item.empty()) return "a number is missing; write for example 1,2,3";
-    if (std::string wrong = SetInteger(item, least, most, &value); !wrong.empty()) return wrong;
+    if (std::string wrong = ParseInteger(item, least, most, &value); !wrong.empty()) return wrong;
     values->push_back(value);
     if (comma == std::string_view::npos) return {};
     text.remove_prefix(comma + 1);

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/check.h"
-
 namespace infinigen {
 namespace {
 

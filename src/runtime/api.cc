@@ -176,6 +176,10 @@ std::vector<int32_t> Model::Encode(std::string_view text, bool add_special) cons
 }
 
 std::string Model::Decode(std::span<const int32_t> tokens) const {
+  const int64_t vocabulary = impl_->model->config.vocab;
+  for (const int32_t token : tokens)
+    if (token < 0 || token >= vocabulary)
+      Throw(Invalid("token {} is outside the vocabulary of {} tokens", token, vocabulary));
   return impl_->tokenizer().Decode(tokens, /*skip_special=*/false);
 }
 

@@ -113,6 +113,11 @@ bool Flag(std::string_view name, std::string_view text) {
   throw v1::Error(v1::ErrorKind::kInvalid, std::string(name) + ": '" + std::string(text) + "' is neither 1 nor 0");
 }
 
+const std::vector<v1::Options::Description>& OptionDescriptions() {
+  static const std::vector<v1::Options::Description> descriptions = v1::Options::Describe();
+  return descriptions;
+}
+
 using Setter = void (*)(v1::Request& request, std::string_view name, const std::string& text);
 struct Field {
   std::string_view name;
@@ -225,6 +230,22 @@ infinigen_status infinigen_options_set(infinigen_options* options, const char* n
   return Guard([&] { Given(options, "options").options.Set(&Given(name, "name"), &Given(value, "value")); });
 }
 void infinigen_options_free(infinigen_options* options) { delete options; }
+
+size_t infinigen_option_count(void) {
+  size_t count = 0;
+  return Guard([&] { count = OptionDescriptions().size(); }) == INFINIGEN_OK ? count : 0;
+}
+infinigen_status infinigen_option_describe(size_t index, infinigen_option* option) {
+  return Guard([&] {
+    const auto& all = OptionDescriptions();
+    if (index >= all.size())
+      throw v1::Error(v1::ErrorKind::kInvalid, "there are only " + std::to_string(all.size()) + " options");
+    Fill(&Given(option, "option"), {.size = sizeof(infinigen_option),
+                                    .name = all[index].name.c_str(),
+                                    .value = all[index].value.c_str(),
+                                    .help = all[index].help.c_str()});
+  });
+}
 
 infinigen_status infinigen_make_plan(const infinigen_model* model, const infinigen_options* options,
                                      infinigen_plan* plan, char* text, size_t room, size_t* length) {

@@ -21,23 +21,10 @@ bool ParseNumber(std::string_view text, double* value) {
   return failure == std::errc() && rest == text.data() + text.size() && std::isfinite(*value);
 }
 
-std::string ParseInteger(const std::string& text, int64_t least, int64_t* value) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  int64_t number = 0;
-  const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
-  const auto [rest, failure] = std::from_chars(begin, text.data() + text.size(), number);
-  if (failure != std::errc() || rest != text.data() + text.size() || begin == rest)
-    return fmt::format("'{}' is not a whole number", text);
-  if (number < least) return fmt::format("{} is too small, the minimum is {}", number, least);
-  if (number > kMost) return fmt::format("{} is too large, the maximum is {}", number, kMost);
-  *value = number;
-  return {};
-}
-
 template <class T>
 std::string SetInteger(const std::string& text, int64_t least, T* value) {
   int64_t number = 0;
-  std::string wrong = ParseInteger(text, least, &number);
+  std::string wrong = ParseInteger(text, least, std::numeric_limits<int32_t>::max(), &number);
   if (wrong.empty()) *value = static_cast<int32_t>(number);
   return wrong;
 }
@@ -141,7 +128,7 @@ std::string SetHome(const std::string& text, Request request) {
   else if (text.starts_with(kDisk))
     request->home = KvHome::kDisk, request->disk_path = text.substr(kDisk.size());
   else
-    return fmt::format("'{}' is unknown, it can be host|device|disk:PATH", text);
+    return fmt::format("'{}' is unknown, it can be host|device", text);
   return {};
 }
 

@@ -13,17 +13,6 @@
 namespace infinigen {
 namespace {
 
-// Returns what is wrong with the value, or an empty string.
-std::string SetNumber(const std::string& text, int64_t least, int64_t most, int64_t* value) {
-  int64_t number = 0;
-  const auto [rest, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (failure != std::errc() || rest != text.data() + text.size())
-    return fmt::format("'{}' is not a whole number", text);
-  if (number < least || number > most) return fmt::format("{} is not between {} and {}", number, least, most);
-  *value = number;
-  return {};
-}
-
 struct PlainOption {
   std::string_view name, value, help;
   std::string (*set)(const std::string& text, RunOptions* options);
@@ -35,18 +24,18 @@ constexpr PlainOption kPlain[] = {
     {"device", "cpu|cuda|reference", "where to compute (default cpu)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.device); }},
     {"threads", "N", "CPU threads (default: all)",
-     [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, 1024, &o->device.threads); }},
+     [](const std::string& text, RunOptions* o) { return ParseInteger(text, 1, 1024, &o->device.threads); }},
     {"device-memory", "SIZE", "GPU memory to use at most, for example 24GiB (default: all that is free)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.memory); }},
     {"weights-on-device", "PERCENT", "share of the weights to keep on the GPU; the rest is streamed (default 100%)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.weights_on_device); }},
     {"ctx", "N",
      "context: tokens of a prompt and its answer (default: the model's context, or less if memory is short)",
-     [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, kMaxContext, &o->context); }},
+     [](const std::string& text, RunOptions* o) { return ParseInteger(text, 1, kMaxContext, &o->context); }},
     {"batch", "N", "sequences to run at once (default 32, or fewer if memory is short)",
-     [](const std::string& text, RunOptions* o) { return SetNumber(text, 1, 4096, &o->batch); }},
+     [](const std::string& text, RunOptions* o) { return ParseInteger(text, 1, 4096, &o->batch); }},
     {"queue", "N", "requests that may wait while others run (default 1024)",
-     [](const std::string& text, RunOptions* o) { return SetNumber(text, 0, 1 << 20, &o->queue); }},
+     [](const std::string& text, RunOptions* o) { return ParseInteger(text, 0, 1 << 20, &o->queue); }},
     {"kv", "PRESET", "KV method (default infinigen)",
      [](const std::string& text, RunOptions* o) {
        std::vector<const KvPreset*> presets;

@@ -6,8 +6,6 @@
 #include <boost/asio/bind_executor.hpp>
 #include <utility>
 
-#include "base/check.h"
-
 namespace infinigen {
 
 namespace asio = boost::asio;

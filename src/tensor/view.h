@@ -3,10 +3,8 @@
 // (tensor/weight_view.h).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "base/check.h"
 #include "tensor/dtype.h"

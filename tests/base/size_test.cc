@@ -20,6 +20,22 @@ TEST(ParseSize, RefusesWhatIsNotASize) {
     EXPECT_FALSE(ParseSize(bad).ok()) << bad;
 }
 
+TEST(ParseInteger, SaysWhatIsWrong) {
+  int64_t value = 7;
+  EXPECT_EQ(ParseInteger("+12", 0, 100, &value), "");
+  EXPECT_EQ(value, 12);
+  EXPECT_EQ(ParseInteger("-3", -5, 100, &value), "");
+  EXPECT_EQ(value, -3);
+  EXPECT_EQ(ParseInteger("101", 0, 100, &value), "101 is too large, the maximum is 100");
+  EXPECT_EQ(ParseInteger("99999999999999999999", 0, 100, &value),
+            "99999999999999999999 is too large, the maximum is 100");
+  EXPECT_EQ(ParseInteger("-99999999999999999999", 0, 100, &value),
+            "-99999999999999999999 is too small, the minimum is 0");
+  for (const char* bad : {"", "+", "-", "1.5", "x", "1x", "++1", " 1", "99999999999999999999x"})
+    EXPECT_EQ(ParseInteger(bad, 0, 100, &value), "'" + std::string(bad) + "' is not a whole number");
+  EXPECT_EQ(value, -3);
+}
+
 TEST(FormatSize, ReadsWell) {
   EXPECT_EQ(FormatSize(512), "512 B");
   EXPECT_EQ(FormatSize(1536), "1.50 KiB");

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "sanitized.h"
+
 namespace infinigen {
 namespace {
 
@@ -48,7 +50,7 @@ TEST(ThreadPool, LateWorkersDoNoHarm) {
 
 // The destructor meets workers that have not started, that spin, or that are inside the last loop.
 TEST(ThreadPool, EndsRightAfterALoop) {
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < (kSanitized ? 500 : 3000); ++round) {
     ThreadPool pool(4);
     std::atomic<int> runs{0};
     for (int loop = 0; loop < round % 3; ++loop) pool.Run(2, [&](int64_t, int) { ++runs; });

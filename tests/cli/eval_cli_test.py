@@ -46,7 +46,7 @@ class Ppl(Case):
         self.assertIn(f"ppl {result['ppl']:.4f}", self.ppl().out)
 
     def test_both_modes_are_the_same_bits_under_every_guess(self):
-        small = ("--json", "--limit-tokens", 300, "--kv-window", 16, "--kv-min", 8, "--kv-sinks", 2, "--kv-cap", "10%", "--mass-recall")
+        small = ("--json", "--limit-tokens", 160, "--kv-window", 16, "--kv-min", 8, "--kv-sinks", 2, "--kv-cap", "10%", "--mass-recall")
         seen = set()
         for more in (("--kv-from", "self"), ("--kv-from", "prev-layer"), ("--kv-from", "prev-mid"), ("--kv-from", "prev-step"),
                      ("--kv-counts", "mean", "--kv-sketch-type", "int4"), ("--kv", "oracle"), ("--kv-type", "int4")):

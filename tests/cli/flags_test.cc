@@ -94,7 +94,7 @@ TEST(Flags, UsageErrorsAreOneLineAndTwo) {
       {{"stray"}, "'stray' is not a flag of test"},
       {{"-n", "x"}, "'x' is not a whole number"},
       {{"-n", "1.5"}, "'1.5' is not a whole number"},
-      {{"-n", "99999999999999999999"}, "is not a whole number"},
+      {{"-n", "99999999999999999999"}, "99999999999999999999 is too large, the maximum is"},
       {{"-n", "11"}, "11 is too large, the maximum is 10"},
       {{"-n", "-2"}, "-2 is too small, the minimum is -1"},
       {{"--real", "0"}, "must be more than 0"},

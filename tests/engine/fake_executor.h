@@ -26,7 +26,7 @@ class FakeExecutor final : public Executor, public Instruments {
  public:
   FakeExecutor(int64_t context, int64_t batch, int64_t pool_rows, int64_t side_tokens = 0)
       : free_rows_(pool_rows), pool_rows_(pool_rows) {
-    config_.layers = kUnits;
+    config_.SetLayers(kUnits, PlainLayer(64));
     config_.vocab = kVocab;
     config_.eos_ids = {kEos};
     options_.max_tokens = context;

@@ -55,6 +55,34 @@ TEST_F(CudaModel, AgreesWithTheCpu) {
   EXPECT_LT(Difference(Decode(*Make({}), ids, 300), Decode(*model.Make({}), ids, 300)), kHalfRounding);
 }
 
+// Norms on both sides, soft caps, GELU, and layers with a window whose rings (2,560 rows) are overwritten. Selecting
+// everything in the other layers changes nothing.
+TEST_F(CudaModel, WindowsAndCapsAgreeWithTheCpu) {
+  const RandomModelWithBases capped{Capped(), 8, 23};
+  const auto make = [&](Device device, const KvMethod& method, bool on_device) {
+    return MakeExecutor(capped.config, capped.weights,
+                        {.device = device,
+                         .threads = 2,
+                         .max_tokens = 3000,
+                         .kv_type = StoreType::kF32,
+                         .method = method,
+                         .pool_on_device = on_device},
+                        {.bases = capped.bases})
+        .value();
+  };
+  KvMethod everything = Sparse(GuessSource::kPrevLayer);
+  everything.rule.alpha = kInfinity;
+  everything.rule.cap = 1.0;
+  for (const size_t rows : {size_t{200}, size_t{2900}}) {
+    const std::vector<int32_t> ids = capped.Ids(rows, 1);
+    const std::vector<float> want = Decode(*make(Device::kCpu, {}, false), ids, rows - 30);
+    for (const bool on_device : {false, true})
+      EXPECT_LT(Difference(Decode(*make(Device::kCuda, {}, on_device), ids, rows - 30), want), 3 * kHalfRounding)
+          << rows << " rows, " << on_device;
+    EXPECT_LT(Difference(Decode(*make(Device::kCuda, everything, false), ids, rows - 30), want), 3 * kHalfRounding);
+  }
+}
+
 KvMethod Everything(GuessSource from) {
   KvMethod method = Sparse(from);
   method.rule.alpha = kInfinity;

@@ -54,6 +54,8 @@ TEST_F(Api, DescribesTheModel) {
   EXPECT_TRUE(model_->has_tokenizer());
   const std::vector<int32_t> ids = model_->Encode("Hello, world", false);
   EXPECT_EQ(model_->Decode(ids), "Hello, world");
+  EXPECT_THROW(model_->Decode(std::vector<int32_t>{-1}), ig::Error);
+  EXPECT_THROW(model_->Decode(std::vector<int32_t>{static_cast<int32_t>(model_->info().vocabulary)}), ig::Error);
   EXPECT_THAT(ErrorOf([] { ig::Model::Open("/nowhere"); }, ig::ErrorKind::kIo), HasSubstr("/nowhere"));
 }
 
@@ -197,6 +199,21 @@ TEST(CApi, NullsAndNonsenseAreErrorsWithASentence) {
   infinigen_request_free(request);
   infinigen_engine_free(nullptr);
   infinigen_stream_free(nullptr);
+}
+
+TEST(CApi, ListsItsOptions) {
+  const std::vector<ig::Options::Description> all = ig::Options::Describe();
+  ASSERT_EQ(infinigen_option_count(), all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    infinigen_option option = {.size = sizeof(option)};
+    ASSERT_EQ(infinigen_option_describe(i, &option), INFINIGEN_OK);
+    EXPECT_EQ(option.name, all[i].name);
+    EXPECT_EQ(option.value, all[i].value);
+    EXPECT_EQ(option.help, all[i].help);
+  }
+  infinigen_option option = {.size = sizeof(option)};
+  EXPECT_EQ(infinigen_option_describe(all.size(), &option), INFINIGEN_INVALID);
+  EXPECT_EQ(infinigen_option_describe(0, nullptr), INFINIGEN_INVALID);
 }
 
 TEST(CApi, CallbacksWithoutTheirSizeAreRefused) {

@@ -241,7 +241,7 @@ TEST(KvRequest, UnknownWordsAreRefusedWhereTheyAreRead) {
       {{"--kv-sketch-type", "f32"}, "bf16|int8|int4"},
       {{"--kv-projection", "svd"}, "rotation|pair|none"},
       {{"--kv-columns", "all"}, "fixed|prompt"},
-      {{"--kv-home", "moon"}, "host|device|disk:PATH"},
+      {{"--kv-home", "moon"}, "it can be host|device"},
       {{"--kv-alpha", "-1"}, "'-1' is not a number of at least 0, nor inf"},
       {{"--kv-alpha", "nan"}, "'nan'"},
       {{"--kv-alpha", "5x"}, "'5x'"},

@@ -376,11 +376,18 @@ class Errors(Case):
         self.assertEqual(error["code"], "context_length_exceeded")
         self.assertIn("9000", error["message"])
         self.assertIn("8192", error["message"])
-        full = self.text(prompt=[5] * 8192, max_tokens=50)
-        self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
 
 
 class Presets(Case):
+    def test_a_prompt_that_fills_the_context_gets_one_token(self):
+        server = Server(BINARY, "--ctx", 256, "--quiet")
+        try:
+            full = server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 50}).json
+            self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
+            self.assertEqual(server.post(TEXT, {"prompt": [5] * 257}).json["error"]["code"], "context_length_exceeded")
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_whoever_selects_can_select_everything(self):
         server = Server(BINARY, "--kv", "quest", "--quiet")
         try:

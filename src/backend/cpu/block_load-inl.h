@@ -40,19 +40,40 @@ INFINIGEN_INLINE float ReadHalf(const std::byte* from) {
   std::memcpy(&bits, from, 2);
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
 }
-// Four f16 fields, kStride bytes apart. Integer registers collect them, because loads into the lanes of a vector occupy
-// its shuffle unit.
-template <int kStride>
-INFINIGEN_INLINE uint64_t FourHalves(const std::byte* from) {
-  uint16_t bits[4];
-  for (int i = 0; i < 4; ++i) std::memcpy(&bits[i], from + i * kStride, 2);
-  return bits[0] | uint64_t{bits[1]} << 16 | uint64_t{bits[2]} << 32 | uint64_t{bits[3]} << 48;
+#if INFINIGEN_HAS_AVX512
+// Words kFirst, kFirst + kStride / 2, … of three vectors that start at bytes 0, 3 · kStride and 8 · kStride − 64 of
+// eight blocks: three, three and two blocks. kStride ≤ 28.
+template <int kStride, int kFirst>
+INFINIGEN_INLINE __m128i EightWords(const std::byte* from) {
+  constexpr int kLast = 8 * kStride - 64;
+  const auto word = [](int block) constexpr {
+    return static_cast<short>(block < 3   ? (block * kStride + kFirst) / 2
+                              : block < 6 ? 32 + ((block - 3) * kStride + kFirst) / 2
+                                          : 0);
+  };
+  const __m512i first =
+      _mm512_castsi128_si512(_mm_setr_epi16(word(0), word(1), word(2), word(3), word(4), word(5), 0, 0));
+  const __m512i last = _mm512_castsi128_si512(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 32 + (6 * kStride - kLast + kFirst) / 2,
+                                                             32 + (7 * kStride - kLast + kFirst) / 2));
+  const __m512i six =
+      _mm512_permutex2var_epi16(_mm512_loadu_si512(from), first, _mm512_loadu_si512(from + 3 * kStride));
+  return _mm512_castsi512_si128(_mm512_permutex2var_epi16(six, last, _mm512_loadu_si512(from + kLast)));
 }
-template <int kStride>
+#endif
+// Eight words, kStride bytes apart. Elsewhere integer registers collect them, because loads into the lanes of a vector
+// occupy its shuffle unit.
+template <int kStride, int kFirst = 0>
 INFINIGEN_INLINE __m256 EightHalves(const std::byte* from) {
-  const auto low = static_cast<int64_t>(FourHalves<kStride>(from));
-  const auto high = static_cast<int64_t>(FourHalves<kStride>(from + 4 * kStride));
-  return _mm256_cvtph_ps(_mm_set_epi64x(high, low));
+#if INFINIGEN_HAS_AVX512
+  if constexpr (kStride <= 28 && kStride % 2 == 0) return _mm256_cvtph_ps(EightWords<kStride, kFirst>(from));
+#endif
+  uint64_t four[2];
+  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 2; ++i) {
+    uint16_t bits[4];
+    INFINIGEN_BLOCK_UNROLL for (int j = 0; j < 4; ++j) std::memcpy(&bits[j], from + (4 * i + j) * kStride + kFirst, 2);
+    four[i] = bits[0] | uint64_t{bits[1]} << 16 | uint64_t{bits[2]} << 32 | uint64_t{bits[3]} << 48;
+  }
+  return _mm256_cvtph_ps(_mm_set_epi64x(static_cast<int64_t>(four[1]), static_cast<int64_t>(four[0])));
 }
 INFINIGEN_INLINE __m256 FloatsOfBytes(uint64_t bytes) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
@@ -61,8 +82,8 @@ INFINIGEN_INLINE __m256i Low4(__m256i bytes) { return _mm256_and_si256(bytes, _m
 INFINIGEN_INLINE __m256i High4(__m256i bytes) { return Low4(_mm256_srli_epi16(bytes, 4)); }
 // Low halves of 16 bytes, then high halves.
 INFINIGEN_INLINE __m256i Nibbles(const std::byte* from) {
-  const __m128i bytes = Load128(from);
-  return Low4(_mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes));
+  const __m256i twice = _mm256_broadcastsi128_si256(Load128(from));
+  return Low4(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)));
 }
 // 0x10 in byte i where bit i is set.
 INFINIGEN_INLINE __m256i FifthBits(uint32_t bits) {
@@ -93,7 +114,7 @@ struct SmallLoader {
         chunk.codes[g] = _mm256_or_si256(chunk.codes[g], FifthBits(Read32(from + g * kBytes + kFifthAt)));
     }
     chunk.scale = EightHalves<kBytes>(from);
-    if constexpr (kMinimum) chunk.offset = EightHalves<kBytes>(from + 2);
+    if constexpr (kMinimum) chunk.offset = EightHalves<kBytes, 2>(from);
     return chunk;
   }
 };

@@ -133,6 +133,22 @@ INFINIGEN_INLINE void FoldLanes(const float (&lanes)[kFoldedOuts][8], int64_t co
   }
 }
 
+// Prefetches what the same stream of weights reads next, also past the end of a task, where a prefetch costs little and
+// never faults. Hardware prefetch alone reaches 0.65 of the read bandwidth for q8_0 and 0.56 for q4_k, because the
+// arithmetic of few hundred bytes fills the reorder buffer. One row of q8_0 needs the most bytes per instruction: lines
+// 16 KB ahead into L2 gave 0.90, 6 KB ahead into L1 0.68. For the others and for several rows L1 is better (q4_k: 0.71
+// against 0.65).
+template <class L, int kRows>
+INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
+  constexpr int64_t kStep = RowChunks<L>::kStep;
+  INFINIGEN_BLOCK_UNROLL for (int64_t line = 0; line < kStep; line += 64) {
+    if constexpr (kRows == 1 && kStep > kChunkNumbers)
+      __builtin_prefetch(chunk + 16384 + line, 0, 2);
+    else
+      __builtin_prefetch(chunk + 6144 + line, 0, 3);
+  }
+}
+
 template <class L, int kRows>
 void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& p, int64_t begin, int64_t end) {
   alignas(32) float lanes[kRows][kFoldedOuts][8] = {};
@@ -146,6 +162,7 @@ void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& 
     __m256 acc[kRows];
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) acc[r] = _mm256_setzero_ps();
     for (int64_t c = 0; c < x.chunks; ++c) {
+      PrefetchWeights<L, kRows>(row.at + c * RowChunks<L>::kStep);
       const Chunk chunk = row.Load(c);
       INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * x.chunks + c;
@@ -292,6 +309,10 @@ void UnpackPanel(const WeightView& weight, int64_t n, int64_t end, int64_t chunk
     const auto row = [&](int64_t o) { return RowChunks<L>(weight, std::min(n + column + o, end - 1)); };
     const RowChunks<L> rows[8] = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)};
     for (int64_t c = 0; c < chunks; ++c) {
+      // The same part of the next panel. A prefetch past the end of the matrix never faults.
+      for (int64_t o = 0; o < 8; ++o)
+        for (int64_t line = 0; line < RowChunks<L>::kStep; line += 64)
+          __builtin_prefetch(rows[o].at + kWidth * weight.row_bytes + c * RowChunks<L>::kStep + line, 0, 2);
       const Chunk unpacked[8] = {rows[0].Load(c), rows[1].Load(c), rows[2].Load(c), rows[3].Load(c),
                                  rows[4].Load(c), rows[5].Load(c), rows[6].Load(c), rows[7].Load(c)};
       UnpackChunk<L>(unpacked, c, column, panel);

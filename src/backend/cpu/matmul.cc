@@ -53,6 +53,8 @@ HWY_EXPORT(MatMulOuts);
 // Bytes that a direct task reads: enough to hide the change from one stream to the next, few enough that all threads
 // finish at about the same time.
 constexpr int64_t kDirectTaskBytes = 128 << 10;
+// The same for quantised weights, whose prefetch runs up to 16 KB past the end of a task.
+constexpr int64_t kBlockTaskBytes = 512 << 10;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -69,12 +71,12 @@ void CheckOperands(const Tensor& x, std::span<const Projection> projections) {
   }
 }
 
-// Outputs per task, a multiple of `step`; `row_bytes` of the weights. This changes which thread computes an output,
-// never its sum.
-int64_t TaskOuts(bool direct, int64_t outs, int64_t row_bytes, int threads, int64_t step) {
+// Outputs per task, a multiple of `step`. This changes which thread computes an output, never its sum.
+int64_t TaskOuts(bool direct, int64_t outs, const WeightView& weight, int threads, int64_t step) {
   const int64_t fair = RoundUp((outs + 4 * threads - 1) / (4 * threads), step);
   if (!direct) return std::clamp(fair, step, kPanelOuts);
-  return std::clamp(RoundUp(kDirectTaskBytes / std::max<int64_t>(1, row_bytes), step), step, std::max(fair, step));
+  const int64_t bytes = IsPlain(weight.type) ? kDirectTaskBytes : kBlockTaskBytes;
+  return std::clamp(RoundUp(bytes / std::max<int64_t>(1, weight.row_bytes), step), step, std::max(fair, step));
 }
 
 }  // namespace
@@ -148,7 +150,7 @@ void CpuBackend::MatMul(Queue, const Tensor& x, std::span<const Projection> proj
     const bool is_plain = IsPlain(weight.type);
     direct[i] = is_plain ? x.rows <= kDirectRows : !block_plan.panel;
     const int64_t step = is_plain || direct[i] ? kTileOuts : block_kernels_.panel_outs;
-    plan.task_outs[i] = TaskOuts(direct[i], outs, weight.row_bytes, threads(), step);
+    plan.task_outs[i] = TaskOuts(direct[i], outs, weight, threads(), step);
     plan.first_task[i + 1] = plan.first_task[i] + RoundUp(weight.rows, plan.task_outs[i]) / plan.task_outs[i];
   }
   const auto run = [&](int64_t task, int thread) {

@@ -1,10 +1,6 @@
 // Select: scores of sketches (sketch_score-inl.h); and the choice of rows from scores, for all select operations.
 #include "backend/cpu/select.h"
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "backend/cpu/sketch_query.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -59,6 +59,9 @@ class CudaContext {
   // out = x · weightᵀ + bias. x has the weight's type, bias the output's type. Defined in matmul.cu.
   void Multiply(cudaStream_t stream, const ConstTensor& x, const Projection& p, const std::byte* bias);
 
+  // The same for any type of x and any stored type of the weight. Defined in matmul.cu.
+  void MultiplyBy(cudaStream_t stream, const Tensor& x, const Projection& p);
+
   int sms() const { return sms_; }
   // Largest shared memory a block may request.
   int max_shared_bytes() const { return max_shared_bytes_; }
@@ -79,7 +82,7 @@ class CudaContext {
   cublasLtHandle_t lt = nullptr;
   Buffer lt_workspace;
   std::map<MatMulKey, std::unique_ptr<LtMatMulPlan>> plans;
-  Buffer converted;  // activations converted to the weights' type, where it differs
+  Buffer converted;  // activations in the weights' type or quantised, and expanded weights
 
   Buffer scratch;
   ZoneClock zones;

@@ -12,8 +12,9 @@ namespace infinigen {
 namespace {
 
 constexpr size_t kLtWorkspaceBytes = size_t{64} << 20;  // a larger workspace speeds up no measured product
-// Room for converted activations, where weights have another type. Larger products are converted in parts.
-constexpr size_t kConvertedBytes = size_t{16} << 20;
+// Room for converted activations, where weights have another type, and for expanded weights, where they are stored as
+// blocks. Larger products are converted in parts.
+constexpr size_t kConvertedBytes = size_t{64} << 20;
 // Small tensors share a block of this size, because the device allocates memory in large pieces.
 constexpr size_t kArenaBytes = size_t{8} << 20;
 
@@ -143,11 +144,6 @@ Status CudaBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads
   return grow(context_->scratch, ScratchBytes(max_tokens, max_batch, heads, kv_heads, head_dim));
 }
 
-Status CudaBackend::CheckWeight(WeightType type) {
-  if (IsPlain(type)) return Ok();
-  return Unsupported("{} weights: the GPU backend multiplies by f32, f16 and bf16 weights", Name(type));
-}
-
 Result<std::byte*> CudaBackend::TakeMemory(size_t bytes) {
   CudaContext& context = *context_;
   const size_t total = RoundUp(bytes);
@@ -168,7 +164,6 @@ Result<std::byte*> CudaBackend::TakeMemory(size_t bytes) {
 }
 
 Result<WeightView> CudaBackend::Load(const WeightView& weight) {
-  RETURN_IF_ERROR(CheckWeight(weight.type));
   CHECK(weight.is_packed());
   const auto bytes = static_cast<size_t>(weight.bytes());
   ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(bytes));

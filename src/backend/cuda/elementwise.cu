@@ -2,6 +2,7 @@
 // All are bound by memory bandwidth and small compared with the products around them.
 #include <algorithm>
 
+#include "backend/cuda/block_product.h"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
@@ -133,6 +134,7 @@ struct SoftCapOne {
 void CudaBackend::Embed(Queue queue, const TokenBatch& batch, const WeightView& table, const Tensor& out) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == out.cols && batch.count == out.rows);
+  if (!IsPlain(table.type)) return ExpandBlocks(context_->stream(queue), table, batch.ids, out);
   DispatchDevice(PlainTypeOf(table.type), [&](auto in) {
     DispatchDevice(out.type, [&](auto to) {
       using In = decltype(in);
@@ -147,6 +149,7 @@ void CudaBackend::AddPositions(Queue queue, const TokenBatch& batch, const Weigh
                                const Tensor& x) {
   const ZoneClock::Scope timed(context_->zones, CudaZone::kRowwise, context_->stream(queue));
   CHECK(table.cols == x.cols && batch.count == x.rows);
+  CHECK(IsPlain(table.type));  // families with learned positions are stored so
   DispatchDevice(PlainTypeOf(table.type), [&](auto in) {
     DispatchDevice(x.type, [&](auto to) {
       using In = decltype(in);

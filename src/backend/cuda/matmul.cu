@@ -1,8 +1,10 @@
-// Matrix products by cuBLASLt. The library is column-major: the row-major product out = x · weightᵀ is outᵀ = weight ·
-// xᵀ to it, with nothing transposed in memory. The library's epilogues do bias, relu and the addition to the residual
-// stream. Its heuristics choose one algorithm per shape, when the shape is first seen.
+// Matrix products by cuBLASLt; those of few rows with block-quantised weights are in block_product.cu. The library is
+// column-major: the row-major product out = x · weightᵀ is outᵀ = weight · xᵀ to it, with nothing transposed in memory.
+// The library's epilogues do bias, relu and the addition to the residual stream. Its heuristics choose one algorithm
+// per shape, when the shape is first seen.
 #include <algorithm>
 
+#include "backend/cuda/block_product.h"
 #include "backend/cuda/context.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/numbers.cuh"
@@ -118,6 +120,21 @@ std::unique_ptr<LtMatMulPlan> MakePlan(CudaContext& context, const MatMulKey& ke
   return plan;
 }
 
+// Converts as many rows of x at a time to `type` as fit `buffer`, and calls f(rows, first row).
+template <class F>
+void InType(cudaStream_t stream, const Tensor& x, DType type, std::span<std::byte> buffer, F&& f) {
+  if (type == x.type) return f(x, 0);
+  const int64_t stride = (x.cols + 7) / 8 * 8;
+  const auto together = static_cast<int64_t>(buffer.size() / (static_cast<size_t>(stride) * SizeOf(type)));
+  CHECK(together > 0);  // fails for rows of millions of numbers
+  for (int64_t first = 0; first < x.rows; first += together) {
+    const int64_t count = std::min(together, x.rows - first);
+    const Tensor converted{buffer.data(), type, count, x.cols, stride};
+    Convert(stream, x.Rows(first, count), converted);
+    f(converted, first);
+  }
+}
+
 }  // namespace
 
 uint32_t Alignment(const ConstTensor& x) { return Alignment(x.data, x.stride * static_cast<int64_t>(SizeOf(x.type))); }
@@ -147,41 +164,67 @@ void CudaContext::Multiply(cudaStream_t stream, const ConstTensor& x, const Proj
                               lt_workspace.bytes(), stream));
 }
 
+void CudaContext::MultiplyBy(cudaStream_t stream, const Tensor& x, const Projection& p) {
+  CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
+  const std::byte* bias = p.bias.data;
+  if (p.bias && p.out.type != DType::kF32) {
+    const auto found = converted_biases.find(p.bias.data);
+    bias = found == converted_biases.end() ? nullptr : found->second;
+  }
+  const bool plain = p.bias && bias == nullptr;  // a bias that was not loaded as a parameter
+  const DType type = PlainTypeOf(p.weight.type);
+  const std::span<std::byte> buffer(converted.data(), converted.bytes());
+  const auto multiply = [&](const ConstTensor& rows, const Projection& of, const std::byte* of_bias) {
+    plain ? MultiplyPlainly(stream, rows, of) : Multiply(stream, rows, of, of_bias);
+  };
+  if (IsPlain(p.weight.type))
+    return InType(stream, x, type, buffer, [&](const Tensor& rows, int64_t first) {
+      Projection of = p;
+      of.out = p.out.Rows(first, rows.rows);
+      multiply(rows, of, bias);
+    });
+  // Expands some outputs' weights at a time, in the second half of the buffer: whole tiles of the library's kernels.
+  constexpr int64_t kTile = 256;
+  const size_t half = buffer.size() / 2;
+  const auto fit = static_cast<int64_t>(half / (static_cast<size_t>(x.cols) * SizeOf(type)));
+  const int64_t outputs = fit > kTile ? fit / kTile * kTile : fit;
+  CHECK(outputs > 0);
+  for (int64_t n = 0; n < p.weight.rows; n += outputs) {
+    const int64_t count = std::min(outputs, p.weight.rows - n);
+    const Tensor expanded{buffer.data() + half, type, count, x.cols, x.cols};
+    WeightView part = p.weight;
+    part.data = p.weight.row(n);
+    part.rows = count;
+    ExpandBlocks(stream, part, nullptr, expanded);
+    InType(stream, x, type, buffer.first(half), [&](const Tensor& rows, int64_t first) {
+      Projection of = p;
+      of.weight = WeightView(ConstTensor(expanded));
+      const Tensor of_rows = p.out.Rows(first, rows.rows);
+      of.out = {of_rows.data + n * static_cast<int64_t>(SizeOf(p.out.type)), p.out.type, rows.rows, count,
+                p.out.stride};
+      if (p.bias) of.bias = ConstTensor(p.bias.data + n * 4, DType::kF32, 1, count);
+      multiply(rows, of, bias == nullptr ? nullptr : bias + n * static_cast<int64_t>(SizeOf(p.out.type)));
+    });
+  }
+}
+
 void CudaBackend::MatMul(Queue queue, const Tensor& x, std::span<const Projection> projections) {
   if (skipped_.compute) return;
   CudaContext& context = *context_;
   const cudaStream_t stream = context.stream(queue);
   const ZoneClock::Scope timed(context.zones, CudaZone::kProducts, stream);
   if (context.converted.bytes() == 0) CHECK(Reserve(1, 1, 1, 1, 64).ok());
-  for (const Projection& p : projections) {
-    CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
-    const std::byte* bias = p.bias.data;
-    if (p.bias && p.out.type != DType::kF32) {
-      const auto found = context.converted_biases.find(p.bias.data);
-      bias = found == context.converted_biases.end() ? nullptr : found->second;
-    }
-    const bool plain = p.bias && bias == nullptr;  // a bias that was not loaded as a parameter
-    const auto multiply = [&](const ConstTensor& rows, const Projection& of) {
-      plain ? MultiplyPlainly(stream, rows, of) : context.Multiply(stream, rows, of, bias);
-    };
-    const DType type = PlainTypeOf(p.weight.type);
-    if (type == x.type) {
-      multiply(x, p);
+  for (size_t i = 0; i < projections.size();) {
+    const auto rest = projections.subspan(i);
+    const auto blocks = std::ranges::find_if(rest, [](const Projection& p) { return IsPlain(p.weight.type); });
+    if (x.rows <= kMostBlockRows && blocks != rest.begin()) {
+      const auto count = static_cast<size_t>(blocks - rest.begin());
+      CHECK(QuantisedBytes(x.rows, x.cols) <= context.converted.bytes());
+      MultiplyBlocks(context, stream, x, rest.first(count), context.converted.data());
+      i += count;
       continue;
     }
-    // Converts as many rows at a time as fit the buffer for converted activations.
-    const int64_t stride = (x.cols + 7) / 8 * 8;
-    const size_t row_bytes = static_cast<size_t>(stride) * SizeOf(type);
-    const auto together = static_cast<int64_t>(context.converted.bytes() / row_bytes);
-    CHECK(together > 0);  // fails for rows of four million numbers
-    for (int64_t first = 0; first < x.rows; first += together) {
-      const int64_t count = std::min(together, x.rows - first);
-      const Tensor converted{context.converted.data(), type, count, x.cols, stride};
-      Convert(stream, x.Rows(first, count), converted);
-      Projection of = p;
-      of.out = p.out.Rows(first, count);
-      multiply(converted, of);
-    }
+    context.MultiplyBy(stream, x, projections[i++]);
   }
 }
 
