@@ -52,7 +52,7 @@ def main():
             with opened as source, open(plain, "wb") as target:
                 shutil.copyfileobj(source, target)
             ours = ids([arguments.binary, "tokenize", "-m", arguments.model, "-f", plain])
-            theirs = ids([other, "-m", arguments.model, "-f", plain, "--ids", "--log-disable"])
+            theirs = ids([other, "-m", arguments.model, "-f", plain, "--ids", "--no-escape", "--log-disable"])
             if ours == theirs:
                 print(f"equal      {len(ours):>9} ids  {path}")
                 continue

@@ -56,7 +56,7 @@ class Exporter {
       for (const PreTokenizerStep& step : spec_.pre_tokenizers) patterns += step.pattern + " ";
       return Unsupported("{}: GGUF has no pre-type for the pre-tokenizer {}", from_.path, Quoted(patterns));
     }
-    // Readers of the format do not normalize. NFC leaves nearly all text unchanged, so converters drop it; we do too.
+    // Readers of the format do not normalize. NFC leaves nearly all text unchanged; other converters drop it too.
     for (const NormalizerStep& step : spec_.normalizers)
       if (step.kind != NormalizerStep::Kind::kNfc)
         return Unsupported("{}: GGUF cannot express the tokenizer's normalizer", from_.path);
