@@ -1,6 +1,6 @@
 // Chooses the kernels of block_product.h: block_product-inl.h compiled for three instruction sets, and plain loops for
 // machines without AVX2.
-#include <hwy/targets.h>
+#include <hwy/highway.h>
 
 #include <algorithm>
 #include <bit>
@@ -19,7 +19,9 @@
 #endif
 
 #define INFINIGEN_INLINE inline __attribute__((always_inline))
-#if defined(__clang__)
+#if defined(INFINIGEN_BLOCK_ROLLED)
+#define INFINIGEN_BLOCK_UNROLL
+#elif defined(__clang__)
 #define INFINIGEN_BLOCK_UNROLL _Pragma("unroll")
 #else
 #define INFINIGEN_BLOCK_UNROLL _Pragma("GCC unroll 16")
@@ -40,7 +42,8 @@ void FinishOutputs(const Projection& p, int64_t row, int64_t n, int64_t count, c
 
 }  // namespace infinigen
 
-#if HWY_ARCH_X86
+// Instrumented builds compile one of Highway's targets (CMakeLists.txt), and here what belongs to it.
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
 
 #define INFINIGEN_ISA_NAMESPACE block_avx2
 #define INFINIGEN_HAS_VNNI 0
@@ -57,9 +60,14 @@ HWY_PUSH_ATTRIBUTES("avx,avx2,fma,f16c,bmi,bmi2,avxvnni")
 #include "backend/cpu/block_product-inl.h"
 HWY_POP_ATTRIBUTES
 #undef INFINIGEN_ISA_NAMESPACE
+#undef INFINIGEN_HAS_VNNI
 #undef INFINIGEN_HAS_AVX512
 
+#endif
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX3)
+
 #define INFINIGEN_ISA_NAMESPACE block_avx512vnni
+#define INFINIGEN_HAS_VNNI 1
 #define INFINIGEN_HAS_AVX512 1
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"  // g++ 12 warns of its own _mm512_undefined_*
@@ -68,7 +76,7 @@ HWY_PUSH_ATTRIBUTES("avx,avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512
 #include "backend/cpu/block_product-inl.h"
 HWY_POP_ATTRIBUTES
 
-#endif  // HWY_ARCH_X86
+#endif
 
 namespace infinigen {
 namespace {
@@ -139,28 +147,34 @@ void DirectPlainly(const BlockActivations& x, const Projection& p, int64_t begin
 // There is no panel kernel: the direct one takes any number of rows.
 constexpr BlockKernels kPlainKernels = {"portable", 0, 1, QuantisePlainly, nullptr, DirectPlainly, nullptr};
 
-#if HWY_ARCH_X86
 #define INFINIGEN_KERNELS(isa) \
   { #isa, isa::kTileRows, isa::kWidth, isa::Quantise, isa::Pack, isa::DirectOfType, isa::PanelOfType }
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
 constexpr BlockKernels kAvx2Kernels = INFINIGEN_KERNELS(block_avx2);
 constexpr BlockKernels kAvxVnniKernels = INFINIGEN_KERNELS(block_avxvnni);
-constexpr BlockKernels kAvx512VnniKernels = INFINIGEN_KERNELS(block_avx512vnni);
-#undef INFINIGEN_KERNELS
 
 bool HasAvxVnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
 }
 #endif
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX3)
+constexpr BlockKernels kAvx512VnniKernels = INFINIGEN_KERNELS(block_avx512vnni);
+#endif
+#undef INFINIGEN_KERNELS
 
 }  // namespace
 
 const BlockKernels& ChooseBlockKernels() {
 #if HWY_ARCH_X86
-  const int64_t targets = hwy::SupportedTargets();
+  [[maybe_unused]] const int64_t targets = hwy::SupportedTargets();
+#if HWY_TARGETS & HWY_AVX3
   // Highway's AVX3_DL is a set of extensions that includes VNNI.
   if ((targets & HWY_AVX3_DL) != 0) return kAvx512VnniKernels;
+#endif
+#if HWY_TARGETS & HWY_AVX2
   if ((targets & (HWY_AVX2 | HWY_AVX3)) != 0) return HasAvxVnni() ? kAvxVnniKernels : kAvx2Kernels;
+#endif
 #endif
   return kPlainKernels;
 }
