@@ -206,12 +206,14 @@ void MultiplyTile(const PackedActivations& x, int64_t tile, const Panel& panel, 
     }
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) lanes[lane][r] = acc[r];
   }
-  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * rows); ++r) {
+  const auto product = [&](int64_t r) {
     const VF low = AddF(AddF(lanes[0][r], lanes[1][r]), AddF(lanes[2][r], lanes[3][r]));
-    const VF high = AddF(AddF(lanes[4][r], lanes[5][r]), AddF(lanes[6][r], lanes[7][r]));
+    return AddF(low, AddF(AddF(lanes[4][r], lanes[5][r]), AddF(lanes[6][r], lanes[7][r])));
+  };
+  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * rows); r += 2) {  // both parts of a row
     float sums[kWidth];
-    StoreF(AddF(low, high), sums);
-    FinishOutputs(p, tile * rows + r, n, count, sums);
+    StoreF(AddF(product(r), product(r + 1)), sums);
+    FinishOutputs(p, (tile * rows + r) / 2, n, count, sums);
   }
 }
 

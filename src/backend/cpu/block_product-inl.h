@@ -142,7 +142,7 @@ template <class L, int kRows>
 INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
   constexpr int64_t kStep = RowChunks<L>::kStep;
   INFINIGEN_BLOCK_UNROLL for (int64_t line = 0; line < kStep; line += 64) {
-    if constexpr (kRows == 1 && kStep > kChunkNumbers)
+    if constexpr (kRows == 2 && kStep > kChunkNumbers)
       __builtin_prefetch(chunk + 16384 + line, 0, 2);
     else
       __builtin_prefetch(chunk + 6144 + line, 0, 3);
@@ -152,7 +152,7 @@ INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
 template <class L, int kRows>
 void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& p, int64_t begin, int64_t end) {
   alignas(32) float lanes[kRows][kFoldedOuts][8] = {};
-  float sums[kFoldedOuts];
+  float sums[kFoldedOuts], rest[kFoldedOuts];
   const int8_t* codes = x.codes + first_row * x.chunks * kChunkNumbers;
   const float* scales = x.scales + first_row * x.chunks * kChunkGroups;
   const float* weighted = x.weighted + first_row * x.chunks * kChunkGroups;
@@ -173,9 +173,11 @@ void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& 
     const int64_t slot = (n - begin) % kFoldedOuts;
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) _mm256_store_ps(lanes[r][slot], acc[r]);
     if (slot + 1 < kFoldedOuts && n + 1 < end) continue;
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRows; r += 2) {  // both parts of a row
       FoldLanes(lanes[r], slot + 1, sums);
-      FinishOutputs(p, first_row + r, n - slot, slot + 1, sums);
+      FoldLanes(lanes[r + 1], slot + 1, rest);
+      for (int64_t o = 0; o <= slot; ++o) sums[o] += rest[o];
+      FinishOutputs(p, (first_row + r) / 2, n - slot, slot + 1, sums);
     }
   }
 }
@@ -184,17 +186,16 @@ template <class L>
 void Direct(const BlockActivations& x, const Projection& p, int64_t begin, int64_t end) {
   int64_t row = 0;
   for (; row + 4 <= x.rows; row += 4) DirectRows<L, 4>(x, row, p, begin, end);
-  for (; row + 2 <= x.rows; row += 2) DirectRows<L, 2>(x, row, p, begin, end);
-  if (row < x.rows) DirectRows<L, 1>(x, row, p, begin, end);
+  if (row < x.rows) DirectRows<L, 2>(x, row, p, begin, end);
 }
 
 #include "backend/cpu/block_panel-inl.h"
 
 // ---- Activations
 
-// One group of 32 numbers.
-INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* scale, float* weighted,
-                                    int16_t* half_sums) {
+// One group of 32 numbers; `rest` receives what the codes leave of them.
+INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* scale, float* weighted, int16_t* half_sums,
+                                    float* rest) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256 v[4];
   __m256i largest = _mm256_setzero_si256();
@@ -213,6 +214,9 @@ INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* sca
   const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127.0f / most);
   __m256i rounded[4];
   INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+  const __m256 scales = _mm256_set1_ps(*scale);
+  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) _mm256_storeu_ps(
+      rest + 8 * i, finite ? _mm256_fnmadd_ps(scales, _mm256_cvtepi32_ps(rounded[i]), v[i]) : _mm256_setzero_ps());
   // Packs work in each half of 128 bits; the permutation restores the order.
   const __m256i packed =
       _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
@@ -230,15 +234,22 @@ INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* sca
 
 void Quantise(const ConstTensor& x, int64_t row, const BlockActivations& out) {
   const float* from = x.as<float>(row);
-  const int64_t groups = x.cols / 32, all = out.chunks * kChunkGroups, first = row * all;
-  for (int64_t g = 0; g < groups; ++g)
-    QuantiseGroup(from + g * 32, out.codes + (first + g) * 32, out.scales + first + g, out.weighted + first + g,
-                  out.half_sums + (first + g) * 2);
-  const auto rest = static_cast<size_t>(all - groups);
-  std::memset(out.codes + (first + groups) * 32, 0, rest * 32);
-  std::memset(out.scales + first + groups, 0, rest * sizeof(float));
-  std::memset(out.weighted + first + groups, 0, rest * sizeof(float));
-  std::memset(out.half_sums + (first + groups) * 2, 0, rest * 2 * sizeof(int16_t));
+  const int64_t groups = x.cols / 32, all = out.chunks * kChunkGroups, first = row * 2 * all;
+  alignas(32) float rest[32], nothing[32];
+  const auto quantise = [&](const float* numbers, int64_t at, float* left) {
+    QuantiseGroup(numbers, out.codes + at * 32, out.scales + at, out.weighted + at, out.half_sums + at * 2, left);
+  };
+  for (int64_t g = 0; g < groups; ++g) {
+    quantise(from + g * 32, first + g, rest);
+    quantise(rest, first + all + g, nothing);
+  }
+  const auto missing = static_cast<size_t>(all - groups);
+  for (int64_t at = first + groups; at < first + 2 * all; at += all) {
+    std::memset(out.codes + at * 32, 0, missing * 32);
+    std::memset(out.scales + at, 0, missing * sizeof(float));
+    std::memset(out.weighted + at, 0, missing * sizeof(float));
+    std::memset(out.half_sums + at * 2, 0, missing * 2 * sizeof(int16_t));
+  }
 }
 
 void Pack(const BlockActivations& in, int64_t tile, const PackedActivations& out) {

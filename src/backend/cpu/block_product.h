@@ -14,9 +14,10 @@ namespace infinigen {
 inline constexpr int64_t kChunkGroups = kBlockLanes;  // groups that the lanes add together
 inline constexpr int64_t kChunkNumbers = 256;         // numbers of these groups
 
-// Activations of one call, quantised. Groups are padded to whole chunks with zeros.
+// Activations of one call, quantised. Groups are padded to whole chunks with zeros. A row of activations is two rows
+// here, its parts: 2r and 2r + 1.
 struct BlockActivations {
-  int64_t rows = 0;
+  int64_t rows = 0;              // of parts
   int64_t chunks = 0;            // of a row
   int8_t* codes = nullptr;       // [rows][chunks][kChunkNumbers]
   float* scales = nullptr;       // [rows][chunks][kChunkGroups]
@@ -44,7 +45,7 @@ struct BlockKernels {
   int64_t tile_rows;   // of PackedActivations
   int64_t panel_outs;  // outputs that a panel holds; tasks of many rows are multiples of it
 
-  // Quantises row `row` of x [m][k] f32 into `out`.
+  // Quantises row `row` of x [m][k] f32 into its two rows of `out`.
   void (*quantise)(const ConstTensor& x, int64_t row, const BlockActivations& out);
   // Rearranges the rows of tile `tile`. Both describe the same rows.
   void (*pack)(const BlockActivations& in, int64_t tile, const PackedActivations& out);

@@ -58,8 +58,8 @@ constexpr int64_t kBlockTaskBytes = 512 << 10;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Up to this many rows, block-quantised weights go from memory to registers; with more, they are first unpacked, a
-// panel at a time, into cache.
+// Up to this many rows of parts, block-quantised weights go from memory to registers; with more, they are first
+// unpacked, a panel at a time, into cache.
 constexpr int64_t kBlockDirectRows = 4;
 
 void CheckOperands(const Tensor& x, std::span<const Projection> projections) {
@@ -84,10 +84,10 @@ int64_t TaskOuts(bool direct, int64_t outs, const WeightView& weight, int thread
 // Quantised activations of a call, in scratch memory: row by row, and in tiles if there are many rows.
 struct BlockPlan {
   BlockPlan(const BlockKernels& kernels, int64_t rows, int64_t cols)
-      : panel(rows > kBlockDirectRows && kernels.panel != nullptr) {
-    x.rows = rows;
+      : panel(rows * kActivationParts > kBlockDirectRows && kernels.panel != nullptr) {
+    x.rows = rows * kActivationParts;
     x.chunks = RoundUp(cols, kChunkNumbers) / kChunkNumbers;
-    packed.rows = rows;
+    packed.rows = x.rows;
     packed.chunks = x.chunks;
     packed.tile_rows = kernels.tile_rows;
   }
