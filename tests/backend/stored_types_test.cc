@@ -76,9 +76,8 @@ void ExpectSameBits(const HostTensor& a, const HostTensor& b) {
           << r << "," << c << ": " << a.At(r, c) << " and " << b.At(r, c);
 }
 
-// Two parts of at most 127 steps in groups of 32 move each number by at most half a step of the second part, which is
-// 1/127 of half a step of the first. The errors are independent, so a product moves by about the root of the sum of
-// their squares, and by the rounding of f32.
+// Quantising x to codes of at most 2032 in groups of 32 moves each number by at most half a step; the errors are
+// independent, so a product moves by about the root of the sum of their squares.
 TEST(BlockProducts, TheReferenceIsCloseToTheFloatProduct) {
   Random random(1);
   ReferenceBackend backend;
@@ -102,7 +101,7 @@ TEST(BlockProducts, TheReferenceIsCloseToTheFloatProduct) {
             squares += w * w;
             largest = std::max(largest, std::fabs(static_cast<double>(x.At(r, i))));
           }
-          const double step = largest / 254 / 127;
+          const double step = largest / 2032;
           variance += squares * step * step / 12;  // of a uniform error of one step
         }
         const double error = got.At(r, o) - want;

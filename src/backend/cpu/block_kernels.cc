@@ -83,37 +83,31 @@ namespace {
 
 // ---- Plain loops
 
-// Quantises 32 numbers as group `at` of `out`, and leaves in `numbers` what the codes do not express.
-void QuantiseGroupPlainly(std::array<float, 32>& numbers, int64_t at, const BlockActivations& out) {
-  float most = 0;
-  for (const float number : numbers) {
-    const float magnitude = std::fabs(number);
-    if (!(magnitude <= most)) most = magnitude;
-    if (std::isnan(most)) break;
-  }
-  const bool zero = most < kSmallestMagnitude, finite = most <= std::numeric_limits<float>::max();
-  const float scale = zero ? 0.0f : finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
-  const float inverse = zero || !finite ? 0.0f : 127.0f / most;
-  int sums[2] = {0, 0};
-  for (size_t i = 0; i < 32; ++i) {
-    const int code = inverse == 0.0f ? 0 : static_cast<int>(std::nearbyint(numbers[i] * inverse));
-    out.codes[at * 32 + static_cast<int64_t>(i)] = static_cast<int8_t>(code);
-    sums[i / 16] += code;
-    numbers[i] = finite ? std::fma(-scale, static_cast<float>(code), numbers[i]) : 0.0f;
-  }
-  out.scales[at] = scale;
-  for (int64_t half = 0; half < 2; ++half) out.half_sums[at * 2 + half] = static_cast<int16_t>(sums[half]);
-  out.weighted[at] = scale * static_cast<float>(sums[0] + sums[1]);
-}
-
 void QuantisePlainly(const ConstTensor& x, int64_t row, const BlockActivations& out) {
   const float* from = x.as<float>(row);
   const int64_t groups = x.cols / 32, all = out.chunks * kChunkGroups;
   for (int64_t g = 0; g < all; ++g) {
-    std::array<float, 32> numbers = {};
-    if (g < groups) std::copy_n(from + g * 32, 32, numbers.begin());
-    QuantiseGroupPlainly(numbers, row * 2 * all + g, out);
-    QuantiseGroupPlainly(numbers, (row * 2 + 1) * all + g, out);
+    const int64_t at = row * all + g;
+    float most = 0;
+    for (int64_t i = 0; i < 32 && g < groups; ++i) {
+      const float magnitude = std::fabs(from[g * 32 + i]);
+      if (!(magnitude <= most)) most = magnitude;
+      if (std::isnan(most)) break;
+    }
+    const bool zero = most < kSmallestMagnitude, finite = most <= std::numeric_limits<float>::max();
+    out.scales[at] = zero ? 0.0f : finite ? most / kLargestCode : std::numeric_limits<float>::quiet_NaN();
+    const float inverse = zero || !finite ? 0.0f : kLargestCode / most;
+    int sums[2] = {0, 0};
+    for (int64_t i = 0; i < 32; ++i) {
+      const int code = inverse == 0.0f ? 0 : static_cast<int>(std::nearbyint(from[g * 32 + i] * inverse));
+      int8_t* to = out.codes + at / kChunkGroups * kChunkCodes + at % kChunkGroups * 32 + i;
+      const int high = (code + 8) >> 4;
+      to[0] = static_cast<int8_t>(high);
+      to[kChunkNumbers] = static_cast<int8_t>(code - 16 * high);
+      sums[i / 16] += code;
+    }
+    for (int64_t half = 0; half < 2; ++half) out.half_sums[at * 2 + half] = static_cast<int16_t>(sums[half]);
+    out.weighted[at] = out.scales[at] * static_cast<float>(sums[0] + sums[1]);
   }
 }
 
@@ -122,7 +116,8 @@ float PlainTerm(const UnpackedBlock& block, size_t group, bool offsets, const in
   int sum = 0, all = 0;
   for (size_t half = 0; half < 2; ++half) {
     int dot = 0;
-    for (size_t i = half * 16; i < half * 16 + 16; ++i) dot += block.codes[group * 32 + i] * codes[i];
+    for (size_t i = half * 16; i < half * 16 + 16; ++i)
+      dot += block.codes[group * 32 + i] * (16 * codes[i] + codes[kChunkNumbers + i]);
     sum += block.multiplier[group * 2 + half] * dot;
     all += block.offset_multiplier[group * 2 + half] * half_sums[half];
   }
@@ -137,22 +132,19 @@ void DirectPlainly(const BlockActivations& x, const Projection& p, int64_t begin
   const int64_t per_block = format.block_numbers / kGroupNumbers, groups = p.weight.cols / kGroupNumbers;
   UnpackedBlock block;
   for (int64_t n = begin; n < end; ++n) {
-    for (int64_t r = 0; r < x.rows; r += 2) {
-      float sum = 0;
-      for (int64_t part = r; part < r + 2; ++part) {
-        float lanes[8] = {};
-        for (int64_t g = 0; g < groups; ++g) {
-          if (g % per_block == 0)
-            UnpackBlock(p.weight.type, p.weight.row(n) + g / per_block * format.block_bytes, block);
-          const int64_t at = part * x.chunks * kChunkGroups + g;
-          lanes[g % 8] += PlainTerm(block, static_cast<size_t>(g % per_block), offsets, x.codes + at * 32, x.scales[at],
-                                    x.half_sums + at * 2);
-        }
-        const float low = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-        const float high = (lanes[4] + lanes[5]) + (lanes[6] + lanes[7]);
-        sum = part == r ? low + high : sum + (low + high);
+    for (int64_t r = 0; r < x.rows; ++r) {
+      float lanes[8] = {};
+      for (int64_t g = 0; g < groups; ++g) {
+        if (g % per_block == 0) UnpackBlock(p.weight.type, p.weight.row(n) + g / per_block * format.block_bytes, block);
+        const int64_t at = r * x.chunks * kChunkGroups + g;
+        lanes[g % 8] += PlainTerm(block, static_cast<size_t>(g % per_block), offsets,
+                                  x.codes + at / kChunkGroups * kChunkCodes + at % kChunkGroups * 32, x.scales[at],
+                                  x.half_sums + at * 2);
       }
-      FinishOutputs(p, r / 2, n, 1, &sum);
+      const float low = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+      const float high = (lanes[4] + lanes[5]) + (lanes[6] + lanes[7]);
+      const float sum = low + high;
+      FinishOutputs(p, r, n, 1, &sum);
     }
   }
 }

@@ -12,6 +12,7 @@ INFINIGEN_INLINE VI SetI(int32_t v) { return _mm512_set1_epi32(v); }
 INFINIGEN_INLINE VF SetF(float v) { return _mm512_set1_ps(v); }
 INFINIGEN_INLINE VI AddI(VI a, VI b) { return _mm512_add_epi32(a, b); }
 INFINIGEN_INLINE VI MulI(VI a, VI b) { return _mm512_mullo_epi32(a, b); }
+INFINIGEN_INLINE VI Times16(VI v) { return _mm512_slli_epi32(v, 4); }
 INFINIGEN_INLINE VF AddF(VF a, VF b) { return _mm512_add_ps(a, b); }
 INFINIGEN_INLINE VF MulF(VF a, VF b) { return _mm512_mul_ps(a, b); }
 INFINIGEN_INLINE VF FusedF(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
@@ -32,6 +33,7 @@ INFINIGEN_INLINE VI SetI(int32_t v) { return _mm256_set1_epi32(v); }
 INFINIGEN_INLINE VF SetF(float v) { return _mm256_set1_ps(v); }
 INFINIGEN_INLINE VI AddI(VI a, VI b) { return _mm256_add_epi32(a, b); }
 INFINIGEN_INLINE VI MulI(VI a, VI b) { return _mm256_mullo_epi32(a, b); }
+INFINIGEN_INLINE VI Times16(VI v) { return _mm256_slli_epi32(v, 4); }
 INFINIGEN_INLINE VF AddF(VF a, VF b) { return _mm256_add_ps(a, b); }
 INFINIGEN_INLINE VF MulF(VF a, VF b) { return _mm256_mul_ps(a, b); }
 INFINIGEN_INLINE VF FusedF(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
@@ -133,7 +135,7 @@ void UnpackPanel(const WeightView& weight, int64_t n, int64_t end, int64_t chunk
 
 // One tile of activations at one position.
 struct TilePosition {
-  const int8_t* codes;       // [8 quads][rows][4]
+  const int8_t* codes;       // [high, low][8 quads][rows][4]
   const float* scales;       // [rows]
   const float* weighted;     // [rows]
   const int32_t* half_sums;  // [2][rows]
@@ -145,20 +147,28 @@ INFINIGEN_INLINE void AddGroup(const TilePosition& x, int64_t tile_rows, const P
                                VF (&acc)[kRows]) {
   const std::byte* codes = panel.codes + position * kPanelGroupBytes;
   VI sums[kRows], first[kRows];
-  INFINIGEN_BLOCK_UNROLL for (int half = 0; half < 2; ++half) {
-    if (half == 0 || L::kHalves) {
+  // Without halves both passes of `half` are one sum; all high codes come first, since the sum is then shifted.
+  constexpr int kQuads = L::kHalves ? 4 : 8;
+  INFINIGEN_BLOCK_UNROLL for (int half = 0; half < (L::kHalves ? 2 : 1); ++half) {
+    INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = SetI(0);
+    INFINIGEN_BLOCK_UNROLL for (int part = 0; part < 2; ++part) {  // high, low
+      INFINIGEN_BLOCK_UNROLL for (int quad = kQuads * half; quad < kQuads * (half + 1); ++quad) {
+        const VI weights = LoadI(codes + quad * kWidth * 4);
+        INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
+          int32_t four;
+          std::memcpy(&four, x.codes + ((part * 8 + quad) * tile_rows + r) * 4, 4);
+          sums[r] = WideDotAdd<L::kSigned>(sums[r], weights, SetI(four));
+        }
+      }
+      if (part == 0) {
+        INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = Times16(sums[r]);
+      }
+    }
+    if constexpr (L::kBias != 0) {
       INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
         const int32_t all =
             L::kHalves ? x.half_sums[half * tile_rows + r] : x.half_sums[r] + x.half_sums[tile_rows + r];
-        sums[r] = SetI(L::kBias == 0 ? 0 : -L::kBias * all);
-      }
-    }
-    INFINIGEN_BLOCK_UNROLL for (int quad = 4 * half; quad < 4 * half + 4; ++quad) {
-      const VI weights = LoadI(codes + quad * kWidth * 4);
-      INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
-        int32_t four;
-        std::memcpy(&four, x.codes + (quad * tile_rows + r) * 4, 4);
-        sums[r] = WideDotAdd<L::kSigned>(sums[r], weights, SetI(four));
+        sums[r] = AddI(sums[r], SetI(-L::kBias * all));
       }
     }
     if constexpr (L::kHalves) {
@@ -201,19 +211,17 @@ void MultiplyTile(const PackedActivations& x, int64_t tile, const Panel& panel, 
     for (int64_t position = begin; position < end; ++position) {
       const int64_t at = first + position;
       AddGroup<L, kRows>(
-          {x.codes + at * rows * 32, x.scales + at * rows, x.weighted + at * rows, x.half_sums + at * 2 * rows}, rows,
+          {x.codes + at * rows * 64, x.scales + at * rows, x.weighted + at * rows, x.half_sums + at * 2 * rows}, rows,
           panel, position, acc);
     }
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) lanes[lane][r] = acc[r];
   }
-  const auto product = [&](int64_t r) {
+  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * rows); ++r) {
     const VF low = AddF(AddF(lanes[0][r], lanes[1][r]), AddF(lanes[2][r], lanes[3][r]));
-    return AddF(low, AddF(AddF(lanes[4][r], lanes[5][r]), AddF(lanes[6][r], lanes[7][r])));
-  };
-  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * rows); r += 2) {  // both parts of a row
+    const VF high = AddF(AddF(lanes[4][r], lanes[5][r]), AddF(lanes[6][r], lanes[7][r]));
     float sums[kWidth];
-    StoreF(AddF(product(r), product(r + 1)), sums);
-    FinishOutputs(p, (tile * rows + r) / 2, n, count, sums);
+    StoreF(AddF(low, high), sums);
+    FinishOutputs(p, tile * rows + r, n, count, sums);
   }
 }
 

@@ -34,17 +34,6 @@ INFINIGEN_INLINE __m256i SumLanes(const __m256i (&v)[8]) {
   const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
-// The same for lanes whose sums of two fit 16 bits: two instructions per step instead of three.
-INFINIGEN_INLINE __m256i SumSmallLanes(const __m256i (&v)[8]) {
-  const __m256i one = _mm256_set1_epi16(1);
-  __m256i pairs[4];
-  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) pairs[i] =
-      _mm256_madd_epi16(_mm256_packs_epi32(v[2 * i], v[2 * i + 1]), one);
-  const __m256i a = _mm256_madd_epi16(_mm256_packs_epi32(pairs[0], pairs[1]), one);
-  const __m256i b = _mm256_madd_epi16(_mm256_packs_epi32(pairs[2], pairs[3]), one);
-  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-}
-
 // [even halves | odd halves] of 16 int16.
 INFINIGEN_INLINE __m256i SplitHalves(__m256i v) {
   const __m256i order =
@@ -60,16 +49,18 @@ INFINIGEN_INLINE __m256 Terms(const Chunk& chunk, const int8_t* codes, const flo
   if constexpr (L::kHalves) {
     const __m256i split = SplitHalves(chunk.multiplier);
     INFINIGEN_BLOCK_UNROLL for (int g = 0; g < 8; ++g) {
-      const __m256i products = _mm256_maddubs_epi16(chunk.codes[g], Load256(codes + g * 32));
+      const __m256i high = _mm256_maddubs_epi16(chunk.codes[g], Load256(codes + g * 32));
+      const __m256i low = _mm256_maddubs_epi16(chunk.codes[g], Load256(codes + kChunkNumbers + g * 32));
       const __m256i both = _mm256_shuffle_epi8(split, _mm256_set1_epi16(static_cast<int16_t>(0x100 + 0x202 * g)));
-      sums[g] = _mm256_madd_epi16(products, both);
+      sums[g] = _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(high, both), 4), _mm256_madd_epi16(low, both));
     }
   } else {
-    INFINIGEN_BLOCK_UNROLL for (int g = 0; g < 8; ++g) sums[g] =
-        DotAdd<L::kSigned>(_mm256_setzero_si256(), chunk.codes[g], Load256(codes + g * 32));
+    INFINIGEN_BLOCK_UNROLL for (int g = 0; g < 8; ++g) {
+      const __m256i high = DotAdd<L::kSigned>(_mm256_setzero_si256(), chunk.codes[g], Load256(codes + g * 32));
+      sums[g] = DotAdd<L::kSigned>(_mm256_slli_epi32(high, 4), chunk.codes[g], Load256(codes + kChunkNumbers + g * 32));
+    }
   }
-  constexpr bool kSmall = !L::kHalves && !L::kSigned && L::kBias <= 16;  // codes below 32: lanes of at most 15,748
-  __m256i sum = kSmall ? SumSmallLanes(sums) : SumLanes(sums);
+  __m256i sum = SumLanes(sums);
   const __m256i halves = Load256(half_sums);
   if constexpr (L::kBias != 0) {
     const __m256i factor = L::kHalves ? chunk.multiplier : _mm256_set1_epi16(1);
@@ -142,7 +133,7 @@ template <class L, int kRows>
 INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
   constexpr int64_t kStep = RowChunks<L>::kStep;
   INFINIGEN_BLOCK_UNROLL for (int64_t line = 0; line < kStep; line += 64) {
-    if constexpr (kRows == 2 && kStep > kChunkNumbers)
+    if constexpr (kRows == 1 && kStep > kChunkNumbers)
       __builtin_prefetch(chunk + 16384 + line, 0, 2);
     else
       __builtin_prefetch(chunk + 6144 + line, 0, 3);
@@ -152,8 +143,8 @@ INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
 template <class L, int kRows>
 void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& p, int64_t begin, int64_t end) {
   alignas(32) float lanes[kRows][kFoldedOuts][8] = {};
-  float sums[kFoldedOuts], rest[kFoldedOuts];
-  const int8_t* codes = x.codes + first_row * x.chunks * kChunkNumbers;
+  float sums[kFoldedOuts];
+  const int8_t* codes = x.codes + first_row * x.chunks * kChunkCodes;
   const float* scales = x.scales + first_row * x.chunks * kChunkGroups;
   const float* weighted = x.weighted + first_row * x.chunks * kChunkGroups;
   const int16_t* half_sums = x.half_sums + first_row * x.chunks * 2 * kChunkGroups;
@@ -166,18 +157,16 @@ void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& 
       const Chunk chunk = row.Load(c);
       INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * x.chunks + c;
-        acc[r] = _mm256_add_ps(acc[r], Terms<L>(chunk, codes + at * kChunkNumbers, scales + at * kChunkGroups,
+        acc[r] = _mm256_add_ps(acc[r], Terms<L>(chunk, codes + at * kChunkCodes, scales + at * kChunkGroups,
                                                 weighted + at * kChunkGroups, half_sums + at * 2 * kChunkGroups));
       }
     }
     const int64_t slot = (n - begin) % kFoldedOuts;
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) _mm256_store_ps(lanes[r][slot], acc[r]);
     if (slot + 1 < kFoldedOuts && n + 1 < end) continue;
-    for (int r = 0; r < kRows; r += 2) {  // both parts of a row
+    for (int r = 0; r < kRows; ++r) {
       FoldLanes(lanes[r], slot + 1, sums);
-      FoldLanes(lanes[r + 1], slot + 1, rest);
-      for (int64_t o = 0; o <= slot; ++o) sums[o] += rest[o];
-      FinishOutputs(p, (first_row + r) / 2, n - slot, slot + 1, sums);
+      FinishOutputs(p, first_row + r, n - slot, slot + 1, sums);
     }
   }
 }
@@ -186,16 +175,23 @@ template <class L>
 void Direct(const BlockActivations& x, const Projection& p, int64_t begin, int64_t end) {
   int64_t row = 0;
   for (; row + 4 <= x.rows; row += 4) DirectRows<L, 4>(x, row, p, begin, end);
-  if (row < x.rows) DirectRows<L, 2>(x, row, p, begin, end);
+  for (; row + 2 <= x.rows; row += 2) DirectRows<L, 2>(x, row, p, begin, end);
+  if (row < x.rows) DirectRows<L, 1>(x, row, p, begin, end);
 }
 
 #include "backend/cpu/block_panel-inl.h"
 
 // ---- Activations
 
-// One group of 32 numbers; `rest` receives what the codes leave of them.
-INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* scale, float* weighted, int16_t* half_sums,
-                                    float* rest) {
+// 32 numbers of 32 bits as bytes. Packs work in each half of 128 bits; the permutation restores the order.
+INFINIGEN_INLINE __m256i PackBytes(const __m256i (&v)[4]) {
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// One group of 32 numbers. The low codes are kChunkNumbers behind the high ones.
+INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* scale, float* weighted,
+                                    int16_t* half_sums) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256 v[4];
   __m256i largest = _mm256_setzero_si256();
@@ -210,46 +206,41 @@ INFINIGEN_INLINE void QuantiseGroup(const float* from, int8_t* codes, float* sca
   const float most = _mm_cvtss_f32(_mm_castsi128_ps(four));
   const bool zero = most < kSmallestMagnitude;
   const bool finite = most <= std::numeric_limits<float>::max();
-  *scale = zero ? 0.0f : finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
-  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127.0f / most);
-  __m256i rounded[4];
-  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-  const __m256 scales = _mm256_set1_ps(*scale);
-  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) _mm256_storeu_ps(
-      rest + 8 * i, finite ? _mm256_fnmadd_ps(scales, _mm256_cvtepi32_ps(rounded[i]), v[i]) : _mm256_setzero_ps());
-  // Packs work in each half of 128 bits; the permutation restores the order.
-  const __m256i packed =
-      _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
-  const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  Store256(ordered, codes);
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), ordered);
-  const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  const __m256i twice = _mm256_hadd_epi32(quads, quads);
-  const __m256i halves = _mm256_hadd_epi32(twice, twice);
-  const int low = _mm256_extract_epi32(halves, 0), high = _mm256_extract_epi32(halves, 4);
-  half_sums[0] = static_cast<int16_t>(low);
-  half_sums[1] = static_cast<int16_t>(high);
-  *weighted = *scale * static_cast<float>(low + high);
+  *scale = zero ? 0.0f : finite ? most / kLargestCode : std::numeric_limits<float>::quiet_NaN();
+  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kLargestCode / most);
+  __m256i high[4], low[4], sums[2];
+  INFINIGEN_BLOCK_UNROLL for (int i = 0; i < 4; ++i) {
+    const __m256i code = finite ? _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse)) : _mm256_setzero_si256();
+    high[i] = _mm256_srai_epi32(_mm256_add_epi32(code, _mm256_set1_epi32(8)), 4);
+    low[i] = _mm256_sub_epi32(code, _mm256_slli_epi32(high[i], 4));
+    sums[i / 2] = i % 2 == 0 ? code : _mm256_add_epi32(sums[i / 2], code);
+  }
+  Store256(PackBytes(high), codes);
+  Store256(PackBytes(low), codes + kChunkNumbers);
+  const __m256i twice = _mm256_hadd_epi32(sums[0], sums[1]);
+  const __m256i halves =
+      _mm256_hadd_epi32(twice, twice);  // [half 0, half 1, …] of the lower numbers, then of the upper
+  const int first = _mm256_extract_epi32(halves, 0) + _mm256_extract_epi32(halves, 4);
+  const int second = _mm256_extract_epi32(halves, 1) + _mm256_extract_epi32(halves, 5);
+  half_sums[0] = static_cast<int16_t>(first);
+  half_sums[1] = static_cast<int16_t>(second);
+  *weighted = *scale * static_cast<float>(first + second);
 }
 
 void Quantise(const ConstTensor& x, int64_t row, const BlockActivations& out) {
   const float* from = x.as<float>(row);
-  const int64_t groups = x.cols / 32, all = out.chunks * kChunkGroups, first = row * 2 * all;
-  alignas(32) float rest[32], nothing[32];
-  const auto quantise = [&](const float* numbers, int64_t at, float* left) {
-    QuantiseGroup(numbers, out.codes + at * 32, out.scales + at, out.weighted + at, out.half_sums + at * 2, left);
-  };
+  const int64_t groups = x.cols / 32, all = out.chunks * kChunkGroups, first = row * all;
+  // The last chunk may have groups that the row does not have.
+  std::memset(out.codes + (row + 1) * out.chunks * kChunkCodes - kChunkCodes, 0, kChunkCodes);
   for (int64_t g = 0; g < groups; ++g) {
-    quantise(from + g * 32, first + g, rest);
-    quantise(rest, first + all + g, nothing);
+    const int64_t at = first + g;
+    QuantiseGroup(from + g * 32, out.codes + at / kChunkGroups * kChunkCodes + at % kChunkGroups * 32, out.scales + at,
+                  out.weighted + at, out.half_sums + at * 2);
   }
-  const auto missing = static_cast<size_t>(all - groups);
-  for (int64_t at = first + groups; at < first + 2 * all; at += all) {
-    std::memset(out.codes + at * 32, 0, missing * 32);
-    std::memset(out.scales + at, 0, missing * sizeof(float));
-    std::memset(out.weighted + at, 0, missing * sizeof(float));
-    std::memset(out.half_sums + at * 2, 0, missing * 2 * sizeof(int16_t));
-  }
+  const auto rest = static_cast<size_t>(all - groups);
+  std::memset(out.scales + first + groups, 0, rest * sizeof(float));
+  std::memset(out.weighted + first + groups, 0, rest * sizeof(float));
+  std::memset(out.half_sums + (first + groups) * 2, 0, rest * 2 * sizeof(int16_t));
 }
 
 void Pack(const BlockActivations& in, int64_t tile, const PackedActivations& out) {
@@ -259,10 +250,11 @@ void Pack(const BlockActivations& in, int64_t tile, const PackedActivations& out
     for (int64_t g = 0; g < positions; ++g) {
       const int64_t position = first + g % kChunkGroups * in.chunks + g / kChunkGroups, at = row * positions + g;
       const bool present = row < in.rows;
-      int8_t* codes = out.codes + position * rows * 32 + r * 4;
-      for (int64_t quad = 0; quad < 8; ++quad) {
+      int8_t* codes = out.codes + position * rows * 64 + r * 4;
+      const int8_t* from = in.codes + at / kChunkGroups * kChunkCodes + at % kChunkGroups * 32;
+      for (int64_t quad = 0; quad < 16; ++quad) {  // high, then low
         int32_t four = 0;
-        if (present) std::memcpy(&four, in.codes + at * 32 + quad * 4, 4);
+        if (present) std::memcpy(&four, from + quad / 8 * kChunkNumbers + quad % 8 * 4, 4);
         std::memcpy(codes + quad * rows * 4, &four, 4);
       }
       out.scales[position * rows + r] = present ? in.scales[at] : 0;

@@ -11,15 +11,15 @@
 
 namespace infinigen {
 
-inline constexpr int64_t kChunkGroups = kBlockLanes;  // groups that the lanes add together
-inline constexpr int64_t kChunkNumbers = 256;         // numbers of these groups
+inline constexpr int64_t kChunkGroups = kBlockLanes;       // groups that the lanes add together
+inline constexpr int64_t kChunkNumbers = 256;              // numbers of these groups
+inline constexpr int64_t kChunkCodes = 2 * kChunkNumbers;  // bytes of their activation codes: high, then low
 
-// Activations of one call, quantised. Groups are padded to whole chunks with zeros. A row of activations is two rows
-// here, its parts: 2r and 2r + 1.
+// Activations of one call, quantised. Groups are padded to whole chunks with zeros.
 struct BlockActivations {
-  int64_t rows = 0;              // of parts
+  int64_t rows = 0;
   int64_t chunks = 0;            // of a row
-  int8_t* codes = nullptr;       // [rows][chunks][kChunkNumbers]
+  int8_t* codes = nullptr;       // [rows][chunks][high, low][kChunkNumbers]
   float* scales = nullptr;       // [rows][chunks][kChunkGroups]
   float* weighted = nullptr;     // [rows][chunks][kChunkGroups], scale · sum of the codes
   int16_t* half_sums = nullptr;  // [rows][chunks][2 kChunkGroups], sums of 16 codes
@@ -31,7 +31,7 @@ struct PackedActivations {
   int64_t rows = 0;
   int64_t chunks = 0;
   int64_t tile_rows = 0;
-  int8_t* codes = nullptr;       // [tiles][positions][8 quads][tile_rows][4]
+  int8_t* codes = nullptr;       // [tiles][positions][high, low][8 quads][tile_rows][4]
   float* scales = nullptr;       // [tiles][positions][tile_rows]
   float* weighted = nullptr;     // [tiles][positions][tile_rows]
   int32_t* half_sums = nullptr;  // [tiles][positions][2][tile_rows]
@@ -45,7 +45,7 @@ struct BlockKernels {
   int64_t tile_rows;   // of PackedActivations
   int64_t panel_outs;  // outputs that a panel holds; tasks of many rows are multiples of it
 
-  // Quantises row `row` of x [m][k] f32 into its two rows of `out`.
+  // Quantises row `row` of x [m][k] f32 into `out`.
   void (*quantise)(const ConstTensor& x, int64_t row, const BlockActivations& out);
   // Rearranges the rows of tile `tile`. Both describe the same rows.
   void (*pack)(const BlockActivations& in, int64_t tile, const PackedActivations& out);

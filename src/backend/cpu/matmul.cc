@@ -58,8 +58,8 @@ constexpr int64_t kBlockTaskBytes = 512 << 10;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Up to this many rows of parts, block-quantised weights go from memory to registers; with more, they are first
-// unpacked, a panel at a time, into cache.
+// Up to this many rows, block-quantised weights go from memory to registers; with more, they are first unpacked, a
+// panel at a time, into cache.
 constexpr int64_t kBlockDirectRows = 4;
 
 void CheckOperands(const Tensor& x, std::span<const Projection> projections) {
@@ -84,10 +84,10 @@ int64_t TaskOuts(bool direct, int64_t outs, const WeightView& weight, int thread
 // Quantised activations of a call, in scratch memory: row by row, and in tiles if there are many rows.
 struct BlockPlan {
   BlockPlan(const BlockKernels& kernels, int64_t rows, int64_t cols)
-      : panel(rows * kActivationParts > kBlockDirectRows && kernels.panel != nullptr) {
-    x.rows = rows * kActivationParts;
+      : panel(rows > kBlockDirectRows && kernels.panel != nullptr) {
+    x.rows = rows;
     x.chunks = RoundUp(cols, kChunkNumbers) / kChunkNumbers;
-    packed.rows = x.rows;
+    packed.rows = rows;
     packed.chunks = x.chunks;
     packed.tile_rows = kernels.tile_rows;
   }
@@ -99,13 +99,13 @@ struct BlockPlan {
       next += RoundUp(numbers * static_cast<int64_t>(sizeof(T)), 64) / static_cast<int64_t>(sizeof(float));
     };
     const int64_t chunks = x.rows * x.chunks;
-    take(x.codes, chunks * kChunkNumbers);
+    take(x.codes, chunks * kChunkCodes);
     take(x.scales, chunks * kChunkGroups);
     take(x.weighted, chunks * kChunkGroups);
     take(x.half_sums, chunks * 2 * kChunkGroups);
     if (panel) {
       const int64_t groups = packed.tiles() * packed.tile_rows * x.chunks * kChunkGroups;
-      take(packed.codes, groups * 32);
+      take(packed.codes, groups * 64);
       take(packed.scales, groups);
       take(packed.weighted, groups);
       take(packed.half_sums, groups * 2);

@@ -27,19 +27,10 @@ QuantisedGroup Quantise(std::span<const float> numbers) {
     largest = std::max(largest, std::fabs(number));
   }
   if (largest < kSmallestMagnitude) return group;
-  group.scale = largest / 127.0f;
-  const float inverse = 127.0f / largest;
+  group.scale = largest / kLargestCode;
+  const float inverse = kLargestCode / largest;
   for (size_t i = 0; i < numbers.size(); ++i) group.codes[i] = static_cast<int>(std::nearbyint(numbers[i] * inverse));
   return group;
-}
-
-// What the codes of `group` leave of its numbers.
-std::array<float, kGroupNumbers> Rest(std::span<const float> numbers, const QuantisedGroup& group) {
-  std::array<float, kGroupNumbers> rest = {};
-  if (std::isnan(group.scale)) return rest;
-  for (size_t i = 0; i < numbers.size(); ++i)
-    rest[i] = std::fma(-group.scale, static_cast<float>(group.codes[i]), numbers[i]);
-  return rest;
 }
 
 // The term of group `index` of a block.
@@ -59,22 +50,17 @@ float Term(const UnpackedBlock& block, size_t index, bool offsets, const Quantis
 
 float BlockProduct(const WeightView& weight, int64_t row, std::span<const float> x) {
   const WeightFormat& format = FormatOf(weight.type);
-  std::array<float, kBlockLanes> lanes[kActivationParts] = {};
+  std::array<float, kBlockLanes> lanes = {};
   UnpackedBlock block;
   for (int64_t first = 0; first < weight.cols; first += kGroupNumbers) {
     const int64_t group = first / kGroupNumbers, inside = first % format.block_numbers;
     if (inside == 0)
       UnpackBlock(weight.type, weight.row(row) + first / format.block_numbers * format.block_bytes, block);
-    const auto numbers = x.subspan(static_cast<size_t>(first), kGroupNumbers);
-    const QuantisedGroup coarse = Quantise(numbers), fine = Quantise(Rest(numbers, coarse));
-    const auto lane = static_cast<size_t>(group % kBlockLanes), inner = static_cast<size_t>(inside / kGroupNumbers);
-    lanes[0][lane] += Term(block, inner, HasOffsets(weight.type), coarse);
-    lanes[1][lane] += Term(block, inner, HasOffsets(weight.type), fine);
+    const QuantisedGroup quantised = Quantise(x.subspan(static_cast<size_t>(first), kGroupNumbers));
+    lanes[static_cast<size_t>(group % kBlockLanes)] +=
+        Term(block, static_cast<size_t>(inside / kGroupNumbers), HasOffsets(weight.type), quantised);
   }
-  const auto sum = [](const std::array<float, kBlockLanes>& l) {
-    return ((l[0] + l[1]) + (l[2] + l[3])) + ((l[4] + l[5]) + (l[6] + l[7]));
-  };
-  return sum(lanes[0]) + sum(lanes[1]);
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
 }  // namespace infinigen
