@@ -71,7 +71,8 @@ struct ModelInfo {
 
 class INFINIGEN_API Model {
  public:
-  // Opens a model directory in Hugging Face layout. Empty path: the small model that comes with InfiniGen.
+  // Opens a GGUF file or a model directory in Hugging Face layout. Empty path: the small model that comes with
+  // InfiniGen.
   static Model Open(const std::string& path = {});
   ~Model();
   Model(const Model&);
@@ -228,7 +229,7 @@ struct EngineStatistics {
 };
 
 // A running model with its own thread. Requests run together in batches; prompts with a common prefix share its
-// entries. An engine or stream that was moved from may only be destroyed or assigned to.
+// entries. A model, options, engine or stream that was moved from may only be destroyed or assigned to.
 class INFINIGEN_API Engine {
  public:
   // Plans the memory, calibrates the model if that was never done, allocates, and starts the thread.

@@ -48,7 +48,8 @@ INFINIGEN_C_API const char* infinigen_last_error(void);
 
 /* ---- models ---- */
 
-/* path NULL or "": the small model that comes with InfiniGen. */
+/* A GGUF file or a model directory in Hugging Face layout. path NULL or "": the small model that comes with InfiniGen.
+ */
 INFINIGEN_C_API infinigen_status infinigen_model_open(const char* path, infinigen_model** model);
 INFINIGEN_C_API void infinigen_model_free(infinigen_model* model);
 
@@ -87,8 +88,8 @@ typedef struct infinigen_option {
   const char* value; /* what the option accepts, for help texts */
   const char* help;
 } infinigen_option;
-/* Describes option `index`; the options are numbered from 0. */
 INFINIGEN_C_API size_t infinigen_option_count(void);
+/* Options are numbered from 0. */
 INFINIGEN_C_API infinigen_status infinigen_option_describe(size_t index, infinigen_option* option);
 
 typedef struct infinigen_plan {

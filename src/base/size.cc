@@ -39,9 +39,9 @@ std::string ParseInteger(std::string_view text, int64_t least, int64_t most, int
   const bool whole = rest == digits.data() + digits.size();
   if (failure == std::errc::invalid_argument || !whole) return fmt::format("'{}' is not a whole number", text);
   const bool overflow = failure == std::errc::result_out_of_range;
-  if (number < least || (overflow && digits.starts_with('-')))
-    return fmt::format("{} is too small, the minimum is {}", text, least);
-  if (number > most || overflow) return fmt::format("{} is too large, the maximum is {}", text, most);
+  const bool negative = digits.starts_with('-');
+  if (overflow ? negative : number < least) return fmt::format("{} is too small, the minimum is {}", text, least);
+  if (overflow || number > most) return fmt::format("{} is too large, the maximum is {}", text, most);
   *value = number;
   return {};
 }

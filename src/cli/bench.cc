@@ -19,6 +19,9 @@
 namespace infinigen {
 namespace {
 
+// The last token of a sequence has no row in the pool, and a sequence needs one row.
+constexpr int64_t kFewestTokens = 2;
+
 struct BenchFlags {
   std::string model, shape;
   std::string dtype = "bf16", weight_type;
@@ -84,7 +87,7 @@ class Bench {
     std::vector<float> logits(static_cast<size_t>(model_.config.vocab));
     std::vector<int32_t> prompt(static_cast<size_t>(depth));
     for (int64_t i = 0; i < executor_.options().max_batch; ++i) {
-      ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, depth + steps));
+      ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, std::max(depth + steps, kFewestTokens)));
       sequences.push_back(std::move(sequence));
     }
     executor_.instruments().AwaitPool();  // pinning time is reported separately
@@ -220,7 +223,7 @@ Result<int> RunAll(const BenchFlags& flags) {
   }
   std::vector<int64_t> depths = flags.depths.empty() ? std::vector<int64_t>{flags.prompt} : flags.depths;
   for (int64_t& depth : depths) depth = std::max<int64_t>(depth, 1);
-  const int64_t rows = *std::max_element(depths.begin(), depths.end()) + flags.gen;
+  const int64_t rows = std::max(*std::max_element(depths.begin(), depths.end()) + flags.gen, kFewestTokens);
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, rows));
 
   if (flags.dry_run) return DryRun(flags, *model, device, requests, context);

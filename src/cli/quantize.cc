@@ -61,7 +61,7 @@ int RunQuantize(Arguments arguments) {
   flags.Group("Output");
   flags.Text("-o,--output", &values.output, "FILE", "the GGUF file to write; it appears when it is complete");
   flags.Choice("--type", &values.type, QuantizeTypes(),
-               "type of the matrices; q4_k_m gives the output and some layers more bits (default q4_k_m)");
+               "type of the matrices; q4_k_m gives the output and some layers more bits");
   flags.Switch("--json", &values.json, "print one JSON object instead of text");
   flags.Group("Machine");
   flags.Integer("-t,--threads", &values.device.threads, 1, 1024, "CPU threads (default: all)");

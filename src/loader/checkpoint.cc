@@ -152,8 +152,8 @@ Result<std::vector<std::string>> ListDirectory(const std::string& directory) {
 Error NoWeights(const std::string& directory, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (EndsWith(name, ".gguf"))
-      return Unsupported("{}/{}: GGUF files are not supported; pass a Hugging Face directory with model.safetensors",
-                         directory, name);
+      return Unsupported("{}: holds no model.safetensors; pass the GGUF file itself: -m {}/{}", directory, directory,
+                         name);
   }
   for (const std::string& name : names) {
     if (name.compare(0, 13, "pytorch_model") == 0 || EndsWith(name, ".pth") || EndsWith(name, ".pt"))
@@ -219,9 +219,6 @@ Result<ShardIndex> ParseShardIndex(std::string_view text, const std::string& pat
 
 Result<Checkpoint> Checkpoint::Open(const std::string& directory) {
   std::error_code ignored;
-  if (EndsWith(directory, ".gguf"))
-    return Unsupported("{}: GGUF files are not supported; pass a Hugging Face directory with model.safetensors",
-                       directory);
   if (!std::filesystem::is_directory(directory, ignored))
     return IoError("{}: not a directory; pass a Hugging Face model directory", directory);
   const std::string single = directory + "/model.safetensors";

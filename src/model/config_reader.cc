@@ -124,7 +124,8 @@ void RefuseQuantised(FieldReader& fields) {
   for (const char* name : {"quantization_config", "compression_config"}) {
     if (fields.Get(name) != nullptr)
       fields.Fail(
-          Unsupported("{}: quantised weights are not supported; use the f32, f16 or bf16 model", fields.At(name)));
+          Unsupported("{}: quantised safetensors are not supported; use the f32, f16 or bf16 model, or a GGUF file",
+                      fields.At(name)));
   }
 }
 

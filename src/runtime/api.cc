@@ -202,7 +202,7 @@ Options::Options() : impl_(std::make_unique<Impl>()) {}
 Options::~Options() = default;
 Options::Options(const Options& other) : impl_(std::make_unique<Impl>(*other.impl_)) {}
 Options& Options::operator=(const Options& other) {
-  *impl_ = *other.impl_;
+  if (this != &other) impl_ = std::make_unique<Impl>(*other.impl_);
   return *this;
 }
 Options::Options(Options&&) noexcept = default;
@@ -304,7 +304,9 @@ Stream::~Stream() {
 }
 Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&& other) noexcept {
-  std::swap(impl_, other.impl_);
+  if (this == &other) return *this;
+  if (impl_ != nullptr) impl_->Cancel();
+  impl_ = std::move(other.impl_);
   return *this;
 }
 

@@ -269,7 +269,8 @@ infinigen_status infinigen_make_plan(const infinigen_model* model, const infinig
                   .device_bytes = made.device_bytes,
                   .available_bytes = made.available_bytes});
     const std::string words = made.fits ? made.text : made.text + made.refusal + "\n";
-    if (length != nullptr) CopyOut(words.data(), words.size(), text, room, length);
+    size_t ignored = 0;
+    CopyOut(words.data(), words.size(), text, room, length == nullptr ? &ignored : length);
   });
 }
 

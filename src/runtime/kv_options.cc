@@ -107,7 +107,7 @@ std::string SetLimit(const std::string& text, Request request) {
   if (IsPercent(text)) {
     double share = 0;
     if (!ParseShare(text, &share).empty() || share == 0)
-      return fmt::format("'{}' is not a share above 0; write for example 20%", text);
+      return fmt::format("'{}' is not a share above 0 and at most 100%; write for example 20%", text);
     request->limit_share = share;
     request->limit_bytes.reset();
     return {};

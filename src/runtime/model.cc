@@ -146,7 +146,8 @@ Result<std::string> FindModel(const std::string& name) {
                    std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return ModelInDirectory(name);
   if (LooksLikeGguf(name)) return name;
-  return Invalid("{}: not a directory and not a GGUF file; pass the directory that holds config.json", name);
+  return Invalid("{}: neither a directory nor a GGUF file; pass the directory that holds config.json, or a GGUF file",
+                 name);
 }
 
 std::string TokenizerFile(const std::string& path) {

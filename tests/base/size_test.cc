@@ -31,6 +31,7 @@ TEST(ParseInteger, SaysWhatIsWrong) {
             "99999999999999999999 is too large, the maximum is 100");
   EXPECT_EQ(ParseInteger("-99999999999999999999", 0, 100, &value),
             "-99999999999999999999 is too small, the minimum is 0");
+  EXPECT_EQ(ParseInteger("99999999999999999999", 1, 9, &value), "99999999999999999999 is too large, the maximum is 9");
   for (const char* bad : {"", "+", "-", "1.5", "x", "1x", "++1", " 1", "99999999999999999999x"})
     EXPECT_EQ(ParseInteger(bad, 0, 100, &value), "'" + std::string(bad) + "' is not a whole number");
   EXPECT_EQ(value, -3);

@@ -422,6 +422,10 @@ class Contract(Case):
         for name in os.listdir(MODELS):
             self.assertEqual(Run("inspect", "-m", model(name)).code, 0)
 
+    def test_bench_of_nothing(self):
+        for few in (("--prompt", 1, "--gen", 0), ("--depth", "0,1", "--gen", 0)):
+            self.assertEqual(Run("bench", "-m", model(LLAMA), *few).code, 0, few)
+
     def test_bench(self):
         run = Run("bench", "-m", model(LLAMA), "--depth", "3,40", "--gen", 5, "--batch", 2, "--json", "--kv", "full,infinigen")
         self.assertEqual(run.code, 0, run)

@@ -201,6 +201,14 @@ TEST(CApi, NullsAndNonsenseAreErrorsWithASentence) {
   infinigen_stream_free(nullptr);
 }
 
+TEST(ApiOptions, MovedFromOnesCanBeAssigned) {
+  ig::Options options, other;
+  other.Set("kv", "full");
+  const ig::Options taken = std::move(options);
+  options = other;
+  options.Set("threads", "1");
+}
+
 TEST(CApi, ListsItsOptions) {
   const std::vector<ig::Options::Description> all = ig::Options::Describe();
   ASSERT_EQ(infinigen_option_count(), all.size());

@@ -1,4 +1,4 @@
-// Evict a random entry: the baseline for the other policies, and the example of docs/methods.md.
+// Evict a random entry: the baseline for the other policies, and the example of docs/adding-a-method.md.
 #include "kv/retain.h"
 
 namespace infinigen {
