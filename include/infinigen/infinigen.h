@@ -147,6 +147,7 @@ struct Plan {
   uint64_t total_bytes = 0;
   uint64_t host_bytes = 0, device_bytes = 0;
   uint64_t available_bytes = 0;  // free host memory
+  uint64_t prefix_bytes = 0;     // KV entries that only the prefix cache holds, beside pool_bytes
 };
 // If memory is short, the plan has a refusal. Options that more memory would not help are an Error.
 INFINIGEN_API Plan MakePlan(const Model& model, const Options& options);

@@ -98,6 +98,7 @@ typedef struct infinigen_plan {
   int64_t context, batch, largest_context;
   uint64_t weights_bytes, pool_bytes, sketch_bytes, hot_bytes, workspace_bytes, prefill_bytes;
   uint64_t total_bytes, host_bytes, device_bytes, available_bytes;
+  uint64_t prefix_bytes; /* KV entries that only the prefix cache holds, beside pool_bytes */
 } infinigen_plan;
 /* `text` receives the plan as several lines for people, with the reason if it does not fit. */
 INFINIGEN_C_API infinigen_status infinigen_make_plan(const infinigen_model* model, const infinigen_options* options,

@@ -90,6 +90,7 @@ void CheckSampling(const Sampling& s) {
 
 Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
   const MemoryPlan& parts = plan.parts;
+  const uint64_t prefix = plan.extra_prefix_bytes();
   return {.fits = plan.refusal.empty(),
           .refusal = plan.refusal,
           .text = DescribePlan(config, plan),
@@ -102,10 +103,11 @@ Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
           .hot_bytes = parts.hot_bytes,
           .workspace_bytes = parts.workspace_bytes,
           .prefill_bytes = parts.prefill_bytes,
-          .total_bytes = parts.total_bytes() + plan.extra_prefix_bytes(),
-          .host_bytes = parts.host_bytes(),
-          .device_bytes = parts.device_bytes(),
-          .available_bytes = plan.available_bytes};
+          .total_bytes = parts.total_bytes() + prefix,
+          .host_bytes = parts.host_bytes() + (parts.pool_on_device ? 0 : prefix),
+          .device_bytes = parts.device_bytes() + (parts.pool_on_device ? prefix : 0),
+          .available_bytes = plan.available_bytes,
+          .prefix_bytes = prefix};
 }
 
 RunPlan PlanFor(const infinigen::Model& model, const RunOptions& options) {

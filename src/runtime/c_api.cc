@@ -267,7 +267,8 @@ infinigen_status infinigen_make_plan(const infinigen_model* model, const infinig
                   .total_bytes = made.total_bytes,
                   .host_bytes = made.host_bytes,
                   .device_bytes = made.device_bytes,
-                  .available_bytes = made.available_bytes});
+                  .available_bytes = made.available_bytes,
+                  .prefix_bytes = made.prefix_bytes});
     const std::string words = made.fits ? made.text : made.text + made.refusal + "\n";
     size_t ignored = 0;
     CopyOut(words.data(), words.size(), text, room, length == nullptr ? &ignored : length);

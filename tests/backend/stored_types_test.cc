@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backends.h"
+#include "backend/block_matrix.h"
 #include "backend/cpu/block_product.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/operands.h"
@@ -16,58 +17,6 @@
 
 namespace infinigen {
 namespace {
-
-std::vector<WeightType> BlockTypes() {
-  std::vector<WeightType> types;
-  for (size_t t = 0; t < kWeightFormats.size(); ++t)
-    if (!IsPlain(static_cast<WeightType>(t))) types.push_back(static_cast<WeightType>(t));
-  return types;
-}
-
-// Byte offsets of a block's f16 fields.
-std::vector<size_t> HalfFields(WeightType type) {
-  switch (type) {
-    case WeightType::kQ4_1:
-    case WeightType::kQ5_1:
-    case WeightType::kQ4_K:
-    case WeightType::kQ5_K:
-      return {0, 2};
-    case WeightType::kQ2_K:
-      return {80, 82};
-    case WeightType::kQ3_K:
-      return {108};
-    case WeightType::kQ6_K:
-      return {208};
-    case WeightType::kMxfp4:
-      return {};
-    default:
-      return {0};
-  }
-}
-
-// A matrix of random blocks, with a copy of its numbers as f32. The bytes end where the matrix ends, so that sanitizers
-// see reads past it.
-struct BlockMatrix {
-  BlockMatrix(Random& random, WeightType type, int64_t rows, int64_t cols) : plain(DType::kF32, rows, cols) {
-    const WeightFormat& format = FormatOf(type);
-    const auto size = static_cast<size_t>(format.block_bytes);
-    bytes.resize(static_cast<size_t>(rows * cols / format.block_numbers) * size);
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Int(0, 255));
-    for (size_t at = 0; at < bytes.size(); at += size) {
-      for (const size_t field : HalfFields(type)) {
-        const F16 number = ToF16(random.Normal(0.01f));
-        std::memcpy(&bytes[at + field], &number, 2);
-      }
-      if (type == WeightType::kMxfp4) bytes[at] = static_cast<std::byte>(random.Int(116, 124));
-    }
-    view = WeightView(bytes.data(), type, rows, cols);
-    for (int64_t r = 0; r < rows; ++r) DecodeRow(view, r, {plain.view().as<float>(r), static_cast<size_t>(cols)});
-  }
-
-  std::vector<std::byte> bytes;
-  WeightView view;
-  HostTensor plain;
-};
 
 void ExpectSameBits(const HostTensor& a, const HostTensor& b) {
   for (int64_t r = 0; r < a.rows; ++r)

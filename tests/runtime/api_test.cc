@@ -65,6 +65,8 @@ TEST_F(Api, PlansBeforeAnythingIsAllocated) {
   EXPECT_EQ(plan.context, 1000);
   EXPECT_EQ(plan.batch, 3);
   EXPECT_GT(plan.pool_bytes, 0u);
+  EXPECT_GT(plan.prefix_bytes, 0u);
+  EXPECT_EQ(plan.host_bytes + plan.device_bytes, plan.total_bytes);
   EXPECT_THAT(plan.text, HasSubstr("memory plan"));
   const ig::Plan huge = ig::MakePlan(*model_, ig::Options().Set("ctx", "1000000000").Set("batch", "100"));
   EXPECT_FALSE(huge.fits);

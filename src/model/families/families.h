@@ -23,6 +23,25 @@ extern const ModelFamily kPhi3Family;
 extern const ModelFamily kGemma2Family;
 extern const ModelFamily kGemma3Family;
 
+// Tensor names of Hugging Face's Llama, which several families share.
+inline constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
+inline constexpr RoleName kLlamaModules[] = {
+    {WeightRole::kEmbedding, "embed_tokens"},
+    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
+    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
+    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
+    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
+    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
+    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
+    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
+    {WeightRole::kUp, "layers.#.mlp.up_proj"},
+    {WeightRole::kDown, "layers.#.mlp.down_proj"},
+    {WeightRole::kFinalNorm, "norm"},
+    {WeightRole::kLmHead, "lm_head"},
+};
+// Rotary frequencies that some exporters store. They are computed from the config.
+inline constexpr std::string_view kRotaryTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
+
 // The tensor names of GGUF files, which are the same in every family.
 inline constexpr RoleName kGgufNames[] = {
     {WeightRole::kEmbedding, "token_embd"},

@@ -7,24 +7,6 @@ namespace {
 
 constexpr std::string_view kLlamaModelTypes[] = {"llama"};
 constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"};
-constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
-// Rotary frequencies, which are computed from the config.
-constexpr std::string_view kLlamaExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
-
-constexpr RoleName kLlamaModules[] = {
-    {WeightRole::kEmbedding, "embed_tokens"},
-    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
-    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
-    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
-    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
-    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
-    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
-    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
-    {WeightRole::kUp, "layers.#.mlp.up_proj"},
-    {WeightRole::kDown, "layers.#.mlp.down_proj"},
-    {WeightRole::kFinalNorm, "norm"},
-    {WeightRole::kLmHead, "lm_head"},
-};
 
 constexpr PublishedShape kLlamaShapes[] = {
     {"llama-2-7b", R"({"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
@@ -85,7 +67,7 @@ constexpr ModelFamily kLlamaFamily = {.name = "llama",
                                       .classes = kLlamaClasses,
                                       .prefixes = kLlamaPrefixes,
                                       .modules = kLlamaModules,
-                                      .extra_tensors = kLlamaExtraTensors,
+                                      .extra_tensors = kRotaryTensors,
                                       .shapes = kLlamaShapes,
                                       .read = ReadLlama,
                                       .identity_number = 0,

@@ -13,24 +13,6 @@ constexpr int64_t kMistralWindow = 4096;
 
 constexpr std::string_view kMistralModelTypes[] = {"mistral"};
 constexpr std::string_view kMistralClasses[] = {"MistralForCausalLM", "MistralModel"};
-constexpr std::string_view kMistralPrefixes[] = {"model.", ""};
-// Rotary frequencies, which are computed from the config.
-constexpr std::string_view kMistralExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
-
-constexpr RoleName kMistralModules[] = {
-    {WeightRole::kEmbedding, "embed_tokens"},
-    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
-    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
-    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
-    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
-    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
-    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
-    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
-    {WeightRole::kUp, "layers.#.mlp.up_proj"},
-    {WeightRole::kDown, "layers.#.mlp.down_proj"},
-    {WeightRole::kFinalNorm, "norm"},
-    {WeightRole::kLmHead, "lm_head"},
-};
 
 constexpr PublishedShape kMistralShapes[] = {
     {"mistral-7b-v0.1",
@@ -84,9 +66,9 @@ void ReadMistral(FieldReader& fields, ModelConfig& config) {
 constexpr ModelFamily kMistralFamily = {.name = "mistral",
                                         .model_types = kMistralModelTypes,
                                         .classes = kMistralClasses,
-                                        .prefixes = kMistralPrefixes,
-                                        .modules = kMistralModules,
-                                        .extra_tensors = kMistralExtraTensors,
+                                        .prefixes = kLlamaPrefixes,
+                                        .modules = kLlamaModules,
+                                        .extra_tensors = kRotaryTensors,
                                         .shapes = kMistralShapes,
                                         .read = ReadMistral,
                                         .identity_number = 4,

@@ -11,9 +11,6 @@ namespace {
 
 constexpr std::string_view kPhi3ModelTypes[] = {"phi3"};
 constexpr std::string_view kPhi3Classes[] = {"Phi3ForCausalLM", "Phi3Model"};
-constexpr std::string_view kPhi3Prefixes[] = {"model.", ""};
-// Rotary frequencies, which are computed from the config.
-constexpr std::string_view kPhi3ExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
 
 constexpr RoleName kPhi3Modules[] = {
     {WeightRole::kEmbedding, "embed_tokens"},
@@ -110,9 +107,9 @@ void ReadPhi3(FieldReader& fields, ModelConfig& config) {
 constexpr ModelFamily kPhi3Family = {.name = "phi3",
                                      .model_types = kPhi3ModelTypes,
                                      .classes = kPhi3Classes,
-                                     .prefixes = kPhi3Prefixes,
+                                     .prefixes = kLlamaPrefixes,
                                      .modules = kPhi3Modules,
-                                     .extra_tensors = kPhi3ExtraTensors,
+                                     .extra_tensors = kRotaryTensors,
                                      .shapes = kPhi3Shapes,
                                      .read = ReadPhi3,
                                      .identity_number = 6,

@@ -12,24 +12,6 @@ constexpr int64_t kQwen2FirstWindowLayer = 28;
 
 constexpr std::string_view kQwen2ModelTypes[] = {"qwen2"};
 constexpr std::string_view kQwen2Classes[] = {"Qwen2ForCausalLM", "Qwen2Model"};
-constexpr std::string_view kQwen2Prefixes[] = {"model.", ""};
-// Rotary frequencies, which follow from the config.
-constexpr std::string_view kQwen2ExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
-
-constexpr RoleName kQwen2Modules[] = {
-    {WeightRole::kEmbedding, "embed_tokens"},
-    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
-    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
-    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
-    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
-    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
-    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
-    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
-    {WeightRole::kUp, "layers.#.mlp.up_proj"},
-    {WeightRole::kDown, "layers.#.mlp.down_proj"},
-    {WeightRole::kFinalNorm, "norm"},
-    {WeightRole::kLmHead, "lm_head"},
-};
 
 constexpr PublishedShape kQwen2Shapes[] = {
     {"qwen2.5-0.5b", R"({"model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14,
@@ -80,9 +62,9 @@ void ReadQwen2(FieldReader& fields, ModelConfig& config) {
 constexpr ModelFamily kQwen2Family = {.name = "qwen2",
                                       .model_types = kQwen2ModelTypes,
                                       .classes = kQwen2Classes,
-                                      .prefixes = kQwen2Prefixes,
-                                      .modules = kQwen2Modules,
-                                      .extra_tensors = kQwen2ExtraTensors,
+                                      .prefixes = kLlamaPrefixes,
+                                      .modules = kLlamaModules,
+                                      .extra_tensors = kRotaryTensors,
                                       .shapes = kQwen2Shapes,
                                       .read = ReadQwen2,
                                       .identity_number = 2,

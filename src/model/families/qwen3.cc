@@ -13,9 +13,6 @@ constexpr int64_t kQwen3FirstWindowLayer = 28;
 
 constexpr std::string_view kQwen3ModelTypes[] = {"qwen3"};
 constexpr std::string_view kQwen3Classes[] = {"Qwen3ForCausalLM", "Qwen3Model"};
-constexpr std::string_view kQwen3Prefixes[] = {"model.", ""};
-// Rotary frequencies, which are computed from the config.
-constexpr std::string_view kQwen3ExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
 
 constexpr RoleName kQwen3Modules[] = {
     {WeightRole::kEmbedding, "embed_tokens"},
@@ -84,9 +81,9 @@ void ReadQwen3(FieldReader& fields, ModelConfig& config) {
 constexpr ModelFamily kQwen3Family = {.name = "qwen3",
                                       .model_types = kQwen3ModelTypes,
                                       .classes = kQwen3Classes,
-                                      .prefixes = kQwen3Prefixes,
+                                      .prefixes = kLlamaPrefixes,
                                       .modules = kQwen3Modules,
-                                      .extra_tensors = kQwen3ExtraTensors,
+                                      .extra_tensors = kRotaryTensors,
                                       .shapes = kQwen3Shapes,
                                       .read = ReadQwen3,
                                       .identity_number = 3,

@@ -16,24 +16,6 @@ constexpr int64_t kSmolLm3FirstWindowLayer = 28;
 
 constexpr std::string_view kSmolLm3ModelTypes[] = {"smollm3"};
 constexpr std::string_view kSmolLm3Classes[] = {"SmolLM3ForCausalLM", "SmolLM3Model"};
-constexpr std::string_view kSmolLm3Prefixes[] = {"model.", ""};
-// Rotary frequencies, which are computed from the config.
-constexpr std::string_view kSmolLm3ExtraTensors[] = {"rotary_emb.inv_freq", "layers.#.self_attn.rotary_emb.inv_freq"};
-
-constexpr RoleName kSmolLm3Modules[] = {
-    {WeightRole::kEmbedding, "embed_tokens"},
-    {WeightRole::kAttentionNorm, "layers.#.input_layernorm"},
-    {WeightRole::kMlpNorm, "layers.#.post_attention_layernorm"},
-    {WeightRole::kQuery, "layers.#.self_attn.q_proj"},
-    {WeightRole::kKey, "layers.#.self_attn.k_proj"},
-    {WeightRole::kValue, "layers.#.self_attn.v_proj"},
-    {WeightRole::kOutput, "layers.#.self_attn.o_proj"},
-    {WeightRole::kGate, "layers.#.mlp.gate_proj"},
-    {WeightRole::kUp, "layers.#.mlp.up_proj"},
-    {WeightRole::kDown, "layers.#.mlp.down_proj"},
-    {WeightRole::kFinalNorm, "norm"},
-    {WeightRole::kLmHead, "lm_head"},
-};
 
 constexpr PublishedShape kSmolLm3Shapes[] = {
     {"smollm3-3b", R"({"model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048, "num_attention_heads": 16,
@@ -91,9 +73,9 @@ void ReadSmolLm3(FieldReader& fields, ModelConfig& config) {
 constexpr ModelFamily kSmolLm3Family = {.name = "smollm3",
                                         .model_types = kSmolLm3ModelTypes,
                                         .classes = kSmolLm3Classes,
-                                        .prefixes = kSmolLm3Prefixes,
-                                        .modules = kSmolLm3Modules,
-                                        .extra_tensors = kSmolLm3ExtraTensors,
+                                        .prefixes = kLlamaPrefixes,
+                                        .modules = kLlamaModules,
+                                        .extra_tensors = kRotaryTensors,
                                         .shapes = kSmolLm3Shapes,
                                         .read = ReadSmolLm3,
                                         .identity_number = 5,
