@@ -133,7 +133,7 @@ TEST(ConfigReader, ReadsPublishedFiles) {
 TEST(ConfigReader, RefusesFeaturesThatChangeTheResult) {
   EXPECT_THAT(RefusalOf(Llama(), "hidden_act", "gelu"), AllOf(HasSubstr("'hidden_act'"), HasSubstr("\"silu\"")));
   EXPECT_THAT(RefusalOf(Opt(), "activation_function", "gelu"), HasSubstr("only \"relu\" is supported"));
-  EXPECT_THAT(RefusalOf(Llama(), "quantization_config", {{"bits", 4}}), HasSubstr("quantised weights"));
+  EXPECT_THAT(RefusalOf(Llama(), "quantization_config", {{"bits", 4}}), HasSubstr("quantised safetensors"));
   EXPECT_THAT(RefusalOf(Llama(), "sliding_window", 4096), HasSubstr("'sliding_window' is 4096"));
   EXPECT_EQ(RefusalOf(Llama(), "sliding_window", nullptr), "");
   EXPECT_THAT(RefusalOf(Llama(), "pruned_heads", {{"1", {0}}}), HasSubstr("pruned_heads"));
