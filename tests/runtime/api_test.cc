@@ -124,6 +124,17 @@ TEST_F(Api, CancelledHalfWay) {
   EXPECT_EQ(engine_->Submit(Greedy("The end", 2)).Wait().tokens.size(), 2u) << "a dropped stream frees its place";
 }
 
+TEST_F(Api, AStreamThatIsAssignedToCancelsItsRequest) {
+  const int64_t before = engine_->statistics().decode_tokens;
+  ig::Stream stream = engine_->Submit(Greedy("Once upon a time", 1500));
+  ASSERT_NE(stream.Next(), std::nullopt);
+  ig::Stream other = engine_->Submit(Greedy("The end", 2));
+  stream = std::move(other);
+  EXPECT_EQ(stream.Wait().tokens.size(), 2u);
+  while (engine_->statistics().running > 0) std::this_thread::yield();
+  EXPECT_LT(engine_->statistics().decode_tokens - before, 1400);
+}
+
 TEST_F(Api, StopStringsAndSeeds) {
   const std::string text = engine_->Submit(Greedy("Once upon a time", 24)).Wait().text;
   ASSERT_GT(text.size(), 10u);
@@ -209,6 +220,15 @@ TEST(ApiOptions, MovedFromOnesCanBeAssigned) {
   const ig::Options taken = std::move(options);
   options = other;
   options.Set("threads", "1");
+}
+
+TEST(CApi, APlanIsDescribedAlsoWhereItsLengthIsNotAskedFor) {
+  infinigen_model* model = nullptr;
+  ASSERT_EQ(infinigen_model_open(nullptr, &model), INFINIGEN_OK);
+  char text[8] = {};
+  ASSERT_EQ(infinigen_make_plan(model, nullptr, nullptr, text, sizeof(text) - 1, nullptr), INFINIGEN_OK);
+  EXPECT_STRNE(text, "");
+  infinigen_model_free(model);
 }
 
 TEST(CApi, ListsItsOptions) {
