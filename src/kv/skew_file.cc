@@ -1,19 +1,15 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/mmap_file.h"
+#include "base/new_file.h"
 #include "base/size.h"
 #include "kv/skew.h"
 
@@ -100,24 +96,6 @@ bool AllFinite(const std::vector<T>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](T number) { return std::isfinite(ToFloat(number)); });
 }
 
-Status Written(int fd, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return IoError("{}: cannot write: {}", path, std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  if (::fsync(fd) != 0) return IoError("{}: cannot write: {}", path, std::strerror(errno));
-  return Ok();
-}
-
-// 0666 without the bits of the umask. The 0600 of mkstemp would make the file of a shared model unreadable for others.
-mode_t UsualMode() {
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  return 0666 & ~mask;
-}
-
 }  // namespace
 
 uint64_t SkewChecksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
@@ -192,17 +170,10 @@ Result<Skew> ReadSkew(const std::string& path, const ModelIdentity& model, const
 }
 
 Status WriteSkew(const Skew& skew, const std::string& path) {
-  std::string temporary = path + ".XXXXXX";
-  const int fd = ::mkstemp(temporary.data());
-  if (fd < 0) return IoError("{}: cannot write: {}", path, std::strerror(errno));
-  Status status = Written(fd, SerialiseSkew(skew), path);
-  if (status.ok() && ::fchmod(fd, UsualMode()) != 0)
-    status = IoError("{}: cannot set its mode: {}", path, std::strerror(errno));
-  if (::close(fd) != 0 && status.ok()) status = IoError("{}: cannot write: {}", path, std::strerror(errno));
-  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0)
-    status = IoError("{}: cannot write: {}", path, std::strerror(errno));
-  if (!status.ok()) ::unlink(temporary.c_str());
-  return status;
+  NewFile file(path);
+  RETURN_IF_ERROR(file.Begin());
+  RETURN_IF_ERROR(file.Append(SerialiseSkew(skew)));
+  return file.Finish();
 }
 
 }  // namespace infinigen

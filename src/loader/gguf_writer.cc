@@ -1,16 +1,6 @@
 #include "loader/gguf_writer.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <utility>
-
-#include "base/size.h"
+#include "base/check.h"
 
 namespace infinigen {
 namespace {
@@ -30,19 +20,7 @@ void AppendText(std::string& out, std::string_view text) {
 
 uint64_t Aligned(uint64_t bytes) { return (bytes + kWriterAlignment - 1) / kWriterAlignment * kWriterAlignment; }
 
-// The mode that a new file gets: mkstemp's is for the owner alone.
-mode_t NewFileMode() {
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  return 0666 & ~mask;
-}
-
 }  // namespace
-
-GgufWriter::~GgufWriter() {
-  if (fd_ >= 0) ::close(fd_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-}
 
 void GgufWriter::AddKey(std::string_view key, GgufValueType type) {
   ++entries_;
@@ -96,7 +74,7 @@ void GgufWriter::AddCopy(const GgufEntry& entry) {
 }
 
 void GgufWriter::AddTensor(std::string_view name, std::span<const int64_t> shape, WeightType type) {
-  CHECK(!shape.empty() && shape.size() <= kMaxGgufRank && fd_ < 0);
+  CHECK(!shape.empty() && shape.size() <= kMaxGgufRank && !file_.begun());
   const GgufTensorType& stored = GgufTensorTypeOf(type);
   CHECK(shape.back() % stored.block_numbers == 0);
   uint64_t bytes = static_cast<uint64_t>(shape.back()) / stored.block_numbers * stored.block_bytes;
@@ -116,58 +94,31 @@ uint64_t GgufWriter::file_bytes() const {
 }
 
 Status GgufWriter::Begin() {
-  CHECK(fd_ < 0);
-  temporary_ = path_ + ".XXXXXX";
-  fd_ = ::mkstemp(temporary_.data());
-  if (fd_ < 0) {
-    temporary_.clear();
-    return IoError("{}: cannot write: {}", path_, std::strerror(errno));
-  }
-  // Reserves the space, so that a full disk is reported before the work. File systems without this answer EOPNOTSUPP.
-  if (const int error = ::posix_fallocate(fd_, 0, static_cast<off_t>(file_bytes())); error == ENOSPC || error == EFBIG)
-    return IoError("{}: cannot write {}: {}", path_, FormatSize(file_bytes()), std::strerror(error));
+  RETURN_IF_ERROR(file_.Begin(file_bytes()));
   std::string header = "GGUF";
   AppendRaw(header, uint32_t{3});
   AppendRaw(header, static_cast<uint64_t>(tensors_.size()));
   AppendRaw(header, entries_);
   header += metadata_ + table_;
   header.resize(Aligned(header.size()), '\0');
-  return Append(header);
-}
-
-Status GgufWriter::Append(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return IoError("{}: cannot write: {}", path_, std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return Ok();
+  return file_.Append(header);
 }
 
 Status GgufWriter::Write(std::span<const std::byte> bytes) {
-  CHECK(fd_ >= 0 && current_ < tensors_.size());
+  CHECK(file_.begun() && current_ < tensors_.size());
   const Tensor& tensor = tensors_[current_];
   CHECK(bytes.size() <= tensor.bytes - current_bytes_);
-  RETURN_IF_ERROR(Append({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  RETURN_IF_ERROR(file_.Append({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
   current_bytes_ += bytes.size();
   if (current_bytes_ < tensor.bytes) return Ok();
   ++current_;
   current_bytes_ = 0;
-  return Append(std::string(Aligned(tensor.bytes) - tensor.bytes, '\0'));
+  return file_.Append(std::string(Aligned(tensor.bytes) - tensor.bytes, '\0'));
 }
 
 Status GgufWriter::Finish() {
-  CHECK(fd_ >= 0 && current_ == tensors_.size());
-  Status status = Ok();
-  if (::fchmod(fd_, NewFileMode()) != 0 || ::fsync(fd_) != 0)
-    status = IoError("{}: cannot write: {}", path_, std::strerror(errno));
-  if (::close(std::exchange(fd_, -1)) != 0 && status.ok())
-    status = IoError("{}: cannot write: {}", path_, std::strerror(errno));
-  if (status.ok() && std::rename(temporary_.c_str(), path_.c_str()) != 0)
-    status = IoError("{}: cannot write: {}", path_, std::strerror(errno));
-  if (status.ok()) temporary_.clear();
-  return status;
+  CHECK(file_.begun() && current_ == tensors_.size());
+  return file_.Finish();
 }
 
 }  // namespace infinigen

@@ -1,6 +1,6 @@
 // GgufWriter: writes a GGUF file (version 3). First the metadata and the table of tensors are stated, then Begin writes
 // the header, then the data of the tensors follows in the order of the table. The file appears under its name when
-// Finish succeeds and not before: a failed or abandoned writer leaves nothing behind. One thread.
+// Finish succeeds (base/new_file.h). One thread.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/new_file.h"
 #include "base/result.h"
 #include "loader/gguf.h"
 
@@ -17,10 +18,7 @@ namespace infinigen {
 
 class GgufWriter {
  public:
-  explicit GgufWriter(std::string path) : path_(std::move(path)) {}
-  ~GgufWriter();
-  GgufWriter(const GgufWriter&) = delete;
-  GgufWriter& operator=(const GgufWriter&) = delete;
+  explicit GgufWriter(std::string path) : file_(std::move(path)) {}
 
   // ---- metadata; a key is given once ----
   void AddUint32(std::string_view key, uint32_t value);
@@ -38,11 +36,11 @@ class GgufWriter {
   // Bytes of the whole file; valid after the last AddTensor.
   uint64_t file_bytes() const;
 
-  // Creates a temporary file beside `path` and writes the header.
+  // Reserves the space and writes the header.
   Status Begin();
   // Appends data of the next tensor, in any portions. CHECK: no more than the tensor has.
   Status Write(std::span<const std::byte> bytes);
-  // Renames the file to its name. CHECK: all data is written.
+  // Gives the file its name. CHECK: all data is written.
   Status Finish();
 
  private:
@@ -52,11 +50,8 @@ class GgufWriter {
   };
 
   void AddKey(std::string_view key, GgufValueType type);
-  Status Append(std::string_view bytes);
 
-  std::string path_;
-  std::string temporary_;  // empty until Begin, and after Finish
-  int fd_ = -1;
+  NewFile file_;
   std::string metadata_;  // the entries, as in the file
   std::string table_;     // the table of tensors, as in the file
   uint64_t entries_ = 0;

@@ -1,0 +1,36 @@
+// NewFile: a file that appears under its name when it is complete and not before. It is written to a temporary file
+// beside that name; a failed or abandoned one leaves nothing behind, and a file that had the name stays as it was. One
+// thread. Errors name the path.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace infinigen {
+
+class NewFile {
+ public:
+  explicit NewFile(std::string path) : path_(std::move(path)) {}
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  // Creates the temporary file. bytes > 0: reserves the space, so that a full disk is reported before the work.
+  Status Begin(uint64_t bytes = 0);
+  bool begun() const { return fd_ >= 0; }
+  Status Append(std::string_view bytes);
+  // Writes through to the disk and gives the file its name and the usual mode.
+  Status Finish();
+
+ private:
+  Error Failure() const;  // of the last call to the operating system
+
+  std::string path_;
+  std::string temporary_;  // empty until Begin, and after Finish
+  int fd_ = -1;
+};
+
+}  // namespace infinigen

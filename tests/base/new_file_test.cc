@@ -1,0 +1,81 @@
+#include "base/new_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace infinigen {
+namespace {
+
+class NewFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = ::testing::TempDir() + "new_file_test";
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directory(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  std::string path() const { return directory_ + "/file"; }
+  std::string Content() const {
+    std::ifstream file(path());
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  int64_t Files() const {
+    return std::distance(std::filesystem::directory_iterator(directory_), std::filesystem::directory_iterator());
+  }
+
+  std::string directory_;
+};
+
+TEST_F(NewFileTest, AppearsWhenItIsComplete) {
+  NewFile file(path());
+  ASSERT_TRUE(file.Begin().ok());
+  ASSERT_TRUE(file.Append("one ").ok());
+  ASSERT_TRUE(file.Append("two").ok());
+  EXPECT_FALSE(std::filesystem::exists(path()));
+  ASSERT_TRUE(file.Finish().ok());
+  EXPECT_EQ(Content(), "one two");
+  EXPECT_EQ(Files(), 1);
+}
+
+TEST_F(NewFileTest, AnAbandonedOneLeavesTheOldFile) {
+  std::ofstream(path()) << "old";
+  {
+    NewFile file(path());
+    ASSERT_TRUE(file.Begin(1000).ok());
+    ASSERT_TRUE(file.Append("new").ok());
+    EXPECT_EQ(Files(), 2);
+  }
+  EXPECT_EQ(Files(), 1);
+  EXPECT_EQ(Content(), "old");
+  NewFile file(path());
+  ASSERT_TRUE(file.Begin().ok() && file.Append("new").ok() && file.Finish().ok());
+  EXPECT_EQ(Content(), "new");
+}
+
+TEST_F(NewFileTest, HasTheModeOfTheUmask) {
+  const mode_t mask = ::umask(027);
+  NewFile file(path());
+  const bool written = file.Begin().ok() && file.Finish().ok();
+  ::umask(mask);
+  ASSERT_TRUE(written);
+  struct stat info {};
+  ASSERT_EQ(::stat(path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0640u);
+}
+
+TEST_F(NewFileTest, NamesThePathWhereItCannotBe) {
+  NewFile file(directory_ + "/nowhere/file");
+  const Status status = file.Begin();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::kIo);
+  EXPECT_NE(status.error().message.find("nowhere/file: cannot write"), std::string::npos) << status.error().message;
+}
+
+}  // namespace
+}  // namespace infinigen
