@@ -1,6 +1,6 @@
-// Block formats of quantised weights on the device (tensor/block_formats.h defines them). A thread reads a unit of 32
-// numbers at a time: two halves of 16 codes, packed four to a register, each half with its own scale and offset.
-// Private to backend/cuda.
+// Block formats of quantised weights on the device (tensor/block_formats.h defines them). A thread reads a unit at a
+// time: two halves of 16 codes, in q4_k and q5_k of 32, packed four to a register, each half with its own scale and
+// offset. Private to backend/cuda.
 //
 //   number = scale[half] · (code − kCentre) + offset[half]
 //
@@ -17,12 +17,16 @@
 
 namespace infinigen {
 
-struct BlockUnit {
-  uint32_t codes[2][4];  // [half][four codes of 8 bits]
+template <int kHalfWords>
+struct BlockUnitOf {
+  static constexpr int kWords = kHalfWords;        // of a half
+  static constexpr int kNumbers = 8 * kHalfWords;  // of the unit
+  uint32_t codes[2][kHalfWords];                   // [half][four codes of 8 bits]
   float scale[2];
   float offset[2];  // only for formats with kOffsets
   int at[2];        // the first number of each half, counted from the block's first number
 };
+using BlockUnit = BlockUnitOf<4>;
 
 __device__ inline float HalfAt(const uint8_t* from) { return __half2float(*reinterpret_cast<const __half*>(from)); }
 
@@ -97,12 +101,14 @@ constexpr uint32_t PackFour(const std::array<int8_t, 16>& table, size_t first) {
 
 // The formats of the same kind share a reader. kUnits: units of a block, kBytes: its size. Read fills `unit` from
 // number `index` of them.
-template <WeightType kType>
+template <WeightType kType, int kHalfWords = 4>
 struct BlockFormat {
+  using Unit = BlockUnitOf<kHalfWords>;
   static constexpr int kBytes = static_cast<int>(FormatOf(kType).block_bytes);
-  static constexpr int kUnits = static_cast<int>(FormatOf(kType).block_numbers) / 32;
+  static constexpr int kUnits = static_cast<int>(FormatOf(kType).block_numbers) / Unit::kNumbers;
   static constexpr int kCentre = 0;
   static constexpr bool kOffsets = false;
+  static constexpr bool kUnsigned = false;  // codes have eight bits without a sign
 };
 
 template <WeightType kType>
@@ -209,34 +215,41 @@ struct DeviceFormat<WeightType::kQ3_K> : BlockFormat<WeightType::kQ3_K> {
   }
 };
 
-// q4_k and q5_k: unit `index` is 16 bytes of codes, whose low halves belong to one group and high halves to the next.
+// q4_k and q5_k: unit `index` is 32 bytes of codes. Their low halves are one group, their high halves the next, so that
+// a group's scale and offset are unpacked once. The high halves of q4_k stay where they are: codes are then 16 times as
+// large and the scale is a sixteenth.
 template <WeightType kType, bool kFifthBits>
-struct Format45K : BlockFormat<kType> {
+struct Format45K : BlockFormat<kType, 8> {
   static constexpr bool kOffsets = true;
-  __device__ static void Read(const uint8_t* block, int index, BlockUnit& unit) {
-    uint32_t header[4], bytes[4];
+  static constexpr bool kUnsigned = true;
+  __device__ static void Read(const uint8_t* block, int index, BlockUnitOf<8>& unit) {
+    uint32_t header[4];
     Load16<16>(block, header);
-    Load16<16>(block + (kFifthBits ? 48 : 16) + index * 16, bytes);
-    SplitNibbles(bytes, unit);
-    const int pair = index / 2, which = index % 2;
-    if constexpr (kFifthBits) {
-      uint32_t fifth[4];
-      Load16<16>(block + 16 + which * 16, fifth);
+    for (int part = 0; part < 2; ++part) {
+      uint32_t bytes[4], fifth[4] = {};
+      Load16<16>(block + (kFifthBits ? 48 : 16) + index * 32 + part * 16, bytes);
+      if constexpr (kFifthBits) Load16<16>(block + 16 + part * 16, fifth);
       for (int i = 0; i < 4; ++i) {
-        unit.codes[0][i] |= ((fifth[i] >> (2 * pair)) & 0x01010101u) << 4;
-        unit.codes[1][i] |= ((fifth[i] >> (2 * pair + 1)) & 0x01010101u) << 4;
+        uint32_t low = bytes[i] & 0x0f0f0f0fu, high = bytes[i] & 0xf0f0f0f0u;
+        if constexpr (kFifthBits) {
+          low |= ((fifth[i] >> (2 * index)) & 0x01010101u) << 4;
+          high = (high >> 4) | ((fifth[i] >> (2 * index + 1)) & 0x01010101u) << 4;
+        }
+        unit.codes[0][4 * part + i] = low;
+        unit.codes[1][4 * part + i] = high;
       }
     }
+    // Groups 2 · index and the next: six bits each of scale and minimum, as two bytes side by side.
+    const int shift = index % 2 * 16;
+    const uint32_t low = header[1] >> shift, middle = header[2] >> shift, high = header[3] >> shift;
+    const uint32_t scales = index < 2 ? low & 0x3f3fu : (high & 0x0f0fu) | ((low >> 2) & 0x3030u);
+    const uint32_t minima = index < 2 ? middle & 0x3f3fu : ((high >> 4) & 0x0f0fu) | ((middle >> 2) & 0x3030u);
     const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&header[0]));
-    for (int half = 0; half < 2; ++half) {
-      const int group = 2 * pair + half, shift = group % 4 * 8;
-      const uint32_t low = header[1] >> shift, middle = header[2] >> shift, high = header[3] >> shift;
-      const uint32_t scale = group < 4 ? low & 63 : (high & 15) | ((low >> 2) & 0x30);
-      const uint32_t minimum = group < 4 ? middle & 63 : ((high >> 4) & 15) | ((middle >> 2) & 0x30);
-      unit.scale[half] = both.x * static_cast<float>(scale);
-      unit.offset[half] = -both.y * static_cast<float>(minimum);
-      unit.at[half] = pair * 64 + half * 32 + which * 16;
-    }
+    unit.scale[0] = both.x * static_cast<float>(scales & 255u);
+    unit.scale[1] = both.x * (kFifthBits ? 1.0f : 0x1p-4f) * static_cast<float>((scales >> 8) & 255u);
+    unit.offset[0] = -both.y * static_cast<float>(minima & 255u);
+    unit.offset[1] = -both.y * static_cast<float>((minima >> 8) & 255u);
+    unit.at[0] = index * 64, unit.at[1] = index * 64 + 32;
   }
 };
 template <>

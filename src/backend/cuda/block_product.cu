@@ -3,6 +3,7 @@
 // weight byte is read once for up to eight rows, through shared memory. Many rows, as in prefill: parts of the matrix
 // are expanded to the plain type, and cuBLASLt multiplies by them.
 #include <algorithm>
+#include <map>
 
 #include "backend/cuda/block_formats.cuh"
 #include "backend/cuda/block_product.h"
@@ -27,19 +28,31 @@ struct alignas(8) ActivationGroup {
   uint32_t half_sums;  // sums of the codes of both halves, 16 bits each
 
   __device__ int HalfSum(int half) const { return static_cast<int16_t>(half_sums >> (16 * half)); }
+  __device__ int Sum() const { return HalfSum(0) + HalfSum(1); }
 };
-// Quantised activations, in global or shared memory.
+// Quantised activations, in global or shared memory. Runs of 16 codes of a row go to four planes in turn, so that
+// threads that read the same part of neighbouring units read neighbouring bytes.
 struct QuantisedRows {
-  int8_t* codes;            // [rows][cols]
+  int8_t* codes;            // [rows][4][PlaneBytes]
   ActivationGroup* groups;  // [rows][cols / 32]
   int cols;
 
-  static constexpr int64_t Bytes(int64_t rows, int64_t cols) {
-    return rows * (cols + cols / 32 * static_cast<int64_t>(sizeof(ActivationGroup)));
+  __device__ int8_t* CodesAt(int row, int number) const {
+    return codes + (4 * row + number / 16 % 4) * PlaneBytes(cols) + number / 64 * 16 + number % 16;
+  }
+  __device__ ActivationGroup& GroupOf(int row, int number) const { return groups[row * (cols / 32) + number / 32]; }
+
+  // In shared memory the second half of a run of 32 has other banks than the first.
+  __host__ __device__ static constexpr int PlaneBytes(int cols) { return (cols + 255) / 256 * 64 + 32; }
+  static constexpr int64_t Bytes(int64_t rows, int cols) {
+    return rows * (4 * PlaneBytes(cols) + cols / 32 * static_cast<int64_t>(sizeof(ActivationGroup)));
   }
   __host__ __device__ static QuantisedRows In(void* memory, int64_t rows, int cols) {
     auto* codes = static_cast<int8_t*>(memory);
-    return {codes, reinterpret_cast<ActivationGroup*>(codes + rows * cols), cols};
+    return {codes, reinterpret_cast<ActivationGroup*>(codes + rows * 4 * PlaneBytes(cols)), cols};
+  }
+  __device__ QuantisedRows From(int row) const {
+    return {codes + row * 4 * PlaneBytes(cols), groups + row * (cols / 32), cols};
   }
 };
 
@@ -74,11 +87,10 @@ __device__ void QuantiseEight(const In* x, int row, int part, const QuantisedRow
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   const int second = __shfl_xor_sync(0xffffffffu, sum, 2);
   if (!inside) return;
-  *reinterpret_cast<uint2*>(out.codes + int64_t{row} * out.cols + part * 8) = {codes[0], codes[1]};
+  *reinterpret_cast<uint2*>(out.CodesAt(row, part * 8)) = {codes[0], codes[1]};
   if (part % 4 == 0)
-    out.groups[int64_t{row} * (out.cols / 32) + part / 4] = {
-        finite ? (zero ? 0.0f : largest / 127.0f) : __int_as_float(0x7fc00000),
-        (static_cast<uint32_t>(sum) & 0xffffu) | static_cast<uint32_t>(second) << 16};
+    out.GroupOf(row, part * 8) = {finite ? (zero ? 0.0f : largest / 127.0f) : __int_as_float(0x7fc00000),
+                                  (static_cast<uint32_t>(sum) & 0xffffu) | static_cast<uint32_t>(second) << 16};
 }
 
 template <class In>
@@ -116,21 +128,35 @@ __device__ void StoreOutput(const BlockProjection& p, int64_t row, int64_t n, fl
   p.out_type == DType::kF16 ? StoreAs<__half>(p, row, n, sum) : StoreAs<__nv_bfloat16>(p, row, n, sum);
 }
 
+// sum + four products of weights, signed or unsigned, with signed activations.
+template <bool kUnsigned>
+__device__ int Dot4(uint32_t weights, int codes, int sum) {
+  if constexpr (!kUnsigned) return __dp4a(static_cast<int>(weights), codes, sum);
+  int result;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(weights), "r"(codes), "r"(sum));
+  return result;
+}
+
 // Adds a unit's share of the output of kRows rows. `at`: the first number of its block.
 template <class Format, int kRows>
-__device__ void AddUnit(const BlockUnit& unit, int at, const QuantisedRows& x, float (&sums)[kRows]) {
+__device__ void AddUnit(const typename Format::Unit& unit, int at, const QuantisedRows& x, float (&sums)[kRows]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int first = at + unit.at[half];
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      const int4 codes = *reinterpret_cast<const int4*>(x.codes + row * x.cols + first);
-      const ActivationGroup group = x.groups[(row * x.cols + first) / 32];
-      const int of_codes = group.HalfSum(first / 16 % 2);
-      int sum = __dp4a(static_cast<int>(unit.codes[half][0]), codes.x, 0);
-      sum = __dp4a(static_cast<int>(unit.codes[half][1]), codes.y, sum);
-      sum = __dp4a(static_cast<int>(unit.codes[half][2]), codes.z, sum);
-      sum = __dp4a(static_cast<int>(unit.codes[half][3]), codes.w, sum);
+      const ActivationGroup group = x.GroupOf(row, first);
+      constexpr int kRuns = Format::Unit::kWords / 4;  // of 16 codes
+      const int of_codes = kRuns == 2 ? group.Sum() : group.HalfSum(first / 16 % 2);
+      int sum = 0;
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        const int4 codes = *reinterpret_cast<const int4*>(x.CodesAt(row, first + 16 * run));
+        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run], codes.x, sum);
+        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 1], codes.y, sum);
+        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 2], codes.z, sum);
+        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 3], codes.w, sum);
+      }
       if constexpr (Format::kCentre != 0) sum -= Format::kCentre * of_codes;
       float term = unit.scale[half] * static_cast<float>(sum);
       if constexpr (Format::kOffsets) term = fmaf(unit.offset[half], static_cast<float>(of_codes), term);
@@ -155,6 +181,12 @@ class Outputs {
     output_ += step_;
     Locate();
   }
+  // Starts to bring the row of weights into the second-level cache. All threads of the warp call it.
+  __device__ void Prefetch() const {
+    if (done()) return;
+    for (int64_t at = threadIdx.x % 32 * 128; at < projection_->row_bytes; at += 32 * 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(weights() + at));
+  }
 
  private:
   __device__ void Locate() {
@@ -178,14 +210,17 @@ class Outputs {
 template <class Format>
 class WeightPieces {
  public:
-  static constexpr int kPieceUnits = 128;
+  static constexpr int kPieceUnits = 4096 / Format::Unit::kNumbers;
   static constexpr int kPieceBytes = kPieceUnits / Format::kUnits * Format::kBytes;
   // A piece between multiples of 16 bytes, and 16 bytes before it.
   static constexpr int kStageBytes = (kPieceBytes + 15 + 15) / 16 * 16 + 16;
 
   // stages: shared memory [2][kStageBytes] of this warp.
   __device__ WeightPieces(const Outputs& outputs, int cols, std::byte* stages)
-      : outputs_(outputs), stages_(stages), units_(cols / 32), per_row_((units_ + kPieceUnits - 1) / kPieceUnits) {}
+      : outputs_(outputs),
+        stages_(stages),
+        units_(cols / Format::Unit::kNumbers),
+        per_row_((units_ + kPieceUnits - 1) / kPieceUnits) {}
 
   __device__ const Outputs& outputs() const { return outputs_; }
   __device__ bool done() const { return outputs_.done(); }
@@ -240,10 +275,10 @@ __device__ void ComputePieces(WeightPieces<Format>& pieces, const QuantisedRows&
     const uint8_t* blocks = pieces.data();
 #pragma unroll 4
     for (int index = lane; index < pieces.units(); index += 32) {
-      BlockUnit unit;
+      typename Format::Unit unit;
       const int block = index / Format::kUnits;
       Format::Read(blocks + block * Format::kBytes, index % Format::kUnits, unit);
-      AddUnit<Format, kRows>(unit, pieces.first_unit() * 32 + block * Format::kUnits * 32, x, sums);
+      AddUnit<Format>(unit, (pieces.first_unit() + block * Format::kUnits) * Format::Unit::kNumbers, x, sums);
     }
     __syncwarp();  // before the next copy into this stage
     if (pieces.last_of_row()) {
@@ -271,40 +306,49 @@ __global__ void __launch_bounds__(kBlockThreads)
                         static_cast<int>(gridDim.x) * kBlockWarps);
   WeightPieces<Format> pieces(outputs, x.cols, stages + warp * 2 * WeightPieces<Format>::kStageBytes);
   pieces.Start();
-  x.codes += first_row * x.cols;
-  x.groups += first_row * (x.cols / 32);
-  ComputePieces<Format, kRows>(pieces, x, first_row);
+  ComputePieces<Format, kRows>(pieces, x.From(static_cast<int>(first_row)), first_row);
 }
+
+// Rows of 4 bits a number are short: without the next row a warp has too few bytes on their way. Measured with rows of
+// 4,096 numbers; rows of 8 bits lose by it.
+template <class Format>
+constexpr bool kPrefetchNext = Format::kBytes <= 20 * Format::kUnits*(Format::Unit::kNumbers / 32);
 
 // Outputs of one row. Every block quantises the activations in shared memory, which saves a launch; meanwhile its first
 // weights come into the cache. The warps then read weights into registers directly: there is little to do with each, so
-// that a second copy in shared memory costs more than it hides.
+// that a second copy in shared memory costs more than it hides. The kernel may start before its predecessor has ended
+// (LaunchOutputs): until then it touches nothing but weights.
 template <class Format, class In>
 __global__ void __launch_bounds__(kVectorThreads)
     BlockVector(const __grid_constant__ BlockCall call, const In* x, int cols) {
   extern __shared__ __align__(16) std::byte shared[];
-  const int lane = static_cast<int>(threadIdx.x % 32), units = cols / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), units = cols / Format::Unit::kNumbers;
   Outputs outputs(call, static_cast<int>(blockIdx.x) * kVectorWarps + static_cast<int>(threadIdx.x / 32),
                   static_cast<int>(gridDim.x) * kVectorWarps);
-  if (!outputs.done())
-    for (int64_t at = lane * 128; at < outputs.projection().row_bytes; at += 32 * 128)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(outputs.weights() + at));
+  outputs.Prefetch();
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
   const QuantisedRows row = QuantisedRows::In(shared, 1, cols);
   for (int part = 0; part < cols / 8; part += kVectorThreads)
     QuantiseEight(x, 0, part + static_cast<int>(threadIdx.x), row);
   __syncthreads();
-  for (; !outputs.done(); outputs.Next()) {
+  while (!outputs.done()) {
+    const Outputs now = outputs;
+    outputs.Next();
+    if (kPrefetchNext<Format>) outputs.Prefetch();
     float sums[1] = {};
-    const uint8_t* weights = outputs.weights();
+    const uint8_t* weights = now.weights();
 #pragma unroll 4
     for (int index = lane; index < units; index += 32) {
-      BlockUnit unit;
+      typename Format::Unit unit;
       const int block = index / Format::kUnits;
       Format::Read(weights + block * Format::kBytes, index % Format::kUnits, unit);
-      AddUnit<Format, 1>(unit, block * Format::kUnits * 32, row, sums);
+      AddUnit<Format>(unit, block * Format::kUnits * Format::Unit::kNumbers, row, sums);
     }
     const float sum = WarpSum(sums[0]);
-    if (lane == 0) StoreOutput(outputs.projection(), 0, outputs.n(), sum);
+    if (lane == 0) StoreOutput(now.projection(), 0, now.n(), sum);
   }
 }
 
@@ -313,55 +357,82 @@ __global__ void __launch_bounds__(kVectorThreads)
 template <class Format, class Out>
 __global__ void ExpandRows(const uint8_t* weight, int64_t row_bytes, int units, const int32_t* ids, Out* out,
                            int64_t stride, int64_t rows) {
-  __shared__ __align__(16) Out numbers[kExpandThreads / 32][32 * 32];
+  constexpr int kNumbers = Format::Unit::kNumbers;
+  __shared__ __align__(16) Out numbers[kExpandThreads / 32][32 * kNumbers];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int parts = (units + 31) / 32;  // of a row
   const int64_t part = int64_t{blockIdx.x} * (kExpandThreads / 32) + warp, row = part / parts;
   if (row >= rows) return;
   const int first = static_cast<int>(part % parts) * 32, index = first + lane, count = min(32, units - first);
   if (lane < count) {
-    BlockUnit unit;
+    typename Format::Unit unit;
     const int block = index / Format::kUnits;
     Format::Read(weight + (ids == nullptr ? row : ids[row]) * row_bytes + int64_t{block} * Format::kBytes,
                  index % Format::kUnits, unit);
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Out* to = &numbers[warp][(block * Format::kUnits - first) * 32 + unit.at[half]];
-      for (int i = 0; i < 16; ++i) {
-        const auto code = static_cast<int8_t>(unit.codes[half][i / 4] >> (i % 4 * 8));
-        float number = unit.scale[half] * static_cast<float>(code - Format::kCentre);
-        if constexpr (Format::kOffsets) number += unit.offset[half];
-        to[i] = FromFloat<Out>(number);
+      Out* to = &numbers[warp][(block * Format::kUnits - first) * kNumbers + unit.at[half]];
+#pragma unroll
+      for (int i = 0; i < kNumbers / 2; i += 8) {
+        alignas(16) Out eight[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const uint32_t byte = unit.codes[half][(i + j) / 4] >> (j % 4 * 8) & 255u;
+          const int code = Format::kUnsigned ? static_cast<int>(byte) : static_cast<int8_t>(byte);
+          float number = unit.scale[half] * static_cast<float>(code - Format::kCentre);
+          if constexpr (Format::kOffsets) number += unit.offset[half];
+          eight[j] = FromFloat<Out>(number);
+        }
+#pragma unroll
+        for (size_t word = 0; word < sizeof(eight) / 16; ++word)
+          reinterpret_cast<uint4*>(to + i)[word] = reinterpret_cast<const uint4*>(eight)[word];
       }
     }
   }
   __syncwarp();
-  auto* to = reinterpret_cast<uint4*>(out + row * stride + int64_t{first} * 32);
+  auto* to = reinterpret_cast<uint4*>(out + row * stride + int64_t{first} * kNumbers);
   const auto* from = reinterpret_cast<const uint4*>(numbers[warp]);
-  for (int i = lane; i < count * 32 * static_cast<int>(sizeof(Out)) / 16; i += 32) to[i] = from[i];
+  for (int i = lane; i < count * kNumbers * static_cast<int>(sizeof(Out)) / 16; i += 32) to[i] = from[i];
 }
 
-// As many blocks as the device holds at once, or as there are outputs for.
-template <auto kernel, int kWarps, class... Arguments>
-void LaunchOutputs(cudaStream_t stream, int sms, const BlockCall& call, size_t shared, const Arguments&... arguments) {
+// As many blocks as the device holds at once, or as there are outputs for. An `early` kernel may start while its
+// predecessor in the stream runs, if it was compiled for a device that can wait for the rest inside the kernel.
+template <auto kernel, int kWarps, bool early, class... Arguments>
+void LaunchOutputs(cudaStream_t stream, int sms, const BlockCall& call, size_t shared, Arguments... arguments) {
   // Asked when the kernel is first launched with this much shared memory.
-  static size_t known_shared = 0;
-  static int resident = 0;
-  if (shared != known_shared) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kWarps * 32, shared));
-    known_shared = shared;
+  struct Known {
+    int resident;  // blocks of a multiprocessor
+    bool waits;
+  };
+  thread_local std::map<size_t, Known> all_known;
+  const auto [known, is_new] = all_known.try_emplace(shared);
+  if (is_new) {
+    const auto largest = static_cast<int>(all_known.rbegin()->first);
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, largest));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&known->second.resident, kernel, kWarps * 32, shared));
+    cudaFuncAttributes compiled;
+    CUDA_CHECK(cudaFuncGetAttributes(&compiled, kernel));
+    known->second.waits = early && compiled.ptxVersion >= 90;
   }
-  const int blocks = std::min((call.outputs + kWarps - 1) / kWarps, resident * sms);
-  kernel<<<static_cast<unsigned>(blocks), kWarps * 32, shared, stream>>>(call, arguments...);
-  CUDA_CHECK_LAUNCH();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(std::min((call.outputs + kWarps - 1) / kWarps, known->second.resident * sms));
+  config.blockDim = kWarps * 32;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = known->second.waits ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, arguments...));
 }
 
 template <class Format>
 void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const QuantisedRows& x, int64_t rows) {
   for (int64_t row = 0; row < rows;) {
     const auto launch = [&](auto count) {
-      LaunchOutputs<BlockProduct<Format, decltype(count)::value>, kBlockWarps>(stream, sms, call, kStagesBytes<Format>,
-                                                                               x, row);
+      LaunchOutputs<BlockProduct<Format, decltype(count)::value>, kBlockWarps, false>(stream, sms, call,
+                                                                                      kStagesBytes<Format>, x, row);
       row += decltype(count)::value;
     };
     const int64_t left = rows - row;
@@ -378,11 +449,11 @@ void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const Qua
 
 template <class Format>
 void MultiplyVector(cudaStream_t stream, int sms, const BlockCall& call, const ConstTensor& x) {
-  const auto shared = static_cast<size_t>(QuantisedRows::Bytes(1, x.cols));
+  const auto shared = static_cast<size_t>(QuantisedRows::Bytes(1, static_cast<int>(x.cols)));
   DispatchDevice(x.type, [&](auto number) {
     using In = decltype(number);
-    LaunchOutputs<BlockVector<Format, In>, kVectorWarps>(stream, sms, call, shared, reinterpret_cast<const In*>(x.data),
-                                                         static_cast<int>(x.cols));
+    LaunchOutputs<BlockVector<Format, In>, kVectorWarps, true>(
+        stream, sms, call, shared, reinterpret_cast<const In*>(x.data), static_cast<int>(x.cols));
   });
 }
 
@@ -390,12 +461,12 @@ void MultiplyVector(cudaStream_t stream, int sms, const BlockCall& call, const C
 
 void ExpandBlocks(cudaStream_t stream, const WeightView& weight, const int32_t* ids, const Tensor& out) {
   CHECK(!IsPlain(weight.type) && weight.cols == out.cols);
-  const int64_t units = weight.cols / kGroupNumbers;
   DispatchBlocks(weight.type, [&](auto format) {
     DispatchDevice(out.type, [&](auto number) {
       using Format = decltype(format);
       using Out = decltype(number);
       constexpr int kWarps = kExpandThreads / 32;
+      const int64_t units = weight.cols / Format::Unit::kNumbers;
       const int64_t blocks = (out.rows * ((units + 31) / 32) + kWarps - 1) / kWarps;
       CHECK(blocks <= INT32_MAX);
       ExpandRows<Format, Out><<<static_cast<unsigned>(blocks), kExpandThreads, 0, stream>>>(
@@ -406,7 +477,9 @@ void ExpandBlocks(cudaStream_t stream, const WeightView& weight, const int32_t* 
   });
 }
 
-size_t QuantisedBytes(int64_t rows, int64_t cols) { return static_cast<size_t>(QuantisedRows::Bytes(rows, cols)); }
+size_t QuantisedBytes(int64_t rows, int64_t cols) {
+  return static_cast<size_t>(QuantisedRows::Bytes(rows, static_cast<int>(cols)));
+}
 
 void MultiplyBlocks(CudaContext& context, cudaStream_t stream, const ConstTensor& x,
                     std::span<const Projection> projections, std::byte* scratch) {

@@ -19,8 +19,7 @@ class CudaContext;
 // Up to this many rows of activations are multiplied by the blocks themselves; above, expanding the matrix is cheaper.
 inline constexpr int64_t kMostBlockRows = 8;
 
-// All projections have block types and at most kMostBlockRows rows. `scratch` has QuantisedBytes(x.rows, x.cols), `sms`
-// is the number of multiprocessors.
+// All projections have block types and at most kMostBlockRows rows. `scratch` has QuantisedBytes(x.rows, x.cols).
 void MultiplyBlocks(CudaContext& context, cudaStream_t stream, const ConstTensor& x,
                     std::span<const Projection> projections, std::byte* scratch);
 size_t QuantisedBytes(int64_t rows, int64_t cols);
