@@ -75,9 +75,8 @@ INFINIGEN_INLINE __m256 EightHalves(const std::byte* from) {
   }
   return _mm256_cvtph_ps(_mm_set_epi64x(static_cast<int64_t>(four[1]), static_cast<int64_t>(four[0])));
 }
-INFINIGEN_INLINE __m256 FloatsOfBytes(uint64_t bytes) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
-}
+// The first eight bytes.
+INFINIGEN_INLINE __m256 FloatsOfBytes(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
 INFINIGEN_INLINE __m256i Low4(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
 INFINIGEN_INLINE __m256i High4(__m256i bytes) { return Low4(_mm256_srli_epi16(bytes, 4)); }
 // Low halves of 16 bytes, then high halves.
@@ -234,14 +233,18 @@ struct Q45_KLoader {
         chunk.codes[g] = _mm256_or_si256(chunk.codes[g], _mm256_and_si256(shifted, sixteen));
       }
     }
-    // UnpackGroupScales, four bytes at a time.
-    const uint32_t a = Read32(from + 4), b = Read32(from + 8), c = Read32(from + 12);
-    const uint32_t scale_high = (c & 0x0f0f0f0fu) | ((a >> 2) & 0x30303030u);
-    const uint32_t minimum_high = ((c >> 4) & 0x0f0f0f0fu) | ((b >> 2) & 0x30303030u);
-    const uint64_t scales = (a & 0x3f3f3f3fu) | uint64_t{scale_high} << 32;
-    const uint64_t minima = (b & 0x3f3f3f3fu) | uint64_t{minimum_high} << 32;
-    chunk.scale = _mm256_mul_ps(_mm256_set1_ps(ReadHalf(from)), FloatsOfBytes(scales));
-    chunk.offset = _mm256_mul_ps(_mm256_set1_ps(-ReadHalf(from + 2)), FloatsOfBytes(minima));
+    // UnpackGroupScales: a, b and c are four bytes each, behind both factors.
+    const __m128i header = Load128(from);
+    const __m128i low = _mm_and_si128(
+        _mm_srlv_epi32(_mm_shuffle_epi32(header, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4)),  // a c b c
+        _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+    const __m128i high = _mm_and_si128(_mm_srli_epi32(_mm_shuffle_epi32(header, _MM_SHUFFLE(2, 2, 1, 1)), 2),
+                                       _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+    const __m128i bytes = _mm_or_si128(low, high);  // eight scales, eight minima
+    const __m128 factors = _mm_xor_ps(_mm_cvtph_ps(header), _mm_setr_ps(0, -0.0f, 0, 0));
+    chunk.scale = _mm256_mul_ps(_mm256_broadcastss_ps(factors), FloatsOfBytes(bytes));
+    chunk.offset =
+        _mm256_mul_ps(_mm256_broadcastss_ps(_mm_movehdup_ps(factors)), FloatsOfBytes(_mm_unpackhi_epi64(bytes, bytes)));
     return chunk;
   }
 };

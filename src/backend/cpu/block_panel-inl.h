@@ -12,7 +12,11 @@ INFINIGEN_INLINE VI SetI(int32_t v) { return _mm512_set1_epi32(v); }
 INFINIGEN_INLINE VF SetF(float v) { return _mm512_set1_ps(v); }
 INFINIGEN_INLINE VI AddI(VI a, VI b) { return _mm512_add_epi32(a, b); }
 INFINIGEN_INLINE VI MulI(VI a, VI b) { return _mm512_mullo_epi32(a, b); }
-INFINIGEN_INLINE VI Times16(VI v) { return _mm512_slli_epi32(v, 4); }
+INFINIGEN_INLINE VI SubI(VI a, VI b) { return _mm512_sub_epi32(a, b); }
+template <int kBits>
+INFINIGEN_INLINE VI ShiftI(VI v) {
+  return _mm512_slli_epi32(v, kBits);
+}
 INFINIGEN_INLINE VF AddF(VF a, VF b) { return _mm512_add_ps(a, b); }
 INFINIGEN_INLINE VF MulF(VF a, VF b) { return _mm512_mul_ps(a, b); }
 INFINIGEN_INLINE VF FusedF(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
@@ -33,7 +37,11 @@ INFINIGEN_INLINE VI SetI(int32_t v) { return _mm256_set1_epi32(v); }
 INFINIGEN_INLINE VF SetF(float v) { return _mm256_set1_ps(v); }
 INFINIGEN_INLINE VI AddI(VI a, VI b) { return _mm256_add_epi32(a, b); }
 INFINIGEN_INLINE VI MulI(VI a, VI b) { return _mm256_mullo_epi32(a, b); }
-INFINIGEN_INLINE VI Times16(VI v) { return _mm256_slli_epi32(v, 4); }
+INFINIGEN_INLINE VI SubI(VI a, VI b) { return _mm256_sub_epi32(a, b); }
+template <int kBits>
+INFINIGEN_INLINE VI ShiftI(VI v) {
+  return _mm256_slli_epi32(v, kBits);
+}
 INFINIGEN_INLINE VF AddF(VF a, VF b) { return _mm256_add_ps(a, b); }
 INFINIGEN_INLINE VF MulF(VF a, VF b) { return _mm256_mul_ps(a, b); }
 INFINIGEN_INLINE VF FusedF(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
@@ -43,6 +51,15 @@ INFINIGEN_INLINE VI WideDotAdd(VI sum, VI weights, VI x) {
   return DotAdd<kSigned>(sum, weights, x);
 }
 #endif
+// By shifts: a product of 32-bit integers takes two instructions of long latency.
+template <int kBias>
+INFINIGEN_INLINE VI TimesBias(VI v) {
+  constexpr auto kBits = static_cast<unsigned>(kBias);
+  constexpr int kHigh = std::bit_width(kBits) - 1, kLow = std::countr_zero(kBits);
+  static_assert(kBits == (1u << kHigh | 1u << kLow));
+  if constexpr (kHigh == kLow) return ShiftI<kHigh>(v);
+  return AddI(ShiftI<kHigh>(v), ShiftI<kLow>(v));
+}
 inline constexpr int64_t kPanelGroupBytes = 32 * kWidth;
 
 // kWidth outputs, unpacked; positions in the order of the lanes (PackedActivations).
@@ -133,18 +150,17 @@ void UnpackPanel(const WeightView& weight, int64_t n, int64_t end, int64_t chunk
   }
 }
 
-// One tile of activations at one position.
+// One tile of kTileRows rows of activations at one position.
 struct TilePosition {
-  const int8_t* codes;       // [high, low][8 quads][rows][4]
-  const float* scales;       // [rows]
-  const float* weighted;     // [rows]
-  const int32_t* half_sums;  // [2][rows]
+  const int8_t* codes;    // [high, low][8 quads][rows][4]
+  const float* scales;    // [rows]
+  const float* weighted;  // [rows]
+  const int32_t* sums;    // [half 0, half 1, both][rows]
 };
 
 // Adds the terms of one group to acc [rows][kWidth outputs].
 template <class L, int kRows>
-INFINIGEN_INLINE void AddGroup(const TilePosition& x, int64_t tile_rows, const Panel& panel, int64_t position,
-                               VF (&acc)[kRows]) {
+INFINIGEN_INLINE void AddGroup(const TilePosition& x, const Panel& panel, int64_t position, VF (&acc)[kRows]) {
   const std::byte* codes = panel.codes + position * kPanelGroupBytes;
   VI sums[kRows], first[kRows];
   // Without halves both passes of `half` are one sum; all high codes come first, since the sum is then shifted.
@@ -156,20 +172,17 @@ INFINIGEN_INLINE void AddGroup(const TilePosition& x, int64_t tile_rows, const P
         const VI weights = LoadI(codes + quad * kWidth * 4);
         INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
           int32_t four;
-          std::memcpy(&four, x.codes + ((part * 8 + quad) * tile_rows + r) * 4, 4);
+          std::memcpy(&four, x.codes + ((part * 8 + quad) * kTileRows + r) * 4, 4);
           sums[r] = WideDotAdd<L::kSigned>(sums[r], weights, SetI(four));
         }
       }
       if (part == 0) {
-        INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = Times16(sums[r]);
+        INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = ShiftI<4>(sums[r]);
       }
     }
     if constexpr (L::kBias != 0) {
-      INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
-        const int32_t all =
-            L::kHalves ? x.half_sums[half * tile_rows + r] : x.half_sums[r] + x.half_sums[tile_rows + r];
-        sums[r] = AddI(sums[r], SetI(-L::kBias * all));
-      }
+      const int32_t* all = x.sums + (L::kHalves ? half : 2) * kTileRows;
+      INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = SubI(sums[r], TimesBias<L::kBias>(SetI(all[r])));
     }
     if constexpr (L::kHalves) {
       const VI multiplier = LoadI(panel.multiplier + (position * 2 + half) * kWidth);
@@ -188,8 +201,8 @@ INFINIGEN_INLINE void AddGroup(const TilePosition& x, int64_t tile_rows, const P
       VF all;
       if constexpr (L::kHalves) {
         const int32_t* multipliers = panel.offset_multiplier + position * 2 * kWidth;
-        all = MulF(x_scale, ToF(AddI(MulI(LoadI(multipliers), SetI(x.half_sums[r])),
-                                     MulI(LoadI(multipliers + kWidth), SetI(x.half_sums[tile_rows + r])))));
+        all = MulF(x_scale, ToF(AddI(MulI(LoadI(multipliers), SetI(x.sums[r])),
+                                     MulI(LoadI(multipliers + kWidth), SetI(x.sums[kTileRows + r])))));
       } else {
         all = SetF(x.weighted[r]);
       }
@@ -202,7 +215,7 @@ INFINIGEN_INLINE void AddGroup(const TilePosition& x, int64_t tile_rows, const P
 template <class L, int kRows>
 void MultiplyTile(const PackedActivations& x, int64_t tile, const Panel& panel, const Projection& p, int64_t n,
                   int64_t count) {
-  const int64_t groups = p.weight.cols / 32, first = tile * panel.positions, rows = x.tile_rows;
+  const int64_t groups = p.weight.cols / 32, first = tile * panel.positions;
   VF lanes[8][kRows];
   for (int64_t lane = 0; lane < 8; ++lane) {
     VF acc[kRows];
@@ -210,18 +223,18 @@ void MultiplyTile(const PackedActivations& x, int64_t tile, const Panel& panel, 
     const int64_t begin = lane * x.chunks, end = begin + (groups - lane + 7) / 8;
     for (int64_t position = begin; position < end; ++position) {
       const int64_t at = first + position;
-      AddGroup<L, kRows>(
-          {x.codes + at * rows * 64, x.scales + at * rows, x.weighted + at * rows, x.half_sums + at * 2 * rows}, rows,
-          panel, position, acc);
+      AddGroup<L, kRows>({x.codes + at * kTileRows * 64, x.scales + at * kTileRows, x.weighted + at * kTileRows,
+                          x.sums + at * 3 * kTileRows},
+                         panel, position, acc);
     }
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) lanes[lane][r] = acc[r];
   }
-  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * rows); ++r) {
+  for (int64_t r = 0; r < std::min<int64_t>(kRows, x.rows - tile * kTileRows); ++r) {
     const VF low = AddF(AddF(lanes[0][r], lanes[1][r]), AddF(lanes[2][r], lanes[3][r]));
     const VF high = AddF(AddF(lanes[4][r], lanes[5][r]), AddF(lanes[6][r], lanes[7][r]));
     float sums[kWidth];
     StoreF(AddF(low, high), sums);
-    FinishOutputs(p, tile * rows + r, n, count, sums);
+    FinishOutputs(p, tile * kTileRows + r, n, count, sums);
   }
 }
 

@@ -259,8 +259,9 @@ void Pack(const BlockActivations& in, int64_t tile, const PackedActivations& out
       }
       out.scales[position * rows + r] = present ? in.scales[at] : 0;
       out.weighted[position * rows + r] = present ? in.weighted[at] : 0;
-      for (int64_t half = 0; half < 2; ++half)
-        out.half_sums[(position * 2 + half) * rows + r] = present ? in.half_sums[at * 2 + half] : 0;
+      const int32_t first_half = present ? in.half_sums[at * 2] : 0, second = present ? in.half_sums[at * 2 + 1] : 0;
+      int32_t* sums = out.sums + position * 3 * rows + r;
+      sums[0] = first_half, sums[rows] = second, sums[2 * rows] = first_half + second;
     }
   }
 }

@@ -31,10 +31,10 @@ struct PackedActivations {
   int64_t rows = 0;
   int64_t chunks = 0;
   int64_t tile_rows = 0;
-  int8_t* codes = nullptr;       // [tiles][positions][high, low][8 quads][tile_rows][4]
-  float* scales = nullptr;       // [tiles][positions][tile_rows]
-  float* weighted = nullptr;     // [tiles][positions][tile_rows]
-  int32_t* half_sums = nullptr;  // [tiles][positions][2][tile_rows]
+  int8_t* codes = nullptr;    // [tiles][positions][high, low][8 quads][tile_rows][4]
+  float* scales = nullptr;    // [tiles][positions][tile_rows]
+  float* weighted = nullptr;  // [tiles][positions][tile_rows]
+  int32_t* sums = nullptr;    // [tiles][positions][half 0, half 1, both][tile_rows], of the codes
 
   int64_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
 };

@@ -108,7 +108,7 @@ struct BlockPlan {
       take(packed.codes, groups * 64);
       take(packed.scales, groups);
       take(packed.weighted, groups);
-      take(packed.half_sums, groups * 2);
+      take(packed.sums, groups * 3);
     }
     return next - memory;
   }
