@@ -83,26 +83,18 @@ bool Contains(const std::vector<std::string>& sorted, const std::string& path) {
   return std::binary_search(sorted.begin(), sorted.end(), path);
 }
 
-// The shards of a choice with an index; nullopt if the index cannot be read.
-std::optional<std::vector<std::string>> ShardsOf(const std::string& snapshot, const HubChoice& choice) {
-  if (choice.index.empty()) return std::vector<std::string>();
+// All files of the choice; an error if a shard is missing.
+Result<std::vector<std::string>> CompleteFiles(const std::string& snapshot, const HubChoice& choice,
+                                               const std::vector<std::string>& there) {
+  std::vector<std::string> files = choice.files;
+  if (choice.index.empty()) return files;
   const std::string path = snapshot + "/" + choice.index;
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
-  if (error || bytes > kMaxIndexBytes) return std::nullopt;
-  Result<std::vector<std::string>> shards = ParseShardNames(ReadBeginning(path, bytes), path);
-  if (!shards.ok()) return std::nullopt;
-  return std::move(shards).value();
-}
-
-// All files of the choice, if they are there; nullopt if a shard is missing.
-std::optional<std::vector<std::string>> CompleteFiles(const std::string& snapshot, const HubChoice& choice,
-                                                      const std::vector<std::string>& there) {
-  const std::optional<std::vector<std::string>> shards = ShardsOf(snapshot, choice);
-  if (!shards) return std::nullopt;
-  std::vector<std::string> files = choice.files;
-  for (const std::string& shard : *shards) {
-    if (!Contains(there, shard)) return std::nullopt;
+  if (error || bytes > kMaxIndexBytes) return IoError("{}: cannot be read, or too large", path);
+  ASSIGN_OR_RETURN(const std::vector<std::string> shards, ParseShardNames(ReadBeginning(path, bytes), path));
+  for (const std::string& shard : shards) {
+    if (!Contains(there, shard)) return IoError("{}: {} is missing", snapshot, Quoted(shard));
     files.push_back(shard);
   }
   return files;
@@ -169,7 +161,7 @@ class RepositoryLister {
     HubName name = name_;
     name.revision = revisions_.count(commit) != 0 ? revisions_[commit] : commit;
     if (const Result<HubChoice> choice = ChooseFiles(files.there, "", ""); choice.ok() && choice->gguf.empty())
-      if (const auto all = CompleteFiles(snapshot, *choice, files.there))
+      if (const auto all = CompleteFiles(snapshot, *choice, files.there); all.ok())
         models_.push_back(
             {.name = name.Text(), .form = "safetensors", .bytes = SumOfSizes(snapshot, *all), .path = snapshot});
     for (const GgufGroup& group : GroupGgufFiles(files.there)) {
@@ -237,20 +229,20 @@ std::string HubCache::Commit(const HubName& name) const {
   return ReadCommit(Repository(name) + "/refs/" + name.revision);
 }
 
-std::optional<std::string> HubCache::Find(const HubName& name, bool accept_guess, bool needs_tokenizer) const {
+Result<std::string> HubCache::Find(const HubName& name, bool accept_guess, bool needs_tokenizer) const {
   const std::string commit = Commit(name);
-  if (commit.empty()) return std::nullopt;
+  if (commit.empty()) return IoError("{}: revision {} is missing", Repository(name), name.revision);
   const std::string snapshot = Snapshot(name, commit);
   const std::vector<std::string> there = FilesOf(snapshot).there;
-  const Result<HubChoice> choice = ChooseFiles(there, name.wanted, snapshot);
-  if (!choice.ok() || !CompleteFiles(snapshot, *choice, there)) return std::nullopt;
-  if (!choice->gguf.empty()) {
-    if (name.wanted.empty() && !accept_guess) return std::nullopt;
-    return snapshot + "/" + choice->gguf;
+  ASSIGN_OR_RETURN(const HubChoice choice, ChooseFiles(there, name.wanted, snapshot));
+  RETURN_IF_ERROR(CompleteFiles(snapshot, choice, there));
+  if (!choice.gguf.empty()) {
+    if (name.wanted.empty() && !accept_guess) return IoError("{}: the server may have another file", snapshot);
+    return snapshot + "/" + choice.gguf;
   }
   const bool has_tokenizer = std::any_of(std::begin(kTokenizerFiles), std::end(kTokenizerFiles),
                                          [&](const char* file) { return Contains(there, file); });
-  if (needs_tokenizer && !has_tokenizer) return std::nullopt;
+  if (needs_tokenizer && !has_tokenizer) return IoError("{}: the tokenizer is missing", snapshot);
   return snapshot;
 }
 

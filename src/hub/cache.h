@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,10 +44,10 @@ class HubCache {
   // The commit that the cache has for the name's revision; empty if none.
   std::string Commit(const HubName& name) const;
 
-  // A model that is complete in this cache: the path to open, or nullopt. If nothing is wanted by name, GGUF files
-  // count only with `accept_guess`: the server may have a file that would be preferred. `needs_tokenizer`: a directory
-  // without one counts as incomplete.
-  std::optional<std::string> Find(const HubName& name, bool accept_guess, bool needs_tokenizer) const;
+  // A model that is complete in this cache: the path to open. The error says what is missing, and where. If nothing is
+  // wanted by name, GGUF files count only with `accept_guess`: the server may have a file that would be preferred.
+  // `needs_tokenizer`: a directory without one counts as incomplete.
+  Result<std::string> Find(const HubName& name, bool accept_guess, bool needs_tokenizer) const;
 
   // ---- writing ----
 

@@ -186,12 +186,18 @@ class Fetch {
   bool told_ = false;
 };
 
-// Looks in both caches. `accept_guess` as in HubCache::Find.
-std::optional<std::string> FindInCaches(const HubName& name, const HubEnvironment& environment, bool accept_guess) {
-  // Another program may have fetched a part of a repository: without a tokenizer the server is asked for more.
-  const bool needs_tokenizer = !accept_guess;
-  if (auto path = environment.foreign.Find(name, accept_guess, needs_tokenizer)) return path;
-  return environment.own.Find(name, accept_guess, /*needs_tokenizer=*/false);
+// Looks in both caches; the error has the reason of each. `accept_guess` as in HubCache::Find.
+Result<std::string> FindInCaches(const HubName& name, const HubEnvironment& environment, bool accept_guess) {
+  std::string reasons;
+  for (const HubCache* cache : {&environment.foreign, &environment.own}) {
+    if (cache->root().empty()) continue;
+    // Another program may have fetched a part of a repository: without a tokenizer the server is asked for more.
+    const bool needs_tokenizer = cache == &environment.foreign && !accept_guess;
+    Result<std::string> path = cache->Find(name, accept_guess, needs_tokenizer);
+    if (path.ok()) return path;
+    reasons += (reasons.empty() ? "" : "; ") + path.error().message;
+  }
+  return IoError("{}", reasons.empty() ? "there is no cache: HOME is not set" : reasons);
 }
 
 }  // namespace
@@ -218,20 +224,19 @@ Result<HubEnvironment> ReadHubEnvironment(const ReadVariable& variable) {
 }
 
 Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks) {
-  if (auto path = FindInCaches(name, environment, /*accept_guess=*/environment.offline)) return *path;
-  if (environment.offline) {
-    std::string looked;
-    for (const HubCache* cache : {&environment.foreign, &environment.own})
-      if (!cache->root().empty()) looked += (looked.empty() ? "" : ", ") + cache->Repository(name);
-    return IoError("{}: not complete in a cache, and HF_HUB_OFFLINE is set; looked in: {}", name.Text(), looked);
-  }
+  Result<std::string> cached = FindInCaches(name, environment, /*accept_guess=*/environment.offline);
+  if (cached.ok()) return cached;
+  if (environment.offline)
+    return IoError("{}: not complete on this machine, and HF_HUB_OFFLINE is set: {}", name.Text(),
+                   cached.error().message);
   Fetch fetch(name, environment, hooks);
   bool unreachable = false;
   if (const Status listed = fetch.List(&unreachable); !listed.ok()) {
-    const auto path = unreachable && !hooks.Cancelled() ? FindInCaches(name, environment, true) : std::nullopt;
-    if (!path) return listed.error();
-    hooks.Warn(fmt::format("{}; using {}", listed.error().message, *path));
-    return *path;
+    if (!unreachable || hooks.Cancelled()) return listed.error();
+    Result<std::string> guess = FindInCaches(name, environment, /*accept_guess=*/true);
+    if (!guess.ok()) return listed.error();
+    hooks.Warn(fmt::format("{}; using {}", listed.error().message, *guess));
+    return guess;
   }
   return fetch.Run();
 }
