@@ -35,12 +35,12 @@ class Fault:
     """What goes wrong with the next `times` requests whose host and path contain `text`."""
 
     def __init__(self, text, times=1, status=None, headers=None, body=None, cut=None, stall=None, redirect=None,
-                 ignore_range=False, chunked=None, slow=0):
+                 ignore_range=False, chunked=None):
         self.text, self.times, self.status, self.headers, self.body = text, times, status, headers or {}, body
         self.cut = cut  # bytes of the body after which the connection ends
         self.stall = stall  # bytes of the body after which nothing comes until the event `released` of the hub
-        self.redirect, self.ignore_range, self.chunked = redirect, ignore_range, chunked
-        self.slow = slow  # seconds between two pieces
+        self.redirect, self.ignore_range = redirect, ignore_range
+        self.chunked = chunked  # bytes that follow the body, which is sent without its length
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -122,13 +122,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
         end = min(value for value in (fault.cut, fault.stall, len(body)) if value is not None)
-        step = max(end // 8, 1) if fault.slow else max(end, 1)
-        for begin in range(0, end, step):
-            self.wfile.write(body[begin:min(begin + step, end)])
-            self.wfile.flush()
-            self.server.hub.released.wait(fault.slow) if fault.slow else None
+        self.wfile.write(body[:end])
+        self.wfile.flush()
         if fault.stall is not None:
             self.server.hub.released.wait(60)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        pass  # a client that refuses the certificate
 
 
 class Hub:
@@ -144,8 +148,7 @@ class Hub:
         self.cdn_url = f"{scheme}://127.0.0.1:{self.start('cdn', certificate)}"
 
     def start(self, host, certificate):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
+        server = Server(("127.0.0.1", 0), Handler)
         server.hub, server.host = self, host
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -147,14 +147,22 @@ class Download(Case):
         self.assertTrue(all(model["complete"] for model in self.models()))
 
     def test_two_processes_download_once(self):
-        self.hub.faults.append(Fault("cdn/", slow=0.05))
-        both = [self.start_program("inspect", "-m", "hf:org/tiny") for _ in range(2)]
-        for process in both:
-            self.assertEqual(process.wait(timeout=30), 0, process.stderr.read())
-            process.stdout.close()
-            process.stderr.close()
-        self.assertEqual(len([1 for host, _, _ in self.hub.requests if host == "cdn"]), 1)
-        self.assertEqual(read(self.blob(self.tiny["model.safetensors"])), self.tiny["model.safetensors"])
+        weights = self.tiny["model.safetensors"]
+        self.hub.faults.append(Fault("cdn/", stall=100_000))
+        first = self.start_program("inspect", "-m", "hf:org/tiny")
+        self.await_size(self.blob(weights) + ".incomplete", 100_000)
+        second = self.start_program("inspect", "-m", "hf:org/tiny")
+        self.assertIn("downloading", second.stderr.readline())
+        self.assertIn("another process downloads it", second.stderr.readline())
+        self.hub.released.set()  # which ends the connection of the first
+        for process in (first, second):
+            output, errors = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 0, errors)
+            self.assertIn("llama", output)
+        asked = [head.get("Range") for host, _, head in self.hub.requests if host == "cdn"]
+        self.assertEqual(asked, [None, "bytes=100000-"])
+        self.assertEqual(read(self.blob(weights)), weights)
+        self.assertEqual(os.listdir(os.path.dirname(self.blob(weights))).count(blob_name(weights) + ".incomplete"), 0)
 
     def test_a_server_without_ranges_sends_all_again(self):
         self.hub.faults += [Fault("cdn/", cut=100_000), Fault("cdn/", ignore_range=True)]
