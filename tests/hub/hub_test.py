@@ -401,17 +401,21 @@ class ForeignCache(Case):
         names = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json")
         kept = {path: data for path, data in mini.items() if path in names or path.startswith("model-")}
         snapshot = self.fill(kept)
-        self.hub.close()
-        run = self.run_program("generate", "-m", "hf:org/tiny", "-p", "Once", "-n", "2", "--temp", "0", "-c", "700")
-        self.assertEqual(run.returncode, 0, run)
-        self.assertEqual(sorted(os.listdir(snapshot)), sorted(kept), "nothing is written there")
-        self.assertTrue([name for name in os.listdir(self.path("own")) if name.endswith(".skew")])
+        self.assertEqual(self.assert_opens()["name"], "tiny")
+        self.assertFalse(self.hub.requests)
         found = [model for model in self.models() if model["cache"] == "hub"]
         self.assertEqual([(model["name"], model["form"], model["path"], model["bytes"]) for model in found],
                          [("hf:org/tiny", "safetensors", snapshot, sum(map(len, kept.values())))])
         os.remove(os.path.join(snapshot, "model-00002-of-00003.safetensors"))
         self.assert_refused(self.inspect(HF_HUB_OFFLINE="1"), "'model-00002-of-00003.safetensors' is missing")
         self.assertFalse([model for model in self.models() if model["cache"] == "hub"])
+
+    def test_a_skew_goes_to_our_cache(self):
+        snapshot = self.fill(self.tiny)
+        run = self.run_program("calibrate", "-m", "hf:org/tiny", HF_HUB_OFFLINE="1")
+        self.assertEqual(run.returncode, 0, run)
+        self.assertEqual(sorted(os.listdir(snapshot)), sorted(self.tiny), "nothing is written into the hub's cache")
+        self.assertEqual([name.rpartition(".")[2] for name in os.listdir(self.path("own"))], ["skew"])
 
     def test_blobs_of_the_hubs_cache_are_linked(self):
         self.fill({"model.safetensors": self.tiny["model.safetensors"]}, commit_of(self.tiny))
