@@ -48,14 +48,13 @@ bool Sleep(milliseconds duration, const HubHooks& hooks) {
 
 // What a user can do about a reply that is not the file.
 Error StatusError(const HttpHead& head, const HubServer& server, const std::string& what) {
-  const std::string& reason = head.Get("x-error-code");  // "RepoNotFound", "GatedRepo", "EntryNotFound"
-  const std::string& host = server.endpoint.authority;
-  const bool gated = reason == "GatedRepo";
-  const std::string said = fmt::format("{}: {} answered {}", what, host, head.status);
-  if (gated || head.status == 403)
+  const std::string& reason = head.Get("x-error-code");        // "RepoNotFound", "GatedRepo", "EntryNotFound"
+  const bool by_hub = head.host == server.endpoint.authority;  // and not by a host that only keeps files
+  const std::string said = fmt::format("{}: {} answered {}", what, head.host, head.status);
+  if (reason == "GatedRepo" || (head.status == 403 && by_hub))
     return IoError("{}: access is restricted; accept the model's terms on its page, and set HF_TOKEN to a token {}",
                    said, server.token.empty() ? "that may read it" : "that may read it (the present one may not)");
-  if (head.status == 401)
+  if (head.status == 401 && by_hub)
     return IoError("{}: there is no such repository, or it needs a token: check the name, or set HF_TOKEN{}", said,
                    server.token.empty() ? "" : " (the present one was not accepted)");
   if (head.status == 404) return IoError("{}: there is no such repository, revision or file; check the name", said);
@@ -196,7 +195,8 @@ class PartialFile {
       }, named{};
       const bool same = ::fstat(fd_, &ours) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
                         ours.st_ino == named.st_ino && ours.st_dev == named.st_dev;
-      if (same && ::access(blob_.c_str(), F_OK) == 0) {
+      struct stat blob {};
+      if (same && ::stat(blob_.c_str(), &blob) == 0 && static_cast<uint64_t>(blob.st_size) == file_.bytes) {
         ::unlink(path_.c_str());
         return false;
       }
@@ -357,6 +357,7 @@ Status DownloadBlob(const HubServer& server, const std::string& target, const st
                      file.is_sha256() ? "SHA-256" : "SHA-1", file.hash);
     }
     RETURN_IF_ERROR(partial.Restart());
+    best = 0;
     on_bytes(0);
   }
 }

@@ -116,6 +116,8 @@ class Exchange {
         });
       });
       if (failure) return failure;
+      // Bytes that come without a pause never let Await ask.
+      if (get_.cancelled && get_.cancelled()) return Failure(Kind::kCancelled, "{}: cancelled", url_.authority);
       const size_t bytes = piece.size() - body.size;
       if (bytes > 0)
         if (Status taken = get_.on_body({piece.data(), bytes}); !taken.ok())
@@ -219,7 +221,7 @@ std::optional<HttpFailure> RunOne(const HttpGet& get, const Url& url, std::optio
   Exchange exchange(get, url);
   if (auto failure = exchange.Connect()) return failure;
   if (auto failure = exchange.Send(url.SameOrigin(get.url) ? get.token : "")) return failure;
-  HttpHead head;
+  HttpHead head{.host = url.authority};
   if (auto failure = exchange.ReadHead(&head)) return failure;
   const std::string& location = head.Get("location");
   const bool redirect = IsRedirect(head.status) && !location.empty();

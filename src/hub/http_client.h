@@ -19,6 +19,7 @@
 namespace infinigen {
 
 struct HttpHead {
+  std::string host;  // and port, of the server that replied
   int status = 0;
   std::map<std::string, std::string> fields;  // by lower-case name; of repeated ones, the first
 

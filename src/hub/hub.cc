@@ -83,11 +83,14 @@ class Fetch {
     fs::create_directories(own().Repository(name_) + "/blobs", error);
     if (error) return IoError("{}: cannot create: {}", own().Repository(name_), error.message());
 
-    RETURN_IF_ERROR(Add(choice.files));
+    // The index comes before everything else, because it says which shards there are. From then on all is known.
+    std::vector<std::string> shards;
     if (!choice.index.empty()) {
-      RETURN_IF_ERROR(Complete());  // the index says which shards there are
-      RETURN_IF_ERROR(AddShards(choice.index));
+      ASSIGN_OR_RETURN(shards, FetchShardNames(choice.index));
     }
+    RETURN_IF_ERROR(Add(choice.files));
+    RETURN_IF_ERROR(Add(shards));
+    RETURN_IF_ERROR(CheckRoom());
     // The first download of a revision sets its reference at once, so that `infinigen models` can name it. Otherwise
     // the reference leads to the complete older commit until the new one is complete.
     if (own().Commit(name_).empty()) RETURN_IF_ERROR(own().SetCommit(name_, listing_.commit));
@@ -125,21 +128,19 @@ class Fetch {
     return Ok();
   }
 
-  Status AddShards(const std::string& index) {
-    const std::string path = own().Snapshot(name_, listing_.commit) + "/" + index;
+  Result<std::vector<std::string>> FetchShardNames(const std::string& index) {
     if (const HubFile* file = listing_.Find(index); file->bytes > kMaxIndexBytes)
       return Invalid("{}: {} has {}, more than is supported", name_.repository(), index, FormatSize(file->bytes));
-    std::ifstream stream(path, std::ios::binary);
+    RETURN_IF_ERROR(Add({index}));
+    RETURN_IF_ERROR(Complete());
+    done_bytes_ = total_bytes_ = 0;  // it is counted again with the other files
+    std::ifstream stream(own().Snapshot(name_, listing_.commit) + "/" + index, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-    ASSIGN_OR_RETURN(const std::vector<std::string> shards,
-                     ParseShardNames(text, fmt::format("{}: {}", name_.repository(), index)));
-    return Add(shards);
+    return ParseShardNames(text, fmt::format("{}: {}", name_.repository(), index));
   }
 
   // Downloads what is missing.
   Status Complete() {
-    if (missing_.empty()) return Ok();
-    RETURN_IF_ERROR(CheckRoom());
     for (const HubFile* file : missing_) {
       const std::string target = Prefix() + fmt::format("/{}/resolve/{}/{}", name_.repository(), listing_.commit,
                                                         PercentEncode(file->path, /*keep_slash=*/true));
@@ -156,7 +157,9 @@ class Fetch {
     return Ok();
   }
 
-  Status CheckRoom() {
+  // Announces the download, unless the disk is too small for it.
+  Status CheckRoom() const {
+    if (missing_.empty()) return Ok();
     uint64_t needed = 0;
     for (const HubFile* file : missing_)
       needed += file->bytes - std::min(file->bytes, PartialBytes(own().Blob(name_, file->hash)));
@@ -167,8 +170,7 @@ class Fetch {
     if (needed + kSpareDiskBytes > room)
       return Exhausted("{}: {} are missing, and {} has only {} free; set INFINIGEN_CACHE to a larger disk",
                        name_.repository(), FormatSize(needed), own().root(), FormatSize(room));
-    if (!std::exchange(told_, true))
-      hooks_.Notice(fmt::format("downloading {} ({}) to {}", name_.Text(), FormatSize(needed), own().root()));
+    hooks_.Notice(fmt::format("downloading {} ({}) to {}", name_.Text(), FormatSize(needed), own().root()));
     return Ok();
   }
 
@@ -183,7 +185,6 @@ class Fetch {
   HubListing listing_;
   std::vector<const HubFile*> missing_;  // in listing_, in the order of download
   uint64_t done_bytes_ = 0, total_bytes_ = 0;
-  bool told_ = false;
 };
 
 // Looks in both caches; the error has the reason of each. `accept_guess` as in HubCache::Find.

@@ -34,8 +34,7 @@ Result<HubFile> ReadFile(const nlohmann::json& entry, const std::string& where) 
     file.hash = inner.RequiredString("sha256");
     const std::optional<int64_t> large_size = inner.Integer("size", 0, kMaxFileBytes);
     RETURN_IF_ERROR(inner.status());
-    if (!large_size || (size && *size != *large_size))
-      return Invalid("{}: {} has no size, or two different ones", where, Quoted(file.path));
+    if (!large_size) return Invalid("{}: {} has no size", where, Quoted(file.path));
     file.bytes = static_cast<uint64_t>(*large_size);
   }
   if (!IsHex(file.hash, large == nullptr ? 40 : 64))

@@ -35,10 +35,11 @@ class Fault:
     """What goes wrong with the next `times` requests whose host and path contain `text`."""
 
     def __init__(self, text, times=1, status=None, headers=None, body=None, cut=None, stall=None, redirect=None,
-                 ignore_range=False, chunked=None):
+                 ignore_range=False, chunked=None, drip=False):
         self.text, self.times, self.status, self.headers, self.body = text, times, status, headers or {}, body
         self.cut = cut  # bytes of the body after which the connection ends
         self.stall = stall  # bytes of the body after which nothing comes until the event `released` of the hub
+        self.drip = drip  # with stall: bytes come one by one instead of none
         self.redirect, self.ignore_range = redirect, ignore_range
         self.chunked = chunked  # bytes that follow the body, which is sent without its length
 
@@ -124,8 +125,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         end = min(value for value in (fault.cut, fault.stall, len(body)) if value is not None)
         self.wfile.write(body[:end])
         self.wfile.flush()
-        if fault.stall is not None:
+        if fault.stall is not None and not fault.drip:
             self.server.hub.released.wait(60)
+        while fault.drip and end < len(body) and not self.server.hub.released.wait(0.002):
+            self.wfile.write(body[end:end + 1])
+            end += 1
 
 
 class Server(http.server.ThreadingHTTPServer):

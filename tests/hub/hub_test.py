@@ -113,9 +113,9 @@ class Download(Case):
         self.assertEqual(len(self.hub.paths("/api/models/")), 1)
         self.assertFalse(self.hub.paths("README.md") + self.hub.paths("train_log") + self.hub.paths("skew"))
         self.assertFalse([name for name in os.listdir(self.repository("InfiniGen/mini") + "/blobs") if "incomplete" in name])
-        # Small files first: complete weights imply that all is there.
+        # The index, then small files: complete weights imply that all is there.
         asked = [path.rpartition("/")[2] for path in self.hub.paths("/resolve/")]
-        self.assertEqual(asked[0], "config.json")
+        self.assertEqual(asked[0], "model.safetensors.index.json")
         self.assertLess(asked.index("tokenizer.json"), asked.index("model-00001-of-00003.safetensors"))
 
         before = len(self.hub.requests)
@@ -129,8 +129,8 @@ class Download(Case):
 
     def test_killed_and_interrupted_processes_are_continued(self):
         weights = self.tiny["model.safetensors"]
-        for signal_sent, code, at in ((signal.SIGKILL, -signal.SIGKILL, 70_000), (signal.SIGINT, 130, 140_000)):
-            self.hub.faults.append(Fault("cdn/", stall=at - (0 if code < 0 else 70_000)))
+        for signal_sent, code, begin, at in ((signal.SIGKILL, -signal.SIGKILL, 0, 70_000), (signal.SIGINT, 130, 70_000, 140_000)):
+            self.hub.faults.append(Fault("cdn/", stall=at - begin))
             process = self.start_program("generate", "--prompt-ids", "1", "-n", "1", "-m", "hf:org/tiny")
             self.await_size(self.blob(weights) + ".incomplete", at)
             process.send_signal(signal_sent)
@@ -145,6 +145,18 @@ class Download(Case):
         self.assertEqual([head["Range"] for host, _, head in self.hub.requests if host == "cdn"], ["bytes=140000-"])
         self.assertEqual(read(self.blob(weights)), weights)
         self.assertTrue(all(model["complete"] for model in self.models()))
+
+    def test_interrupted_while_bytes_come(self):
+        weights = self.tiny["model.safetensors"]
+        self.hub.faults.append(Fault("cdn/", stall=1000, drip=True))
+        process = self.start_program("generate", "--prompt-ids", "1", "-n", "1", "-m", "hf:org/tiny")
+        self.await_size(self.blob(weights) + ".incomplete", 1005)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, errors)
+        kept = read(self.blob(weights) + ".incomplete")
+        self.assertEqual(kept, weights[:len(kept)])
+        self.assert_opens()
 
     def test_two_processes_download_once(self):
         weights = self.tiny["model.safetensors"]
@@ -213,6 +225,27 @@ class Download(Case):
         self.hub.change_listing = huge
         self.assert_refused(self.inspect(), "512.0 TiB", "free", "INFINIGEN_CACHE")
         self.assertFalse(self.hub.paths("/resolve/"))
+
+    def test_the_library_reports_and_cancels(self):
+        code = """
+import ctypes, sys
+Said, Progress, Cancelled = (ctypes.CFUNCTYPE(*types) for types in ((None, ctypes.c_void_p, ctypes.c_char_p),
+    (None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), (ctypes.c_bool, ctypes.c_void_p)))
+class Callbacks(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("context", ctypes.c_void_p), ("warning", Said), ("notice", Said), ("progress", Progress),
+                ("cancelled", Cancelled)]
+lib, model, seen = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p(), [(0, 0)]
+for stop in (True, False):
+    callbacks = Callbacks(ctypes.sizeof(Callbacks), None, Said(lambda c, t: print("warning", t)), Said(lambda c, t: print("notice", t.decode())),
+                          Progress(lambda c, done, total: seen.append((done, total))), Cancelled(lambda c: stop))
+    status = lib.infinigen_model_open_with_callbacks(b"hf:org/tiny", ctypes.byref(callbacks), ctypes.byref(model))
+    print("status", status)
+print("progress", *seen[-1], all(a[0] <= b[0] for a, b in zip(seen, seen[1:])))
+"""
+        run = subprocess.run([sys.executable, "-c", code, LIBRARY], capture_output=True, text=True, env=self.env)
+        self.assertEqual(run.returncode, 0, run)
+        total = sum(len(self.tiny[name]) for name in ("config.json", "generation_config.json", "model.safetensors"))
+        self.assertRegex(run.stdout, f"^status [1-9]\\d*\nnotice downloading hf:org/tiny .*\nstatus 0\nprogress {total} {total} True\n$")
 
     def test_the_library_opens_names(self):
         code = ("import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); model = ctypes.c_void_p();"

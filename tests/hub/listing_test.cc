@@ -56,7 +56,7 @@ TEST(HubListing, RefusesWhatIsWrong) {
   ExpectRefused(Parse(Small("a", "-1")), "size");
   ExpectRefused(Parse(Small("a", "null")), "no size");
   ExpectRefused(Parse(Small("a", "2e30")), "size");
-  ExpectRefused(Parse(Large("a", "7", "8")), "two different");
+  ExpectRefused(Parse(Large("a", "7", "null")), "no size");
   ExpectRefused(Parse(R"({"rfilename": "a", "size": 1, "blobId": "../../x"})"), "hash");
   ExpectRefused(Parse(R"({"rfilename": "a", "size": 1})"), "blobId");
   ExpectRefused(Parse(R"({"size": 1})"), "rfilename");
