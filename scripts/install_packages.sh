@@ -5,7 +5,7 @@
 set -euo pipefail
 
 BUILD=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
-       libedit-dev libxxhash-dev libboost1.81-dev libssl-dev)
+       libedit-dev libxxhash-dev libboost1.81-dev libssl-dev ca-certificates)
 TEST=(libgtest-dev libgmock-dev libopenblas-dev clang lld libclang-rt-14-dev clang-format clang-tidy ccache python3 python3-pip)
 
 wanted=("${BUILD[@]}")

@@ -46,10 +46,11 @@ class INFINIGEN_API Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// Called while an engine starts, on the caller's thread. Each may be empty. They must not call back into the library.
+// Called while an engine starts or a model is downloaded, on the caller's thread. Each may be empty. They must not call
+// back into the library.
 struct Callbacks {
   std::function<void(std::string_view message)> on_warning;  // one sentence
-  std::function<void(std::string_view message)> on_notice;   // before long work: "calibrating … (once per model)"
+  std::function<void(std::string_view message)> on_notice;   // before long work: "calibrating …", "downloading …"
   std::function<void(int64_t done, int64_t total)> on_progress;
   std::function<bool()> cancelled;  // asked during long work; returning true makes the start fail with an Error
 };
@@ -72,8 +73,10 @@ struct ModelInfo {
 class INFINIGEN_API Model {
  public:
   // Opens a GGUF file or a model directory in Hugging Face layout. Empty path: the small model that comes with
-  // InfiniGen.
+  // InfiniGen. "hf:ORG/NAME[:FILE or quantisation]": a model of a hub, downloaded if no cache has it (docs/hub.md);
+  // `callbacks` report and cancel the download, in bytes.
   static Model Open(const std::string& path = {});
+  static Model Open(const std::string& path, const Callbacks& callbacks);
   ~Model();
   Model(const Model&);
   Model& operator=(const Model&);

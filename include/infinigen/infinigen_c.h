@@ -48,9 +48,23 @@ INFINIGEN_C_API const char* infinigen_last_error(void);
 
 /* ---- models ---- */
 
+/* Called on the thread that starts an engine or downloads a model, with this `context`. Each function may be NULL. */
+typedef struct infinigen_callbacks {
+  size_t size;
+  void* context;
+  void (*on_warning)(void* context, const char* message);
+  void (*on_notice)(void* context, const char* message);
+  void (*on_progress)(void* context, int64_t done, int64_t total);
+  bool (*cancelled)(void* context);
+} infinigen_callbacks;
+
 /* A GGUF file or a model directory in Hugging Face layout. path NULL or "": the small model that comes with InfiniGen.
- */
+ * "hf:ORG/NAME[:FILE or quantisation]": a model of a hub, downloaded if no cache has it; callbacks (may be NULL) report
+ * and cancel the download, in bytes. */
 INFINIGEN_C_API infinigen_status infinigen_model_open(const char* path, infinigen_model** model);
+INFINIGEN_C_API infinigen_status infinigen_model_open_with_callbacks(const char* path,
+                                                                     const infinigen_callbacks* callbacks,
+                                                                     infinigen_model** model);
 INFINIGEN_C_API void infinigen_model_free(infinigen_model* model);
 
 typedef struct infinigen_model_info {
@@ -105,16 +119,6 @@ INFINIGEN_C_API infinigen_status infinigen_make_plan(const infinigen_model* mode
                                                      infinigen_plan* plan, char* text, size_t room, size_t* length);
 
 /* ---- engines ---- */
-
-/* Called on the thread that starts the engine, with this `context`. Each function may be NULL. */
-typedef struct infinigen_callbacks {
-  size_t size;
-  void* context;
-  void (*on_warning)(void* context, const char* message);
-  void (*on_notice)(void* context, const char* message);
-  void (*on_progress)(void* context, int64_t done, int64_t total);
-  bool (*cancelled)(void* context);
-} infinigen_callbacks;
 
 /* options and callbacks may be NULL. */
 INFINIGEN_C_API infinigen_status infinigen_engine_start(const infinigen_model* model, const infinigen_options* options,

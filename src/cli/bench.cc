@@ -218,7 +218,7 @@ Result<int> RunAll(const BenchFlags& flags) {
     const WeightType type = WeightTypeNamed(flags.weight_type.empty() ? flags.dtype : flags.weight_type).value();
     ASSIGN_OR_RETURN(model, RandomModel(flags.shape, type, device.threads));
   } else {
-    ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+    ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
     ASSIGN_OR_RETURN(model, OpenModel(directory));
   }
   std::vector<int64_t> depths = flags.depths.empty() ? std::vector<int64_t>{flags.prompt} : flags.depths;

@@ -80,7 +80,7 @@ std::string CalibrationLines(const Calibration& made) {
 
 Result<int> CalibrateCommand(const CalibrateFlags& flags) {
   ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   std::optional<NamedText> given;
   if (!flags.file.empty()) {

@@ -193,7 +193,7 @@ std::string Greeting(const Model& model, const ExecutorOptions& options) {
 Result<int> Talk(const ChatFlags& flags) {
   ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
   if (model->tokenizer == nullptr)
     return Invalid(

@@ -17,5 +17,6 @@ int RunCalibrate(Arguments arguments);
 int RunQuantize(Arguments arguments);
 int RunInspect(Arguments arguments);
 int RunTokenize(Arguments arguments);
+int RunModels(Arguments arguments);
 
 }  // namespace infinigen

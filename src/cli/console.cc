@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/size.h"
+
 namespace infinigen {
 namespace {
 
@@ -34,6 +36,11 @@ void Install(int signal, bool once) {
 constexpr std::chrono::milliseconds kFirstDrawn{1000};
 constexpr std::chrono::milliseconds kRedrawn{100};
 constexpr int kBarCells = 24;
+
+std::string Bar(double fraction) {
+  const int filled = std::clamp(static_cast<int>(fraction * kBarCells), 0, kBarCells);
+  return std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kBarCells - filled), '-');
+}
 
 }  // namespace
 
@@ -94,12 +101,21 @@ bool TakeInterrupt() {
 
 bool Terminated() { return terminated != 0; }
 
+std::string DownloadLine(uint64_t done, uint64_t total, double rate) {
+  const double fraction = total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total);
+  std::string line = fmt::format("downloading {:3.0f} % [{}] {} of {}", std::floor(fraction * 100), Bar(fraction),
+                                 FormatSize(done), FormatSize(total));
+  if (rate >= 1) {
+    const int64_t left = std::llround(static_cast<double>(total - done) / rate);
+    line += fmt::format("  {}/s  ETA {}:{:02}", FormatSize(static_cast<uint64_t>(rate)), left / 60, left % 60);
+  }
+  return line;
+}
+
 std::string ProgressLine(double fraction, int64_t tokens, double elapsed_s) {
-  const int filled = std::clamp(static_cast<int>(fraction * kBarCells), 0, kBarCells);
-  const std::string bar(static_cast<size_t>(filled), '#'), rest(static_cast<size_t>(kBarCells - filled), '-');
   const double rate = fraction * static_cast<double>(tokens) / elapsed_s;
   std::string line =
-      fmt::format("prefill {:3.0f} % [{}{}] {} tokens  {:.0f} tok/s", fraction * 100, bar, rest, tokens, rate);
+      fmt::format("prefill {:3.0f} % [{}] {} tokens  {:.0f} tok/s", fraction * 100, Bar(fraction), tokens, rate);
   if (fraction > 0) {
     const int64_t left = std::llround(elapsed_s / fraction * (1 - fraction));
     line += fmt::format("  ETA {}:{:02}", left / 60, left % 60);
@@ -124,6 +140,7 @@ Callbacks Terminal::callbacks() {
           .on_progress =
               [this](const WorkProgress& progress) {
                 if (progress.kind == WorkKind::kPrefill) return ShowPrefill(progress);
+                if (progress.kind == WorkKind::kDownload) return ShowDownload(progress);
                 if (progress.done == progress.total) return Erase();
                 Draw(fmt::format("calibrating: {} %", 100 * progress.done / progress.total));
               },
@@ -142,6 +159,22 @@ void Terminal::ShowPrefill(const WorkProgress& progress) {
   if (now - start_ < kFirstDrawn || now - last_drawn_ < kRedrawn) return;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   Draw(ProgressLine(static_cast<double>(units_done_) / static_cast<double>(units_), tokens_, elapsed));
+  last_drawn_ = now;
+}
+
+void Terminal::ShowDownload(const WorkProgress& progress) {
+  if (progress.done >= progress.total) return Erase();
+  const Clock::time_point now = Clock::now();
+  if (now - last_drawn_ < kRedrawn) return;
+  // The rate counts from the first report: bytes of an earlier run are read from the disk.
+  if (!drawn_) {
+    start_ = now;
+    first_bytes_ = progress.done;
+  }
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const auto arrived = static_cast<double>(progress.done - first_bytes_);
+  Draw(DownloadLine(static_cast<uint64_t>(progress.done), static_cast<uint64_t>(progress.total),
+                    elapsed > 0 ? std::max(arrived / elapsed, 0.0) : 0));
   last_drawn_ = now;
 }
 

@@ -63,6 +63,9 @@ class Output {
 // "prefill  42 % [########------------] 5000 tokens  1234 tok/s  ETA 0:07". `tokens` is the total; elapsed_s > 0,
 // 0 ≤ fraction ≤ 1.
 std::string ProgressLine(double fraction, int64_t tokens, double elapsed_s);
+// "downloading  42 % [########------------] 1.9 GiB of 4.6 GiB  35.1 MiB/s  ETA 1:18". `rate`: bytes per second; below
+// 1, rate and time are left out. done ≤ total.
+std::string DownloadLine(uint64_t done, uint64_t total, double rate);
 
 // Shows what runtime and eval report through callbacks (runtime/callbacks.h). Warnings and notices are always printed;
 // a progress bar and a status line only if stderr is a terminal. Ctrl-C cancels the work.
@@ -82,6 +85,7 @@ class Terminal {
   using Clock = std::chrono::steady_clock;
 
   void ShowPrefill(const WorkProgress& progress);
+  void ShowDownload(const WorkProgress& progress);
   void Draw(std::string_view text);
 
   const bool terminal_;
@@ -89,6 +93,7 @@ class Terminal {
   // Sums over all prefills that run together. The bar appears after a second.
   int64_t units_ = 0, units_done_ = 0, tokens_ = 0;
   Clock::time_point start_ = Clock::now(), last_drawn_{};
+  int64_t first_bytes_ = 0;  // of a download: done when the bar appeared
 };
 
 // ---- Ctrl-C and SIGTERM ----

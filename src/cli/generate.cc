@@ -214,7 +214,7 @@ Result<int> RunJobs(const GenerateFlags& flags, const Model& model, Executor& ex
 Result<int> Generate(const GenerateFlags& flags, bool has_prompt) {
   ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   const SamplingOptions sampling = ResolveSampling(flags.sampling);
   std::vector<PromptSpec> prompts;
   if (has_prompt) {

@@ -186,7 +186,7 @@ std::string InspectText(const Inspection& model, bool tensors) {
 }
 
 Result<int> Inspect(const std::string& name, bool tensors, bool json) {
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(name));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(name));
   ASSIGN_OR_RETURN(const Inspection model, InspectModel(directory));
   Output output;
   output.Write(json ? Dump(InspectJson(model, tensors)) : InspectText(model, tensors));

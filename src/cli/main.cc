@@ -22,7 +22,7 @@ struct Command {
   std::string_view summary;
 };
 
-constexpr std::array<Command, 9> kCommands = {{
+constexpr std::array<Command, 10> kCommands = {{
     {"generate", RunGenerate, "generate text from one or many prompts"},
     {"chat", RunChat, "chat with a model in the terminal"},
     {"serve", RunServe, "run an OpenAI-compatible HTTP server with a web page"},
@@ -30,6 +30,7 @@ constexpr std::array<Command, 9> kCommands = {{
     {"eval", RunEval, "measure quality: perplexity, facts found in long text, multiple-choice questions"},
     {"calibrate", RunCalibrate, "compute a model's skew file, which --kv infinigen needs (automatic on first use)"},
     {"quantize", RunQuantize, "write a model as a GGUF file with smaller weights"},
+    {"models", RunModels, "list the models on this machine: built-in, downloaded, in the hub's cache"},
     {"inspect", RunInspect, "show a model's configuration, tensors and tokenizer"},
     {"tokenize", RunTokenize, "convert text to token ids, or back"},
 }};

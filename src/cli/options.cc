@@ -15,8 +15,13 @@ namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model) {
   flags.Text("-m,--model", model, "PATH",
-             "GGUF file, or model directory in Hugging Face layout: config.json, *.safetensors (default: the built-in "
-             "infinigen-mini)");
+             "GGUF file, model directory in Hugging Face layout (config.json, *.safetensors), or hf:ORG/NAME[:FILE or "
+             "quantisation] to download (default: the built-in infinigen-mini)");
+}
+
+Result<std::string> FindModelHere(const std::string& name) {
+  Terminal terminal;
+  return FindModel(name, terminal.callbacks());
 }
 
 void AddDeviceFlags(Flags& flags, DeviceRequest* device) {

@@ -19,6 +19,8 @@
 namespace infinigen {
 
 void AddModelFlag(Flags& flags, std::string* model);
+// FindModel (runtime/model.h) with a progress bar for a download; Ctrl-C cancels it.
+Result<std::string> FindModelHere(const std::string& name);
 
 void AddDeviceFlags(Flags& flags, DeviceRequest* device);
 

@@ -56,7 +56,8 @@ int RunQuantize(Arguments arguments) {
   Flags flags("quantize", "Write a model as a GGUF file with smaller weights, which this program and llama.cpp open.");
   flags.Group("Model");
   flags.Text("-m,--model", &values.model, "PATH",
-             "GGUF file, model directory in Hugging Face layout, or shape:NAME for random weights in the shape of a "
+             "GGUF file, model directory in Hugging Face layout, hf:ORG/NAME[:FILE], or shape:NAME for random weights "
+             "in the shape of a "
              "published model (default: the built-in infinigen-mini)");
   flags.Group("Output");
   flags.Text("-o,--output", &values.output, "FILE", "the GGUF file to write; it appears when it is complete");

@@ -196,7 +196,7 @@ Result<int> Serve(const ServeFlags& flags) {
   ASSIGN_OR_RETURN(AccessOptions access, ResolveAccess(flags));
   ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 
   RaiseFileLimit();

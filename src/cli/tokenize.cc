@@ -31,7 +31,7 @@ nlohmann::ordered_json TokensJson(const Tokenizer& tokenizer, const std::vector<
 }
 
 Result<int> Tokenize(const TokenizeFlags& flags) {
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(flags.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, OpenTokenizer(directory));
   Output output;
   if (flags.input.has_ids) {

@@ -13,7 +13,7 @@ std::string_view Name(Against against) { return against == Against::kCpu ? "cpu"
 
 Result<EvalSession> EvalSession::Open(EvalRequest request) {
   EvalSession session(std::move(request));
-  ASSIGN_OR_RETURN(const std::string directory, FindModel(session.request_.model));
+  ASSIGN_OR_RETURN(const std::string directory, FindModel(session.request_.model, session.callbacks()));
   ASSIGN_OR_RETURN(session.model_, OpenModel(directory));
   if (session.model_->tokenizer == nullptr)
     return Invalid("{}: the model's directory has no tokenizer, and an evaluation needs one", directory);

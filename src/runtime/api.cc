@@ -147,9 +147,11 @@ Model& Model::operator=(const Model&) = default;
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 
-Model Model::Open(const std::string& path) {
+Model Model::Open(const std::string& path) { return Open(path, Callbacks()); }
+
+Model Model::Open(const std::string& path, const Callbacks& callbacks) {
   auto impl = std::make_shared<Impl>();
-  impl->model = Take(OpenModel(Take(FindModel(path))));
+  impl->model = Take(OpenModel(Take(FindModel(path, Inner(callbacks)))));
   if (impl->model->tokenizer == nullptr) {
     impl->chat_refusal = fmt::format("{} has no tokenizer", impl->model->config.name);
   } else if (Result<ChatPrompt> chat = ChatPrompt::Make(*impl->model->tokenizer); chat.ok()) {

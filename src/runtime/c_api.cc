@@ -169,9 +169,13 @@ const char* infinigen_version(void) { return v1::Version(); }
 const char* infinigen_last_error(void) { return last_error.c_str(); }
 
 infinigen_status infinigen_model_open(const char* path, infinigen_model** model) {
+  return infinigen_model_open_with_callbacks(path, nullptr, model);
+}
+infinigen_status infinigen_model_open_with_callbacks(const char* path, const infinigen_callbacks* callbacks,
+                                                     infinigen_model** model) {
   return Guard([&] {
     Given(model, "model") = nullptr;
-    v1::Model opened = v1::Model::Open(path == nullptr ? "" : path);
+    v1::Model opened = v1::Model::Open(path == nullptr ? "" : path, CallbacksOf(callbacks));
     v1::ModelInfo info = opened.info();
     *model = new infinigen_model{std::move(opened), std::move(info)};
   });

@@ -9,18 +9,19 @@
 
 namespace infinigen {
 
-enum class WorkKind : uint8_t { kCalibration, kPrefill };
+enum class WorkKind : uint8_t { kCalibration, kPrefill, kDownload };
 
 struct WorkProgress {
   WorkKind kind = WorkKind::kPrefill;
-  int64_t done = 0, total = 0;  // units of work
-  int64_t tokens = 0;           // tokens that all units together process
+  int64_t done = 0, total = 0;  // units of work; of a download: bytes
+  int64_t tokens = 0;           // tokens that all units together process; of a download: 0
 };
 
 struct Callbacks {
   // One sentence without a line end.
   std::function<void(std::string_view message)> on_warning;
-  // Long work begins that the caller did not request by name: "calibrating NAME on TEXT (once per model)".
+  // Long work begins that the caller did not request by name: "calibrating NAME on TEXT (once per model)",
+  // "downloading hf:ORG/NAME (1.2 GiB) to DIRECTORY".
   std::function<void(std::string_view message)> on_notice;
   // Progress of a long evaluation in words. Each text replaces the one before; an empty text removes it.
   std::function<void(std::string_view text)> on_status;

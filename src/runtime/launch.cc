@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "hub/cache.h"
 #include "kv/skew.h"
 #include "loader/gguf_source.h"
 #include "model/calibrate.h"
@@ -121,19 +122,8 @@ SkewShape ShapeOf(const ModelConfig& config) {
 }
 
 std::string CachedSkewPath(const ModelIdentity& model) {
-  using Path = std::filesystem::path;
-  const auto environment = [](const char* name) {
-    const char* value = std::getenv(name);
-    return Path(value == nullptr ? "" : value);
-  };
-  Path cache = environment("XDG_CACHE_HOME");
-  // The XDG specification says to ignore a relative XDG_CACHE_HOME.
-  if (!cache.is_absolute()) {
-    cache = environment("HOME");
-    if (!cache.is_absolute()) return {};
-    cache /= ".cache";
-  }
-  return (cache / "infinigen" / (model.Hex() + ".skew")).string();
+  const std::string cache = OwnCacheDirectory();
+  return cache.empty() ? "" : fmt::format("{}/{}.skew", cache, model.Hex());
 }
 
 Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given) {
@@ -173,7 +163,9 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
 
 Result<std::string> SaveSkew(const Skew& skew, const std::string& path) {
   const std::string beside = BesideModel(path);
-  const Status written = WriteSkew(skew, beside);
+  // A snapshot holds what its commit has, and may belong to another program.
+  const Status written =
+      IsInSnapshot(path) ? IoError("{}: not written into a cache of downloads", beside) : WriteSkew(skew, beside);
   if (written.ok()) return beside;
   // A file in the model's directory hides the one in the cache, so saving to the cache would have no effect.
   if (std::filesystem::exists(beside))

@@ -49,11 +49,11 @@ Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optio
 Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, const DeviceChoice& device,
                             int64_t positions, const Callbacks& callbacks);
 
-// $XDG_CACHE_HOME/infinigen/<identity>.skew; empty if neither that variable nor HOME is an absolute path.
+// <identity>.skew in OwnCacheDirectory() (hub/cache.h); empty if there is no such directory.
 std::string CachedSkewPath(const ModelIdentity& model);
 
-// Saves in the model's directory or beside its GGUF file, or if that fails in the user's cache. Returns the path, or an
-// error that names both. `path` is the model's.
+// Saves in the model's directory or beside its GGUF file, or if that fails, or the model is in a cache of downloads, in
+// the user's cache. Returns the path, or an error that names both. `path` is the model's.
 Result<std::string> SaveSkew(const Skew& skew, const std::string& path);
 
 }  // namespace infinigen

@@ -16,6 +16,7 @@
 #include "base/machine.h"
 #include "base/size.h"
 #include "base/utf8.h"
+#include "hub/hub.h"
 #include "loader/gguf_source.h"
 #include "model/gguf_config.h"
 #include "runtime/gguf_tokenizer.h"
@@ -84,6 +85,37 @@ Status ReadGgufModel(const GgufSource& source, ModelConfig& config, std::unique_
   return Ok();
 }
 
+Result<std::string> FindHubModel(const std::string& text, const Callbacks& callbacks) {
+  ASSIGN_OR_RETURN(const HubName name, ParseHubName(text));
+  ASSIGN_OR_RETURN(const HubEnvironment environment, ReadHubEnvironment());
+  const HubHooks hooks{.warn = callbacks.on_warning,
+                       .notice = callbacks.on_notice,
+                       .progress =
+                           [&](uint64_t done, uint64_t total) {
+                             callbacks.Progress({.kind = WorkKind::kDownload,
+                                                 .done = static_cast<int64_t>(done),
+                                                 .total = static_cast<int64_t>(total)});
+                           },
+                       .cancelled = callbacks.cancelled};
+  return ResolveHubModel(name, environment, hooks);
+}
+
+uint64_t BytesOfFiles(const std::string& directory) {
+  uint64_t bytes = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored)) bytes += entry->file_size(ignored);
+  }
+  return bytes;
+}
+
+// A snapshot's directory is named after a commit, so the model gets the repository's name.
+void NameAfterRepository(const std::string& path, ModelConfig& config) {
+  if (std::string name = NameOfSnapshot(path); !name.empty()) config.name = std::move(name);
+}
+
 InspectedEntry InspectEntry(const GgufEntry& entry) {
   const GgufValue& value = entry.value;
   const bool is_array = value.type == GgufValueType::kArray;
@@ -129,7 +161,8 @@ Result<std::string> FindBuiltIn(const std::vector<std::string>& directories) {
                  fmt::format("{}", fmt::join(directories, ", ")));
 }
 
-Result<std::string> FindModel(const std::string& name) {
+Result<std::string> FindModel(const std::string& name, const Callbacks& callbacks) {
+  if (IsHubName(name)) return FindHubModel(name, callbacks);
   if (name.empty()) {
     const std::string data_home = Environment("XDG_DATA_HOME"), home = Environment("HOME");
     std::error_code error;  // leaves the path empty
@@ -142,7 +175,7 @@ Result<std::string> FindModel(const std::string& name) {
   }
   struct stat info {};
   if (::stat(name.c_str(), &info) != 0)
-    return IoError("{}: no such model: {}; pass a directory with config.json, or a GGUF file", name,
+    return IoError("{}: no such model: {}; pass a directory with config.json, a GGUF file, or hf:ORG/NAME", name,
                    std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return ModelInDirectory(name);
   if (LooksLikeGguf(name)) return name;
@@ -176,6 +209,7 @@ Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
     ASSIGN_OR_RETURN(model->weights, LoadWeights(std::move(source), model->config));
   } else {
     ASSIGN_OR_RETURN(model->config, LoadModelConfig(path));
+    NameAfterRepository(path, model->config);
     ASSIGN_OR_RETURN(model->weights, LoadWeights(path, model->config));
     if (!TokenizerFile(path).empty()) {
       ASSIGN_OR_RETURN(model->tokenizer, Tokenizer::Load(path));
@@ -229,6 +263,37 @@ Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer) {
   return std::vector<int32_t>(with.begin(), text);
 }
 
+std::vector<std::string> ModelCaches() {
+  std::vector<std::string> directories;
+  if (std::string foreign = ForeignCacheDirectory(); !foreign.empty()) directories.push_back(std::move(foreign));
+  if (const std::string own = OwnCacheDirectory(); !own.empty()) {
+    directories.push_back(own + "/hub");
+    directories.push_back(own + "/models");
+  }
+  return directories;
+}
+
+std::vector<InstalledModel> InstalledModels() {
+  std::vector<InstalledModel> models;
+  if (const Result<std::string> built_in = FindModel(""); built_in.ok())
+    models.push_back({.form = "safetensors", .bytes = BytesOfFiles(*built_in), .path = *built_in, .cache = "built-in"});
+  const auto add = [&](const char* cache, std::vector<CachedModel> found) {
+    for (CachedModel& model : found)
+      models.push_back({.name = std::move(model.name),
+                        .form = std::move(model.form),
+                        .bytes = model.bytes,
+                        .path = std::move(model.path),
+                        .cache = cache,
+                        .complete = model.complete});
+  };
+  add("hub", ListModels(HubCache(ForeignCacheDirectory())));
+  const std::string own = OwnCacheDirectory();
+  if (own.empty()) return models;
+  add("infinigen", ListModels(HubCache(own + "/hub")));
+  add("infinigen", ListGgufFiles(own + "/models"));
+  return models;
+}
+
 Result<Inspection> InspectModel(const std::string& path) {
   Inspection model;
   model.path = path;
@@ -240,6 +305,7 @@ Result<Inspection> InspectModel(const std::string& path) {
     source = std::make_unique<const GgufSource>(std::move(opened));
   } else {
     ASSIGN_OR_RETURN(model.config, LoadModelConfig(path));
+    NameAfterRepository(path, model.config);
     ASSIGN_OR_RETURN(source, OpenTensorSource(path));
     if (!TokenizerFile(path).empty()) {
       ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::Load(path));

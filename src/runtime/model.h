@@ -1,6 +1,7 @@
-// A model on disk, as a directory in Hugging Face layout or a GGUF file: finding it, opening it (configuration, mapped
-// weights, tokenizer), and inspecting it without its weights. Opening allocates nothing large: memory is planned next
-// (runtime/plan.h) and allocated by Launch. A Model never changes after it is opened; any thread may read it.
+// A model on disk, as a directory in Hugging Face layout or a GGUF file: finding it (by path, or by name: hf:ORG/NAME),
+// opening it (configuration, mapped weights, tokenizer), and inspecting it without its weights. Opening allocates
+// nothing large: memory is planned next (runtime/plan.h) and allocated by Launch. A Model never changes after it is
+// opened; any thread may read it.
 //
 // Clients of runtime also get ModelConfig, Weights and Tokenizer from this header.
 #pragma once
@@ -13,6 +14,7 @@
 #include "base/result.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "runtime/callbacks.h"
 #include "text/tokenizer.h"
 
 namespace infinigen {
@@ -33,8 +35,9 @@ struct Model {
 };
 
 // Resolves `name` to the path of a model: a directory with config.json, or a GGUF file, also one in a directory that
-// holds no other model. An empty name is the built-in model. No other function searches for models.
-Result<std::string> FindModel(const std::string& name);
+// holds no other model. An empty name is the built-in model. "hf:ORG/NAME" is a model of a hub, which is downloaded if
+// no cache has it (docs/hub.md); `callbacks` show and cancel that. No other function searches for models.
+Result<std::string> FindModel(const std::string& name, const Callbacks& callbacks = {});
 
 // Directories in which the built-in model may be, in search order: relative to an installed `binary` or library
 // (PREFIX/bin, PREFIX/lib), in the build tree (up to two levels above build/NAME), in the source tree, then in the
@@ -63,6 +66,21 @@ Status CheckIds(const ModelConfig& config, const std::vector<int32_t>& ids);
 
 // The ids that the tokenizer puts before every text: BOS, or none.
 Result<std::vector<int32_t>> OpeningIds(const Tokenizer& tokenizer);
+
+// ---- what is there ----
+
+struct InstalledModel {
+  std::string name;  // to pass to -m
+  std::string form;  // "safetensors", "GGUF Q4_K_M"; empty: a download that is not complete
+  uint64_t bytes = 0;
+  std::string path;
+  std::string cache;  // "hub" (the hub's own), "infinigen", or "built-in"
+  bool complete = true;
+};
+// The built-in model, then what is in the caches, ascending by name in each.
+std::vector<InstalledModel> InstalledModels();
+// Where InstalledModels looks, and FindModel downloads to; ascending by importance. Some may not exist.
+std::vector<std::string> ModelCaches();
 
 // ---- inspection: config, headers of the weight files, tokenizer; weights are not read ----
 

@@ -116,7 +116,7 @@ class Quantizer {
       ASSIGN_OR_RETURN(model_,
                        RandomModel(request_.model.substr(kShapePrefix.size()), WeightType::kBF16, request_.threads));
     } else {
-      ASSIGN_OR_RETURN(const std::string path, FindModel(request_.model));
+      ASSIGN_OR_RETURN(const std::string path, FindModel(request_.model, callbacks_));
       ASSIGN_OR_RETURN(model_, OpenModel(path));
     }
     if (config().family == nullptr || config().family->gguf == nullptr)

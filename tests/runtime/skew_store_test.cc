@@ -29,6 +29,7 @@ class SkewStore : public testing::Test {
     std::filesystem::copy(std::string(INFINIGEN_TEST_DATA) + "/golden/models/llama_gqa_tied", home_.File("model"));
     directory_ = home_.File("model");
     std::filesystem::remove(directory_ + "/infinigen.skew");  // left by an earlier run of the model in the source tree
+    ASSERT_EQ(::unsetenv("INFINIGEN_CACHE"), 0);
     ASSERT_EQ(::setenv("XDG_CACHE_HOME", home_.File("cache").c_str(), 1), 0);
     Result<std::unique_ptr<Model>> model = OpenModel(directory_);
     ASSERT_TRUE(model.ok()) << MessageOf(model);
