@@ -283,15 +283,19 @@ def tensors_of(path):
 
 
 class DamageCase(Case):
-    """Random damage: the program ends with 0, or with 1 and one line; it never dies of a signal."""
+    """Random damage: the program ends with 0, or with 1 and one line; it never dies of a signal or of a sanitizer."""
 
-    def damage(self, path, header, count, seed):
+    SANITIZERS = {"ASAN_OPTIONS": "exitcode=99", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}
+    COMMANDS = (("generate", "--prompt-ids", 1, "-n", 1, "--dry-run"), ("inspect",), ("tokenize", "-p", "Hello <|im_end|> \u00e9 12\n"))
+
+    def damage(self, path, first, last, count, seed, commands=COMMANDS):
+        """Damages bytes of [first, last), `count` times; the file is whole again afterwards."""
         chance = random.Random(seed)
         size = os.path.getsize(path)
         refused = 0
         for number in range(count):
             kind = chance.randrange(4)
-            at = chance.randrange(min(header, size))
+            at = chance.randrange(first, min(last, size))
             with open(path, "r+b") as file:
                 file.seek(at)
                 length = 1 if kind == 0 else 8 if kind == 1 else chance.randrange(1, 33)
@@ -307,7 +311,8 @@ class DamageCase(Case):
                 file.write(after)
             if kind == 3:  # cut off as well
                 tail = self.cut(path, chance.randrange(size)) if size < 1 << 20 else b""
-            result = run("generate", "-m", path, "--prompt-ids", 1, "-n", 1, "--dry-run")
+            command, *more = commands[number % len(commands)]
+            result = run(command, "-m", path, *more, env=self.SANITIZERS)
             with open(path, "r+b") as file:
                 if kind == 3 and tail:
                     file.seek(0, os.SEEK_END)
@@ -334,7 +339,8 @@ class Damaged(DamageCase):
         for seed, (arch, spm) in enumerate((("llama", False), ("llama", True), ("qwen2", False))):
             path = self.write(*gguf.tiny_model(arch, spm))
             self.assertEqual(run("generate", "-m", path, "--prompt-ids", 1, "-n", 1, "--dry-run").returncode, 0)
-            refused = self.damage(path, 12000, MUTATIONS // 3, seed)
+            loaded = ("generate", "--prompt-ids", 1, "-n", 1, "--kv", "full", "--temp", 0)
+            refused = self.damage(path, 0, 12000, MUTATIONS // 3, seed, (*self.COMMANDS, loaded))
             self.assertGreater(refused, MUTATIONS // 30, "damage is noticed")
 
 
@@ -342,9 +348,13 @@ class RealDamaged(DamageCase):
     def test_the_real_file(self):
         path = shutil.copy(smollm2(), self.path("real.gguf"))
         os.chmod(path, 0o600)
+        with open(path, "rb") as file:
+            begin = file.read(4 << 20)
+        table, end = begin.index(b"token_embd.weight") - 8, begin.index(b"output_norm.weight") + 64
         # The first kilobytes (sizes, names) and the tensor table behind the vocabulary are hit more often than tokens.
-        self.assertGreater(self.damage(path, 4096, MUTATIONS // 2, 11), 0)
-        self.damage(path, 1800000, MUTATIONS - MUTATIONS // 2, 12)
+        self.assertGreater(self.damage(path, 0, 4096, MUTATIONS // 3, 11), 0)
+        self.assertGreater(self.damage(path, table, end, MUTATIONS // 3, 12), 0)
+        self.damage(path, 0, end, MUTATIONS // 3, 13)
 
 
 class RealModel(Case):
