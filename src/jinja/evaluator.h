@@ -43,7 +43,7 @@ inline bool Given(const Arguments& arguments, size_t index) {
   return arguments[index].has_value() && !arguments[index]->Is<None>();
 }
 
-// ---- builtins (filters.cc, functions.cc) ----
+// ---- builtins (filters.cc, value_tests.cc, functions.cc) ----
 //
 // The parser looks up names in these tables, so an unknown name is an error before anything runs. The evaluator calls
 // the entries.
