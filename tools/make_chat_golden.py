@@ -391,7 +391,9 @@ FILTERS = ["abs", "capitalize", "count", "default", "default('D')", "default('D'
            "replace('a', 'b', 1)", "reverse|list", "select|list", "select('string')|list", "selectattr('role')|list",
            "selectattr('role', '==', 'user')|list|length", "string", "title", "tojson", "tojson(indent=2)",
            "tojson(ensure_ascii=true)", "tojson(separators=(',', ':'))", "tojson(sort_keys=true, indent=0)", "trim", "trim('ab ')",
-           "upper"]
+           "upper", "sort", "sort(reverse=true)", "sort(attribute='role')|length",
+           "unique|list", "min", "max", "max(attribute='content')", "dictsort", "dictsort(by='value', reverse=true)", "indent",
+           "indent(2, true)", "indent('>', blank=true)", "safe", "safe + '<&>\"\\''", "safe ~ '<'"]
 TESTS = ["boolean", "callable", "defined", "divisibleby 3", "divisibleby(2)", "eq 3", "equalto 'ab'", "even", "false", "float",
          "ge 3", "gt(0)", "in [0, 'ab', none]", "integer", "iterable", "le 3", "lower", "lt 1", "mapping", "ne 3", "none",
          "not none", "not string", "number", "odd", "sequence", "string", "true", "undefined", "upper"]

@@ -175,6 +175,19 @@ def vocab_and_merges(lines, target):
     write_cases(target, lambda text: reference.encode(text).ids, reference.decode)
 
 
+def qwen2_files(lines, target):
+    """vocab.json and merges.txt alone, read by transformers' Qwen2Tokenizer."""
+    from transformers import Qwen2Tokenizer
+    tokenizer = byte_level(lines)
+    tokenizer.model.save(str(target))
+    first = tokenizer.get_vocab_size(with_added_tokens=False)
+    added = {str(first + i): {"content": text, "special": True} for i, text in enumerate(["<|im_start|>", "<|eot|>"])}
+    (target / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|eot|>", "added_tokens_decoder": added}) + "\n")
+    reference = Qwen2Tokenizer.from_pretrained(str(target))
+    write_cases(target, reference.encode, lambda ids: reference.decode(ids, skip_special_tokens=True))
+
+
 def sentencepiece_bpe(lines, target):
     import sentencepiece
     model = io.BytesIO()
@@ -197,7 +210,7 @@ def main():
         sys.exit(__doc__)
     directory = Path(sys.argv[1])
     lines = training_text(random.Random(7))
-    for make in [tiktoken_ranks, vocab_and_merges, sentencepiece_bpe]:
+    for make in [tiktoken_ranks, vocab_and_merges, qwen2_files, sentencepiece_bpe]:
         target = directory / make.__name__
         target.mkdir(parents=True, exist_ok=True)
         make(lines, target)

@@ -6,6 +6,7 @@
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/prompts.h"
+#include "eval/logits_file.h"
 #include "eval/perplexity.h"
 
 namespace infinigen {
@@ -19,7 +20,8 @@ struct PplFlags {
   std::string against = "full";
   int64_t limit_tokens = 0;  // 0: all
   bool overlap = false, step_overlap = false;
-  int64_t chunk = 0;  // 0: not given
+  int64_t chunk = 0;   // 0: not given
+  std::string logits;  // empty: not given
 };
 
 Status CheckOverlaps(const PplFlags& flags, const KvRequest& kv) {
@@ -32,6 +34,12 @@ Status CheckOverlaps(const PplFlags& flags, const KvRequest& kv) {
   return Ok();
 }
 
+int64_t ScoredTokens(const PplTask& task) {
+  int64_t tokens = 0;
+  for (const PplWindow& window : task.windows) tokens += window.end() - window.scored;
+  return tokens;
+}
+
 Result<int> EvalPpl(const PplFlags& flags) {
   Terminal terminal;
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.common.kv));
@@ -39,18 +47,26 @@ Result<int> EvalPpl(const PplFlags& flags) {
                    OpenSession(flags.common, terminal, flags.against == "cpu" ? Against::kCpu : Against::kFull));
   RETURN_IF_ERROR(CheckScorable(kv));
   RETURN_IF_ERROR(CheckOverlaps(flags, kv));
+  if (!flags.logits.empty() && flags.mode == "step")
+    return Invalid("--logits needs --mode batched, which visits the tokens in their order");
   PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
   ASSIGN_OR_RETURN(source.bytes, ReadText(flags.file));
   PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched, .chunk = flags.chunk};
   ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model().config, flags.context));
-  ASSIGN_OR_RETURN(const PplTask task, MakePplTask(session.model(), source, options));
+  ASSIGN_OR_RETURN(PplTask task, MakePplTask(session.model(), source, options));
   const int64_t useful = options.mode == PplMode::kStep ? std::ssize(task.windows) : 1;
   if (flags.common.dry_run) {
     ASSIGN_OR_RETURN(const RunPlan plan, session.Plan(kv, task.rows, useful));
     return PrintPlans(session.model(), {&plan, 1}, flags.common.json);
   }
+  LogitsFile logits(flags.logits);
+  if (!flags.logits.empty()) {
+    RETURN_IF_ERROR(logits.Begin(ScoredTokens(task), session.model().config.vocab));
+    task.options.on_logits = [&](std::span<const float> row) { logits.Add(row); };
+  }
   RETURN_IF_ERROR(session.Start(kv, task.rows, useful, /*compare=*/true));
   ASSIGN_OR_RETURN(const PplReport report, MeasurePpl(session, task, flags.overlap, flags.step_overlap));
+  if (!flags.logits.empty() && report.result.complete()) RETURN_IF_ERROR(logits.Finish());
   Output output;
   output.Write(flags.common.json ? Dump(PplJson(session, task, report, flags.file))
                                  : PplSummary(session, task, report));
@@ -89,6 +105,8 @@ int RunEvalPpl(Arguments arguments) {
                "also report the share of a token's selected entries that were also selected 1 to 64 tokens before");
   flags.Integer("--chunk", &values.chunk, 1, kMaxContext,
                 "also report separate results for every N tokens along a window");
+  flags.Text("--logits", &values.logits, "FILE",
+             "also write the logits of every scored token, a NumPy array of float32 with shape [tokens][vocabulary]");
   AddEvalFlags(flags, &values.common, "in step mode, run at most N windows at once (default 8)", /*kv_list=*/false);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   if (values.file.empty()) return FailUsage("eval ppl", "a text is missing; pass its file with -f");

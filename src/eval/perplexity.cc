@@ -135,6 +135,7 @@ Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, cons
   for (WindowSums& of : sums) of.chunks.resize(result.chunks.size());
   const Clock::time_point start = Clock::now();
   const auto visit = [&](int64_t token, std::span<const float> logits, std::span<const float> other) {
+    if (options.on_logits) options.on_logits(logits);
     sums[static_cast<size_t>(token / length)].Add(logits, other, text.ids[static_cast<size_t>(token)], token % length,
                                                   options.chunk);
   };

@@ -25,6 +25,8 @@ struct PplOptions {
   int64_t context = 0;  // maximum rows of a window; ≥ 2
   PplMode mode = PplMode::kBatched;
   int64_t chunk = 0;  // > 0: also sum over every `chunk` tokens along a window
+  // If set, receives the [vocab] logits of every scored token; in the order of the text if the mode is kBatched.
+  std::function<void(std::span<const float> logits)> on_logits;
 };
 
 // Sums over the same part of every window, which show how a method's loss changes as the context grows.

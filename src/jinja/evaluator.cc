@@ -1,14 +1,17 @@
 #include "jinja/evaluator.h"
 
+#include <algorithm>
 #include <optional>
 
 namespace infinigen::jinja {
 
 Value Evaluator::Lookup(std::string_view name) const {
-  for (size_t i = scopes_.size(); i > 0; --i) {
+  for (size_t i = scopes_.size(); i > first_scope_; --i) {
     const auto found = scopes_[i - 1].find(name);
     if (found != scopes_[i - 1].end()) return found->second;
   }
+  const auto outermost = scopes_[0].find(name);
+  if (outermost != scopes_[0].end()) return outermost->second;
   const auto found = globals_.find(name);
   if (found != globals_.end()) return found->second;
   if (const std::optional<Function> function = FindFunction(name)) return *function;
@@ -40,6 +43,13 @@ Status Evaluator::Assign(const Targets& targets, const Value& value) {
 }
 
 Result<Value> Evaluator::Evaluate(const Expr& expr) {
+  RETURN_IF_ERROR(context_.Enter());
+  Result<Value> value = EvaluateNode(expr);
+  context_.Leave();
+  return value;
+}
+
+Result<Value> Evaluator::EvaluateNode(const Expr& expr) {
   RETURN_IF_ERROR(context_.budget.Step());
   context_.line = expr.line;
   switch (expr.kind) {
@@ -58,6 +68,8 @@ Result<Value> Evaluator::Evaluate(const Expr& expr) {
       return EvaluateSlice(expr);
     case ExprKind::kCall:
       return EvaluateCall(expr);
+    case ExprKind::kMacroCall:
+      return EvaluateMacroCall(expr);
     case ExprKind::kMethod:
     case ExprKind::kFilter:
     case ExprKind::kTest:
@@ -95,7 +107,7 @@ Result<Value> Evaluator::Evaluate(const Expr& expr) {
 }
 
 Result<Value> Evaluator::EvaluateLoop(const Expr& expr) {
-  if (loops_.empty()) return Invalid("'loop' is undefined");
+  if (loops_.size() == first_loop_) return Invalid("'loop' is undefined");
   const Loop& loop = *loops_.back();
   const auto index = static_cast<int64_t>(loop.index);
   const auto length = static_cast<int64_t>(loop.items->size());
@@ -164,9 +176,18 @@ Result<Value> Evaluator::EvaluateSlice(const Expr& expr) {
 Result<Value> Evaluator::EvaluateCall(const Expr& expr) {
   const Value callee = Lookup(expr.name);
   if (!callee.Is<Function>()) return Invalid("'{}' is not callable", expr.name);
-  const size_t positional = expr.args.size() - expr.keywords.size();
   std::vector<Value> arguments;
   std::vector<NamedValue> keywords;
+  RETURN_IF_ERROR(EvaluateArguments(expr, arguments, keywords));
+  // The parser has checked the arguments against the builtin function of this name.
+  if (*callee.If<Function>() != expr.function)
+    return Unsupported("calling '{0}' after an assignment to '{0}' is not supported", expr.name);
+  return CallFunction(context_, expr.function, arguments, keywords);
+}
+
+Status Evaluator::EvaluateArguments(const Expr& expr, std::vector<Value>& arguments,
+                                    std::vector<NamedValue>& keywords) {
+  const size_t positional = expr.args.size() - expr.keywords.size();
   for (size_t i = 0; i < expr.args.size(); ++i) {
     ASSIGN_OR_RETURN(Value value, Evaluate(*expr.args[i]));
     if (i < positional) {
@@ -176,10 +197,52 @@ Result<Value> Evaluator::EvaluateCall(const Expr& expr) {
     }
   }
   context_.line = expr.line;
-  // The parser has checked the arguments against the builtin function of this name.
-  if (*callee.If<Function>() != expr.function)
-    return Unsupported("calling '{0}' after an assignment to '{0}' is not supported", expr.name);
-  return CallFunction(context_, expr.function, arguments, keywords);
+  return Ok{};
+}
+
+Status Evaluator::BindParameters(const Macro& macro, std::vector<Value> arguments, std::vector<NamedValue> keywords) {
+  if (arguments.size() > macro.parameters.size()) {
+    return Invalid("macro '{}' takes not more than {} argument(s)", macro.name, macro.parameters.size());
+  }
+  size_t used = 0;
+  for (size_t i = 0; i < macro.parameters.size(); ++i) {
+    const std::string& name = macro.parameters[i];
+    const auto given = std::find_if(keywords.begin(), keywords.end(), [&](const auto& k) { return k.name == name; });
+    Value value;
+    if (i < arguments.size()) {
+      value = std::move(arguments[i]);
+    } else if (given != keywords.end()) {
+      value = std::move(given->value);
+      ++used;
+    } else if (macro.defaults[i]) {
+      ASSIGN_OR_RETURN(value, Evaluate(*macro.defaults[i]));  // sees the parameters before it
+    } else {
+      value = MakeUndefined(fmt::format("parameter '{}' was not provided", name));
+    }
+    RETURN_IF_ERROR(AssignName(name, value));
+  }
+  if (used < keywords.size()) return Invalid("macro '{}' is given an argument that it does not take", macro.name);
+  return Ok{};
+}
+
+Result<Value> Evaluator::EvaluateMacroCall(const Expr& expr) {
+  const Value callee = Lookup(expr.name);
+  if (const Undefined* missing = callee.If<Undefined>()) return UndefinedError(*missing);
+  if (!callee.Is<const Macro*>()) return Invalid("'{}' is not callable", expr.name);
+  const Macro& macro = **callee.If<const Macro*>();
+  std::vector<Value> arguments;
+  std::vector<NamedValue> keywords;
+  RETURN_IF_ERROR(EvaluateArguments(expr, arguments, keywords));
+  const size_t scope = std::exchange(first_scope_, scopes_.size());
+  const size_t loop = std::exchange(first_loop_, loops_.size());
+  PushScope();
+  RETURN_IF_ERROR(BindParameters(macro, std::move(arguments), std::move(keywords)));
+  ASSIGN_OR_RETURN(std::string text, runner_.Capture(macro.body));
+  PopScope();
+  first_scope_ = scope;
+  first_loop_ = loop;
+  context_.line = expr.line;
+  return MakeText(context_.budget, std::move(text));
 }
 
 Result<Value> Evaluator::EvaluateBuiltin(const Expr& expr) {
@@ -193,6 +256,7 @@ Result<Value> Evaluator::EvaluateBuiltin(const Expr& expr) {
   const Receiver receiver = expr.builtin->receiver;
   if ((receiver == Receiver::kText && !self.text()) || (receiver == Receiver::kDict && !self.dict())) {
     if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
+    if (self.Is<Markup>()) return Unsupported("a method of the result of filter 'safe' is not supported");
     return Invalid("'{}' has no attribute '{}'", TypeName(self), expr.name);
   }
   return expr.builtin->call(context_, self, arguments);

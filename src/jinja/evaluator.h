@@ -23,6 +23,18 @@ struct Context {
   std::deque<Namespace> namespaces;  // owns all namespaces; addresses are stable
   int line = 0;                      // line of the expression being evaluated, for messages
   bool raised = false;               // the error comes from raise_exception
+  int depth = 0;                     // nested expressions, blocks and macro calls being evaluated
+
+  // Bounds the recursion of evaluation, which macros make possible. Every Enter that succeeds needs a Leave.
+  Status Enter() {
+    if (depth >= kMaxDepth) return Exhausted("expressions and macro calls are nested more than {} deep", kMaxDepth);
+    ++depth;
+    return Ok{};
+  }
+  void Leave() { --depth; }
+
+  // A template without macros needs at most kMaxExpressionDepth + kMaxNesting.
+  static constexpr int kMaxDepth = 600;
 };
 
 using Arguments = std::vector<std::optional<Value>>;  // one per parameter; nullopt when not given
@@ -31,7 +43,7 @@ inline bool Given(const Arguments& arguments, size_t index) {
   return arguments[index].has_value() && !arguments[index]->Is<None>();
 }
 
-// ---- builtins (filters.cc, functions.cc) ----
+// ---- builtins (filters.cc, value_tests.cc, functions.cc) ----
 //
 // The parser looks up names in these tables, so an unknown name is an error before anything runs. The evaluator calls
 // the entries.
@@ -59,8 +71,6 @@ struct Builtin {
 const Builtin* FindFilter(std::string_view name);
 const Builtin* FindTest(std::string_view name);
 const Builtin* FindMethod(std::string_view name);
-
-std::optional<Function> FindFunction(std::string_view name);
 
 struct NamedValue {
   std::string_view name;
@@ -97,15 +107,27 @@ struct Loop {
   size_t index = 0;
 };
 
+// Runs the statements of a macro for the evaluator. The renderer implements it.
+class BlockRunner {
+ public:
+  // The text that `block` prints.
+  virtual Result<std::string> Capture(const Block& block) = 0;
+
+ protected:
+  ~BlockRunner() = default;
+};
+
 // Evaluates every kind of Expr, with nested scopes of names and nested loops.
 class Evaluator {
  public:
-  // `globals` must outlive the evaluator.
-  Evaluator(Context& context, const Variables& globals) : context_(context), globals_(globals), scopes_(1) {}
+  // `globals` and `runner` must outlive the evaluator.
+  Evaluator(Context& context, const Variables& globals, BlockRunner& runner)
+      : context_(context), globals_(globals), runner_(runner), scopes_(1) {}
 
   Result<Value> Evaluate(const Expr& expr);
 
   Status Assign(const Targets& targets, const Value& value);
+  Status AssignName(const std::string& name, const Value& value) { return AssignOne({name, ""}, value); }
   // Names that are assigned in a scope are dropped by PopScope. Every push needs a pop.
   void PushScope() { scopes_.emplace_back(); }
   void PopScope() { scopes_.pop_back(); }
@@ -114,6 +136,7 @@ class Evaluator {
   void PopLoop() { loops_.pop_back(); }
 
  private:
+  Result<Value> EvaluateNode(const Expr& expr);
   Value Lookup(std::string_view name) const;
   Status AssignOne(const Target& target, const Value& value);
   Result<Value> EvaluateLoop(const Expr& expr);
@@ -121,6 +144,10 @@ class Evaluator {
   Result<Value> EvaluateDict(const Expr& expr);
   Result<Value> EvaluateSlice(const Expr& expr);
   Result<Value> EvaluateCall(const Expr& expr);
+  Result<Value> EvaluateMacroCall(const Expr& expr);
+  Status EvaluateArguments(const Expr& expr, std::vector<Value>& arguments, std::vector<NamedValue>& keywords);
+  // Assigns the parameters of a macro in the current scope.
+  Status BindParameters(const Macro& macro, std::vector<Value> arguments, std::vector<NamedValue> keywords);
   Result<Value> EvaluateBuiltin(const Expr& expr);
   Result<Value> EvaluateConditional(const Expr& expr);
   Result<Value> EvaluateCompare(const Expr& expr);
@@ -128,8 +155,12 @@ class Evaluator {
 
   Context& context_;
   const Variables& globals_;
-  std::vector<Variables> scopes_;   // innermost last
+  BlockRunner& runner_;
+  std::vector<Variables> scopes_;   // innermost last; the first is the template's
   std::vector<const Loop*> loops_;  // innermost last
+  // A macro sees its own scopes and loops, and the template's scope. These are the first of its own.
+  size_t first_scope_ = 1;
+  size_t first_loop_ = 0;
 };
 
 }  // namespace infinigen::jinja

@@ -1,4 +1,5 @@
-// The filters and tests of chat templates: `value | name(arguments)` and `value is name(argument)`.
+// The filters of chat templates: `value | name(arguments)`.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -6,6 +7,8 @@
 
 namespace infinigen::jinja {
 namespace {
+
+bool TrueArgument(const Arguments& arguments, size_t index) { return arguments[index] && IsTrue(*arguments[index]); }
 
 // Text filters accept any value and work on its printed form.
 template <std::string (*kTransform)(std::string_view)>
@@ -228,13 +231,151 @@ Result<Value> Map(Context& context, const Value& self, const Arguments& argument
   return MakeSequence(context.budget, SequenceKind::kGenerator, std::move(mapped));
 }
 
+Result<Value> Indent(Context& context, const Value& self, const Arguments& arguments) {
+  if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
+  if (!self.text()) return Invalid("filter 'indent' takes a string, not a {}", TypeName(self));
+  std::string space(4, ' ');
+  if (arguments[0]) {
+    int64_t width = 0;
+    if (arguments[0]->text()) {
+      space = *arguments[0]->text();
+    } else if (AsInteger(*arguments[0], width) && width <= 64) {
+      space.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+    } else {
+      return Unsupported("indent: a width that is no string and no integer up to 64 is not supported");
+    }
+  }
+  RETURN_IF_ERROR(context.budget.Make(self.text()->size() * sizeof(std::string_view)));
+  const std::string ended = *self.text() + "\n";
+  const std::vector<std::string_view> lines = SplitLines(ended);
+  RETURN_IF_ERROR(context.budget.Make(lines.size() * (space.size() + 1)));
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out += '\n';
+    const bool indented = i == 0 ? TrueArgument(arguments, 1) : TrueArgument(arguments, 2) || !lines[i].empty();
+    if (indented) out += space;
+    out += lines[i];
+  }
+  return MakeText(context.budget, std::move(out));
+}
+
+Result<Value> Safe(Context& context, const Value& self, const Arguments&) {
+  ASSIGN_OR_RETURN(const Value text, ToString(context, self, {}));
+  return Value(Markup{*text.If<Text>()});
+}
+
+// ---- filters that compare items ----
+
+// `value`, or its attribute at `path`. Text in lower case unless `case_sensitive`, as Jinja's filters compare it.
+Result<Value> SortKey(Context& context, const Value& value, const std::optional<Value>& path, bool case_sensitive) {
+  Value key = value;
+  if (path && !path->Is<None>()) {
+    ASSIGN_OR_RETURN(key, GetPath(context, value, *path));
+  }
+  if (case_sensitive || !key.text()) return key;
+  return MakeText(context.budget, Lower(*key.text()));
+}
+
+// Sorts `items` by `keys`; equal keys keep their order, also in reverse. [items]
+Result<List> SortBy(Context& context, const List& items, const List& keys, bool reverse) {
+  std::vector<size_t> order(items.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  Status failure = Ok{};
+  const auto less = [&](size_t a, size_t b) {
+    if (!failure.ok()) return false;
+    const Result<int> compared =
+        reverse ? Order(context.budget, keys[b], keys[a]) : Order(context.budget, keys[a], keys[b]);
+    if (!compared.ok()) failure = compared.error();
+    return compared.ok() && *compared < 0;
+  };
+  std::stable_sort(order.begin(), order.end(), less);
+  RETURN_IF_ERROR(failure);
+  List out;
+  for (const size_t index : order) out.push_back(items[index]);
+  return out;
+}
+
+Result<List> SortKeys(Context& context, const List& items, const std::optional<Value>& path, bool case_sensitive) {
+  List keys;
+  for (const Value& item : items) {
+    ASSIGN_OR_RETURN(Value key, SortKey(context, item, path, case_sensitive));
+    keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+Result<Value> Sort(Context& context, const Value& self, const Arguments& arguments) {
+  if (Given(arguments, 2) && arguments[2]->text() && arguments[2]->text()->find(',') != std::string::npos)
+    return Unsupported("sort: several attributes are not supported");
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  ASSIGN_OR_RETURN(List keys, SortKeys(context, items->items, arguments[2], TrueArgument(arguments, 1)));
+  for (Value& key : keys) {  // Jinja compares lists of one value, so that equal values need no order
+    ASSIGN_OR_RETURN(key, MakeSequence(context.budget, SequenceKind::kList, {key}));
+  }
+  ASSIGN_OR_RETURN(List sorted, SortBy(context, items->items, keys, TrueArgument(arguments, 0)));
+  return MakeSequence(context.budget, SequenceKind::kList, std::move(sorted));
+}
+
+Result<Value> SortDict(Context& context, const Value& self, const Arguments& arguments) {
+  if (const Undefined* missing = self.If<Undefined>()) return UndefinedError(*missing);
+  if (!self.dict()) return Invalid("filter 'dictsort' takes a dict, not a {}", TypeName(self));
+  int64_t part = 0;
+  if (arguments[1]) {
+    const std::string* by = arguments[1]->text();
+    if (!by || (*by != "key" && *by != "value")) return Invalid("You can only sort by either \"key\" or \"value\"");
+    part = *by == "key" ? 0 : 1;
+  }
+  List pairs;
+  for (const auto& [key, value] : self.dict()->items) {
+    ASSIGN_OR_RETURN(Value pair, MakeSequence(context.budget, SequenceKind::kTuple, {key, value}));
+    pairs.push_back(std::move(pair));
+  }
+  ASSIGN_OR_RETURN(const List keys, SortKeys(context, pairs, Value(part), TrueArgument(arguments, 0)));
+  ASSIGN_OR_RETURN(List sorted, SortBy(context, pairs, keys, TrueArgument(arguments, 2)));
+  return MakeSequence(context.budget, SequenceKind::kList, std::move(sorted));
+}
+
+Result<Value> Unique(Context& context, const Value& self, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  List kept, seen;
+  for (const Value& item : items->items) {
+    ASSIGN_OR_RETURN(Value key, SortKey(context, item, arguments[1], TrueArgument(arguments, 0)));
+    if (key.dict() || (key.sequence() && key.sequence()->kind == SequenceKind::kList))
+      return Invalid("filter 'unique' cannot compare a {}", TypeName(key));
+    bool known = false;
+    for (size_t i = 0; i < seen.size() && !known; ++i) {
+      ASSIGN_OR_RETURN(known, Equals(context.budget, seen[i], key));
+    }
+    if (known) continue;
+    kept.push_back(item);
+    seen.push_back(std::move(key));
+  }
+  return MakeSequence(context.budget, SequenceKind::kGenerator, std::move(kept));
+}
+
+// min and max: the first of the items with the extreme key.
+template <bool kMax>
+Result<Value> Extreme(Context& context, const Value& self, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const SequencePtr items, Iterate(context.budget, self));
+  if (items->items.empty()) return MakeUndefined("No aggregated item, sequence was empty.");
+  ASSIGN_OR_RETURN(const List keys, SortKeys(context, items->items, arguments[1], TrueArgument(arguments, 0)));
+  size_t best = 0;
+  for (size_t i = 1; i < keys.size(); ++i) {
+    ASSIGN_OR_RETURN(const int order, Order(context.budget, keys[i], keys[best]));
+    if (kMax ? order > 0 : order < 0) best = i;
+  }
+  return items->items[best];
+}
+
 constexpr Builtin kFilters[] = {
     {"abs", AbsoluteValue},
     {"capitalize", TransformText<Capitalize>},
     {"count", LengthOf},
     {"d", Default, 0, {"default_value", "boolean"}},
     {"default", Default, 0, {"default_value", "boolean"}},
+    {"dictsort", SortDict, 0, {"case_sensitive", "by", "reverse"}},
     {"first", First},
+    {"indent", Indent, 0, {"width", "first", "blank"}},
     {"int", ToInteger, 0, {"default"}},
     {"items", Items},
     {"join", Join, 0, {"d", "attribute"}},
@@ -243,115 +384,22 @@ constexpr Builtin kFilters[] = {
     {"list", ToList},
     {"lower", TransformText<Lower>},
     {"map", Map, 0, {"filter", "attribute", "default"}},
+    {"max", Extreme<true>, 0, {"case_sensitive", "attribute"}},
+    {"min", Extreme<false>, 0, {"case_sensitive", "attribute"}},
     {"reject", Select<false, false>, 0, {"test", "argument"}},
     {"rejectattr", Select<false, true>, 1, {"attribute", "test", "argument"}},
     {"replace", ReplaceText, 2, {"old", "new", "count"}},
     {"reverse", Reverse},
+    {"safe", Safe},
     {"select", Select<true, false>, 0, {"test", "argument"}},
     {"selectattr", Select<true, true>, 1, {"attribute", "test", "argument"}},
+    {"sort", Sort, 0, {"reverse", "case_sensitive", "attribute"}},
     {"string", ToString},
     {"title", TransformText<TitleWords>},
     {"tojson", Tojson, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
     {"trim", Trim, 0, {"chars"}},
+    {"unique", Unique, 0, {"case_sensitive", "attribute"}},
     {"upper", TransformText<Upper>},
-};
-
-// ---- tests ----
-
-template <class... Types>
-Result<Value> IsOneOf(Context&, const Value& self, const Arguments&) {
-  return Value((self.Is<Types>() || ...));
-}
-
-Result<Value> IsDefined(Context&, const Value& self, const Arguments&) { return Value(!self.Is<Undefined>()); }
-
-Result<Value> IsTrueConstant(Context&, const Value& self, const Arguments&) {
-  const bool* flag = self.If<bool>();
-  return Value(flag && *flag);
-}
-
-Result<Value> IsFalseConstant(Context&, const Value& self, const Arguments&) {
-  const bool* flag = self.If<bool>();
-  return Value(flag && !*flag);
-}
-
-Result<Value> IsIterable(Context&, const Value& self, const Arguments&) {
-  return Value(self.text() || self.sequence() || self.dict() || self.Is<Undefined>());
-}
-
-// Values with a length and subscripts, and in Jinja also undefined values.
-Result<Value> IsSequence(Context&, const Value& self, const Arguments&) {
-  const Sequence* sequence = self.sequence();
-  const bool indexed = sequence && sequence->kind != SequenceKind::kView && sequence->kind != SequenceKind::kGenerator;
-  return Value(self.text() || indexed || self.dict() || self.Is<Undefined>());
-}
-
-template <bool kUpper>
-Result<Value> HasCase(Context& context, const Value& self, const Arguments&) {
-  ASSIGN_OR_RETURN(const std::string text, ToText(context.budget, self));
-  return Value(HasOnlyCase(text, kUpper));
-}
-
-template <Operator kOperator>
-Result<Value> Compares(Context& context, const Value& self, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const bool holds, ApplyComparison(context, kOperator, self, *arguments[0]));
-  return Value(holds);
-}
-
-Result<Value> HasRemainder(Context& context, const Value& self, const Value& divisor, int64_t remainder) {
-  ASSIGN_OR_RETURN(const Value rest, ApplyBinary(context, Operator::kMod, self, divisor));
-  ASSIGN_OR_RETURN(const bool equal, Equals(context.budget, rest, Value(remainder)));
-  return Value(equal);
-}
-
-Result<Value> IsOdd(Context& context, const Value& self, const Arguments&) {
-  return HasRemainder(context, self, Value(int64_t{2}), 1);
-}
-
-Result<Value> IsEven(Context& context, const Value& self, const Arguments&) {
-  return HasRemainder(context, self, Value(int64_t{2}), 0);
-}
-
-Result<Value> IsDivisible(Context& context, const Value& self, const Arguments& arguments) {
-  return HasRemainder(context, self, *arguments[0], 0);
-}
-
-constexpr Builtin kTests[] = {
-    {"!=", Compares<Operator::kNe>, 1, {"other"}},
-    {"<", Compares<Operator::kLt>, 1, {"other"}},
-    {"<=", Compares<Operator::kLe>, 1, {"other"}},
-    {"==", Compares<Operator::kEq>, 1, {"other"}},
-    {">", Compares<Operator::kGt>, 1, {"other"}},
-    {">=", Compares<Operator::kGe>, 1, {"other"}},
-    {"boolean", IsOneOf<bool>},
-    {"callable", IsOneOf<Function, Undefined>},  // in Jinja also undefined values
-    {"defined", IsDefined},
-    {"divisibleby", IsDivisible, 1, {"num"}},
-    {"eq", Compares<Operator::kEq>, 1, {"other"}},
-    {"equalto", Compares<Operator::kEq>, 1, {"other"}},
-    {"even", IsEven},
-    {"false", IsFalseConstant},
-    {"float", IsOneOf<double>},
-    {"ge", Compares<Operator::kGe>, 1, {"other"}},
-    {"greaterthan", Compares<Operator::kGt>, 1, {"other"}},
-    {"gt", Compares<Operator::kGt>, 1, {"other"}},
-    {"in", Compares<Operator::kIn>, 1, {"seq"}},
-    {"integer", IsOneOf<int64_t>},
-    {"iterable", IsIterable},
-    {"le", Compares<Operator::kLe>, 1, {"other"}},
-    {"lessthan", Compares<Operator::kLt>, 1, {"other"}},
-    {"lower", HasCase<false>},
-    {"lt", Compares<Operator::kLt>, 1, {"other"}},
-    {"mapping", IsOneOf<DictPtr>},
-    {"ne", Compares<Operator::kNe>, 1, {"other"}},
-    {"none", IsOneOf<None>},
-    {"number", IsOneOf<int64_t, double, bool>},
-    {"odd", IsOdd},
-    {"sequence", IsSequence},
-    {"string", IsOneOf<Text>},
-    {"true", IsTrueConstant},
-    {"undefined", IsOneOf<Undefined>},
-    {"upper", HasCase<true>},
 };
 
 }  // namespace
@@ -359,13 +407,6 @@ constexpr Builtin kTests[] = {
 const Builtin* FindFilter(std::string_view name) {
   for (const Builtin& filter : kFilters) {
     if (filter.name == name) return &filter;
-  }
-  return nullptr;
-}
-
-const Builtin* FindTest(std::string_view name) {
-  for (const Builtin& test : kTests) {
-    if (test.name == name) return &test;
   }
   return nullptr;
 }

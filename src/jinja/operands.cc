@@ -211,7 +211,7 @@ Result<ExprPtr> ExpressionParser::ParseCall(ExprPtr node) {
   const int line = stream_.line();
   if (node->kind != ExprKind::kName) return NotSupported(line, "a call of anything but a named function or method");
   const std::optional<Function> function = FindFunction(node->name);
-  if (!function) return NotSupported(line, fmt::format("function '{}'", node->name));
+  if (!function) macro_calls_.emplace_back(node->name, line);  // the statement parser checks that the macro exists
   ASSIGN_OR_RETURN(CallArguments arguments, ParseCallArguments());
   std::vector<ExprPtr> args = std::move(arguments.positional);
   std::vector<std::string> keywords;
@@ -219,12 +219,13 @@ Result<ExprPtr> ExpressionParser::ParseCall(ExprPtr node) {
     keywords.push_back(keyword);
     args.push_back(std::move(value));
   }
-  if (!keywords.empty() && *function != Function::kNamespace && *function != Function::kDict) {
+  if (function && !keywords.empty() && *function != Function::kNamespace && *function != Function::kDict) {
     return NotSupported(line, fmt::format("argument '{}' of function '{}'", keywords[0], node->name));
   }
-  ASSIGN_OR_RETURN(ExprPtr call, Make(ExprKind::kCall, line, std::move(args), node->name));
+  const ExprKind kind = function ? ExprKind::kCall : ExprKind::kMacroCall;
+  ASSIGN_OR_RETURN(ExprPtr call, Make(kind, line, std::move(args), node->name));
   call->keywords = std::move(keywords);
-  call->function = *function;
+  if (function) call->function = *function;
   return call;
 }
 
@@ -287,7 +288,7 @@ Result<ExprPtr> ExpressionParser::Bind(ExprKind kind, const Builtin& builtin, Ex
 
 Result<ExprPtr> ExpressionParser::ParseFiltersAndTests(ExprPtr node) {
   while (true) {
-    if (stream_.IsOperator("|")) {
+    if (stream_.SkipOperator("|")) {
       ASSIGN_OR_RETURN(node, ParseFilter(std::move(node)));
     } else if (stream_.IsName("is")) {
       ASSIGN_OR_RETURN(node, ParseTest(std::move(node)));
@@ -299,8 +300,16 @@ Result<ExprPtr> ExpressionParser::ParseFiltersAndTests(ExprPtr node) {
   }
 }
 
+Result<ExprPtr> ExpressionParser::ParseBlockFilters(bool with_bar) {
+  ASSIGN_OR_RETURN(ExprPtr node, Make(ExprKind::kName, stream_.line(), {}));
+  if (with_bar) RETURN_IF_ERROR(stream_.ExpectOperator("|"));
+  do {
+    ASSIGN_OR_RETURN(node, ParseFilter(std::move(node)));
+  } while (stream_.SkipOperator("|"));
+  return node;
+}
+
 Result<ExprPtr> ExpressionParser::ParseFilter(ExprPtr node) {
-  stream_.Next();
   const int line = stream_.line();
   ASSIGN_OR_RETURN(const std::string name, stream_.ExpectName());
   const Builtin* filter = FindFilter(name);

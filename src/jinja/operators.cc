@@ -121,7 +121,29 @@ bool IsListOrTuple(const Value& value) {
   return sequence && (sequence->kind == SequenceKind::kList || sequence->kind == SequenceKind::kTuple);
 }
 
+// Markup + Markup; text is escaped first.
+Result<Value> AddMarkup(Context& context, const Value& left, const Value& right) {
+  std::string out;
+  for (const Value* side : {&left, &right}) {
+    const Markup* markup = side->If<Markup>();
+    if (!markup && !side->text()) return BadOperands(Operator::kAdd, left, right);
+    const std::string& text = markup ? *markup->text : *side->text();
+    RETURN_IF_ERROR(context.budget.Make(5 * text.size()));  // the longest escape has five characters
+    for (const char c : text) {
+      const size_t at = markup ? std::string_view::npos : std::string_view("&<>'\"").find(c);
+      constexpr std::string_view kEscapes[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+      if (at == std::string_view::npos) {
+        out.push_back(c);
+      } else {
+        out += kEscapes[at];
+      }
+    }
+  }
+  return Value(Markup{std::make_shared<const std::string>(std::move(out))});
+}
+
 Result<Value> Add(Context& context, const Value& left, const Value& right) {
+  if (left.Is<Markup>() || right.Is<Markup>()) return AddMarkup(context, left, right);
   if (left.text() && right.text()) {
     RETURN_IF_ERROR(context.budget.Make(left.text()->size() + right.text()->size()));
     return MakeText(context.budget, *left.text() + *right.text());

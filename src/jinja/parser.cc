@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
+#include <set>
 
 namespace infinigen::jinja {
 namespace {
@@ -17,6 +18,9 @@ class Parser {
   Result<Program> Run() {
     Program out;
     ASSIGN_OR_RETURN(out.body, ParseBlock({}));
+    for (const auto& [name, line] : expressions_.macro_calls()) {
+      if (!macros_.contains(name)) return NotSupported(line, fmt::format("function '{}'", name));
+    }
     return out;
   }
 
@@ -26,18 +30,25 @@ class Parser {
   Result<Block> ParseBlock(std::initializer_list<std::string_view> ends);
   // Parses the end of the current tag, then a block.
   Result<Block> ParseBody(std::initializer_list<std::string_view> ends);
+  // ParseBody of a block that has a scope of its own.
+  Result<Block> ParseScopedBody(std::initializer_list<std::string_view> ends);
   Result<Statement> ParseStatement();
   Result<Statement> ParseIf(int line);
   Result<Statement> ParseFor(int line);
   Result<Statement> ParseSet(int line);
   Result<Statement> ParseWith(int line);
   Result<Statement> ParseGeneration(int line);
+  Result<Statement> ParseFilterBlock(int line);
+  Result<Statement> ParseMacro(int line);
+  Status ParseParameters(Macro& macro);
   Result<Targets> ParseTargets(bool allow_attribute);
 
   TokenStream stream_;
   ExpressionParser expressions_;
   int nesting_ = 0;
-  int loops_ = 0;  // nested loops around the current statement, within the innermost generation block
+  int loops_ = 0;   // nested loops around the current statement, within the innermost generation block or macro
+  int scopes_ = 0;  // nested blocks with a scope of their own around the current statement
+  std::set<std::string> macros_;  // names of all macros so far
 };
 
 Statement MakeStatement(StatementKind kind, int line) {
@@ -91,6 +102,13 @@ Result<Block> Parser::ParseBody(std::initializer_list<std::string_view> ends) {
   return ParseBlock(ends);
 }
 
+Result<Block> Parser::ParseScopedBody(std::initializer_list<std::string_view> ends) {
+  ++scopes_;
+  Result<Block> body = ParseBody(ends);
+  --scopes_;
+  return body;
+}
+
 Result<Statement> Parser::ParseStatement() {
   const int line = stream_.line();
   ASSIGN_OR_RETURN(const std::string tag, stream_.ExpectName());
@@ -99,6 +117,8 @@ Result<Statement> Parser::ParseStatement() {
   if (tag == "set") return ParseSet(line);
   if (tag == "with") return ParseWith(line);
   if (tag == "generation") return ParseGeneration(line);
+  if (tag == "filter") return ParseFilterBlock(line);
+  if (tag == "macro") return ParseMacro(line);
   if (tag == "break" || tag == "continue") {
     if (loops_ == 0) return SyntaxError(line, fmt::format("'{}' is only allowed inside a loop", tag));
     return MakeStatement(tag == "break" ? StatementKind::kBreak : StatementKind::kContinue, line);
@@ -144,12 +164,12 @@ Result<Statement> Parser::ParseFor(int line) {
   }
   if (stream_.IsName("recursive")) return NotSupported(stream_.line(), "a recursive loop ('recursive')");
   ++loops_;
-  ASSIGN_OR_RETURN(Block body, ParseBody({"else", "endfor"}));
+  ASSIGN_OR_RETURN(Block body, ParseScopedBody({"else", "endfor"}));
   --loops_;
   out.blocks.push_back(std::move(body));
   out.blocks.emplace_back();
   if (stream_.SkipName("else")) {
-    ASSIGN_OR_RETURN(out.blocks[1], ParseBody({"endfor"}));
+    ASSIGN_OR_RETURN(out.blocks[1], ParseScopedBody({"endfor"}));
   }
   stream_.Next();
   return out;
@@ -163,9 +183,12 @@ Result<Statement> Parser::ParseSet(int line) {
     out.exprs.push_back(std::move(value));
     return out;
   }
-  if (stream_.IsOperator("|")) return NotSupported(line, "a filter on a 'set' block");
   out.kind = StatementKind::kSetBlock;
-  ASSIGN_OR_RETURN(Block body, ParseBody({"endset"}));
+  if (stream_.IsOperator("|")) {
+    ASSIGN_OR_RETURN(ExprPtr filters, expressions_.ParseBlockFilters(/*with_bar=*/true));
+    out.exprs.push_back(std::move(filters));
+  }
+  ASSIGN_OR_RETURN(Block body, ParseScopedBody({"endset"}));
   out.blocks.push_back(std::move(body));
   stream_.Next();
   return out;
@@ -182,7 +205,7 @@ Result<Statement> Parser::ParseWith(int line) {
     ASSIGN_OR_RETURN(ExprPtr value, expressions_.ParseExpression());
     out.exprs.push_back(std::move(value));
   }
-  ASSIGN_OR_RETURN(Block body, ParseBody({"endwith"}));
+  ASSIGN_OR_RETURN(Block body, ParseScopedBody({"endwith"}));
   out.blocks.push_back(std::move(body));
   stream_.Next();
   return out;
@@ -191,10 +214,57 @@ Result<Statement> Parser::ParseWith(int line) {
 Result<Statement> Parser::ParseGeneration(int line) {
   Statement out = MakeStatement(StatementKind::kWith, line);
   const int loops = std::exchange(loops_, 0);  // Jinja treats the body as a macro, which cannot leave a loop
-  ASSIGN_OR_RETURN(Block body, ParseBody({"endgeneration"}));
+  ASSIGN_OR_RETURN(Block body, ParseScopedBody({"endgeneration"}));
   loops_ = loops;
   out.blocks.push_back(std::move(body));
   stream_.Next();
+  return out;
+}
+
+Result<Statement> Parser::ParseFilterBlock(int line) {
+  Statement out = MakeStatement(StatementKind::kFilter, line);
+  ASSIGN_OR_RETURN(ExprPtr filters, expressions_.ParseBlockFilters(/*with_bar=*/false));
+  out.exprs.push_back(std::move(filters));
+  ASSIGN_OR_RETURN(Block body, ParseScopedBody({"endfilter"}));
+  out.blocks.push_back(std::move(body));
+  stream_.Next();
+  return out;
+}
+
+Status Parser::ParseParameters(Macro& macro) {
+  RETURN_IF_ERROR(stream_.ExpectOperator("("));
+  while (!stream_.IsOperator(")")) {
+    if (!macro.parameters.empty()) RETURN_IF_ERROR(stream_.ExpectOperator(","));
+    const int line = stream_.line();
+    ASSIGN_OR_RETURN(std::string name, stream_.ExpectName());
+    if (name == "loop" || name == "caller") return NotSupported(line, fmt::format("a parameter '{}'", name));
+    if (std::find(macro.parameters.begin(), macro.parameters.end(), name) != macro.parameters.end()) {
+      return SyntaxError(line, fmt::format("the parameter '{}' occurs twice", name));
+    }
+    macro.parameters.push_back(std::move(name));
+    macro.defaults.emplace_back();
+    if (stream_.SkipOperator("=")) {
+      ASSIGN_OR_RETURN(macro.defaults.back(), expressions_.ParseExpression());
+    } else if (macro.defaults.size() > 1 && macro.defaults[macro.defaults.size() - 2]) {
+      return SyntaxError(line, "a parameter without a default follows one with a default");
+    }
+  }
+  return stream_.ExpectOperator(")");
+}
+
+Result<Statement> Parser::ParseMacro(int line) {
+  if (scopes_ > 0) return NotSupported(line, "a macro inside a loop, a macro or a block with its own scope");
+  Statement out = MakeStatement(StatementKind::kMacro, line);
+  auto macro = std::make_shared<Macro>();
+  ASSIGN_OR_RETURN(macro->name, stream_.ExpectName());
+  if (FindFunction(macro->name)) return NotSupported(line, fmt::format("a macro with the name '{}'", macro->name));
+  RETURN_IF_ERROR(ParseParameters(*macro));
+  const int loops = std::exchange(loops_, 0);
+  ASSIGN_OR_RETURN(macro->body, ParseScopedBody({"endmacro"}));
+  loops_ = loops;
+  stream_.Next();
+  macros_.insert(macro->name);
+  out.macro = std::move(macro);
   return out;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,7 +96,8 @@ enum class ExprKind {
   kAttribute,    // args[0].name
   kItem,         // args[0][args[1]]
   kSlice,        // args[0][args[1]:args[2]:args[3]]; absent bounds are null
-  kCall,         // name(args, keywords[i]=args[n+i])
+  kCall,         // name(args, keywords[i]=args[n+i]): a builtin function
+  kMacroCall,    // as kCall: a macro of the template
   kMethod,       // args[0].name(args[1..]); builtin; absent arguments are null
   kFilter,       // args[0] | name(args[1..]); as kMethod
   kTest,         // args[0] is name(args[1..]); as kMethod
@@ -146,8 +148,10 @@ enum class StatementKind {
   kIf,        // exprs[i] is the condition of blocks[i]; an additional block is the else
   kFor,       // targets in exprs[0] if exprs[1] (or null): blocks[0], else blocks[1]
   kSet,       // targets = exprs[0]
-  kSetBlock,  // targets = the text that blocks[0] prints
+  kSetBlock,  // targets = the text that blocks[0] prints; exprs[0], if there, filters it
   kWith,      // blocks[0] in a scope with with_targets[i] = exprs[i]; {% generation %} has no targets
+  kFilter,    // prints exprs[0], a filter of the text that blocks[0] prints
+  kMacro,     // defines macro
   kBreak,
   kContinue,
 };
@@ -163,6 +167,16 @@ struct Statement {
   std::vector<Block> blocks;
   Targets targets;
   std::vector<Targets> with_targets;
+  std::shared_ptr<const Macro> macro;
+};
+
+// {% macro name(parameters) %}body{% endmacro %}. Defined only outside of loops, blocks with scopes and other macros,
+// so that its body sees the names of the template's outermost scope and its own.
+struct Macro {
+  std::string name;
+  std::vector<std::string> parameters;
+  std::vector<ExprPtr> defaults;  // [parameters]; null where there is none
+  Block body;
 };
 
 // A parsed template. Immutable plain data, shared by all renderings.
@@ -171,6 +185,9 @@ struct Program {
 };
 
 Result<Program> ParseProgram(std::string_view source);
+
+// The builtin function of this name (functions.cc).
+std::optional<Function> FindFunction(std::string_view name);
 
 // ---- expressions (parser.cc, operands.cc) ----
 
@@ -189,6 +206,10 @@ class ExpressionParser {
 
   // `allow_conditional`: accept the form `a if b else c`.
   Result<ExprPtr> ParseExpression(bool allow_conditional = true);
+  // The filters of {% filter a|b %} and {% set x | a %}, applied to the name "", which holds the printed text.
+  Result<ExprPtr> ParseBlockFilters(bool with_bar);
+  // Names that are called and are no builtin function, with the line of the first call.
+  const std::vector<std::pair<std::string, int>>& macro_calls() const { return macro_calls_; }
   // One expression, or several separated by commas, which form a tuple.
   Result<ExprPtr> ParseTuple(bool allow_conditional = true, bool in_parentheses = false);
 
@@ -219,6 +240,7 @@ class ExpressionParser {
   Result<ExprPtr> ParseSubscript(ExprPtr node);
   Result<ExprPtr> ParseCall(ExprPtr node);
   Result<ExprPtr> ParseFiltersAndTests(ExprPtr node);
+  // The current token is the filter's name.
   Result<ExprPtr> ParseFilter(ExprPtr node);
   Result<ExprPtr> ParseTest(ExprPtr node);
   Result<CallArguments> ParseCallArguments();
@@ -233,6 +255,7 @@ class ExpressionParser {
 
   TokenStream& stream_;
   int nesting_ = 0;
+  std::vector<std::pair<std::string, int>> macro_calls_;
 };
 
 }  // namespace infinigen::jinja

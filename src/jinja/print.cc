@@ -270,6 +270,10 @@ Result<std::string> ToText(Budget& budget, const Value& value) {
     RETURN_IF_ERROR(budget.Make(text->size()));
     return *text;
   }
+  if (const Markup* markup = value.If<Markup>()) {
+    RETURN_IF_ERROR(budget.Make(markup->text->size()));
+    return *markup->text;
+  }
   return ToRepr(budget, value);
 }
 

@@ -10,10 +10,10 @@ namespace {
 
 enum class Flow { kNext, kBreak, kContinue };
 
-class Renderer {
+class Renderer final : public BlockRunner {
  public:
   Renderer(Context& context, const Variables& globals, uint64_t max_output_bytes)
-      : context_(context), evaluator_(context, globals), output_left_(max_output_bytes) {}
+      : context_(context), evaluator_(context, globals, *this), output_left_(max_output_bytes) {}
 
   Result<std::string> Run(const Program& program) {
     ASSIGN_OR_RETURN(const Flow flow, RunBlock(program.body));
@@ -21,13 +21,22 @@ class Renderer {
     return std::move(out_);
   }
 
+  Result<std::string> Capture(const Block& block) override {
+    std::string printed;
+    ASSIGN_OR_RETURN(const Flow flow, RunCaptured(block, printed));
+    CHECK(flow == Flow::kNext);  // the parser allows break and continue only in loops of the macro
+    return printed;
+  }
+
  private:
   Result<Flow> RunBlock(const Block& block) {
-    for (const Statement& statement : block) {
-      ASSIGN_OR_RETURN(const Flow flow, RunStatement(statement));
-      if (flow != Flow::kNext) return flow;
+    RETURN_IF_ERROR(context_.Enter());
+    Flow flow = Flow::kNext;
+    for (size_t i = 0; i < block.size() && flow == Flow::kNext; ++i) {
+      ASSIGN_OR_RETURN(flow, RunStatement(block[i]));
     }
-    return Flow::kNext;
+    context_.Leave();
+    return flow;
   }
 
   Result<Flow> RunScoped(const Block& block) {
@@ -56,6 +65,11 @@ class Renderer {
         return RunSetBlock(statement);
       case StatementKind::kWith:
         return RunWith(statement);
+      case StatementKind::kFilter:
+        return RunFilter(statement);
+      case StatementKind::kMacro:
+        RETURN_IF_ERROR(evaluator_.AssignName(statement.macro->name, Value(statement.macro.get())));
+        return Flow::kNext;
       case StatementKind::kBreak:
         return Flow::kBreak;
       case StatementKind::kContinue:
@@ -136,13 +150,43 @@ class Renderer {
   }
 
   Result<Flow> RunSetBlock(const Statement& statement) {
-    std::string outer = std::exchange(out_, std::string());
-    ASSIGN_OR_RETURN(const Flow flow, RunScoped(statement.blocks[0]));
-    std::string printed = std::exchange(out_, std::move(outer));
+    std::string printed;
+    ASSIGN_OR_RETURN(const Flow flow, RunCaptured(statement.blocks[0], printed));
     if (flow != Flow::kNext) return flow;
-    ASSIGN_OR_RETURN(const Value value, MakeText(context_.budget, std::move(printed)));
+    ASSIGN_OR_RETURN(Value value, MakeText(context_.budget, std::move(printed)));
+    if (!statement.exprs.empty()) {
+      ASSIGN_OR_RETURN(value, ApplyFilters(*statement.exprs[0], value));
+    }
     RETURN_IF_ERROR(evaluator_.Assign(statement.targets, value));
     return Flow::kNext;
+  }
+
+  Result<Flow> RunFilter(const Statement& statement) {
+    std::string printed;
+    ASSIGN_OR_RETURN(const Flow flow, RunCaptured(statement.blocks[0], printed));
+    if (flow != Flow::kNext) return flow;
+    ASSIGN_OR_RETURN(Value value, MakeText(context_.budget, std::move(printed)));
+    ASSIGN_OR_RETURN(value, ApplyFilters(*statement.exprs[0], value));
+    ASSIGN_OR_RETURN(const std::string text, ToText(context_.budget, value));
+    RETURN_IF_ERROR(Print(text));
+    return Flow::kNext;
+  }
+
+  // Runs `block` in a scope of its own; `printed` receives its output.
+  Result<Flow> RunCaptured(const Block& block, std::string& printed) {
+    std::string outer = std::exchange(out_, std::string());
+    ASSIGN_OR_RETURN(const Flow flow, RunScoped(block));
+    printed = std::exchange(out_, std::move(outer));
+    return flow;
+  }
+
+  // `filters` read their input as the name "", which no template can spell.
+  Result<Value> ApplyFilters(const Expr& filters, const Value& text) {
+    evaluator_.PushScope();
+    RETURN_IF_ERROR(evaluator_.AssignName("", text));
+    ASSIGN_OR_RETURN(Value value, evaluator_.Evaluate(filters));
+    evaluator_.PopScope();
+    return value;
   }
 
   // As in Jinja, the values are evaluated outside the new scope.

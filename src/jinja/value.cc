@@ -113,6 +113,7 @@ bool IsTrue(const Value& value) {
   if (const int64_t* integer = value.If<int64_t>()) return *integer != 0;
   if (const double* real = value.If<double>()) return *real != 0;
   if (const std::string* text = value.text()) return !text->empty();
+  if (const Markup* markup = value.If<Markup>()) return !markup->text->empty();
   if (const Sequence* sequence = value.sequence()) {
     return sequence->kind == SequenceKind::kGenerator || !sequence->items.empty();
   }
@@ -139,9 +140,11 @@ std::string TypeName(const Value& value) {
   if (value.Is<int64_t>()) return "int object";
   if (value.Is<double>()) return "float object";
   if (value.Is<Text>()) return "str object";
+  if (value.Is<Markup>()) return "markup object";
   if (value.Is<DictPtr>()) return "dict object";
   if (value.Is<Namespace*>()) return "namespace object";
   if (value.Is<Function>()) return "function object";
+  if (value.Is<const Macro*>()) return "macro object";
   switch (value.sequence()->kind) {
     case SequenceKind::kList:
       return "list object";
@@ -173,6 +176,7 @@ Result<bool> Equals(Budget& budget, const Value& a, const Value& b) {
   if (a.dict() && b.dict()) return EqualDicts(budget, *a.dict(), *b.dict());
   if (a.space() && b.space()) return a.space() == b.space();
   if (a.Is<Function>() && b.Is<Function>()) return *a.If<Function>() == *b.If<Function>();
+  if (a.Is<const Macro*>() && b.Is<const Macro*>()) return *a.If<const Macro*>() == *b.If<const Macro*>();
   return (a.Is<Undefined>() && b.Is<Undefined>()) || (a.Is<None>() && b.Is<None>());
 }
 

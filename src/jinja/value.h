@@ -66,6 +66,12 @@ struct Undefined {
 
 struct None {};
 
+// The result of the filter 'safe'. It can be printed, joined with `~` and added to text, whose HTML characters `+`
+// then escapes, as in Jinja; its methods are refused.
+struct Markup {
+  Text text;
+};
+
 enum class SequenceKind {
   kList,
   kTuple,
@@ -77,6 +83,7 @@ enum class SequenceKind {
 struct Sequence;
 struct Dict;
 struct Namespace;
+struct Macro;  // jinja/parser.h; belongs to the parsed template
 using SequencePtr = std::shared_ptr<const Sequence>;
 using DictPtr = std::shared_ptr<const Dict>;
 
@@ -91,10 +98,12 @@ class Value {
   Value(int64_t value) : rep_(value) {}                 // NOLINT
   Value(double value) : rep_(value) {}                  // NOLINT
   Value(Text value) : rep_(std::move(value)) {}         // NOLINT
+  Value(Markup value) : rep_(std::move(value)) {}       // NOLINT
   Value(SequencePtr value) : rep_(std::move(value)) {}  // NOLINT
   Value(DictPtr value) : rep_(std::move(value)) {}      // NOLINT
   Value(Namespace* value) : rep_(value) {}              // NOLINT
   Value(Function value) : rep_(value) {}                // NOLINT
+  Value(const Macro* value) : rep_(value) {}            // NOLINT
   Value(const char*) = delete;                          // would convert to bool
 
   template <class T>
@@ -124,7 +133,9 @@ class Value {
   }
 
  private:
-  std::variant<Undefined, None, bool, int64_t, double, Text, SequencePtr, DictPtr, Namespace*, Function> rep_;
+  std::variant<Undefined, None, bool, int64_t, double, Text, Markup, SequencePtr, DictPtr, Namespace*, Function,
+               const Macro*>
+      rep_;
 };
 
 struct Sequence {

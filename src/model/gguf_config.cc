@@ -222,6 +222,23 @@ class Translator {
   std::set<std::string, std::less<>> seen_;
 };
 
+// Architectures of kinds that the decoder does not compute, so that the message gives the reason.
+struct RefusedArchitectures {
+  std::string_view what;
+  std::initializer_list<std::string_view> names;
+};
+const RefusedArchitectures kRefusedArchitectures[] = {
+    {"is a mixture of experts",
+     {"qwen2moe", "qwen3moe",   "qwen35moe",    "phimoe",      "olmoe",      "deepseek",   "deepseek2", "deepseek32",
+      "gpt-oss",  "granitemoe", "dbrx",         "llama4",      "glm4moe",    "grok",       "arctic",    "ernie4_5-moe",
+      "dots1",    "bailingmoe", "bailingmoe2",  "hunyuan-moe", "minimax-m2", "cohere2moe", "llada-moe", "exaone-moe",
+      "afmoe",    "grovemoe",   "smallthinker", "mimo2",       "step35"}},
+    {"has layers without attention",
+     {"mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe",
+      "plamo2", "qwen3next", "qwen35", "kimi-linear", "minimax-01", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}},
+    {"also takes images or sound", {"qwen2vl", "qwen3vl", "qwen3vlmoe", "gemma3n", "gemma4", "cogvlm", "chameleon"}},
+};
+
 Result<const ModelFamily*> ReadFamily(const GgufMetadata& metadata) {
   constexpr std::string_view kKey = "general.architecture";
   ASSIGN_OR_RETURN(const std::optional<std::string_view> name, metadata.String(kKey));
@@ -233,6 +250,10 @@ Result<const ModelFamily*> ReadFamily(const GgufMetadata& metadata) {
          each->gguf == nullptr ? std::span<const std::string_view>() : each->gguf->architectures)
       if (FindGgufFamily(architecture) == each) known.push_back(architecture);
   if (!name) return metadata.Mismatch(kKey, fmt::format("one of {}", fmt::join(known, ", ")));
+  for (const RefusedArchitectures& kind : kRefusedArchitectures)
+    if (std::find(kind.names.begin(), kind.names.end(), *name) != kind.names.end())
+      return Unsupported("{}: the architecture {} {}, which is not supported; supported are {}", metadata.path(),
+                         Quoted(*name), kind.what, fmt::join(known, ", "));
   return Unsupported("{}: the architecture {} is not supported; supported are {}", metadata.path(), Quoted(*name),
                      fmt::join(known, ", "));
 }

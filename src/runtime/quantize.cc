@@ -16,6 +16,7 @@
 #include "loader/gguf_source.h"
 #include "loader/gguf_writer.h"
 #include "model/family.h"
+#include "runtime/gguf_description.h"
 #include "runtime/model.h"
 #include "tensor/block_encode.h"
 #include "text/gguf_tokenizer.h"
@@ -100,7 +101,7 @@ class Quantizer {
     RETURN_IF_ERROR(AddMetadata());
     AddTensors();
     RETURN_IF_ERROR(writer_.Begin());
-    if (!divisors_.empty()) RETURN_IF_ERROR(writer_.Write(std::as_bytes(std::span(divisors_))));
+    for (const GgufNumbers& tensor : numbers_) RETURN_IF_ERROR(writer_.Write(std::as_bytes(std::span(tensor.numbers))));
     for (const StoredTensor* extra : extras_) RETURN_IF_ERROR(writer_.Write(extra->bytes));
     for (const OutputTensor& tensor : tensors_) RETURN_IF_ERROR(WriteTensor(tensor));
     RETURN_IF_ERROR(writer_.Finish());
@@ -125,32 +126,11 @@ class Quantizer {
     if (LooksLikeGguf(model_->path)) {
       ASSIGN_OR_RETURN(GgufSource source, GgufSource::Open(model_->path));
       gguf_.emplace(std::move(source));
-    } else if (!IsExpressible()) {
-      return Unsupported(
-          "{}: this model has features (windows, soft caps, scales) that are not written from a directory",
-          request_.model);
+    } else if (const Status can = CheckDescribable(config()); !can.ok()) {
+      return Error{can.error().kind, fmt::format("{}: {}", request_.model, can.error().message)};
     }
     report_.weight_bytes_before = static_cast<uint64_t>(model_->weights.TotalBytes());
     return Ok();
-  }
-
-  // True if the keys of DescribeModel describe the model.
-  bool IsExpressible() const {
-    const ModelConfig& c = config();
-    if (c.embedding_scale != 1 || c.logit_soft_cap != 0 || c.ropes.size() != 1 || c.has_projections()) return false;
-    for (size_t layer = 0; layer < c.specs.size(); ++layer) {
-      LayerSpec plain = PlainLayer(c.head_dim);
-      const LayerSpec& spec = c.specs[layer];
-      plain.qkv_bias = spec.qkv_bias;
-      plain.o_bias = spec.o_bias;
-      plain.mlp.bias = spec.mlp.bias;
-      plain.qk_norm = spec.qk_norm;
-      plain.norm = c.specs.front().norm;
-      // Readers know that each fourth layer of SmolLM3 does not rotate.
-      if (c.family->name == "smollm3" && (layer + 1) % 4 == 0) plain.rope = LayerSpec::kNoRope;
-      if (!(spec == plain)) return false;
-    }
-    return true;
   }
 
   // Rotation planes of a GGUF file lie in the order of its family; those of the source in the order of its config.
@@ -180,24 +160,14 @@ class Quantizer {
       for (const StoredTensor& tensor : gguf_->tensors())
         if (IsExtraTensor(*config().family, "", tensor.name, TensorNaming::kGguf)) extras_.push_back(&tensor);
     } else {
-      SetDivisors();
+      numbers_ = DescribeRotation(config());
     }
   }
 
-  // Files have no key for the scaling of Llama 3; they store what it divides each frequency by.
-  void SetDivisors() {
-    if (config().ropes.empty() || config().ropes.front().scaling != RopeScaling::kLlama3) return;
-    RopeConfig plain = config().ropes.front();
-    const std::vector<float> scaled = RopeInverseFrequencies(plain, config().head_dim, config().max_positions);
-    plain.scaling = RopeScaling::kNone;
-    divisors_ = RopeInverseFrequencies(plain, config().head_dim, config().max_positions);
-    for (size_t i = 0; i < divisors_.size(); ++i) divisors_[i] /= scaled[i];
-  }
-
   void AddTensors() {
-    if (!divisors_.empty()) {
-      const int64_t length = std::ssize(divisors_);
-      writer_.AddTensor("rope_freqs.weight", std::span(&length, 1), WeightType::kF32);
+    for (const GgufNumbers& tensor : numbers_) {
+      const int64_t length = std::ssize(tensor.numbers);
+      writer_.AddTensor(tensor.name, std::span(&length, 1), WeightType::kF32);
     }
     for (const StoredTensor* extra : extras_) writer_.AddTensor(extra->name, extra->shape, *extra->type);
     for (const OutputTensor& tensor : tensors_) {
@@ -216,7 +186,7 @@ class Quantizer {
     if (gguf_) {
       CopyMetadata(gguf_->metadata());
     } else {
-      RETURN_IF_ERROR(DescribeModel());
+      DescribeModel(config(), writer_);
       RETURN_IF_ERROR(DescribeTokenizer());
     }
     writer_.AddUint32("general.file_type", type_.number);
@@ -230,43 +200,6 @@ class Quantizer {
                             entry.key == "general.alignment" || entry.key.starts_with("split.");
       if (!replaced) writer_.AddCopy(entry);
     }
-  }
-
-  Status DescribeModel() {
-    const ModelConfig& c = config();
-    const std::string_view arch = c.family->gguf->architectures[0];
-    const auto key = [&](std::string_view name) { return fmt::format("{}.{}", arch, name); };
-    const auto size = [&](std::string_view name, int64_t value) {
-      writer_.AddUint32(key(name), static_cast<uint32_t>(value));
-    };
-    writer_.AddString("general.architecture", arch);
-    writer_.AddString("general.name", c.name);
-    size("block_count", c.layers);
-    size("context_length", c.max_positions);
-    size("embedding_length", c.hidden);
-    size("feed_forward_length", c.ffn);
-    size("attention.head_count", c.heads);
-    size("attention.head_count_kv", c.kv_heads);
-    size("attention.key_length", c.head_dim);
-    size("attention.value_length", c.head_dim);
-    size("vocab_size", c.vocab);
-    writer_.AddFloat(key("attention.layer_norm_rms_epsilon"), c.specs.front().norm.eps);
-    if (c.ropes.empty()) return Ok();
-    const RopeConfig& rope = c.ropes.front();
-    size("rope.dimension_count", rope.dims(c.head_dim));
-    writer_.AddFloat(key("rope.freq_base"), static_cast<float>(rope.base));
-    if (rope.scaling == RopeScaling::kLinear) {
-      writer_.AddString(key("rope.scaling.type"), "linear");
-      writer_.AddFloat(key("rope.scaling.factor"), static_cast<float>(rope.factor));
-    } else if (rope.scaling == RopeScaling::kYarn) {
-      writer_.AddString(key("rope.scaling.type"), "yarn");
-      writer_.AddFloat(key("rope.scaling.factor"), static_cast<float>(rope.factor));
-      size("rope.scaling.original_context_length", rope.original_max_positions);
-    } else if ((rope.scaling != RopeScaling::kNone && rope.scaling != RopeScaling::kLlama3) ||
-               !rope.frequency_divisors.empty() || rope.magnitude != 1) {
-      return Unsupported("{}: this RoPE scaling cannot be stored as GGUF", request_.model);
-    }
-    return Ok();
   }
 
   Status DescribeTokenizer() {
@@ -365,7 +298,7 @@ class Quantizer {
   std::optional<GgufSource> gguf_;  // the model's file, if it is one
   std::vector<OutputTensor> tensors_;
   std::vector<const StoredTensor*> extras_;  // of gguf_: tensors without parameters, copied
-  std::vector<float> divisors_;              // of the rotary frequencies; empty: none
+  std::vector<GgufNumbers> numbers_;         // of a directory: divisors of rotary frequencies
   GgufWriter writer_;
   ThreadPool pool_;
   int64_t done_ = 0;  // numbers written

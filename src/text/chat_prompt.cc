@@ -1,5 +1,7 @@
 #include "text/chat_prompt.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "base/utf8.h"
@@ -120,6 +122,10 @@ ChatPrompt::ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed)
 }
 
 Result<ChatPrompt> ChatPrompt::Make(const Tokenizer& tokenizer) {
+  if (tokenizer.chat_template().empty() && !tokenizer.other_templates().empty())
+    return Invalid("{}: none of the model's chat templates is named 'default'; their names are {}",
+                   tokenizer.chat_template_path(),
+                   infinigen::Quoted(fmt::format("{}", fmt::join(tokenizer.other_templates(), ", ")), 200));
   if (tokenizer.chat_template().empty())
     return Invalid(
         "the model has no chat template: neither chat_template.jinja nor tokenizer_config.json contains one");

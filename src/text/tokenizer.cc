@@ -91,9 +91,10 @@ Result<TokenizerSpec> LoadVocabAndMerges(const std::string& vocab_path, const st
   ASSIGN_OR_RETURN(const MmapFile vocab, OpenBounded(vocab_path, kMaxJsonBytes));
   ASSIGN_OR_RETURN(const MmapFile merges, OpenBounded(merges_path, kMaxJsonBytes));
   ASSIGN_OR_RETURN(TokenizerSpec spec, ReadVocabAndMerges(TextOf(vocab), vocab_path, TextOf(merges), merges_path));
-  // These files are always read by GPT2Tokenizer's rules, whatever class the directory declares.
-  config.rules.tokenizer_class = TokenizerClass::kGpt2;
-  ApplyClassRules(config.rules, spec);
+  ApplyVocabRules(config.rules, spec);
+  if (config.rules.tokenizer_class == TokenizerClass::kQwen2) {
+    for (const char* role : {"eos_token", "unk_token", "pad_token"}) config.SetDefaultRole(role, "<|endoftext|>");
+  }
   return spec;
 }
 
@@ -137,6 +138,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory)
   tokenizer->eos_ = id_of("eos_token");
   tokenizer->chat_template_ = config.chat_template;
   tokenizer->chat_template_path_ = config.chat_template_path;
+  tokenizer->other_templates_ = config.other_templates;
   Result<std::unique_ptr<const Pipeline>> pipeline = Pipeline::Create(std::move(loaded->spec));
   if (!pipeline.ok()) return Error{pipeline.error().kind, loaded->path + ": " + pipeline.error().message};
   tokenizer->pipeline_ = std::move(*pipeline);

@@ -65,6 +65,8 @@ class Tokenizer {
   const std::string& chat_template() const { return chat_template_; }
   // The file that contains the chat template, for messages.
   const std::string& chat_template_path() const { return chat_template_path_; }
+  // Names of the model's templates other than "default", which are not used.
+  const std::vector<std::string>& other_templates() const { return other_templates_; }
 
  private:
   friend class StreamDecoder;
@@ -75,6 +77,7 @@ class Tokenizer {
   std::optional<TokenId> eos_;
   std::string chat_template_;
   std::string chat_template_path_;
+  std::vector<std::string> other_templates_;
 };
 
 }  // namespace infinigen

@@ -39,6 +39,21 @@ void ApplyGpt2(const ClassRules& rules, TokenizerSpec& spec) {
   spec.decoders = {DecoderStep{}};
 }
 
+// Qwen2Tokenizer. Digits are single tokens, and a space joins punctuation and line ends but not digits.
+void ApplyQwen2(const ClassRules& rules, TokenizerSpec& spec) {
+  constexpr const char* kPattern =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  spec.bpe = {};
+  spec.normalizers = {NormalizerStep{}};  // NFC
+  PreTokenizerStep split;
+  split.kind = PreTokenizerStep::Kind::kSplitRegex;
+  split.pattern = kPattern;
+  PreTokenizerStep bytes;
+  bytes.add_prefix_space = rules.add_prefix_space;
+  spec.pre_tokenizers = {split, bytes};
+  spec.decoders = {DecoderStep{}};
+}
+
 using nlohmann::json;
 
 constexpr std::array kRoles = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -175,20 +190,40 @@ class ConfigReader {
 
 Error InFile(const std::string& path, const Error& error) { return {error.kind, path + ": " + error.message}; }
 
-// chat_template.jinja takes precedence. In tokenizer_config.json the template is a string or a list of named templates.
-Status ReadChatTemplate(const std::string& directory, const json& file, TokenizerConfig& config) {
-  const std::string path = directory + "/chat_template.jinja";
+// Template files by name: chat_template.jinja is "default", the others are additional_chat_templates/NAME.jinja.
+std::map<std::string, std::string> TemplateFiles(const std::string& directory) {
+  std::map<std::string, std::string> out;
   std::error_code error;
-  if (std::filesystem::exists(path, error)) {
-    ASSIGN_OR_RETURN(config.chat_template, ReadSmallFile(path, kMaxTemplateBytes));
-    config.chat_template_path = path;
-    return Ok{};
-  }
-  config.chat_template = TextOr(file, "chat_template", "");
+  const std::string path = directory + "/chat_template.jinja";
+  if (std::filesystem::exists(path, error)) out["default"] = path;
+  for (const auto& entry : std::filesystem::directory_iterator(directory + "/additional_chat_templates", error))
+    if (entry.path().extension() == ".jinja") out[entry.path().stem().string()] = entry.path().string();
+  return out;
+}
+
+// Files take precedence over tokenizer_config.json, where the template is a string or a list of named templates.
+Status ReadChatTemplate(const std::string& directory, const json& file, TokenizerConfig& config) {
   config.chat_template_path = config.path;
+  const std::map<std::string, std::string> files = TemplateFiles(directory);
+  for (const auto& [name, path] : files) {
+    if (name == "default") {
+      ASSIGN_OR_RETURN(config.chat_template, ReadSmallFile(path, kMaxTemplateBytes));
+      config.chat_template_path = path;
+    } else {
+      config.other_templates.push_back(name);
+    }
+  }
+  if (!files.empty()) return Ok{};
+  config.chat_template = TextOr(file, "chat_template", "");
   if (!file.is_object() || !file.contains("chat_template") || !file["chat_template"].is_array()) return Ok{};
-  for (const json& named : file["chat_template"])
-    if (TextOr(named, "name", "") == "default") config.chat_template = TextOr(named, "template", "");
+  for (const json& named : file["chat_template"]) {
+    const std::string name = TextOr(named, "name", "");
+    if (name == "default")
+      config.chat_template = TextOr(named, "template", "");
+    else
+      config.other_templates.push_back(name);
+  }
+  std::sort(config.other_templates.begin(), config.other_templates.end());
   return Ok{};
 }
 
@@ -220,16 +255,26 @@ std::vector<DecoderStep> MetaspaceDecoders(bool prefix_space) {
 TokenizerClass ClassOf(std::string declared, const std::string& model_type) {
   if (declared.ends_with("Fast")) declared.resize(declared.size() - 4);
   if (declared.empty() && (model_type == "opt" || model_type == "gpt2")) declared = "GPT2Tokenizer";
+  if (declared.empty() && (model_type == "qwen2" || model_type == "qwen3")) declared = "Qwen2Tokenizer";
   if (declared == "LlamaTokenizer") return TokenizerClass::kLlama;
   if (declared == "GPT2Tokenizer") return TokenizerClass::kGpt2;
+  if (declared == "Qwen2Tokenizer") return TokenizerClass::kQwen2;
   return TokenizerClass::kGeneric;
 }
 
 void ApplyClassRules(const ClassRules& rules, TokenizerSpec& spec) {
-  if (rules.tokenizer_class == TokenizerClass::kGeneric) return;
+  const bool llama = rules.tokenizer_class == TokenizerClass::kLlama;
+  if (!llama && rules.tokenizer_class != TokenizerClass::kGpt2) return;
   spec.normalizers.clear();
-  if (rules.tokenizer_class == TokenizerClass::kLlama)
+  if (llama)
     ApplyLlama(rules, spec);
+  else
+    ApplyGpt2(rules, spec);
+}
+
+void ApplyVocabRules(const ClassRules& rules, TokenizerSpec& spec) {
+  if (rules.tokenizer_class == TokenizerClass::kQwen2)
+    ApplyQwen2(rules, spec);
   else
     ApplyGpt2(rules, spec);
 }

@@ -21,8 +21,9 @@ namespace infinigen {
 // ---- tokenizer_config.json, special_tokens_map.json, added_tokens.json, config.json (tokenizer_config.cc) ----
 
 // In transformers, LlamaTokenizer and GPT2Tokenizer replace the normalizer, pre-tokenizer and decoder of the files by
-// their own. Every other class uses the files unchanged.
-enum class TokenizerClass { kGeneric, kLlama, kGpt2 };
+// their own. Every other class uses tokenizer.json unchanged. vocab.json and merges.txt have no such parts; they are
+// read by the rules of Qwen2Tokenizer if that is the class, else by GPT2Tokenizer's.
+enum class TokenizerClass { kGeneric, kLlama, kGpt2, kQwen2 };
 
 struct ClassRules {
   TokenizerClass tokenizer_class = TokenizerClass::kGeneric;
@@ -35,6 +36,8 @@ struct ClassRules {
 TokenizerClass ClassOf(std::string declared, const std::string& model_type);
 
 void ApplyClassRules(const ClassRules& rules, TokenizerSpec& spec);
+// Sets the parts that vocab.json and merges.txt leave to the class.
+void ApplyVocabRules(const ClassRules& rules, TokenizerSpec& spec);
 
 struct TokenizerConfig {
   std::string path;  // of tokenizer_config.json, for messages
@@ -45,8 +48,9 @@ struct TokenizerConfig {
   std::map<int64_t, AddedToken> added_tokens_decoder;  // by the file's id
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
-  std::string chat_template;       // empty when there is none
-  std::string chat_template_path;  // the file that contains it
+  std::string chat_template;                 // the one named default; empty when there is none
+  std::string chat_template_path;            // the file that contains it
+  std::vector<std::string> other_templates;  // names of the templates that are not used, sorted
 
   const AddedToken* Role(const std::string& role) const;  // null when no token has the role
   // Sets the token of a role unless a file has set it.
@@ -106,7 +110,7 @@ struct SentencePieceModel {
 
 Result<SentencePieceModel> ReadSentencePiece(std::string_view bytes, const std::string& name, SentencePieceRules rules);
 
-// ---- tokenizer.model of tiktoken: Llama 3; and vocab.json with merges.txt: GPT-2, OPT (vocab_files.cc) ----
+// ---- tokenizer.model of tiktoken: Llama 3; and vocab.json with merges.txt: GPT-2, OPT, Qwen2 (vocab_files.cc) ----
 
 // True when the first line is a token in base64 and its rank. Never true for a SentencePiece model.
 bool LooksLikeTiktoken(std::string_view bytes);
@@ -117,7 +121,7 @@ Result<TokenizerSpec> ReadTiktoken(std::string_view bytes, const std::string& na
 // Llama 3's 256 special tokens (names of version 3.1), which follow the 128,000 ranks, in order of id.
 std::vector<std::string> Llama3SpecialTokens();
 
-// vocab.json maps tokens to ids; merges.txt has one merge per line. Pre-tokenizer and decoder are GPT2Tokenizer's.
+// vocab.json maps tokens to ids; merges.txt has one merge per line. The caller applies ApplyVocabRules.
 Result<TokenizerSpec> ReadVocabAndMerges(std::string_view vocab, const std::string& vocab_name, std::string_view merges,
                                          const std::string& merges_name);
 

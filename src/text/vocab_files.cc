@@ -176,11 +176,6 @@ Result<TokenizerSpec> ReadVocabAndMerges(std::string_view vocab, const std::stri
   auto table = list.Resolve(spec.vocabulary);
   if (!table.ok()) return Invalid("{}: {} (vocabulary: {})", merges_name, table.error().message, vocab_name);
   spec.merges = std::move(*table);
-
-  PreTokenizerStep byte_level;
-  byte_level.pattern = kGpt2Pattern;
-  spec.pre_tokenizers = {byte_level};
-  spec.decoders = {DecoderStep{}};
   return spec;
 }
 

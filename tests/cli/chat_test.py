@@ -230,7 +230,7 @@ class AsAScript(unittest.TestCase):
                 shutil.copy(os.path.join(directory, name), copied)
             mini = os.path.join(os.path.dirname(MODELS), "..", "..", "models", "infinigen-mini")
             shutil.copy(os.path.join(mini, "tokenizer.json"), copied)
-            for template, words in ((None, b"no chat template"), ("{% macro x() %}{% endmacro %}", b"macro")):
+            for template, words in ((None, b"no chat template"), ("{% include 'x' %}", b"tag 'include'")):
                 if template is not None:
                     with open(os.path.join(copied, "chat_template.jinja"), "w") as file:
                         file.write(template)

@@ -5,6 +5,9 @@ usage: eval_cli_test.py INFINIGEN MODEL [--terminal | --no-terminal] [unittest a
 shipped one.
 """
 
+import array
+import ast
+import math
 import os
 import pty
 import re
@@ -104,6 +107,31 @@ class Ppl(Case):
         self.assertNotIn("chunks", self.ppl("--json", "--limit-tokens", 64).json())
         self.assert_error(self.ppl("--kv", "full", "--step-overlap"), 1, "select")
         self.assert_error(self.ppl("--kv", "h2o", "--step-overlap"), 1, "evicts nothing")
+
+    def test_logits_are_a_numpy_file(self):
+        path = self.path("logits.npy")
+        result = self.ppl("--json", "--limit-tokens", 200, "--kv", "full", "--logits", path).json()
+        with open(path, "rb") as file:
+            data = file.read()
+        self.assertEqual(data[:8], b"\x93NUMPY\x01\x00")
+        start = 10 + int.from_bytes(data[8:10], "little")
+        self.assertEqual((start % 64, data[start - 1:start]), (0, b"\n"))
+        header = ast.literal_eval(data[10:start].decode())
+        rows, vocab = header["shape"]
+        self.assertEqual((header["descr"], header["fortran_order"], rows), ("<f4", False, result["tokens_scored"]))
+        self.assertEqual(len(data), start + 4 * rows * vocab)
+        # The reported loss follows from the file.
+        ids = Run("tokenize", "-m", MODEL, "-f", self.write("text.txt", TEXT), "--no-special").out.split()
+        logits = array.array("f", data[start:])
+        self.assertEqual(rows, 200, "this tokenizer opens texts, so every token is scored")
+        nll = 0
+        for i in range(rows):
+            row = logits[i * vocab:(i + 1) * vocab]
+            most = max(row)
+            nll += most + math.log(sum(math.exp(x - most) for x in row)) - row[int(ids[i])]
+        self.assertAlmostEqual(nll / rows, result["nll"], 5)
+        self.assert_error(self.ppl("--logits", path, "--mode", "step"), 1, "--mode batched")
+        self.assert_error(self.ppl("--logits", "/nowhere/x.npy", "--limit-tokens", 64), 1, "/nowhere/x.npy")
 
     def test_limit_and_environment(self):
         self.assertEqual(self.ppl("--json", "--limit-tokens", 200).json()["tokens_scored"], 200)

@@ -3,9 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "jinja/json_value.h"
 
 namespace infinigen::jinja {
 namespace {
@@ -50,8 +56,8 @@ struct Refusal {
 TEST(JinjaParse, RefusesByNameAndLine) {
   const Refusal refusals[] = {
       {"a\n\n{{ x | groupby('y') }}", "chat template: line 3: filter 'groupby' is not supported"},
-      {"{{ x | safe }}", "chat template: line 1: filter 'safe' is not supported"},
-      {"{% if false %}\n{{ x | sort }}\n{% endif %}", "chat template: line 2: filter 'sort' is not supported"},
+      {"{{ x | forceescape }}", "chat template: line 1: filter 'forceescape' is not supported"},
+      {"{% if false %}\n{{ x | random }}\n{% endif %}", "chat template: line 2: filter 'random' is not supported"},
       {"{{ x is filter }}", "chat template: line 1: test 'filter' is not supported"},
       {"{{ x is\nsameas y }}", "chat template: line 2: test 'sameas' is not supported"},
       {"{{ 'a'.format(1) }}", "chat template: line 1: method 'format' is not supported"},
@@ -64,14 +70,20 @@ TEST(JinjaParse, RefusesByNameAndLine) {
        "chat template: line 1: a call of anything but a named function or method is not supported"},
       {"{{ ''.__class__ }}", "chat template: line 1: attribute '__class__' is not supported"},
       {"{% set ns._x = 1 %}", "chat template: line 1: attribute '_x' is not supported"},
-      {"\n{% macro f() %}{% endmacro %}", "chat template: line 2: tag 'macro' is not supported"},
+      {"\n{% for x in y %}{% macro f() %}{% endmacro %}{% endfor %}",
+       "chat template: line 2: a macro inside a loop, a macro or a block with its own scope is not supported"},
+      {"{% macro f() %}{% macro g() %}{% endmacro %}{% endmacro %}", "line 1: a macro inside a loop, a macro"},
+      {"{% macro range() %}{% endmacro %}", "line 1: a macro with the name 'range' is not supported"},
+      {"{% macro f(caller) %}{% endmacro %}", "line 1: a parameter 'caller' is not supported"},
+      {"{% macro f() %}{{ varargs }}{% endmacro %}", "line 1: 'varargs' is not supported"},
+      {"{% macro f() %}\n{{ g() }}{% endmacro %}", "line 2: function 'g' is not supported"},
       {"{% include 'x' %}", "chat template: line 1: tag 'include' is not supported"},
       {"{% import 'x' as y %}", "chat template: line 1: tag 'import' is not supported"},
       {"{% from 'x' import y %}", "chat template: line 1: tag 'from' is not supported"},
       {"{% extends 'x' %}", "chat template: line 1: tag 'extends' is not supported"},
       {"{% block x %}{% endblock %}", "chat template: line 1: tag 'block' is not supported"},
       {"{% call f() %}{% endcall %}", "chat template: line 1: tag 'call' is not supported"},
-      {"{% filter upper %}{% endfilter %}", "chat template: line 1: tag 'filter' is not supported"},
+      {"{% filter urlize %}{% endfilter %}", "chat template: line 1: filter 'urlize' is not supported"},
       {"{% autoescape true %}{% endautoescape %}", "chat template: line 1: tag 'autoescape' is not supported"},
       {"{% do x %}", "chat template: line 1: tag 'do' is not supported"},
       {"\n\n\n{%- raw %}{{ $ }}{% endraw %}", "chat template: line 4: tag 'raw' is not supported"},
@@ -79,7 +91,6 @@ TEST(JinjaParse, RefusesByNameAndLine) {
       {"{% for x in y %}{{ loop }}{% endfor %}", "'loop' without an attribute (such as 'loop.index') is not supported"},
       {"{% for x in y %}{{ loop.changed(x) }}{% endfor %}", "line 1: 'loop.changed' is not supported"},
       {"{% set loop = 1 %}", "line 1: assigning to 'loop' is not supported"},
-      {"{% set x | upper %}{% endset %}", "line 1: a filter on a 'set' block is not supported"},
       {"{% set (a, b) = x %}", "line 1: an assignment to names in parentheses is not supported"},
       {"{{ range(*x) }}", "line 1: unpacking of arguments ('*') is not supported"},
       {"{{ dict(**x) }}", "line 1: unpacking of arguments ('**') is not supported"},
@@ -117,6 +128,10 @@ TEST(JinjaParse, SyntaxErrorsNameTheirLine) {
       {"{% for i in x %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
        "'break' is only allowed inside a loop"},
       {"{{ a ? b }}", "chat template: line 1: unexpected character '?'"},
+      {"{% macro f(a, a) %}{% endmacro %}", "line 1: the parameter 'a' occurs twice"},
+      {"{% macro f(a=1, b) %}{% endmacro %}", "line 1: a parameter without a default follows one with a default"},
+      {"{% for i in x %}{{ i }}{% endfor %}{% macro f() %}{% break %}{% endmacro %}", "'break' is only allowed inside"},
+      {"{% macro f %}{% endmacro %}", "expected '('"},
   };
   for (const Refusal& expected : errors) {
     const Result<Template> parsed = Template::Parse(expected.source);
@@ -145,6 +160,15 @@ TEST(JinjaRender, ErrorsNameTheirLine) {
       {"{{ range }}", "printing a function object is not supported"},
       {"{% set r = messages|select %}{{ r|list|length }}{{ r|list }}", "a filtered sequence is read a second time"},
       {"{% set range = 1 %}{{ range(2) }}", "'range' is not callable"},
+      {"{{ f() }}{% macro f() %}{% endmacro %}", "'f' is undefined"},
+      {"{% macro f() %}{% endmacro %}{% set f = 1 %}{{ f() }}", "'f' is not callable"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "macro 'f' takes not more than 1 argument(s)"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(1, a=2) }}", "macro 'f' is given an argument that it does not take"},
+      {"{% macro f(a) %}{{ a.b }}{% endmacro %}{{ f() }}", "parameter 'a' was not provided"},
+      {"{% macro f() %}{% endmacro %}{{ f }}", "printing a macro object is not supported"},
+      {"{{ ('a' | safe).upper() }}", "a method of the result of filter 'safe' is not supported"},
+      {"{% macro f() %}{{ loop.index }}{% endmacro %}{% for m in messages %}{{ f() }}{% endfor %}",
+       "'loop' is undefined"},
       {"{% set range = namespace %}{{ range(2) }}", "calling 'range' after an assignment to 'range' is not supported"},
   };
   for (const Refusal& expected : errors) {
@@ -152,6 +176,48 @@ TEST(JinjaRender, ErrorsNameTheirLine) {
     ASSERT_FALSE(text.ok()) << expected.source << " -> " << *text;
     EXPECT_THAT(text.error().message, ::testing::StartsWith("chat template: line ")) << expected.source;
     EXPECT_THAT(text.error().message, HasSubstr(expected.message)) << expected.source;
+  }
+}
+
+// A macro sees the template's names as they are when it is called, and not those of its callers.
+TEST(JinjaRender, MacrosSeeTheOutermostScopeAndTheirOwn) {
+  EXPECT_EQ(*ParseAndRender("{% macro f(a, b=a ~ '!') %}{{ a }}{{ b }}{{ x }}{% endmacro %}"
+                            "{% set x = 1 %}{{ f('p') }} {{ f('p', b=2) }}{% set x = 3 %} {{ f(b=4, a=5) }}"),
+            "pp!1 p21 543");
+  EXPECT_EQ(*ParseAndRender("{% macro f() %}{{ x is defined }}{% set y = 1 %}{% endmacro %}"
+                            "{% for x in [1] %}{{ f() }}{{ y is defined }}{% endfor %}"),
+            "FalseFalse");
+  EXPECT_EQ(*ParseAndRender("{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(9) }}"),
+            "9876543210");
+  EXPECT_EQ(*ParseAndRender("{% macro f() %}{% for i in 'ab' %}{{ loop.index }}{% endfor %}{% endmacro %}"
+                            "{% for m in messages %}{{ f() }}{{ loop.index }} {% endfor %}"),
+            "121 122 ");
+}
+
+// Expected texts are those of transformers (tools/chat_template_diff.py --golden).
+TEST(JinjaGolden, TemplatesOfModelFamilies) {
+  using nlohmann::ordered_json;
+  const std::string folder = std::string(INFINIGEN_TEST_DATA) + "/jinja/data/";
+  std::ifstream file(folder + "chat_families.json");
+  ASSERT_TRUE(file.good());
+  const ordered_json golden = ordered_json::parse(file);
+  ASSERT_GE(golden["cases"].size(), 400u);
+  std::map<std::string, Result<Template>> templates;
+  for (const auto& entry : std::filesystem::directory_iterator(folder + "templates")) {
+    std::ifstream source(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(source)), {});
+    templates.emplace(entry.path().filename(), Template::Parse(text));
+  }
+  for (const ordered_json& one : golden["cases"]) {
+    const Result<Template>& parsed = templates.at(one[0]);
+    ASSERT_TRUE(parsed.ok()) << one[0] << parsed.error().message;
+    const ordered_json& given = golden["inputs"][one[1].get<size_t>()];
+    const Result<std::string> rendered = parsed->Render(VariablesOf(given), kLimits, GoldenClock());
+    const std::string outcome = one[2], expected = one[3];
+    ASSERT_EQ(rendered.ok(), outcome == "text")
+        << one[0] << given << (rendered.ok() ? *rendered : rendered.error().message);
+    if (outcome == "error") continue;  // the words are Python's
+    EXPECT_EQ(rendered.ok() ? *rendered : rendered.error().message, expected) << one[0] << given;
   }
 }
 
@@ -172,9 +238,19 @@ TEST(JinjaRender, BytesThatAreNotUtf8PassThrough) {
   EXPECT_EQ(*ParseAndRender("{{ x[::-1][::-1] }}", variables), bytes);
 }
 
+std::string Repeat(std::string_view text, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += text;
+  return out;
+}
+
 // Without limits, each of these would run for hours or exhaust memory.
 TEST(JinjaLimits, HostileTemplatesEndInAnError) {
-  const Refusal hostile[] = {
+  struct HostileTemplate {
+    std::string source;
+    const char* message;
+  };
+  const HostileTemplate hostile[] = {
       {"{% for i in range(10**9) %}x{% endfor %}", "range() of more than 100000 numbers"},
       {"{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}", "too many steps"},
       {"{% set ns = namespace(s='ab') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "too large"},
@@ -204,19 +280,26 @@ TEST(JinjaLimits, HostileTemplatesEndInAnError) {
       {"{% set a = namespace(s=[1]) %}{% set b = namespace(s=[1]) %}{% for i in range(30) %}{% set a.s = [a.s, a.s] %}"
        "{% set b.s = [b.s, b.s] %}{% endfor %}{{ a.s == b.s }}",
        "too many steps"},
+      {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested more than 600 deep"},
+      {"{% macro f() %}{{ g() }}{% endmacro %}{% macro g(a=f()) %}{{ a }}{% endmacro %}{{ f() }}",
+       "nested more than 600 deep"},
+      {"{% macro f() %}" + Repeat("{% if 1 %}", 40) + "{{ " + Repeat("1 + ", 190) + "f()|length }}" +
+           Repeat("{% endif %}", 40) + "{% endmacro %}{{ f() }}",
+       "nested more than 600 deep"},
+      {"{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "too many steps"},
+      {"{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set s = namespace(t='ab') %}{% for i in range(60) %}"
+       "{% set s.t = f(s.t) %}{% endfor %}",
+       "prints more text than the limit"},
+      {"{% for i in range(99999) %}{% if range(99999) | sort | length %}{% endif %}{% endfor %}", "too "},
+      {"{% if range(99999) | unique | list | length %}{% endif %}", "too many steps"},
+      {"{{ ('a\n' * 10**6) | indent(64) | indent(64) }}", "too large"},
   };
-  for (const Refusal& expected : hostile) {
+  for (const HostileTemplate& expected : hostile) {
     const Result<std::string> text = ParseAndRender(expected.source);
     ASSERT_FALSE(text.ok()) << expected.source;
     EXPECT_EQ(text.error().kind, ErrorKind::kExhausted) << expected.source;
     EXPECT_THAT(text.error().message, HasSubstr(expected.message)) << expected.source;
   }
-}
-
-std::string Repeat(std::string_view text, int times) {
-  std::string out;
-  for (int i = 0; i < times; ++i) out += text;
-  return out;
 }
 
 TEST(JinjaLimits, SourceIsBounded) {

@@ -219,8 +219,10 @@ TEST(Families, OtherKindsAreRefusedByName) {
   EXPECT_THAT(FamilyRefusal("mixtral", json::object()),
               AllOf(HasSubstr("\"mixtral\" is a mixture of experts"), HasSubstr("llama")));
   EXPECT_THAT(FamilyRefusal("qwen3_moe", json::object()), HasSubstr("is a mixture of experts, which is not supported"));
-  EXPECT_THAT(FamilyRefusal("jamba", json::object()), HasSubstr("has layers without attention"));
-  EXPECT_THAT(FamilyRefusal("qwen3_next", json::object()), HasSubstr("has layers without attention"));
+  for (const char* experts : {"deepseek_v3", "gpt_oss", "granitemoe", "phimoe", "qwen2_moe", "llama4_text"})
+    EXPECT_THAT(FamilyRefusal(experts, json::object()), HasSubstr("is a mixture of experts, which is not supported"));
+  for (const char* hybrid : {"jamba", "qwen3_next", "granitemoehybrid", "mamba2", "nemotron_h", "falcon_h1", "lfm2"})
+    EXPECT_THAT(FamilyRefusal(hybrid, json::object()), HasSubstr("has layers without attention, which is not"));
   EXPECT_THAT(FamilyRefusal("gemma3", json::object()), HasSubstr("also takes images"));
 }
 

@@ -155,7 +155,15 @@ TEST(GgufConfig, RefusesByKey) {
   EXPECT_THAT(refused(U32("llama.rope.dimension_count", 6)), HasSubstr("rope.dimension_count"));
   EXPECT_THAT(refused(U32("llama.unheard_of", 6)), HasSubstr("'llama.unheard_of' (6) is not supported"));
   EXPECT_THAT(refused(test::Bool("llama.attention.causal", false)), HasSubstr("attention.causal"));
-  EXPECT_THAT(refused(Text("general.architecture", "mamba")), HasSubstr("'mamba' is not supported"));
+  EXPECT_THAT(refused(Text("general.architecture", "bloom")),
+              HasSubstr("'bloom' is not supported; supported are llama"));
+  for (const char* experts : {"qwen3moe", "deepseek2", "gpt-oss", "granitemoe", "phimoe"})
+    EXPECT_THAT(refused(Text("general.architecture", experts)),
+                HasSubstr(fmt::format("'{}' is a mixture of experts, which is not supported", experts)));
+  for (const char* hybrid : {"mamba", "jamba", "granitehybrid", "nemotron_h", "lfm2", "qwen3next", "rwkv7"})
+    EXPECT_THAT(refused(Text("general.architecture", hybrid)),
+                HasSubstr(fmt::format("'{}' has layers without attention, which is not supported", hybrid)));
+  EXPECT_THAT(refused(U32("llama.expert_count", 8)), HasSubstr("'llama.expert_count' is 8: mixture-of-experts"));
   EXPECT_THAT(refused(Text("tokenizer.ggml.eos_token_id", "x")), HasSubstr("eos_token_id"));
 }
 

@@ -207,6 +207,7 @@ void ExpectRoundTrip(const fs::path& directory, bool specials_differ = false) {
 TEST(GgufTokenizer, ADirectoryIsWrittenAndReadBack) {
   ExpectRoundTrip(fs::path(INFINIGEN_TEST_DATA) / ".." / "models" / "infinigen-mini");
   ExpectRoundTrip(DataDir() / "vocab_and_merges");
+  ExpectRoundTrip(DataDir() / "qwen2_files");
   ExpectRoundTrip(DataDir() / "sentencepiece_bpe");
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sanitized.h"
+#include "text/chat_prompt.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 #include "text_testing.h"
@@ -188,6 +189,36 @@ TEST(TokenizerDirectory, ConfigurationNamesRolesAndTemplates) {
   EXPECT_EQ(tokenizer->chat_template(), "{{ messages }}");
   directory.Write("chat_template.jinja", "from a file");
   EXPECT_EQ(LoadOrFail(directory.path())->chat_template(), "from a file");
+}
+
+// As transformers reads them: the template named default is used; files replace those of tokenizer_config.json.
+TEST(TokenizerDirectory, NamedChatTemplates) {
+  TempDir directory;
+  directory.Write("tokenizer.json", SmallTokenizer().dump());
+  directory.Write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "with tools"},
+                                               {"name": "default", "template": "plain"}]})");
+  auto tokenizer = LoadOrFail(directory.path());
+  EXPECT_EQ(tokenizer->chat_template(), "plain");
+  EXPECT_EQ(tokenizer->other_templates(), std::vector<std::string>{"tool_use"});
+
+  directory.Write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "with tools"},
+                                               {"name": "rag", "template": "with documents"}]})");
+  tokenizer = LoadOrFail(directory.path());
+  EXPECT_EQ(tokenizer->chat_template(), "");
+  const auto prompt = ChatPrompt::Make(*tokenizer);
+  ASSERT_FALSE(prompt.ok());
+  EXPECT_EQ(prompt.error().message, (directory.path() / "tokenizer_config.json").string() +
+                                        ": none of the model's chat templates is named 'default'; their names are "
+                                        "'rag, tool_use'");
+
+  fs::create_directory(directory.path() / "additional_chat_templates");
+  directory.Write("additional_chat_templates/tool_use.jinja", "file with tools");
+  directory.Write("additional_chat_templates/README.md", "no template");
+  EXPECT_EQ(LoadOrFail(directory.path())->chat_template(), "");
+  directory.Write("chat_template.jinja", "file");
+  tokenizer = LoadOrFail(directory.path());
+  EXPECT_EQ(tokenizer->chat_template(), "file");
+  EXPECT_EQ(tokenizer->other_templates(), std::vector<std::string>{"tool_use"});
 }
 
 TEST(TokenizerDirectory, LegacyFilesAddTokens) {

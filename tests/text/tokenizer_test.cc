@@ -14,8 +14,9 @@
 namespace infinigen {
 namespace {
 
-const std::vector<std::string> kCommitted = {"byte_level",  "split_regex",    "legacy_prefix",    "metaspace",
-                                             "mixed_steps", "tiktoken_ranks", "vocab_and_merges", "sentencepiece_bpe"};
+const std::vector<std::string> kCommitted = {"byte_level",       "split_regex",       "legacy_prefix",
+                                             "metaspace",        "mixed_steps",       "tiktoken_ranks",
+                                             "vocab_and_merges", "sentencepiece_bpe", "qwen2_files"};
 const std::vector<std::string> kByteLevel = {"byte_level", "tiktoken_ranks", "vocab_and_merges"};
 
 class CommittedTokenizer : public testing::TestWithParam<std::string> {};
