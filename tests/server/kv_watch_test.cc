@@ -18,12 +18,15 @@ class Watcher : public HttpExchange {
   void Begin(HttpReply) override {}
   void Write(std::string bytes) override { events.push_back(nlohmann::json::parse(bytes.substr(6))); }
   void End() override {}
+  void Abort(HttpReply) override {}
   void OnGone(std::function<void(HttpGone why)>) override {}
+  const std::shared_ptr<Client>& client() const override { return client_; }
 
   std::vector<nlohmann::json> events;
 
  private:
   HttpRequest request_;
+  std::shared_ptr<Client> client_;
 };
 
 struct Selecting {
