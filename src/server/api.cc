@@ -12,8 +12,10 @@
 #include <random>
 #include <utility>
 
+#include "json/parse.h"
 #include "runtime/requests.h"
 #include "server/openai_format.h"
+#include "server/request_memory.h"
 #include "server/serving.h"
 #include "server/web_files.h"
 
@@ -24,6 +26,12 @@ using Json = nlohmann::ordered_json;
 
 // Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
 constexpr size_t kInPlaceBytes = 16 << 10;
+// Larger replies are counted before they are sent, and refused where there is no memory for them.
+constexpr size_t kSmallReplyBytes = 64 << 10;
+// A token id in a list: at most seven digits and a comma, in a text that grows.
+constexpr uint64_t kBytesPerId = 16;
+// Copies of a decoded text until it is a reply: as it was decoded, made valid, as a value, as JSON.
+constexpr uint64_t kTextCopies = 5;
 // No foreign resources and no inline scripts, so that injected content cannot run in the page.
 constexpr const char* kContentPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -213,6 +221,13 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
 
 void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
   if (!call.Settle()) return;
+  if (reply.body.size() > kSmallReplyBytes) {
+    RequestMemory memory(call.exchange->client());
+    if (memory.Reserve(reply.body.capacity()))
+      reply.memory = memory.TakeShare();
+    else
+      reply = ErrorReply(memory.Refusal());
+  }
   Log(call.head(), call.id, reply.status, call.seconds(), note);
   call.exchange->Reply(AddHeaders(call.head(), call.id, std::move(reply)));
 }
@@ -309,19 +324,33 @@ void Api::Props(Call& call) {
 void Api::Tokenize(Call& call) {
   const Tokenizer* tokenizer = call.serving->model.tokenizer;
   if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
+  RequestMemory memory(call.exchange->client());
+  if (const auto error = memory.Take(JsonTreeBytes(call.head().body))) return Refuse(call, *error);
   const ApiResult<TokenizeRequest> request = ParseTokenize(call.head().body);
   if (!request.ok()) return Refuse(call, request.error());
+  const ReserveMemory reserve = memory.hook();
   const Result<std::vector<TokenId>> ids = tokenizer->Encode(
-      (*request).content, {.add_special = (*request).add_special, .parse_special = (*request).parse_special});
+      (*request).content,
+      {.add_special = (*request).add_special, .parse_special = (*request).parse_special, .reserve = &reserve});
+  if (memory.refused()) return Refuse(call, memory.Refusal());
   if (!ids.ok()) return Refuse(call, {.message = ids.error().message});
-  Answer(call, {.body = Compact({{"tokens", *ids}})});
+  if (const auto error = memory.Take(ids->size() * kBytesPerId)) return Refuse(call, *error);
+  Answer(call, {.body = fmt::format(R"({{"tokens":[{}]}})", fmt::join(*ids, ","))});
 }
 
 void Api::Detokenize(Call& call) {
   const Tokenizer* tokenizer = call.serving->model.tokenizer;
   if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
+  RequestMemory memory(call.exchange->client());
+  const uint64_t tree = JsonTreeBytes(call.head().body);
+  if (const auto error = memory.Take(tree)) return Refuse(call, *error);
   const ApiResult<std::vector<int32_t>> ids = ParseDetokenize(call.head().body, call.serving->vocab());
   if (!ids.ok()) return Refuse(call, ids.error());
+  memory.GiveBack(tree);
+  uint64_t bytes = 0;
+  for (const int32_t id : *ids) bytes += tokenizer->TokenText(id).size();
+  if (const auto error = memory.Take((*ids).size() * sizeof(int32_t) + bytes * kTextCopies))
+    return Refuse(call, *error);
   Answer(call, {.body = Compact({{"content", ReplaceInvalidUtf8(tokenizer->Decode(*ids, /*skip_special=*/false))}})});
 }
 

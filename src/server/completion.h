@@ -29,6 +29,7 @@ struct CompletionContext {
   std::function<void(int status, const std::string& note)> log;
   int heartbeat_s = 0;
   std::shared_ptr<const void> kept_logprobs;  // reservation of memory for logprobs (ReserveLogprobs)
+  std::shared_ptr<const MemoryShare> memory;  // of prompts and logprobs
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {

@@ -153,6 +153,8 @@ std::string Metrics::Render(const HttpCounters& http) const {
         real(http.refused), &text);
   Value("http_slow_readers_total", "counter", "Connections dropped because the client read too slowly.",
         real(http.dropped_slow), &text);
+  Value("http_memory_bytes", "gauge", "Memory that requests hold: input, bodies, parse trees, replies.",
+        real(http.memory_bytes), &text);
   Head("http_replies_total", "counter", "Replies, by status.", &text);
   for (const auto& [status, count] : replies_)
     text += fmt::format("infinigen_http_replies_total{{code=\"{}\"}} {}\n", status, count);

@@ -324,6 +324,24 @@ class Large(unittest.TestCase):
         self.assertEqual((allowed.status, len(allowed.json["choices"])), (200, 128))
         self.assertLess(self.server.memory("VmHWM"), before + 200, "MiB")  # a body, and what parsing it takes for a moment
 
+    def test_what_a_request_takes_is_counted_before_it_is_taken(self):
+        server = Server(BINARY, "--quiet")  # of its own: a peak is that of a process
+        try:
+            before = server.memory()
+            for path, body in (("/v1/completions", b'{"prompt":"a","x":[' + b"[]," * 2_700_000 + b"[]]}"),
+                               ("/tokenize", {"content": " " * 8_000_000}),
+                               ("/detokenize", b'{"tokens":[' + b"9," * 4_190_000 + b"9]}")):
+                reply = server.post(path, body)
+                self.assertEqual((reply.status, reply.error["code"]), (413, "too_large"), path)
+            reply = server.post("/tokenize", {"content": "Some words, as people write them. " * 230_000})
+            self.assertEqual(reply.status, 200, reply.body[:200])
+            self.assertGreater(len(reply.json["tokens"]), 1_000_000)
+            self.assertLess(server.memory("VmHWM"), before + 140, "MiB: half of the account, and what is not in it")
+            self.assertLess(server.metric("http_memory_bytes"), 65536)
+            self.assertLess(server.memory(), before + 40, "freed memory goes back to the system")
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_others_go_on_while_large_bodies_are_read(self):
         text = "".join(chr(97 + (i * 7919 >> 3) % 26) + ("" if i % 6 else " ") for i in range(2_000_000))
         body = json.dumps({"prompt": text}).encode()
