@@ -1,5 +1,6 @@
 // `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, serves until a signal, then drains.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -24,6 +25,10 @@ namespace {
 
 // Without -c, the context may shrink to this if memory is short.
 constexpr int64_t kLeastServedContext = 256;
+
+// Blocks of this size and more are mapped, so that they go back to the system when they are freed. By default the
+// allocator raises this size with the blocks that it sees, and keeps what a large request has freed.
+constexpr int kMappedBytes = 1 << 20;
 
 struct ServeFlags {
   std::string host = "127.0.0.1";
@@ -200,6 +205,7 @@ Result<int> Serve(const ServeFlags& flags) {
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 
   RaiseFileLimit();
+  ::mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   // Declared first and so destroyed last, because everything below uses it.
   Loaded loaded;
   Api api(std::move(access), /*log_requests=*/!flags.quiet);
