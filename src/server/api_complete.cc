@@ -123,6 +123,15 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
       .parameter = "kv"};
 }
 
+// Releases places of the queue unless a completion took them over.
+struct PlaceGuard {
+  Metrics* metrics;
+  int64_t count;
+  ~PlaceGuard() {
+    if (metrics != nullptr) metrics->Leave(count);
+  }
+};
+
 std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
   std::vector<std::string> texts;
   for (const PromptText& prompt : request.prompts) {
@@ -169,20 +178,32 @@ void Api::Complete(Call& call, ApiKind kind) {
     return refuse(
         {.message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
          .parameter = "n"});
-  if (!metrics_.TryEnter(choices, places))
+  const auto queue_full = [&](const char* whose) {
     return refuse({.status = 429,
-                   .message = fmt::format("the queue is full ({} places); try again later", places),
+                   .message = fmt::format("{} is full ({} places in all); try again later", whose, places),
                    .type = "rate_limit_error",
                    .code = "queue_full",
                    .parameter = {},
                    .retry_after_s = 1});
-  if (!call.Settle()) return metrics_.Leave(choices);
+  };
+  ClientCount own_places;
+  if (http_ != nullptr) {
+    own_places = http_->clients().TryCount(exchange->client(), &Client::places, choices, places);
+    if (!own_places) return queue_full("this client's share of the queue");
+  }
+  if (!metrics_.TryEnter(choices, places)) return queue_full("the queue");
+  PlaceGuard entered{&metrics_, choices};
+  if (!call.Settle()) return;
   // From here on the Completion replies and logs.
 
   const AnswerHead answer{.kind = kind,
                           .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
                           .created = std::time(nullptr),
                           .model = model.name};
+  const std::string tenant = access_.TenantOf(call.head().authorization);
+  // A salt of the request never equals a tenant's name: it begins with a line end.
+  std::string salt = options_.share_prefixes ? std::string() : tenant;
+  if (!request->cache_salt.empty()) salt += "\n" + request->cache_salt;
   std::vector<std::string> echoes = request->echo ? Echoes(*request, model.tokenizer) : std::vector<std::string>();
   CompletionContext context{
       .metrics = metrics_,
@@ -193,16 +214,23 @@ void Api::Complete(Call& call, ApiKind kind) {
                       id = call.id](HttpReply r) { return AddHeaders(exchange->request(), id, std::move(r)); },
       .log = [this, call](int status,
                           const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
+      .tenant = tenant,
+      .cache_salt = std::move(salt),
+      .client = exchange->client()->limited ? exchange->client()->name : std::string(),
+      .format = [serving](std::function<void()> task) { serving->formatter.Post(nullptr, std::move(task), [] {}); },
       .heartbeat_s = model.heartbeat_s,
       .kept_logprobs = std::move(*kept_logprobs),
-      .memory = std::make_shared<const MemoryShare>(kept.TakeShare())};
+      .memory = std::make_shared<const MemoryShare>(kept.TakeShare()),
+      .places = std::make_shared<const ClientCount>(std::move(own_places))};
   const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),
                                                        std::move(*prompts), std::move(echoes));
+  Remember(exchange);
   serving->thread.Post([this, serving, completion](Engine& engine) {
     completion->Submit(engine);
     if (cut_) return engine.CancelAll();  // OnCut may have cancelled before this request was submitted
     if (completion->streams()) serving->streams.push_back(completion);
   });
+  entered.metrics = nullptr;  // from here on the completion releases its places
   exchange->OnGone([serving, completion](HttpGone why) {
     serving->thread.Post([completion, why](Engine& engine) { completion->Cancel(engine, why); });
   });

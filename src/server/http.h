@@ -127,6 +127,7 @@ class HttpServer {
   virtual void Stop() = 0;
   virtual HttpCounters counters() const = 0;
   virtual Clients& clients() = 0;
+  virtual double client_share() const = 0;
 };
 
 // "Not Found" for 404; empty for unknown numbers.

@@ -54,6 +54,7 @@ class Server : public HttpServer, public ConnectionHost {
     return counters;
   }
   Clients& clients() override { return all_clients; }
+  double client_share() const override { return limits.client_share; }
 
  private:
   void Closed(Connection* connection) override;

@@ -52,7 +52,7 @@ TEST(Description, SaysHowEveryRouteCanEnd) {
 }
 
 TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
-  Api api({}, /*log_requests=*/false);
+  Api api({}, {.log_requests = false});
   const HttpHandler handler = api.handler();
   const auto check = [&](int status, const std::string& type, const std::string& code, bool retry) {
     const HttpReply reply = handler.fail({.request_id = "mine-1", .peer = "10.0.0.1"}, status, "why");
