@@ -282,7 +282,7 @@ void Connection::Parse() {
     if (in_trailers_ && used > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
-    if (error == http::error::bad_version) return Fail(505, "only HTTP/1.0 and HTTP/1.1 are supported");
+    if (error == http::error::bad_version) return Fail(505, "this version of HTTP is not supported; use 1.0 or 1.1");
     if (error) return Fail(400, error.message());
     if (folded_trailer) return Fail(400, "a trailer line is folded");
     if (parser_->is_header_done() && !head_seen_) {
@@ -358,7 +358,7 @@ bool Connection::AdmitHead() {
   keep_alive_ = message.keep_alive() && !host_.draining;
   without_body_ = message.method() == http::verb::head;
   if (message.version() != 10 && message.version() != 11)
-    return Fail(505, "only HTTP/1.0 and HTTP/1.1 are supported"), false;
+    return Fail(505, "this version of HTTP is not supported; use 1.0 or 1.1"), false;
   if (message.version() == 11 && message.count(http::field::host) != 1)
     return Fail(400, "the request must have exactly one Host header"), false;
   if (folded_) return Fail(400, "a header line is folded"), false;
