@@ -2,9 +2,16 @@
 // Conditions that a correct program can meet (a bad file, a full pool, a wrong flag) return a Result (base/result.h).
 #pragma once
 
+#include <functional>
+
 namespace infinigen {
 
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);
+
+// What a server still says to its clients before a lost device ends the process. SayLastWords calls the function that
+// was set, if any, and at most once. Any thread.
+void SetLastWords(std::function<void()> words);
+void SayLastWords();
 
 }  // namespace infinigen
 

@@ -1,13 +1,20 @@
 #include "base/mmap_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <utility>
+
+#include "base/utf8.h"
 
 namespace infinigen {
 namespace {
@@ -19,6 +26,59 @@ struct Descriptor {
     if (fd >= 0) ::close(fd);
   }
 };
+
+// The mapped files, for the signal handler, which may neither lock nor allocate. An entry belongs to the thread that
+// claimed it; `begin` is set last and cleared first, so the handler sees complete entries only.
+struct Mapping {
+  std::atomic<bool> claimed{false};
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<size_t> size{0};
+  char path[1024] = {};
+};
+constexpr size_t kMaxMappings = 512;  // files beyond these are not explained
+Mapping mappings[kMaxMappings];
+static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<size_t>::is_always_lock_free);
+
+void Register(const std::string& path, const void* data, size_t size) {
+  for (Mapping& mapping : mappings) {
+    if (mapping.claimed.exchange(true)) continue;
+    const std::string shown = Escaped(path, sizeof(mapping.path) / 4);
+    std::memcpy(mapping.path, shown.c_str(), std::min(shown.size() + 1, sizeof(mapping.path)));
+    mapping.path[sizeof(mapping.path) - 1] = '\0';
+    mapping.size = size;
+    mapping.begin = reinterpret_cast<uintptr_t>(data);
+    return;
+  }
+}
+
+void Unregister(const void* data) {
+  for (Mapping& mapping : mappings) {
+    if (mapping.begin != reinterpret_cast<uintptr_t>(data)) continue;
+    mapping.begin = 0;
+    mapping.claimed = false;
+    return;
+  }
+}
+
+// Async-signal-safe. A pipe that is not read must not keep the process alive.
+void Print(const char* text) {
+  pollfd target{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&target, 1, /*ms=*/1000) <= 0) return;
+  if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
+}
+
+void OnBusError(int signal, siginfo_t* info, void*) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
+  for (const Mapping& mapping : mappings) {
+    const uintptr_t begin = mapping.begin;
+    if (begin == 0 || address < begin || address - begin >= mapping.size) continue;
+    Print("infinigen: ");
+    Print(mapping.path);
+    Print(": the file cannot be read any more: it was truncated while in use, or its disk failed\n");
+    ::_exit(1);
+  }
+  ::signal(signal, SIG_DFL);  // the access is repeated, and ends the process
+}
 
 Result<size_t> RegularFileSize(int fd, const std::string& path) {
   struct stat info {};
@@ -37,6 +97,7 @@ Result<MmapFile> MmapFile::Open(const std::string& path) {
   if (size == 0) return MmapFile(path, nullptr, 0);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
   if (data == MAP_FAILED) return IoError("{}: cannot map {} bytes: {}", path, size, std::strerror(errno));
+  Register(path, data, size);
   return MmapFile(path, static_cast<const std::byte*>(data), size);
 }
 
@@ -54,7 +115,17 @@ MmapFile& MmapFile::operator=(MmapFile&& other) noexcept {
 }
 
 MmapFile::~MmapFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  Unregister(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void ExplainTruncatedFiles() {
+  struct sigaction action {};
+  action.sa_sigaction = OnBusError;
+  action.sa_flags = SA_SIGINFO;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGBUS, &action, nullptr);
 }
 
 Result<std::string> ReadSmallFile(const std::string& path, size_t limit_bytes) {

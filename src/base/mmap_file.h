@@ -1,7 +1,8 @@
 // MmapFile: a whole file, mapped read-only. Move-only; the bytes live as long as the object. Weights are read directly
 // from the mapping, so a model occupies page cache and is not copied.
 //
-// The length is read once, at Open. If another process truncates the file later, access raises SIGBUS.
+// The length is read once, at Open. If another process truncates the file later, access raises SIGBUS: a program that
+// calls ExplainTruncatedFiles then ends with a message that names the file.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,10 @@ class MmapFile {
   const std::byte* data_ = nullptr;  // null when the file is empty
   size_t size_ = 0;
 };
+
+// Installs a handler of SIGBUS. Where the address belongs to a mapped file, it prints "infinigen: FILE: …" and ends the
+// process with exit code 1; otherwise the signal has its default action. For programs, not for libraries.
+void ExplainTruncatedFiles();
 
 // Reads a whole file into memory. Fails when it is longer than `limit_bytes`, so a hostile file cannot exhaust memory.
 Result<std::string> ReadSmallFile(const std::string& path, size_t limit_bytes);

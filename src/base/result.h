@@ -1,6 +1,7 @@
 // Result<T>: a value, or an Error that a user can act on. Every function that can fail for a reason outside the program
 // returns one; no exception crosses a module. The message is one line: where (file, tensor, offset), what is wrong,
-// what was expected.
+// what was expected. It often quotes bytes of a file or a client: control characters and malformed UTF-8 in it become
+// \xNN, here and so everywhere.
 //
 //   Result<Config> ParseConfig(...);
 //   ASSIGN_OR_RETURN(Config config, ParseConfig(...));   // inside a function that returns a Result or Status
@@ -15,6 +16,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace infinigen {
 
@@ -26,17 +28,12 @@ enum class ErrorKind {
 };
 
 struct Error {
-  ErrorKind kind = ErrorKind::kInvalid;
-  std::string message;
-};
+  Error() = default;
+  Error(ErrorKind kind_, std::string_view text) : kind(kind_), message(OneLine(text)) {}
 
-// `text` with every control character (line ends included) replaced by a space, for messages that quote foreign text.
-inline std::string OneLine(std::string_view text) {
-  std::string line(text);
-  for (char& c : line)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  return line;
-}
+  ErrorKind kind = ErrorKind::kInvalid;
+  std::string message;  // valid UTF-8 in one line
+};
 
 template <class... Args>
 Error Invalid(fmt::format_string<Args...> format, Args&&... args) {

@@ -143,6 +143,13 @@ std::string Escaped(std::string_view text, size_t max_bytes) {
   return out;
 }
 
+std::string OneLine(std::string_view text) {
+  std::string line(text);
+  for (char& c : line)
+    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
+  return Escaped(line, SIZE_MAX);
+}
+
 std::string Quoted(std::string_view text, size_t max_bytes) { return "'" + Escaped(text, max_bytes) + "'"; }
 
 }  // namespace infinigen

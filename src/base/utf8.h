@@ -38,6 +38,8 @@ bool IsWhiteSpace(char32_t code_point);  // Unicode property White_Space
 // Makes foreign text safe to show in a message: one line of valid UTF-8. Control characters, direction marks and
 // malformed bytes become \xNN. Text longer than `max_bytes` is cut between two characters and ends in "…".
 std::string Escaped(std::string_view text, size_t max_bytes = 120);
+// The same without a limit, for whole messages: line ends and tabs become spaces.
+std::string OneLine(std::string_view text);
 // Escaped, in single quotes.
 std::string Quoted(std::string_view text, size_t max_bytes = 120);
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/mmap_file.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 
@@ -70,6 +71,7 @@ int Dispatch(Arguments arguments) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe makes the write fail instead of ending the process
+  infinigen::ExplainTruncatedFiles();
   try {
     return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::bad_alloc&) {

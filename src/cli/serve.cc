@@ -1,5 +1,6 @@
 // `infinigen serve`: the OpenAI-compatible server. Opens the port, loads the model, serves until a signal, then drains.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -25,6 +26,10 @@ namespace {
 // Without -c, the context may shrink to this if memory is short.
 constexpr int64_t kLeastServedContext = 256;
 
+// Blocks of this size and more are mapped, so that they go back to the system when they are freed. By default the
+// allocator raises this size with the blocks that it sees, and keeps what a large request has freed.
+constexpr int kMappedBytes = 1 << 20;
+
 struct ServeFlags {
   std::string host = "127.0.0.1";
   int64_t port = 8080;
@@ -36,6 +41,9 @@ struct ServeFlags {
   int64_t queue = 128;
   int64_t drain_s = 30;
   int64_t heartbeat_s = 10;
+  std::vector<std::string> trusted_proxies;
+  int64_t client_share = 50;
+  bool share_prefixes = false;
   bool quiet = false;
   std::string model;
   DeviceRequest device;
@@ -70,6 +78,13 @@ void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Integer("--heartbeat", &values->heartbeat_s, 0, 86400,
                 "send a comment to a stream after this many seconds without output, so that proxies keep it open; 0: "
                 "never (default 10)");
+  flags.Integer("--client-share", &values->client_share, 1, 100,
+                "percent of the connections, of the queue and of the memory for requests that one client (an API key, "
+                "else an address) may hold; 100: no limit (default 50)");
+  flags.TextList("--trusted-proxy", &values->trusted_proxies, "CIDR",
+                 "believe the X-Forwarded-For of proxies with these addresses, for example 10.0.0.0/8; repeatable");
+  flags.Switch("--share-prefixes", &values->share_prefixes,
+               "let all API keys share cached prefixes; their clients can then learn what others have sent");
   flags.Switch("--quiet", &values->quiet, "do not log requests on stderr");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
@@ -200,14 +215,21 @@ Result<int> Serve(const ServeFlags& flags) {
   if (flags.dry_run) return DryRun(flags, directory, device, kv);
 
   RaiseFileLimit();
+  ::mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   // Declared first and so destroyed last, because everything below uses it.
   Loaded loaded;
-  Api api(std::move(access), /*log_requests=*/!flags.quiet);
+  Api api(std::move(access), {.log_requests = !flags.quiet, .share_prefixes = flags.share_prefixes});
   HttpOptions http{.host = flags.host,
                    .port = static_cast<uint16_t>(flags.port),
                    .tls_cert = flags.tls_cert,
                    .tls_key = flags.tls_key};
   http.limits.drain_s = static_cast<int>(flags.drain_s);
+  http.limits.client_share = static_cast<double>(flags.client_share) / 100;
+  for (const std::string& text : flags.trusted_proxies) {
+    Result<AddressRange> range = AddressRange::Parse(text);
+    if (!range.ok()) return Invalid("--trusted-proxy {}", range.error().message);
+    http.trusted_proxies.push_back(*range);
+  }
   std::atomic<bool> loading{true};
   HttpHandler handler = api.handler();
   handler.drain = [&loading, then = handler.drain] {
@@ -227,9 +249,9 @@ Result<int> Serve(const ServeFlags& flags) {
   api.Serve(Serving(flags, loaded));
   while (!loading.exchange(false)) ::pause();  // a signal arrived first, and its handler is ending the process
   const ExecutorOptions& options = loaded.executor->options();
-  PrintStderr("infinigen: {} is ready: context {} tokens, batch {}, {}, prefix cache {}, {} thread{}\n",
-              loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
-              FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s");
+  api.log().Write(fmt::format("infinigen: {} is ready: context {} tokens, batch {}, {}, prefix cache {}, {} thread{}",
+                              loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
+                              FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s"));
   server->Wait();
   server->Stop();  // before the parts that its handlers use are destroyed
   api.Stop();

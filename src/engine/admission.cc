@@ -41,23 +41,49 @@ int64_t Engine::Waiting() const {
   return std::ranges::count_if(requests_, [](const auto& live) { return live->state == RequestState::kQueued; });
 }
 
+// Preempted requests come first, in their order. Of the others, the one with the smallest rank whose client may run one
+// more; null if there is none.
+Engine::Live* Engine::NextToAdmit() {
+  Live* next = nullptr;
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (live->state != RequestState::kQueued) continue;
+    if (live->preempted) return live.get();
+    if (next != nullptr && next->rank <= live->rank) continue;
+    const std::string& client = live->request.client;
+    const bool at_limit = !client.empty() && options_.client_running < executor_.options().max_batch &&
+                          std::ranges::count_if(requests_, [&](const auto& other) {
+                            return other->holds_slot() && other->request.client == client;
+                          }) >= options_.client_running;
+    if (!at_limit) next = live.get();
+  }
+  return next;
+}
+
+// Moves a request that was never admitted before the others that were not.
+void Engine::MoveUp(const Live& live) {
+  const auto first = std::ranges::find_if(requests_, [](const auto& each) { return each->never_admitted(); });
+  const auto own = std::ranges::find_if(requests_, [&](const auto& each) { return each.get() == &live; });
+  if (first < own) std::rotate(first, own, own + 1);
+}
+
 void Engine::Admit() {
   int64_t running = Running();
   const KvMethod& method = executor_.options().method;
-  for (const std::unique_ptr<Live>& live : requests_) {
-    if (live->state != RequestState::kQueued) continue;
-    if (running == executor_.options().max_batch) return;
+  while (running < executor_.options().max_batch) {
+    Live* const live = NextToAdmit();
+    if (live == nullptr) return;
     Result<SeqSlot> slot = AdmitOne(*live, running == 0);
     if (!slot.ok() && running == 0) {  // no request holds memory, so waiting cannot help
       Finish(*live, FinishReason::kError, slot.error().message);
       continue;
     }
-    if (!slot.ok()) return;  // first come, first served: later requests must not overtake
+    if (!slot.ok()) return;  // later requests must not overtake
+    if (!live->preempted) MoveUp(*live);
     live->slot = *slot;
-    const SelectRule rule = RuleOf(live->request.kv, method.rule);
-    if (method.selects()) executor_.SetRule(live->slot, rule);
     live->Become(RequestState::kAdmitted);
     ++running;
+    const SelectRule rule = RuleOf(live->request.kv, method.rule);
+    if (method.selects()) executor_.SetRule(live->slot, rule);
     // Not earlier, because it may be the whole context: a queued request holds only its prompt.
     live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
     live->result.tokens.reserve(static_cast<size_t>(live->final_tokens + 1 - live->prompt_tokens()));
@@ -105,12 +131,13 @@ PrefixCache::Path Engine::FindPrefix(Live& live) {
   const KvMethod& method = executor_.options().method;
   live.setting = SettingOf(RuleOf(live.request.kv, method.rule), method);
   const std::span<const int32_t> tokens = live.history;
-  if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting);
+  const std::string& salt = live.request.cache_salt;
+  if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting, salt);
   // After a preemption only entries that are bit-identical to the lost ones may be used. Rows of steps are excluded for
   // kPrevStep, whose guess needs the step before.
   const bool steps_too = !method.selects() || method.from != GuessSource::kPrevStep;
   const int64_t rows = steps_too ? live.rows_before_step() : live.prompt_tokens();
-  return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds);
+  return prefixes_->FindAgain(tokens.first(static_cast<size_t>(rows - 1)), live.kinds, salt);
 }
 
 // While the request waited for its lane, other prefills may have cached more of its prefix.
@@ -208,7 +235,7 @@ void Engine::Publish(Live& live) {
     if (first + kExtentTokens > live.rows) return;
     const std::span<const int32_t> tokens = std::span(live.history).subspan(static_cast<size_t>(first), kExtentTokens);
     const PrefixCache::Kind kind = PrefixCache::NextKind(live.path, live.setting, live.prompt_tokens() - first);
-    if (!prefixes_->Extend(live.path, live.slot, tokens, kind)) return;
+    if (!prefixes_->Extend(live.path, live.slot, tokens, kind, live.request.cache_salt)) return;
   }
 }
 

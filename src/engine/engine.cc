@@ -28,6 +28,9 @@ Status CheckKv(const RequestKv& kv, const KvMethod& method) {
 
 // A unit of fewer tokens costs nearly as much as one of this many, because it reads all weights of a layer.
 constexpr int64_t kLeastUnitTokens = 32;
+// For each unfinished request of its client, a request comes so many arrivals later in the queue. So clients take
+// turns, and none waits for more than so many later arrivals of others for each request of its own.
+constexpr int64_t kOwnCost = 128;
 
 }  // namespace
 
@@ -79,6 +82,11 @@ Result<RequestId> Engine::Submit(Request request) {
   // The last generated token gets no row, because no token attends to it.
   const int64_t new_rows = std::max<int64_t>(live->request.max_new_tokens - 1, 0);
   live->final_tokens = prompt + std::min(new_rows, context - prompt);  // their plain sum may overflow
+  const std::string& client = live->request.client;
+  const int64_t own = client.empty() ? 0 : std::ranges::count_if(requests_, [&](const auto& other) {
+    return other->request.client == client;
+  });
+  live->rank = id.value() + own * kOwnCost;
   requests_.push_back(std::move(live));
   return id;
 }
@@ -294,6 +302,22 @@ void Engine::Finish(Live& live, FinishReason reason, std::string error) {
 
 void Engine::SweepFinished() {
   std::erase_if(requests_, [](const std::unique_ptr<Live>& live) { return live->finished(); });
+}
+
+void Engine::Recover(const std::string& error) {
+  for (const std::unique_ptr<Live>& live : requests_) live->path.clear();
+  held_.reset();
+  if (prefixes_) prefixes_->Forget();
+  executor_.Reset();
+  for (const std::unique_ptr<Live>& live : requests_) {
+    if (!live->holds_slot()) continue;
+    live->Become(RequestState::kDone);  // its slot is free already
+    live->result.reason = FinishReason::kError;
+    live->result.error = error;
+    if (live->request.on_done) live->request.on_done(live->id, live->result);
+  }
+  SweepFinished();
+  UpdateStats();
 }
 
 void Engine::UpdateStats() {

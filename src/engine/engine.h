@@ -1,7 +1,8 @@
 // Engine: schedules requests on an executor; requests in, tokens out. It owns no thread: its owner calls RunOnce() in a
 // loop, on one thread.
 //
-// A turn (RunOnce) drops cancelled requests; admits queued requests in order of arrival while the pool has room; runs
+// A turn (RunOnce) drops cancelled requests; admits queued requests while the pool has room, fairly between clients and
+// in order of arrival within a client; runs
 // prefill units of one prompt; and runs one decode step of all decoding requests. So a long prompt delays the decode
 // steps of other requests by at most one turn's prefill units, and requests can join and leave between steps.
 //
@@ -22,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -47,6 +49,8 @@ struct EngineOptions {
   // A turn runs prefill units until their tokens add up to this many; 0: one unit. With it a short prompt needs one or
   // two turns instead of one for each layer.
   int64_t turn_prefill_tokens = 0;
+  // Requests of one client (Request::client) that may run at once, so that others find a slot.
+  int64_t client_running = INT64_MAX;
 };
 
 struct EngineStats {
@@ -89,6 +93,10 @@ class Engine {
   // Runs one turn; false when no request is left.
   bool RunOnce();
 
+  // After an exception in RunOnce: all requests that hold a slot end with kError and this message, every slot and
+  // cached prefix is freed, and waiting requests stay. The executor may have been stopped anywhere.
+  void Recover(const std::string& error);
+
   // Releases the held rows (Request::hold_rows), and drops all cached prefixes that no request uses.
   void DropHeld();
 
@@ -107,6 +115,8 @@ class Engine {
 
   // Memory (admission.cc).
   void Admit();
+  Live* NextToAdmit();
+  void MoveUp(const Live& live);
   Result<SeqSlot> AdmitOne(Live& live, bool alone);
   Result<SeqSlot> AdmitGrowing(Live& live, bool alone);
   PrefixCache::Path FindPrefix(Live& live);
@@ -141,9 +151,11 @@ class Engine {
   Executor& executor_;
   Sharing* const sharing_;  // null: requests are admitted with rows for their final length
   const EngineOptions options_;
-  std::unique_ptr<PrefixCache> prefixes_;       // null: prefixes are not reused
-  uint64_t prefix_extent_bytes_ = 0;            // one cached extent and its sketches
-  std::deque<std::unique_ptr<Live>> requests_;  // all that are not finished, in order of arrival
+  std::unique_ptr<PrefixCache> prefixes_;  // null: prefixes are not reused
+  uint64_t prefix_extent_bytes_ = 0;       // one cached extent and its sketches
+  // All that are not finished: those that were admitted, in the order in which they were; then the others, in order of
+  // arrival.
+  std::deque<std::unique_ptr<Live>> requests_;
   // Rows of a finished request. The slot has room for the whole context, so any request fits into it.
   struct Held {
     SeqSlot slot;

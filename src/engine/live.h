@@ -21,6 +21,7 @@ struct Engine::Live {
   Request request;
   RequestState state = RequestState::kQueued;
   bool cancel = false;
+  int64_t rank = 0;  // in the queue; the smallest is admitted first
   Sampler sampler;
   RequestResult result;
 
@@ -60,6 +61,7 @@ struct Engine::Live {
   // Rows that must exist before the next step, which appends the newest token.
   int64_t rows_before_step() const { return result.tokens.empty() ? prompt_tokens() : std::ssize(history) - 1; }
   bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
+  bool never_admitted() const { return state == RequestState::kQueued && !preempted; }
   bool prefills() const { return state == RequestState::kAdmitted || state == RequestState::kPrefilling; }
   bool holds_slot() const { return !finished() && state != RequestState::kQueued; }
   void Become(RequestState next) {

@@ -11,6 +11,7 @@ struct PrefixCache::Node {
   uint64_t hash = 0;
   Kind kind;
   std::vector<int32_t> tokens;  // [256]
+  std::string salt;             // of a node without parent
   SharedId extent;
   int64_t children = 0;
   int64_t pins = 0;
@@ -24,6 +25,13 @@ namespace {
 uint64_t Mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
   return hash ^ hash >> 32;
+}
+
+// What the hash of a text begins with.
+uint64_t HashOfSalt(std::string_view salt) {
+  uint64_t hash = 0;
+  for (const char c : salt) hash = Mix(hash, static_cast<unsigned char>(c));
+  return hash;
 }
 
 }  // namespace
@@ -45,11 +53,13 @@ PrefixCache::~PrefixCache() {
 }
 
 PrefixCache::Node* PrefixCache::Child(const Node* parent, const Setting& setting, std::span<const int32_t> tokens,
-                                      const Kind* kind) const {
-  const auto [first, last] = nodes_.equal_range(HashOf(parent == nullptr ? 0 : parent->hash, setting, tokens));
+                                      const Kind* kind, std::string_view salt) const {
+  const uint64_t before = parent == nullptr ? HashOfSalt(salt) : parent->hash;
+  const auto [first, last] = nodes_.equal_range(HashOf(before, setting, tokens));
   const auto same = std::find_if(first, last, [&](const auto& child) {
     const Node& node = *child.second;
-    return node.parent == parent && (kind == nullptr ? node.kind.setting == setting : node.kind == *kind) &&
+    return node.parent == parent && (parent != nullptr || node.salt == salt) &&
+           (kind == nullptr ? node.kind.setting == setting : node.kind == *kind) &&
            std::ranges::equal(node.tokens, tokens);
   });
   return same == last ? nullptr : same->second.get();
@@ -68,19 +78,20 @@ PrefixCache::Path PrefixCache::Walk(std::span<const int32_t> tokens, Choose choo
   return path;
 }
 
-PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, const Setting& setting) {
+PrefixCache::Path PrefixCache::Find(std::span<const int32_t> tokens, const Setting& setting, std::string_view salt) {
   return Walk(tokens, [&](const Path& path, std::span<const int32_t> chunk) {
     const Node* parent = path.empty() ? nullptr : path.back();
-    Node* node = Child(parent, {}, chunk, nullptr);
-    return node != nullptr || !setting.selects ? node : Child(parent, setting, chunk, nullptr);
+    Node* node = Child(parent, {}, chunk, nullptr, salt);
+    return node != nullptr || !setting.selects ? node : Child(parent, setting, chunk, nullptr, salt);
   });
 }
 
-PrefixCache::Path PrefixCache::FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds) {
+PrefixCache::Path PrefixCache::FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds,
+                                         std::string_view salt) {
   return Walk(tokens, [&](const Path& path, std::span<const int32_t> chunk) -> Node* {
     if (path.size() == kinds.size()) return nullptr;
     const Kind& kind = kinds[path.size()];
-    return Child(path.empty() ? nullptr : path.back(), kind.setting, chunk, &kind);
+    return Child(path.empty() ? nullptr : path.back(), kind.setting, chunk, &kind, salt);
   });
 }
 
@@ -90,11 +101,12 @@ PrefixCache::Kind PrefixCache::NextKind(const Path& path, const Setting& setting
   return {setting, std::clamp<int64_t>(steps_from, 0, kExtentTokens)};
 }
 
-bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> tokens, const Kind& kind) {
+bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> tokens, const Kind& kind,
+                         std::string_view salt) {
   CHECK(std::ssize(tokens) == kExtentTokens);
   ++now_;
   Node* parent = path.empty() ? nullptr : path.back();
-  Node* node = Child(parent, kind.setting, tokens, &kind);
+  Node* node = Child(parent, kind.setting, tokens, &kind, salt);
   if (node != nullptr) {
     sharing_.Adopt(slot, std::ssize(path), node->extent);
   } else {
@@ -106,7 +118,8 @@ bool PrefixCache::Extend(Path& path, SeqSlot slot, std::span<const int32_t> toke
     auto made = std::make_unique<Node>();
     node = made.get();
     node->parent = parent;
-    node->hash = HashOf(parent == nullptr ? 0 : parent->hash, kind.setting, tokens);
+    node->hash = HashOf(parent == nullptr ? HashOfSalt(salt) : parent->hash, kind.setting, tokens);
+    if (parent == nullptr) node->salt = salt;
     node->kind = kind;
     node->tokens.assign(tokens.begin(), tokens.end());
     node->extent = *extent;
@@ -146,6 +159,12 @@ bool PrefixCache::DropOldest() {
   const auto [first, last] = nodes_.equal_range(node->hash);
   nodes_.erase(std::find_if(first, last, [&](const auto& child) { return child.second.get() == node; }));
   return true;
+}
+
+void PrefixCache::Forget() {
+  droppable_.clear();
+  nodes_.clear();
+  pinned_ = 0;
 }
 
 std::vector<SharedId> PrefixCache::Extents(const Path& path) {

@@ -13,7 +13,8 @@
 // The entries of a node are a bit-exact function of its parent, tokens and kind; a second sequence that arrives at the
 // same node replaces its own entries by the node's.
 //
-// Tokens are compared, not only their hash, so a request can never get the entries of another text.
+// Tokens are compared, not only their hash, so a request can never get the entries of another text. So are salts: a
+// text begins with a salt, which is no token, and texts with different salts share nothing.
 //
 // Called from the engine's thread only.
 #pragma once
@@ -22,6 +23,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -57,16 +59,19 @@ class PrefixCache {
     bool operator==(const Kind&) const = default;
   };
   // Pins and returns the longest path of `tokens` that a request with this setting can use.
-  Path Find(std::span<const int32_t> tokens, const Setting& setting);
+  Path Find(std::span<const int32_t> tokens, const Setting& setting, std::string_view salt = {});
   // Pins and returns the longest path of `tokens` whose nodes have exactly these kinds.
-  Path FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds);
+  Path FindAgain(std::span<const int32_t> tokens, std::span<const Kind> kinds, std::string_view salt = {});
   // Extends a pinned path by the sequence's next 256 tokens, as a pinned node. False when there is no memory.
-  bool Extend(Path& path, SeqSlot slot, std::span<const int32_t> tokens, const Kind& kind);
+  bool Extend(Path& path, SeqSlot slot, std::span<const int32_t> tokens, const Kind& kind, std::string_view salt = {});
   // Unpins a path whose sequence was released, clears it, and drops nodes beyond max_unpinned.
   void Release(Path& path);
 
   // Drops the least recently used unpinned leaf. False when all nodes are pinned.
   bool DropOldest();
+  // Removes all nodes without dropping their extents, which the executor has freed (Executor::Reset). Paths that were
+  // pinned must be cleared.
+  void Forget();
   // Drops all nodes that are not pinned.
   void DropAll() {
     while (DropOldest()) {
@@ -84,8 +89,10 @@ class PrefixCache {
   int64_t max_unpinned() const { return max_unpinned_; }
 
  private:
-  // The child with these tokens and this setting, and of this kind unless `kind` is null.
-  Node* Child(const Node* parent, const Setting& setting, std::span<const int32_t> tokens, const Kind* kind) const;
+  // The child with these tokens and this setting, and of this kind unless `kind` is null. The salt matters where
+  // `parent` is null.
+  Node* Child(const Node* parent, const Setting& setting, std::span<const int32_t> tokens, const Kind* kind,
+              std::string_view salt) const;
   template <class Choose>
   Path Walk(std::span<const int32_t> tokens, Choose choose);
   void Pin(Node& node);

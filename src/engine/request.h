@@ -109,6 +109,10 @@ struct Request {
   SamplingOptions sampling;
   RequestKv kv;
   bool ignore_eos = false;
+  // Prefixes are reused among requests with the same salt only.
+  std::string cache_salt;
+  // Waiting requests of different clients are admitted in turn, those of one client in order of arrival.
+  std::string client;
   // For conversations: when the request is done, its rows stay in the engine, and the next request with hold_rows
   // reuses those that its prompt begins with. The engine holds the rows of one request, and releases them when another
   // request needs the memory. Ignored if quotas grow (EngineOptions::grows), because the prefix cache serves the same

@@ -287,6 +287,38 @@ std::optional<JsonFault> BuildJson(std::string_view text, const JsonLimits& limi
   return fault;
 }
 
+uint64_t JsonTreeBytes(std::string_view text) {
+  // Sizes of glibc's blocks and of libstdc++'s map node. An array that grows has up to three times its values: a new
+  // block of twice the size beside the old one.
+  constexpr uint64_t kBlock = 16;                                // a block's head and its rounding
+  constexpr uint64_t kValue = sizeof(nlohmann::json);            // 16
+  constexpr uint64_t kText = sizeof(std::string) + kBlock;       // a string is allocated apart from its value
+  constexpr uint64_t kLongText = 2 * kBlock;                     // and its bytes, where they are more than 15
+  constexpr uint64_t kNode = 32 + sizeof(std::string) + kBlock;  // of an object, beside its value
+  constexpr uint64_t kOpen = 48 + kBlock;                        // an array or object
+  uint64_t bytes = kValue, longest = 0;
+  bool in_scalar = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool structural = IsBlank(c) || c == ',' || c == ':' || c == ']' || c == '}';
+    if (c == '"') {
+      const size_t begin = i + 1;
+      for (++i; i < text.size() && text[i] != '"'; ++i) i += text[i] == '\\';
+      const uint64_t length = std::min(i, text.size()) - begin;
+      bytes += 3 * kValue + kText + (length > 15 ? length + kLongText : 0);
+      longest = std::max(longest, length);
+    } else if (c == ':') {
+      bytes += kNode;  // the key is counted as a value of its own, which is more than it takes
+    } else if (c == '[' || c == '{') {
+      bytes += 3 * kValue + kOpen;
+    } else if (!structural && !in_scalar) {
+      bytes += 3 * kValue;
+    }
+    in_scalar = !structural && c != '"' && c != '[' && c != '{';
+  }
+  return bytes + 4 * longest;  // the parser's buffers of one token
+}
+
 Result<nlohmann::json> ParseJson(std::string_view text, const std::string& path, const JsonLimits& limits) {
   nlohmann::json tree;
   if (const std::optional<JsonFault> fault = BuildJson(text, limits, &tree))

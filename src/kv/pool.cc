@@ -150,12 +150,17 @@ void Pool::DropFreeSlabs(Space& space) {
 Status Pool::MapSlab(Space& space, size_t extents) {
   const size_t extent_bytes = options_.layout.extent_bytes();
   ASSIGN_OR_RETURN(Buffer memory, Buffer::Make(*space.memory, extents * extent_bytes));
-  mapped_bytes_ += memory.bytes();
-  CHECK(mapped_bytes_ <= options_.limit_bytes);
   const auto vacant =
       std::find_if(space.slabs.begin(), space.slabs.end(), [](const Slab& s) { return s.extents == 0; });
   const size_t index = static_cast<size_t>(vacant - space.slabs.begin());
   if (vacant == space.slabs.end()) space.slabs.emplace_back();
+  // Room for all extents of the space, so that giving one back cannot fail.
+  size_t all = extents;
+  for (const Slab& slab : space.slabs) all += slab.extents;
+  space.free.reserve(all);
+  // From here on nothing fails.
+  mapped_bytes_ += memory.bytes();
+  CHECK(mapped_bytes_ <= options_.limit_bytes);
   for (size_t i = extents; i-- > 0;)
     space.free.push_back({memory.data() + i * extent_bytes, index});  // TakeExtent takes from the back
   space.slabs[index] = {.memory = std::move(memory), .extents = extents, .free = extents};
@@ -219,6 +224,13 @@ void Pool::Release(SeqSlot slot) {
   ++table_version_;
 }
 
+void Pool::ReleaseAll() {
+  for (size_t slot = 0; slot < sequences_.size(); ++slot)
+    if (sequences_[slot].admitted) Release(SeqSlot(static_cast<int64_t>(slot)));
+  for (size_t id = 0; id < shared_.size(); ++id)
+    if (shared_[id].exists) Drop(SharedId(static_cast<int64_t>(id)));
+}
+
 Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   Sequence& sequence = sequences_[slot.index()];
   CHECK(sequence.admitted && options_.evicting_layers() == 0 && options_.window == 0 && !is_shared(slot, extent));
@@ -236,7 +248,12 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   const SharedId id(vacant - shared_.begin());
   if (vacant == shared_.end()) shared_.emplace_back();
   Shared& shared = shared_[id.index()];
-  shared = {.exists = true, .users = 1, .data = {}, .slabs = {}, .index = std::move(index)};
+  shared = {.index = std::move(index)};
+  shared.data.reserve(static_cast<size_t>(options_.layers));
+  shared.slabs.reserve(static_cast<size_t>(options_.layers));
+  // From here on nothing fails.
+  shared.exists = true;
+  shared.users = 1;
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     const size_t at = TableIndex(layer, slot, extent);
     shared.data.push_back(tables_[at]);

@@ -86,6 +86,8 @@ class Pool {
   // Sets the number of tokens of the sequence, for used_bytes(). Precondition: tokens ≤ quota.rows.
   void SetRows(SeqSlot slot, int64_t tokens);
   void Release(SeqSlot slot);
+  // Frees every sequence and shared extent.
+  void ReleaseAll();
 
   // Makes a full extent of the sequence shared; kExhausted when there is no memory for its index.
   Result<SharedId> Share(SeqSlot slot, int64_t extent);

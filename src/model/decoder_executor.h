@@ -136,6 +136,16 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
     pool_.Release(slot);
   }
 
+  void Reset() override {
+    AwaitQueues();
+    for (std::optional<PrefillJob>& job : jobs_) {
+      if (job) decoder_->EndPrefill(*job);
+      job.reset();
+    }
+    decoder_->ObserveSelection({}, std::nullopt);
+    pool_.ReleaseAll();
+  }
+
   Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
     ASSIGN_OR_RETURN(jobs_[slot.index()], decoder_->BeginPrefill(slot, first_row, tokens, kind));
     return Ok();

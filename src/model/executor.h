@@ -195,6 +195,9 @@ class Executor {
   virtual void SetRule(SeqSlot slot, const SelectRule& rule) = 0;
   // Frees the slot and all memory of the sequence; aborts its prefill if one is in progress.
   virtual void Release(SeqSlot slot) = 0;
+  // Frees all slots, prefills and shared extents. For use after an exception: a call above or below may have been left
+  // anywhere.
+  virtual void Reset() = 0;
 
   // Prefill: BeginPrefill, then RunPrefillUnit until it returns true, then PrefillLogits for any of the prompt's
   // tokens. EndPrefill frees the memory of the prefill; before the last unit it aborts it. Prefills of different

@@ -1,11 +1,19 @@
 #include "runtime/engine_thread.h"
 
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
 #include <utility>
 
 namespace infinigen {
 
-EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn)
-    : engine_(engine), after_turn_(std::move(after_turn)), thread_([this] { Run(); }) {}
+EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn,
+                           std::function<void(const std::string&)> on_exception)
+    : engine_(engine),
+      after_turn_(std::move(after_turn)),
+      on_exception_(std::move(on_exception)),
+      thread_([this] { Run(); }) {}
 
 EngineThread::~EngineThread() {
   {
@@ -24,27 +32,53 @@ void EngineThread::Post(Task task) {
   woken_.notify_one();
 }
 
-bool EngineThread::RunTasks(bool idle) {
-  std::vector<Task> tasks;
-  bool ending = false;
-  {
-    std::unique_lock lock(mutex_);
-    if (idle) woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
-    tasks.swap(tasks_);
-    ending = ending_;
+bool EngineThread::TakeTasks(bool idle, std::vector<Task>* tasks) {
+  std::unique_lock lock(mutex_);
+  if (idle) woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
+  tasks->swap(tasks_);
+  return !ending_;
+}
+
+template <class F>
+void EngineThread::Guarded(bool recovers, F&& f) {
+  std::string what;
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    what = "out of memory";
+  } catch (const std::exception& error) {  // from a library; this project's code does not throw
+    what = error.what();
   }
-  for (const Task& task : tasks) task(engine_);
-  return !ending;
+  if (on_exception_) on_exception_(what);
+  if (!recovers) return;
+  try {
+    engine_.Recover(what);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "infinigen: the engine could not recover from an exception (%s): %s\n", what.c_str(),
+                 error.what());
+    std::_Exit(1);
+  }
 }
 
 void EngineThread::Run() {
-  bool busy = false;
-  while (RunTasks(/*idle=*/!busy)) {
-    busy = engine_.RunOnce();
-    after_turn_();
+  bool busy = false, goes_on = true;
+  while (goes_on) {
+    std::vector<Task> tasks;
+    goes_on = TakeTasks(/*idle=*/!busy, &tasks);
+    heartbeat_.Begin(Heartbeat::Clock::now());
+    for (const Task& task : tasks) Guarded(/*recovers=*/false, [&] { task(engine_); });
+    tasks.clear();
+    if (goes_on) {
+      busy = true;
+      Guarded(/*recovers=*/true, [&] { busy = engine_.RunOnce(); });
+      Guarded(/*recovers=*/false, after_turn_);
+    }
+    heartbeat_.End(Heartbeat::Clock::now());
   }
-  engine_.CancelAll();
-  engine_.RunOnce();
+  Guarded(/*recovers=*/true, [&] {
+    engine_.CancelAll();
+    engine_.RunOnce();
+  });
 }
 
 }  // namespace infinigen

@@ -1,10 +1,15 @@
 // EngineThread: the thread that runs an engine's loop. Other threads post tasks, which it runs between two turns of the
-// loop. Only this thread touches the engine and the model, so they need no locks.
+// loop. Only this thread touches the engine and the model, so they need no locks. Heartbeat tells other threads whether
+// the loop goes on.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,12 +17,38 @@
 
 namespace infinigen {
 
+// When the loop's current turn began, and how long the longest finished one took. One thread calls Begin and End, any
+// thread the others.
+class Heartbeat {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void Begin(Clock::time_point now) { began_ = now.time_since_epoch().count(); }
+  void End(Clock::time_point now) {
+    longest_ = std::max(longest_.load(), now.time_since_epoch().count() - began_);
+    began_ = kIdle;
+  }
+
+  // How long the current turn has lasted; 0 between turns.
+  Clock::duration Age(Clock::time_point now) const {
+    const Clock::rep began = began_;
+    return began == kIdle ? Clock::duration::zero() : Clock::duration(now.time_since_epoch().count() - began);
+  }
+  Clock::duration longest() const { return Clock::duration(longest_); }
+
+ private:
+  static constexpr Clock::rep kIdle = INT64_MIN;
+  std::atomic<Clock::rep> began_{kIdle}, longest_{0};
+};
+
 class EngineThread {
  public:
   using Task = std::function<void(Engine&)>;
 
-  // `engine` outlives it. `after_turn` runs on this thread after every turn of the engine.
-  EngineThread(Engine& engine, std::function<void()> after_turn);
+  // `engine` outlives it. `after_turn` runs on this thread after every turn of the engine. `on_exception` runs when a
+  // turn or a task threw, and must not throw. After a turn that threw, the engine recovers (Engine::Recover).
+  EngineThread(Engine& engine, std::function<void()> after_turn,
+               std::function<void(const std::string& what)> on_exception = {});
   // Cancels all requests, runs their on_done on this thread, and joins it.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
@@ -25,14 +56,21 @@ class EngineThread {
 
   // Any thread. Tasks run in the order of the calls, before the next turn.
   void Post(Task task);
+  // Any thread.
+  const Heartbeat& heartbeat() const { return heartbeat_; }
 
  private:
   void Run();
-  // Runs the posted tasks; if `idle`, waits for one first. False: the thread is to end.
-  bool RunTasks(bool idle);
+  // Waits for a task if `idle`. False: the thread is to end.
+  bool TakeTasks(bool idle, std::vector<Task>* tasks);
+  // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then.
+  template <class F>
+  void Guarded(bool recovers, F&& f);
 
   Engine& engine_;
   const std::function<void()> after_turn_;
+  const std::function<void(const std::string&)> on_exception_;
+  Heartbeat heartbeat_;
   std::mutex mutex_;
   std::condition_variable woken_;
   std::vector<Task> tasks_;

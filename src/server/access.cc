@@ -27,13 +27,14 @@ std::string Lower(std::string_view text) {
   return result;
 }
 
-// "Name:8080" becomes "name", and "[::1]:8080" becomes "::1".
+// "Name:8080" becomes "name", and "[::1]:8080" becomes "::1". Empty for what is neither, such as "name:1@other".
 std::string HostName(std::string_view host) {
-  if (!host.empty() && host.front() == '[') {
-    const size_t end = host.find(']');
-    return end == std::string_view::npos ? std::string() : std::string(host.substr(1, end - 1));
-  }
-  return Lower(host.substr(0, host.find(':')));
+  const bool bracket = !host.empty() && host.front() == '[';
+  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == std::string_view::npos) return {};
+  const std::string_view port = host.substr(bracket ? end + 1 : end);
+  if (!port.empty() && (port.front() != ':' || port.find_first_not_of("0123456789", 1) != port.npos)) return {};
+  return bracket ? std::string(host.substr(1, end - 1)) : Lower(host.substr(0, end));
 }
 
 bool IsAddress(const std::string& name) {
@@ -100,12 +101,13 @@ Access::Access(AccessOptions options) : options_(std::move(options)) {
   if (::gethostname(name, sizeof(name) - 1) == 0) machine_name_ = Lower(name);
 }
 
-bool Access::KeyFits(std::string_view authorization) const {
+std::string Access::TenantOf(std::string_view authorization) const {
   const std::optional<std::string> key = KeyOf(authorization);
   const Digest digest = Sha256(key.value_or(std::string()));
   bool fits = false;
   for (const Digest& known : digests_) fits |= CRYPTO_memcmp(known.data(), digest.data(), known.size()) == 0;
-  return fits && key.has_value();
+  if (!fits || !key) return {};
+  return fmt::format("key-{:02x}", fmt::join(digest.begin(), digest.begin() + 16, ""));
 }
 
 bool Access::HostFits(std::string_view host) const {

@@ -44,7 +44,9 @@ class Access {
 
   // Accepts "Bearer KEY", and "Basic …" with the key as password, which a browser can send for the web page. Compares
   // in constant time.
-  bool KeyFits(std::string_view authorization) const;
+  bool KeyFits(std::string_view authorization) const { return !TenantOf(authorization).empty(); }
+  // A name for the key that fits: a part of its digest. Empty if none fits.
+  std::string TenantOf(std::string_view authorization) const;
   bool HostFits(std::string_view host) const;
 
  private:

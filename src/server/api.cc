@@ -2,18 +2,21 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <ctime>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 #include <utility>
 
+#include "json/parse.h"
 #include "runtime/requests.h"
 #include "server/openai_format.h"
+#include "server/request_memory.h"
 #include "server/serving.h"
 #include "server/web_files.h"
 
@@ -24,6 +27,12 @@ using Json = nlohmann::ordered_json;
 
 // Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
 constexpr size_t kInPlaceBytes = 16 << 10;
+// Larger replies are counted before they are sent, and refused where there is no memory for them.
+constexpr size_t kSmallReplyBytes = 64 << 10;
+// A token id in a list: at most seven digits and a comma, in a text that grows.
+constexpr uint64_t kBytesPerId = 16;
+// Copies of a decoded text until it is a reply: as it was decoded, made valid, as a value, as JSON.
+constexpr uint64_t kTextCopies = 5;
 // No foreign resources and no inline scripts, so that injected content cannot run in the page.
 constexpr const char* kContentPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -37,6 +46,11 @@ std::string RequestName(const std::string& given) {
   });
   return fine ? given : "req-" + RandomHex(16);
 }
+
+constexpr size_t kShownBytes = 200;
+constexpr int64_t kMostWatchers = 32, kMostWatchersOfClient = 8;
+// Time for the log's thread to write the message with which the process ends.
+constexpr std::chrono::milliseconds kLogTime{200};
 
 ApiError NotReady() {
   return {.status = 503,
@@ -57,13 +71,6 @@ std::string RandomHex(int digits) {
   return text;
 }
 
-std::string Printable(std::string_view text) {
-  std::string result(text.substr(0, 200));
-  for (char& c : result)
-    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7F) c = '?';
-  return result;
-}
-
 struct Api::Route {
   std::string_view method, path;
   void (Api::*run)(Call&);
@@ -71,11 +78,13 @@ struct Api::Route {
   std::string_view described = path;  // in openapi.json
 };
 
-Api::Api(AccessOptions access, bool log_requests) : access_(std::move(access)), log_requests_(log_requests) {}
-Api::~Api() = default;
+Api::Api(AccessOptions access, ApiOptions options)
+    : access_(std::move(access)), options_(std::move(options)), log_(options_.log_fd) {}
+Api::~Api() { SetLastWords({}); }
 
 HttpHandler Api::handler() {
   return {.admit = [this](const HttpRequest& head) { return Admit(head); },
+          .client = [this](const HttpRequest& head) { return ClientOf(head); },
           .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
           .fail = [this](const HttpRequest& head, int status,
                          std::string_view reason) { return Fail(head, status, reason); },
@@ -84,12 +93,48 @@ HttpHandler Api::handler() {
 }
 
 void Api::Serve(ServedModel model) {
-  owned_ = std::make_unique<Serving>(std::move(model), metrics_);
+  const double share = http_ != nullptr ? http_->client_share() : 1;
+  owned_ = std::make_unique<Serving>(std::move(model), metrics_, share, [this](const std::string& what) {
+    log_.Write(fmt::format("infinigen: an exception ended the running requests: {}", Escaped(what)));
+  });
+  owned_->watchdog.emplace(
+      owned_->thread.heartbeat(), options_.watchdog, [this] { SayLastWords(); },
+      [this](const std::string& message) {
+        if (options_.end_process) return options_.end_process(message);
+        log_.Write("infinigen: " + message);
+        std::this_thread::sleep_for(kLogTime);
+        std::_Exit(1);
+      });
+  SetLastWords([this] {
+    SayLastWords();
+    std::this_thread::sleep_for(options_.watchdog.last_words);
+  });
   serving_ = owned_.get();
+}
+
+void Api::Remember(const std::shared_ptr<HttpExchange>& exchange) {
+  const std::lock_guard lock(live_mutex_);
+  if (live_.size() == live_.capacity()) std::erase_if(live_, [](const auto& weak) { return weak.expired(); });
+  live_.push_back(exchange);
+}
+
+void Api::SayLastWords() {
+  std::vector<std::weak_ptr<HttpExchange>> live;
+  {
+    const std::lock_guard lock(live_mutex_);
+    live.swap(live_);
+  }
+  const ApiError error{.status = 503,
+                       .message = "the engine has stopped (its device does not answer); the server ends",
+                       .type = "server_error",
+                       .code = "engine_stalled"};
+  for (const std::weak_ptr<HttpExchange>& weak : live)
+    if (const std::shared_ptr<HttpExchange> exchange = weak.lock()) exchange->Abort(ErrorReply(error));
 }
 
 void Api::Stop() {
   serving_ = nullptr;
+  if (owned_ != nullptr) owned_->watchdog->SetStopping();
   owned_.reset();
 }
 
@@ -141,11 +186,17 @@ const Api::Route* Api::FindRoute(std::string_view path) {
   return nullptr;
 }
 
+std::string Api::AllowedMethods(std::string_view path) {
+  const Route* route = FindRoute(path);
+  if (route == nullptr) return "GET, HEAD, POST, OPTIONS";
+  return route->method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+}
+
 std::optional<ApiError> Api::CheckRoute(const HttpRequest& head) {
   const Route* route = FindRoute(head.path);
   if (route == nullptr)
     return ApiError{.status = 404,
-                    .message = fmt::format("{} does not exist", Printable(head.path)),
+                    .message = fmt::format("{} does not exist", Escaped(head.path, kShownBytes)),
                     .type = "not_found_error",
                     .code = "not_found"};
   const bool fits = head.method == route->method || (head.method == "HEAD" && route->method == "GET");
@@ -155,10 +206,15 @@ std::optional<ApiError> Api::CheckRoute(const HttpRequest& head) {
                   .code = "method_not_allowed"};
 }
 
+std::string Api::ClientOf(const HttpRequest& head) const { return access_.TenantOf(head.authorization); }
+
 std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
   const std::string id = RequestName(head.request_id);
-  if (head.method == "OPTIONS" && !head.origin.empty()) {
+  const bool known = head.path == "*" || FindRoute(head.path) != nullptr;
+  const bool preflight = !head.origin.empty();
+  if (head.method == "OPTIONS" && (preflight || (known && !access_.Check(head)))) {
     HttpReply reply = access_.Preflight(head);
+    if (!preflight) reply.headers.emplace_back("Allow", AllowedMethods(head.path));
     Log(head, id, reply.status, 0, "");
     return std::make_unique<HttpReply>(AddHeaders(head, id, std::move(reply)));
   }
@@ -167,8 +223,7 @@ std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
   if (!error) return nullptr;
   HttpReply reply = ErrorReply(*error);
   if (error->status == 405) {
-    const std::string_view method = FindRoute(head.path)->method;
-    reply.headers.emplace_back("Allow", method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+    reply.headers.emplace_back("Allow", AllowedMethods(head.path));
   }
   if (error->status == 401) {  // for the page, makes the browser ask its user for the key as a password
     const Route* route = FindRoute(head.path);
@@ -184,7 +239,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   Call call{.exchange = exchange, .id = RequestName(head.request_id), .serving = serving_};
   const Route* route = FindRoute(head.path);  // not null: Admit checked it
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
-  if (head.body.size() <= kInPlaceBytes || !route->needs_model) return (this->*route->run)(call);
+  if (head.body.size() <= kInPlaceBytes || !route->needs_model) return Run(call, *route);
   call.settled = std::make_shared<std::atomic<bool>>(false);
   // If the client disconnects before the worker reads the body, the task is withdrawn. The route later replaces this
   // OnGone with its own.
@@ -199,7 +254,7 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
           fmt::format("the client disconnected {} its request was read", waited ? "before" : "while"));
   });
   const bool taken = call.serving->worker.Post(
-      exchange.get(), [this, call, route]() mutable { (this->*route->run)(call); },
+      exchange.get(), [this, call, route]() mutable { Run(call, *route); },
       [this, call] { Refuse(call, ShuttingDown()); });
   if (!taken && cut_) return Refuse(call, ShuttingDown());
   if (!taken)
@@ -211,8 +266,26 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
                   .retry_after_s = 1});
 }
 
+void Api::Run(Call& call, const Route& route) {
+  try {
+    return (this->*route.run)(call);
+  } catch (const std::exception& caught) {
+    const ApiError error = ExceptionError(&caught);
+    call.Settle();
+    call.exchange->Abort(AddHeaders(call.head(), call.id, ErrorReply(error)));
+    Log(call.head(), call.id, error.status, call.seconds(), error.message);
+  }
+}
+
 void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
   if (!call.Settle()) return;
+  if (reply.body.size() > kSmallReplyBytes) {
+    RequestMemory memory(call.exchange->client());
+    if (memory.Reserve(reply.body.capacity()))
+      reply.memory = memory.TakeShare();
+    else
+      reply = ErrorReply(memory.Refusal());
+  }
   Log(call.head(), call.id, reply.status, call.seconds(), note);
   call.exchange->Reply(AddHeaders(call.head(), call.id, std::move(reply)));
 }
@@ -239,27 +312,30 @@ HttpReply Api::AddHeaders(const HttpRequest& head, const std::string& id, HttpRe
   return reply;
 }
 
-// Writes the line with one call, so that lines of several threads do not mix.
 void Api::Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note) {
   metrics_.Replied(status);
-  if (!log_requests_) return;
-  const auto shown = [](const std::string& text) { return text.empty() ? "-" : Printable(text); };
-  const std::string line = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {} {} {} {} {} {:.3f} s{}{}\n",
-                                       fmt::gmtime(std::time(nullptr)), id, shown(head.peer), shown(head.method),
-                                       shown(head.path), status, seconds, note.empty() ? "" : ": ", Printable(note));
-  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;  // stderr is closed: the line is lost
+  if (!options_.log_requests) return;
+  const auto shown = [](const std::string& text) { return text.empty() ? "-" : Escaped(text, kShownBytes); };
+  log_.Write(fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {} {} {} {} {} {:.3f} s{}{}", fmt::gmtime(std::time(nullptr)), id,
+                         shown(head.peer), shown(head.method), shown(head.path), status, seconds,
+                         note.empty() ? "" : ": ", Escaped(note, kShownBytes)));
 }
 
 // ---- the routes ----
 
 void Api::Health(Call& call) {
   if (call.serving == nullptr) return Refuse(call, NotReady());
+  if (call.serving->watchdog->stalled(Watchdog::Clock::now()))
+    return Refuse(call, {.status = 503,
+                         .message = "the engine has not finished its current step for too long",
+                         .type = "server_error",
+                         .code = "engine_stalled"});
   Answer(call, {.body = R"({"status":"ok"})"});
 }
 
 void Api::MetricsText(Call& call) {
   Answer(call, {.type = "text/plain; version=0.0.4; charset=utf-8",
-                .body = metrics_.Render(http_ != nullptr ? http_->counters() : HttpCounters())});
+                .body = metrics_.Render(http_ != nullptr ? http_->counters() : HttpCounters(), log_.dropped())});
 }
 
 void Api::Models(Call& call) {
@@ -280,8 +356,8 @@ void Api::Models(Call& call) {
     return Answer(call, {.body = Compact({{"object", "list"}, {"data", Json::array({model})}})});
   if (path.substr(11) == serving.model.name) return Answer(call, {.body = Compact(model)});
   Refuse(call, {.status = 404,
-                .message = fmt::format("there is no model '{}'; this server runs {}", Printable(path.substr(11)),
-                                       serving.model.name),
+                .message = fmt::format("there is no model '{}'; this server runs {}",
+                                       Escaped(path.substr(11), kShownBytes), serving.model.name),
                 .type = "not_found_error",
                 .code = "model_not_found"});
 }
@@ -309,19 +385,33 @@ void Api::Props(Call& call) {
 void Api::Tokenize(Call& call) {
   const Tokenizer* tokenizer = call.serving->model.tokenizer;
   if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
+  RequestMemory memory(call.exchange->client());
+  if (const auto error = memory.Take(JsonTreeBytes(call.head().body))) return Refuse(call, *error);
   const ApiResult<TokenizeRequest> request = ParseTokenize(call.head().body);
   if (!request.ok()) return Refuse(call, request.error());
+  const ReserveMemory reserve = memory.hook();
   const Result<std::vector<TokenId>> ids = tokenizer->Encode(
-      (*request).content, {.add_special = (*request).add_special, .parse_special = (*request).parse_special});
+      (*request).content,
+      {.add_special = (*request).add_special, .parse_special = (*request).parse_special, .reserve = &reserve});
+  if (memory.refused()) return Refuse(call, memory.Refusal());
   if (!ids.ok()) return Refuse(call, {.message = ids.error().message});
-  Answer(call, {.body = Compact({{"tokens", *ids}})});
+  if (const auto error = memory.Take(ids->size() * kBytesPerId)) return Refuse(call, *error);
+  Answer(call, {.body = fmt::format(R"({{"tokens":[{}]}})", fmt::join(*ids, ","))});
 }
 
 void Api::Detokenize(Call& call) {
   const Tokenizer* tokenizer = call.serving->model.tokenizer;
   if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
+  RequestMemory memory(call.exchange->client());
+  const uint64_t tree = JsonTreeBytes(call.head().body);
+  if (const auto error = memory.Take(tree)) return Refuse(call, *error);
   const ApiResult<std::vector<int32_t>> ids = ParseDetokenize(call.head().body, call.serving->vocab());
   if (!ids.ok()) return Refuse(call, ids.error());
+  memory.GiveBack(tree);
+  uint64_t bytes = 0;
+  for (const int32_t id : *ids) bytes += tokenizer->TokenText(id).size();
+  if (const auto error = memory.Take((*ids).size() * sizeof(int32_t) + bytes * kTextCopies))
+    return Refuse(call, *error);
   Answer(call, {.body = Compact({{"content", ReplaceInvalidUtf8(tokenizer->Decode(*ids, /*skip_special=*/false))}})});
 }
 
@@ -340,16 +430,39 @@ void Api::File(Call& call) {
   Refuse(call, {.status = 404, .message = "no such file", .code = "not_found"});
 }
 
+std::shared_ptr<const void> Api::WatchPlace(const std::shared_ptr<Client>& client) {
+  const auto take = [](std::atomic<int64_t>& counter, int64_t most) {
+    if (counter++ < most) return true;
+    --counter;
+    return false;
+  };
+  if (!take(watchers_, kMostWatchers)) return nullptr;
+  const std::shared_ptr<const void> all(this, [this](const void*) { --watchers_; });
+  if (!take(client->watchers, client->limited ? kMostWatchersOfClient : kMostWatchers)) return nullptr;
+  return std::shared_ptr<const void>(client.get(), [client, all](const void*) { --client->watchers; });
+}
+
 void Api::Watch(Call& call) {
   const std::shared_ptr<HttpExchange> exchange = call.exchange;
   Serving* serving = call.serving;
   HttpReply head{.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
   if (call.head().method == "HEAD") return Answer(call, std::move(head));  // the stream itself would never end
+  // Counted until the last copy is gone, which is when the watch has dropped the exchange.
+  std::shared_ptr<const void> place = WatchPlace(exchange->client());
+  if (place == nullptr)
+    return Refuse(call, {.status = 429,
+                         .message = "too many clients watch the KV cache; try again later",
+                         .type = "rate_limit_error",
+                         .code = "too_many_watchers",
+                         .parameter = {},
+                         .retry_after_s = 10});
   if (!call.Settle()) return;
   Log(call.head(), call.id, head.status, call.seconds(), "watching the KV cache");
   head.body = ": the picture of the cache follows\n\n";
   exchange->Begin(AddHeaders(call.head(), call.id, std::move(head)));
-  serving->thread.Post([serving, exchange](Engine&) { serving->watch.Add(exchange); });
+  Remember(exchange);
+  const std::string tenant = access_.TenantOf(call.head().authorization);
+  serving->thread.Post([serving, exchange, tenant, place](Engine&) { serving->watch.Add(exchange, tenant, place); });
   exchange->OnGone([serving, watcher = exchange.get()](HttpGone) {
     serving->thread.Post([serving, watcher](Engine&) { serving->watch.Remove(watcher); });
   });

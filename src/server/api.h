@@ -4,19 +4,23 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/log_ring.h"
 #include "runtime/engine_thread.h"
 #include "runtime/requests.h"
 #include "server/access.h"
 #include "server/completion_request.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/watchdog.h"
 
 namespace infinigen {
 
@@ -35,16 +39,28 @@ struct ServedModel {
   uint64_t prefix_limit_bytes = UINT64_MAX;  // limit of the prefix cache, not counting prefixes in use
 };
 
+struct ApiOptions {
+  bool log_requests = true;
+  int log_fd = 2;               // stderr
+  bool share_prefixes = false;  // among all keys
+  WatchdogTimes watchdog;
+  // Ends the process after the watchdog's message; replaced by tests.
+  std::function<void(const std::string& message)> end_process;
+};
+
 class Api {
  public:
-  Api(AccessOptions access, bool log_requests);
+  explicit Api(AccessOptions access, ApiOptions options = {});
   ~Api();
   Api(const Api&) = delete;
   Api& operator=(const Api&) = delete;
 
   HttpHandler handler();
   // For /metrics. `http` outlives the handlers.
-  void set_http(const HttpServer* http) { http_ = http; }
+  void set_http(HttpServer* http) { http_ = http; }
+
+  // The server's log, which never blocks.
+  LogRing& log() { return log_; }
 
   // Makes the model available to requests. Called once.
   void Serve(ServedModel model);
@@ -60,12 +76,20 @@ class Api {
   struct Route;
 
   std::unique_ptr<HttpReply> Admit(const HttpRequest& head);
+  std::string ClientOf(const HttpRequest& head) const;
   void Handle(std::shared_ptr<HttpExchange> exchange);
   HttpReply Fail(const HttpRequest& head, int status, std::string_view reason);
   void OnDrain();
   void OnCut();
+  // Runs a route. An exception in it, usually no memory, ends this request alone.
+  void Run(Call& call, const Route& route);
+  // Remembers an exchange that the engine answers, for SayLastWords.
+  void Remember(const std::shared_ptr<HttpExchange>& exchange);
+  // Ends every exchange that the engine would answer: it hangs, or its device is lost.
+  void SayLastWords();
   static std::span<const Route> Routes();
   static const Route* FindRoute(std::string_view path);
+  static std::string AllowedMethods(std::string_view path);
   static std::optional<ApiError> CheckRoute(const HttpRequest& head);
 
   void Health(Call& call);
@@ -77,6 +101,8 @@ class Api {
   void Chat(Call& call);
   void Text(Call& call);
   void Watch(Call& call);
+  // Counts a watcher until the last copy of the result is gone; null if there are too many.
+  std::shared_ptr<const void> WatchPlace(const std::shared_ptr<Client>& client);
   void File(Call& call);
   void Complete(Call& call, ApiKind kind);
 
@@ -88,9 +114,13 @@ class Api {
   void Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note);
 
   const Access access_;
-  const bool log_requests_;
+  const ApiOptions options_;
+  LogRing log_;
   Metrics metrics_;
-  const HttpServer* http_ = nullptr;
+  HttpServer* http_ = nullptr;
+  std::mutex live_mutex_;
+  std::vector<std::weak_ptr<HttpExchange>> live_;
+  std::atomic<int64_t> watchers_{0};
   std::atomic<int64_t> logged_tokens_{0};  // reserved by unfinished answers with logprobs (kMostLoggedTokensInAll)
   std::unique_ptr<Serving> owned_;
   std::atomic<Serving*> serving_{nullptr};

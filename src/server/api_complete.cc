@@ -8,8 +8,10 @@
 #include <span>
 #include <utility>
 
+#include "json/parse.h"
 #include "runtime/requests.h"
 #include "server/openai_format.h"
+#include "server/request_memory.h"
 #include "server/serving.h"
 
 namespace infinigen {
@@ -17,6 +19,8 @@ namespace {
 
 // OpenAI's default for /v1/completions. A chat answer has no default limit.
 constexpr int64_t kDefaultTextTokens = 16;
+// A token with its logprob: 12 bytes as numbers, about 70 as JSON.
+constexpr uint64_t kLogprobBytes = 96;
 
 }  // namespace
 
@@ -27,11 +31,13 @@ namespace {
 
 // Token ids of every prompt. Refuses empty prompts and prompts longer than the context.
 ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionRequest& request, const ServedModel& model,
-                                                           int64_t context) {
+                                                           int64_t context, RequestMemory& memory) {
   std::vector<std::vector<int32_t>> all;
+  const ReserveMemory reserve = memory.hook();
   if (request.kind == ApiKind::kChat) {
     if (model.chat == nullptr) return ApiError{.message = model.chat_refusal, .code = "no_chat_template"};
-    Result<std::vector<TokenId>> ids = model.chat->Encode(request.messages);
+    Result<std::vector<TokenId>> ids = model.chat->Encode(request.messages, &reserve);
+    if (memory.refused()) return memory.Refusal();
     if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "messages"};
     all.push_back(std::move(*ids));
   }
@@ -42,7 +48,8 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
     }
     if (model.tokenizer == nullptr)
       return ApiError{.message = "this model has no tokenizer; send token ids", .parameter = "prompt"};
-    Result<std::vector<TokenId>> ids = model.tokenizer->Encode(std::get<std::string>(prompt));
+    Result<std::vector<TokenId>> ids = model.tokenizer->Encode(std::get<std::string>(prompt), {.reserve = &reserve});
+    if (memory.refused()) return memory.Refusal();
     if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "prompt"};
     all.push_back(std::move(*ids));
   }
@@ -64,6 +71,18 @@ int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vect
   for (const std::vector<int32_t>& prompt : prompts)
     tokens += request.n * std::min(request.max_tokens, context - std::ssize(prompt) + 1);
   return tokens * (request.sampling.top_logprobs + 1);
+}
+
+// Memory of a request in the engine: the ids of every prompt, once here and once a choice; its texts; its logprobs,
+// once as numbers and once as JSON.
+uint64_t KeptBytes(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts, int64_t context) {
+  uint64_t ids = 0, texts = 0;
+  for (const std::vector<int32_t>& prompt : prompts) ids += prompt.size();
+  for (const PromptText& prompt : request.prompts)
+    if (const auto* text = std::get_if<std::string>(&prompt)) texts += text->size();
+  for (const ChatMessage& message : request.messages) texts += message.content.size();
+  return ids * sizeof(int32_t) * (static_cast<uint64_t>(request.n) + 1) + texts +
+         static_cast<uint64_t>(KeptLogprobs(request, prompts, context)) * kLogprobBytes;
 }
 
 // Reserves `count` of the logprobs that all unfinished answers may hold; released with the last copy of the result.
@@ -104,6 +123,15 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
       .parameter = "kv"};
 }
 
+// Releases places of the queue unless a completion took them over.
+struct PlaceGuard {
+  Metrics* metrics;
+  int64_t count;
+  ~PlaceGuard() {
+    if (metrics != nullptr) metrics->Leave(count);
+  }
+};
+
 std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
   std::vector<std::string> texts;
   for (const PromptText& prompt : request.prompts) {
@@ -127,36 +155,55 @@ void Api::Complete(Call& call, ApiKind kind) {
 
   SamplingOptions defaults = model.sampling;
   if (model.random_seeds) defaults.seed = std::random_device()();
-  ApiResult<CompletionRequest> request = ParseCompletion(kind, call.head().body, defaults, serving->vocab());
+  RequestMemory memory(exchange->client());
+  const std::string& body = call.head().body;
+  const uint64_t tree = JsonTreeBytes(body);
+  if (const auto error = memory.Take(tree + body.size())) return refuse(*error);
+  ApiResult<CompletionRequest> request = ParseCompletion(kind, body, defaults, serving->vocab());
   if (!request.ok()) return refuse(request.error());
+  memory.GiveBack(tree);          // the request's own texts and ids are no longer than the body
   if (call.is_settled()) return;  // the client is gone: skip the encoding, which takes longer than the parsing
   if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
-  ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context());
+  ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context(), memory);
   if (!prompts.ok()) return refuse(prompts.error());
   if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
 
   auto kept_logprobs = ReserveLogprobs(KeptLogprobs(*request, *prompts, serving->context()), &logged_tokens_);
   if (!kept_logprobs.ok()) return refuse(kept_logprobs.error());
   const int64_t choices = static_cast<int64_t>(prompts->size()) * request->n;
+  RequestMemory kept(exchange->client());
+  if (const auto error = kept.Take(KeptBytes(*request, *prompts, serving->context()))) return refuse(*error);
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
   if (choices > places)
     return refuse(
         {.message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
          .parameter = "n"});
-  if (!metrics_.TryEnter(choices, places))
+  const auto queue_full = [&](const char* whose) {
     return refuse({.status = 429,
-                   .message = fmt::format("the queue is full ({} places); try again later", places),
+                   .message = fmt::format("{} is full ({} places in all); try again later", whose, places),
                    .type = "rate_limit_error",
                    .code = "queue_full",
                    .parameter = {},
                    .retry_after_s = 1});
-  if (!call.Settle()) return metrics_.Leave(choices);
+  };
+  ClientCount own_places;
+  if (http_ != nullptr) {
+    own_places = http_->clients().TryCount(exchange->client(), &Client::places, choices, places);
+    if (!own_places) return queue_full("this client's share of the queue");
+  }
+  if (!metrics_.TryEnter(choices, places)) return queue_full("the queue");
+  PlaceGuard entered{&metrics_, choices};
+  if (!call.Settle()) return;
   // From here on the Completion replies and logs.
 
   const AnswerHead answer{.kind = kind,
                           .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
                           .created = std::time(nullptr),
                           .model = model.name};
+  const std::string tenant = access_.TenantOf(call.head().authorization);
+  // A salt of the request never equals a tenant's name: it begins with a line end.
+  std::string salt = options_.share_prefixes ? std::string() : tenant;
+  if (!request->cache_salt.empty()) salt += "\n" + request->cache_salt;
   std::vector<std::string> echoes = request->echo ? Echoes(*request, model.tokenizer) : std::vector<std::string>();
   CompletionContext context{
       .metrics = metrics_,
@@ -167,15 +214,23 @@ void Api::Complete(Call& call, ApiKind kind) {
                       id = call.id](HttpReply r) { return AddHeaders(exchange->request(), id, std::move(r)); },
       .log = [this, call](int status,
                           const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
+      .tenant = tenant,
+      .cache_salt = std::move(salt),
+      .client = exchange->client()->limited ? exchange->client()->name : std::string(),
+      .format = [serving](std::function<void()> task) { serving->formatter.Post(nullptr, std::move(task), [] {}); },
       .heartbeat_s = model.heartbeat_s,
-      .kept_logprobs = std::move(*kept_logprobs)};
+      .kept_logprobs = std::move(*kept_logprobs),
+      .memory = std::make_shared<const MemoryShare>(kept.TakeShare()),
+      .places = std::make_shared<const ClientCount>(std::move(own_places))};
   const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),
                                                        std::move(*prompts), std::move(echoes));
+  Remember(exchange);
   serving->thread.Post([this, serving, completion](Engine& engine) {
     completion->Submit(engine);
     if (cut_) return engine.CancelAll();  // OnCut may have cancelled before this request was submitted
     if (completion->streams()) serving->streams.push_back(completion);
   });
+  entered.metrics = nullptr;  // from here on the completion releases its places
   exchange->OnGone([serving, completion](HttpGone why) {
     serving->thread.Post([completion, why](Engine& engine) { completion->Cancel(engine, why); });
   });

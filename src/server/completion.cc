@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 namespace infinigen {
@@ -51,6 +52,23 @@ Completion::Completion(CompletionContext context, std::shared_ptr<HttpExchange> 
   }
 }
 
+template <class F>
+bool Completion::Guarded(F&& f) {
+  try {
+    f();
+    return true;
+  } catch (const std::exception& caught) {
+    try {
+      FailAll(ExceptionError(&caught));
+    } catch (const std::exception&) {  // no memory for an answer either: the exchange closes with this object
+      over_ = true;
+      for (const Choice& choice : choices_)
+        if (choice.submitted && !choice.done) engine_->Cancel(choice.id);
+    }
+    return false;
+  }
+}
+
 Request Completion::MakeRequest(size_t index) {
   const auto self = shared_from_this();
   Choice& choice = choices_[index];
@@ -58,17 +76,27 @@ Request Completion::MakeRequest(size_t index) {
                   .max_new_tokens = request_.max_tokens,
                   .sampling = request_.sampling,
                   .kv = Kv(request_.kv, engine_->executor().options().method),
-                  .ignore_eos = request_.ignore_eos};
+                  .ignore_eos = request_.ignore_eos,
+                  .cache_salt = context_.cache_salt,
+                  .client = context_.client};
   // Each of the n choices has its own seed, so it equals the answer to a request with that seed alone.
   request.sampling.seed += static_cast<uint64_t>(index) % static_cast<uint64_t>(request_.n);
   request.on_prefill = [self, &choice](RequestId, const PrefillProgress& progress) {
     const int64_t prompt = static_cast<int64_t>(self->prompts_[choice.prompt].size());
-    self->OnStart(choice, prompt - progress.tokens);
+    self->Guarded([&] { self->OnStart(choice, prompt - progress.tokens); });
   };
   if (request_.logprobs)
-    request.on_logprobs = [&choice](RequestId, const TokenLogprobs& values) { choice.last = values; };
-  request.on_token = [self, &choice](RequestId, int32_t token) { return self->OnToken(choice, token); };
-  request.on_done = [self, &choice](RequestId, const RequestResult& result) { self->OnDone(choice, result); };
+    request.on_logprobs = [self, &choice](RequestId, const TokenLogprobs& values) {
+      self->Guarded([&] { choice.last = values; });
+    };
+  request.on_token = [self, &choice](RequestId, int32_t token) {
+    bool goes_on = false;
+    self->Guarded([&] { goes_on = self->OnToken(choice, token); });
+    return goes_on;
+  };
+  request.on_done = [self, &choice](RequestId, const RequestResult& result) {
+    self->Guarded([&] { self->OnDone(choice, result); });
+  };
   return request;
 }
 
@@ -80,7 +108,12 @@ void Completion::Submit(Engine& engine) {
       context_.metrics.Finished(FinishReason::kCancelled, /*started=*/false, 0);
       continue;
     }
-    Result<RequestId> id = engine.Submit(MakeRequest(i));
+    std::optional<Result<RequestId>> submitted;
+    if (!Guarded([&] { submitted = engine.Submit(MakeRequest(i)); })) {
+      context_.metrics.Finished(FinishReason::kError, /*started=*/false, 0);
+      continue;
+    }
+    const Result<RequestId>& id = *submitted;
     if (!id.ok()) {
       context_.metrics.Finished(FinishReason::kError, /*started=*/false, 0);
       FailAll(EngineError(id.error()));
@@ -88,7 +121,10 @@ void Completion::Submit(Engine& engine) {
     }
     choice.id = *id;
     choice.submitted = true;
-    context_.watch.Started(choice.id, head_.id, static_cast<int64_t>(prompts_[choice.prompt].size()), context_.preset);
+    Guarded([&] {
+      context_.watch.Started(choice.id, head_.id, std::ssize(prompts_[choice.prompt]), context_.preset,
+                             context_.tenant);
+    });
   }
 }
 
@@ -210,14 +246,25 @@ void Completion::FinishAll() {
     }
     exchange_->Write("data: [DONE]\n\n");
     exchange_->End();
+  } else if (request_.logprobs) {  // seconds, where there are many
+    context_.format([self = shared_from_this()] { self->SendAnswer(); });
   } else {
-    std::vector<AnswerChoice> answers;
-    for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
-    Json answer = AnswerJson(head_, answers, usage_, context_.tokenizer);
-    answer["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
-    exchange_->Reply(context_.add_headers({.status = 200, .body = Compact(answer)}));
+    SendAnswer();
   }
   over_ = true;
+}
+
+// The request is done: the engine's thread does not touch its choices any more.
+void Completion::SendAnswer() {
+  try {
+    std::vector<AnswerChoice> answers;
+    for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
+    const Json stats = StepStatsJson(kv_, pool_bytes_);
+    std::string text = AnswerText(head_, answers, usage_, stats, context_.tokenizer);
+    exchange_->Reply(context_.add_headers({.status = 200, .body = std::move(text)}));
+  } catch (const std::exception& caught) {
+    exchange_->Abort(context_.add_headers(ErrorReply(ExceptionError(&caught))));
+  }
 }
 
 void Completion::FailAll(const ApiError& error) {

@@ -27,8 +27,15 @@ struct CompletionContext {
   std::string preset;
   std::function<HttpReply(HttpReply)> add_headers;  // adds the headers that every reply has
   std::function<void(int status, const std::string& note)> log;
+  std::string tenant;      // for the KV watch
+  std::string cache_salt;  // of the tenant and the request
+  std::string client;      // for the queue; empty: not limited
+  // Runs a task on another thread, soon: what formats an answer.
+  std::function<void(std::function<void()> task)> format;
   int heartbeat_s = 0;
   std::shared_ptr<const void> kept_logprobs;  // reservation of memory for logprobs (ReserveLogprobs)
+  std::shared_ptr<const MemoryShare> memory;  // of prompts and logprobs
+  std::shared_ptr<const ClientCount> places;  // in the queue
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {
@@ -69,7 +76,12 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void BeginStream();
   void Send(nlohmann::ordered_json chunk);
   void FinishAll();
+  // Formats the whole answer and sends it. Any thread, once.
+  void SendAnswer();
   void FailAll(const ApiError& error);
+  // Calls f. An exception in it, usually no memory, ends this request alone. False: f threw.
+  template <class F>
+  bool Guarded(F&& f);
 
   const CompletionContext context_;
   const std::shared_ptr<HttpExchange> exchange_;

@@ -32,9 +32,11 @@ ApiResult<Json> ParseObject(std::string_view body) {
   Json json;
   const JsonLimits limits = {.max_depth = kMostDepth, .max_token_bytes = SIZE_MAX};  // HTTP bounds the body
   if (const std::optional<JsonFault> fault = BuildJson(body, limits, &json)) {
-    const bool deep = fault->kind == JsonFault::Kind::kTooDeep;
-    return ApiError{.message = deep ? "the body is nested too deeply" : "the body is not valid JSON",
-                    .code = "invalid_json"};
+    const char* message = fault->kind == JsonFault::Kind::kTooDeep ? "the body is nested too deeply"
+                          : fault->kind == JsonFault::Kind::kNumber
+                              ? "the body has a number outside the range of double"
+                              : "the body is not valid JSON";
+    return ApiError{.message = message, .code = "invalid_json"};
   }
   if (!json.is_object()) return ApiError{.message = "the body must be a JSON object", .code = "invalid_json"};
   return json;
@@ -274,6 +276,9 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
   ReadLogprobs(fields, &request);
   ReadStream(fields, &request);
   ReadKv(fields, &request);
+  request.cache_salt = fields.String("cache_salt");
+  if (request.cache_salt.size() > kMostSaltBytes)
+    fields.Refuse("cache_salt", fmt::format("at most {} bytes", kMostSaltBytes));
   RefuseOthers(fields, request);
   if (request.echo && request.logprobs)
     fields.Refuse("echo", "together with logprobs is not supported", ErrorKind::kUnsupported);

@@ -52,6 +52,7 @@ inline constexpr int64_t kMostLogprobs = 20;
 inline constexpr int64_t kMostLoggedTokens = 262'144;
 // The same limit over all unfinished answers: four of the largest.
 inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
+inline constexpr size_t kMostSaltBytes = 256;
 // Nesting limit of a body; the API needs about five levels.
 inline constexpr size_t kMostDepth = 32;
 
@@ -79,6 +80,7 @@ struct CompletionRequest {
   bool ignore_eos = false;
   bool stream = false;
   bool include_usage = false;
+  std::string cache_salt;  // prefixes are shared with requests that have the same salt
   KvWish kv;
 };
 

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "server/clients.h"
+#include "server/memory_account.h"
 
 namespace infinigen {
 
@@ -26,7 +28,7 @@ struct HttpRequest {
   std::string host, origin, authorization, request_id;  // header fields; empty when absent
   std::string cors_headers;                             // Access-Control-Request-Headers
   std::string body;
-  std::string peer;  // address of the client
+  std::string peer;  // address of the client, behind trusted proxies too
 };
 
 struct HttpReply {
@@ -34,6 +36,7 @@ struct HttpReply {
   std::string type = "application/json";
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // without line ends; the server adds its own
+  MemoryShare memory{};                                      // of the body, where its maker has counted it
 };
 
 enum class HttpGone : uint8_t { kLeft, kTooSlow };
@@ -43,10 +46,15 @@ class HttpExchange {
   virtual ~HttpExchange() = default;
 
   virtual const HttpRequest& request() const = 0;
+  // The client that sent the request, with its account of memory. Lives as long as the exchange.
+  virtual const std::shared_ptr<Client>& client() const = 0;
   virtual void Reply(HttpReply reply) = 0;
   virtual void Begin(HttpReply head) = 0;  // head.body is the beginning of the stream
   virtual void Write(std::string bytes) = 0;
   virtual void End() = 0;
+  // Ends the exchange with an error: sends `error` whole if no reply has begun, otherwise its body as the last event of
+  // the stream. Without effect on an exchange that has ended.
+  virtual void Abort(HttpReply error) = 0;
   // `gone` is called once, on any thread, when the client can no longer be answered; immediately if that is already so.
   // It is never called after the reply has ended, and must not call back into the exchange. A second call of OnGone
   // replaces the callback.
@@ -57,6 +65,8 @@ class HttpExchange {
 struct HttpHandler {
   // Called before the body is read. A reply refuses the request and ends the exchange; nullptr accepts it.
   std::function<std::unique_ptr<HttpReply>(const HttpRequest& head)> admit;
+  // The name of the client that sent an accepted request, for Clients::Find. Empty: the client of the address.
+  std::function<std::string(const HttpRequest& head)> client;
   std::function<void(std::shared_ptr<HttpExchange> exchange)> handle;
   // Called for errors that the connection finds (a malformed request, a limit); returns the reply and logs it. `head`
   // holds what was parsed so far; its peer is always set.
@@ -73,12 +83,14 @@ inline constexpr int kLastWordsSeconds = 2;
 struct HttpLimits {
   uint32_t header_bytes = 16 << 10;
   uint64_t body_bytes = 8 << 20;
-  uint64_t all_bodies_bytes = 256 << 20;  // sum over all requests: being read, being answered, or sent ahead
+  uint64_t memory_bytes = 256 << 20;  // the server's MemoryAccount
   size_t connections = 2048;
+  double client_share = 1;           // of connections, places and memory that one client may hold; 1: no limit
   size_t backlog_bytes = 256 << 10;  // unsent bytes of a stream; a slower reader is disconnected
   int idle_s = 60;                   // time for a request's header to arrive
   int body_s = 120;                  // time for its body to arrive
-  int write_s = 30;                  // time without the client reading a byte
+  int write_s = 30;                  // a client must read what was unsent this long ago, or at the least rate
+  uint64_t least_rate = 64 << 10;    // bytes per second
   int drain_s = 30;                  // time for running exchanges to finish after shutdown begins
 };
 
@@ -86,6 +98,7 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 0;  // 0: any free one
   std::string tls_cert, tls_key;
+  std::vector<AddressRange> trusted_proxies;  // whose X-Forwarded-For names the client
   int threads = 2;
   HttpLimits limits;
 };
@@ -93,6 +106,7 @@ struct HttpOptions {
 struct HttpCounters {
   uint64_t connections = 0;  // open now
   uint64_t accepted = 0, refused = 0, dropped_slow = 0;
+  uint64_t memory_bytes = 0;  // of the account, now
 };
 
 class HttpServer {
@@ -112,6 +126,8 @@ class HttpServer {
   // Closes every connection and joins the I/O threads. Afterwards neither handlers nor OnGone callbacks are called.
   virtual void Stop() = 0;
   virtual HttpCounters counters() const = 0;
+  virtual Clients& clients() = 0;
+  virtual double client_share() const = 0;
 };
 
 // "Not Found" for 404; empty for unknown numbers.

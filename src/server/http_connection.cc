@@ -19,8 +19,12 @@ namespace {
 constexpr size_t kReadBytes = 16 << 10;
 // Parsed bytes are erased from input_ when there are this many of them, or when all are parsed.
 constexpr size_t kForgetBytes = 1 << 20;
+// input_ keeps memory of this size between requests, and up to four times what it holds.
+constexpr size_t kKeptInputBytes = 4 << 10;
 // Small, so that this server notices a slow reader before the kernel has buffered megabytes for it.
 constexpr int kSendBufferBytes = 128 << 10;
+// Bodies up to this size are sent together with their head.
+constexpr size_t kJoinedBytes = 16 << 10;
 // Limit of a chunk's extensions. No known client sends any.
 constexpr size_t kExtensionBytes = 4 << 10;
 // Limit of a chunk's line: extensions, the size (sixteen digits) and at most three line ends.
@@ -44,26 +48,37 @@ void Connection::ChunkLine::operator()(uint64_t size, boost::beast::string_view 
 class Exchange : public HttpExchange {
  public:
   Exchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
-      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {
-    connection_->host_.body_bytes += request_.body.size();
+      : connection_(std::move(connection)),
+        client_(connection_->client_),
+        request_(std::move(request)),
+        number_(number),
+        body_memory_(client_->memory) {
+    body_memory_.Set(request_.body.capacity());
   }
   ~Exchange() override {
-    connection_->host_.body_bytes -= request_.body.size();
-    if (!ended_) OnConnection([](Connection& c) { c.Close(); });  // the handler dropped it without a reply
+    if (ended_) return;  // otherwise the handler dropped it without a reply
+    try {
+      OnConnection([](Connection& c) { c.Close(); });
+    } catch (const std::exception&) {
+      connection_->abandoned_ = number_;
+    }
   }
 
   const HttpRequest& request() const override { return request_; }
+  const std::shared_ptr<Client>& client() const override { return client_; }
   void Reply(HttpReply reply) override {
-    ended_ = true;
-    OnConnection([reply = std::move(reply)](Connection& c) {
-      c.SendHead(reply, /*stream=*/false);
+    Count(&reply);
+    OnConnection([reply = std::move(reply)](Connection& c) mutable {
+      c.SendHead(std::move(reply), /*stream=*/false);
       c.Finish();
     });
+    ended_ = true;
   }
   void Begin(HttpReply head) override {
-    OnConnection([head = std::move(head)](Connection& c) {
-      c.SendHead(head, /*stream=*/true);
-      if (!head.body.empty()) c.WriteChunk(head.body);
+    OnConnection([head = std::move(head)](Connection& c) mutable {
+      const std::string first = std::exchange(head.body, {});
+      c.SendHead(std::move(head), /*stream=*/true);
+      if (!first.empty()) c.WriteChunk(first);
     });
   }
   void Write(std::string bytes) override {
@@ -71,11 +86,15 @@ class Exchange : public HttpExchange {
     OnConnection([bytes = std::move(bytes)](Connection& c) { c.WriteChunk(bytes); });
   }
   void End() override {
-    ended_ = true;
     OnConnection([](Connection& c) {
       if (c.chunked_) c.Queue("0\r\n\r\n");
       c.Finish();
     });
+    ended_ = true;
+  }
+  void Abort(HttpReply error) override {
+    OnConnection([error = std::move(error)](Connection& c) mutable { c.Abort(std::move(error)); });
+    ended_ = true;
   }
   void OnGone(std::function<void(HttpGone)> gone) override {
     asio::post(connection_->strand_, [c = connection_, number = number_, gone = std::move(gone)]() mutable {
@@ -86,21 +105,37 @@ class Exchange : public HttpExchange {
   }
 
  private:
+  // Counts a reply that its maker has not counted. It exists already, so it is not refused.
+  void Count(HttpReply* reply) {
+    if (reply->memory.has_account()) return;
+    reply->memory = MemoryShare(client_->memory);
+    reply->memory.Set(reply->body.capacity());
+  }
   template <class F>
   void OnConnection(F f) {
     asio::post(connection_->strand_, [c = connection_, number = number_, f = std::move(f)]() mutable {
-      if (c->exchange_ == number && c->state_ == Connection::State::kHandling && !c->finished_) f(*c);
+      if (c->exchange_ == number && c->state_ == Connection::State::kHandling && !c->finished_)
+        c->Guard([&] { f(*c); });
     });
   }
 
   const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Client> client_;
   const HttpRequest request_;
   const uint64_t number_;
+  MemoryShare body_memory_;
   std::atomic<bool> ended_{false};
 };
 
-Connection::Connection(ConnectionHost& host, tcp::socket socket)
-    : host_(host), strand_(asio::make_strand(host.io)), socket_(std::move(socket)), timer_(strand_) {
+Connection::Connection(ConnectionHost& host, tcp::socket socket, std::shared_ptr<Client> client, ClientCount place)
+    : host_(host),
+      strand_(asio::make_strand(host.io)),
+      socket_(std::move(socket)),
+      timer_(strand_),
+      address_client_(std::move(client)),
+      place_(std::move(place)),
+      input_memory_(address_client_->memory),
+      client_(address_client_) {
   if (host.tls) tls_.emplace(socket_, *host.tls);
   error_code ignored;
   const tcp::endpoint peer = socket_.remote_endpoint(ignored);
@@ -142,15 +177,18 @@ void Connection::Handshake() {
                         asio::bind_executor(strand_, [self = shared_from_this()](error_code error) {
                           if (error) return self->Close();
                           // The connection may have been closed between the last byte and this call.
-                          if (self->state_ != State::kClosed) self->NextRequest();
+                          if (self->state_ != State::kClosed) self->Guard([&] { self->NextRequest(); });
                         }));
 }
 
 void Connection::NextRequest() {
   state_ = State::kReading;
   ++exchange_;
-  CountBytes(unparsed());
   parser_.emplace();
+  client_ = address_client_;
+  input_memory_.MoveTo(client_->memory);
+  ShrinkInput();
+  CountInput(0);
   parser_->header_limit(host_.limits.header_bytes);
   parser_->body_limit(host_.limits.body_bytes);
   parser_->eager(true);
@@ -167,8 +205,9 @@ void Connection::Read() {
   reading_ = true;
   chunk_.resize(kReadBytes);
   const auto buffer = asio::buffer(chunk_);
-  auto done = asio::bind_executor(
-      strand_, [self = shared_from_this()](error_code error, size_t bytes) { self->OnRead(error, bytes); });
+  auto done = asio::bind_executor(strand_, [self = shared_from_this()](error_code error, size_t bytes) {
+    self->Guard([&] { self->OnRead(error, bytes); });
+  });
   if (tls_)
     tls_->async_read_some(buffer, std::move(done));
   else
@@ -194,21 +233,24 @@ void Connection::OnRead(error_code error, size_t bytes) {
 // disconnected: if the server stopped reading instead, it would not notice a disconnect.
 void Connection::OnReadAhead() {
   const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
-  if (!CountBytes(unparsed()) || !fits) return Close();
+  if (!CountInput(0) || !fits) return Close();
   Read();
 }
 
-bool Connection::CountBytes(uint64_t bytes) {
-  host_.body_bytes += bytes - counted_bytes_;  // wraps modulo 2^64, which is correct for a decrease
-  counted_bytes_ = bytes;
-  return host_.body_bytes <= host_.limits.all_bodies_bytes;
+void Connection::ShrinkInput() {
+  if (input_.capacity() <= kKeptInputBytes || input_.capacity() / 4 < unparsed()) return;
+  std::string(input_, parsed_).swap(input_);  // an assignment would keep the memory
+  parsed_ = 0;
 }
+
+bool Connection::CountInput(uint64_t body_bytes) { return input_memory_.Set(input_.capacity() + body_bytes); }
 
 void Connection::Parse() {
   while (state_ == State::kReading) {
     if (unparsed() == 0) {
       input_.clear();
       parsed_ = 0;
+      ShrinkInput();
       return Read();
     }
     if (!begun_) {
@@ -240,6 +282,7 @@ void Connection::Parse() {
     if (in_trailers_ && used > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
+    if (error == http::error::bad_version) return Fail(505, "this version of HTTP is not supported; use 1.0 or 1.1");
     if (error) return Fail(400, error.message());
     if (folded_trailer) return Fail(400, "a trailer line is folded");
     if (parser_->is_header_done() && !head_seen_) {
@@ -247,7 +290,7 @@ void Connection::Parse() {
       SetDeadline(host_.limits.body_s);
       if (!AdmitHead()) return;
     }
-    if (!CountBytes(parser_->get().body().size() + unparsed())) return Fail(429, "too many requests are being read");
+    if (!CountInput(parser_->get().body().size())) return Fail(429, "too many requests are being read");
     if (parser_->is_done()) return Handle();
     if (used == 0) return CheckUnfinished() ? Read() : void();
   }
@@ -301,7 +344,11 @@ HttpRequest Connection::Head() const {
   head.authorization = field(http::field::authorization);
   head.request_id = field("X-Request-Id");
   head.cors_headers = field(http::field::access_control_request_headers);
-  head.peer = peer_;
+  std::string forwarded;
+  const auto [first, last] = message.equal_range("X-Forwarded-For");  // each proxy may add a field of its own
+  for (auto each = first; each != last; ++each)
+    forwarded += (forwarded.empty() ? "" : ",") + std::string(each->value().data(), each->value().size());
+  head.peer = ClientAddress(peer_, forwarded, host_.trusted_proxies);
   return head;
 }
 
@@ -311,7 +358,7 @@ bool Connection::AdmitHead() {
   keep_alive_ = message.keep_alive() && !host_.draining;
   without_body_ = message.method() == http::verb::head;
   if (message.version() != 10 && message.version() != 11)
-    return Fail(505, "only HTTP/1.0 and HTTP/1.1 are supported"), false;
+    return Fail(505, "this version of HTTP is not supported; use 1.0 or 1.1"), false;
   if (message.version() == 11 && message.count(http::field::host) != 1)
     return Fail(400, "the request must have exactly one Host header"), false;
   if (folded_) return Fail(400, "a header line is folded"), false;
@@ -321,13 +368,17 @@ bool Connection::AdmitHead() {
       return Fail(400, "only the transfer encoding \"chunked\" is supported"), false;
   }
   chunked_ = message.version() == 11;  // whether a streamed reply is chunked
-  if (std::unique_ptr<HttpReply> reply = host_.handler.admit(Head())) {
+  const HttpRequest head = Head();
+  if (std::unique_ptr<HttpReply> reply = host_.handler.admit(head)) {
     state_ = State::kHandling;
     keep_alive_ = keep_alive_ && parser_->is_done();
-    SendHead(*reply, /*stream=*/false);
+    SendHead(std::move(*reply), /*stream=*/false);
     Finish();
     return false;
   }
+  const std::string name = host_.handler.client ? host_.handler.client(head) : std::string();
+  client_ = host_.all_clients.Find(name.empty() ? ClientOf(head.peer) : name);
+  input_memory_.MoveTo(client_->memory);
   const auto length = parser_->content_length();
   if (length && *length > host_.limits.body_bytes) return Fail(413, "the body is too long"), false;
   const bool waits = message.version() == 11 && boost::beast::iequals(message[http::field::expect], "100-continue");
@@ -341,8 +392,9 @@ void Connection::Handle() {
   HttpRequest request = Head();
   request.body = std::move(parser_->get().body());
   const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request), exchange_);
-  CountBytes(unparsed());  // the exchange counts the body from now on
-  Read();                  // to notice a disconnect
+  ShrinkInput();
+  CountInput(0);  // the exchange counts the body from now on
+  Read();         // to notice a disconnect
   host_.handler.handle(exchange);
 }
 
@@ -354,9 +406,10 @@ void Connection::Fail(int status, std::string_view reason) {
   Finish();
 }
 
-void Connection::SendHead(const HttpReply& reply, bool stream) {
+void Connection::SendHead(HttpReply reply, bool stream) {
   if (replied_) return;
   replied_ = true;
+  SetDeadline(-1);
   const bool chunked = stream && chunked_;
   if (stream && !chunked) keep_alive_ = false;
   if (host_.draining) keep_alive_ = false;
@@ -369,8 +422,35 @@ void Connection::SendHead(const HttpReply& reply, bool stream) {
     text += fmt::format("Content-Length: {}\r\n", reply.body.size());
   text += keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
   if (!stream) chunked_ = false;
-  if (!stream && !without_body_) text += reply.body;
+  const bool has_body = !stream && !without_body_ && !reply.body.empty();
+  const bool small = reply.body.size() <= kJoinedBytes;
+  if (has_body && small) text += reply.body;
   Queue(std::move(text));
+  if (has_body && !small) Queue(std::move(reply.body), std::move(reply.memory));
+}
+
+void Connection::Abort(HttpReply error) {
+  if (!replied_) {
+    SendHead(std::move(error), /*stream=*/false);
+  } else {
+    WriteChunk("data: " + error.body + "\n\n");
+    if (chunked_) Queue("0\r\n\r\n");
+  }
+  Finish();
+}
+
+// Called inside a catch: what it does must not throw.
+void Connection::OnException(bool out_of_memory) {
+  try {
+    const bool request_begun = (state_ == State::kReading && begun_) || state_ == State::kHandling;
+    if (request_begun && !replied_ && !gone_)
+      return Fail(out_of_memory ? 503 : 500, out_of_memory ? "out of memory" : "internal error");
+  } catch (const std::exception&) {  // no memory for an answer either
+  }
+  try {
+    Close();
+  } catch (const std::exception&) {  // the handler could not be told; its exchange has no effect from now on
+  }
 }
 
 void Connection::WriteChunk(const std::string& bytes) {
@@ -379,19 +459,26 @@ void Connection::WriteChunk(const std::string& bytes) {
   if (queued_bytes_ > host_.limits.backlog_bytes) DropSlow();
 }
 
-void Connection::Queue(std::string bytes) {
+void Connection::Queue(std::string bytes, MemoryShare memory) {
   if (state_ == State::kClosed) return;
-  queued_bytes_ += bytes.size();
-  output_.push_back(std::move(bytes));
+  if (!memory.has_account()) {
+    memory = MemoryShare(client_->memory);
+    memory.Set(bytes.capacity());
+  }
+  const size_t size = bytes.size();
+  output_.push_back({std::move(bytes), std::move(memory)});
+  queued_bytes_ += size;
   if (!writing_) WriteSome();
 }
 
 void Connection::WriteSome() {
   writing_ = true;
-  SetDeadline(host_.limits.write_s);
-  const auto buffer = asio::buffer(output_.front().data() + written_, output_.front().size() - written_);
-  auto done = asio::bind_executor(
-      strand_, [self = shared_from_this()](error_code error, size_t bytes) { self->OnWritten(error, bytes); });
+  if (window_end_ == Clock::time_point::max()) BeginWindow(Clock::now());
+  const std::string& front = output_.front().bytes;
+  const auto buffer = asio::buffer(front.data() + written_, front.size() - written_);
+  auto done = asio::bind_executor(strand_, [self = shared_from_this()](error_code error, size_t bytes) {
+    self->Guard([&] { self->OnWritten(error, bytes); });
+  });
   if (tls_)
     tls_->async_write_some(buffer, std::move(done));
   else
@@ -403,20 +490,35 @@ void Connection::OnWritten(error_code error, size_t bytes) {
   if (state_ == State::kClosed) return;
   if (error) return Close();
   written_ += bytes;
+  written_total_ += bytes;
   queued_bytes_ -= bytes;
-  if (written_ == output_.front().size()) {
+  if (written_ == output_.front().bytes.size()) {
     output_.pop_front();
     written_ = 0;
   }
   if (!output_.empty()) return WriteSome();
+  window_end_ = Clock::time_point::max();
   OnAllWritten();
 }
 
 // Called when all queued output is sent.
 void Connection::OnAllWritten() {
-  if (!finished_) return SetDeadline(state_ == State::kReading ? host_.limits.body_s : -1);
+  if (!finished_) return;
   if (keep_alive_ && !host_.draining) return NextRequest();
   EndOutput();
+}
+
+void Connection::BeginWindow(Clock::time_point now) {
+  const uint64_t seconds = static_cast<uint64_t>(std::max(host_.limits.write_s, 1));
+  window_end_ = now + std::chrono::seconds(seconds);
+  window_target_ = written_total_ + std::min<uint64_t>(queued_bytes_, seconds * host_.limits.least_rate);
+}
+
+bool Connection::ReadsTooSlowly(Clock::time_point now) {
+  if (now < window_end_) return false;
+  if (written_total_ < window_target_) return true;
+  BeginWindow(now);
+  return false;
 }
 
 // Shuts down the sending side and gives the client 2 s to close its own. Closing a socket with unread input would reset
@@ -424,8 +526,9 @@ void Connection::OnAllWritten() {
 void Connection::EndOutput() {
   state_ = State::kClosing;
   SetDeadline(2);
-  input_.clear();
+  std::string().swap(input_);
   parsed_ = 0;
+  CountInput(0);
   Read();
   if (tls_)  // close_notify proves to the client that the end was not forged (truncation attack)
     return tls_->async_shutdown(asio::bind_executor(strand_, [self = shared_from_this()](error_code) {
@@ -449,9 +552,10 @@ void Connection::Close() {
   socket_.shutdown(tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);
   timer_.cancel();
-  CountBytes(0);
-  TellGone();
+  input_memory_.Set(0);
+  if (!writing_) output_.clear();  // otherwise the pending write may still read it
   host_.Closed(this);
+  TellGone();
 }
 
 void Connection::DropSlow() {
@@ -468,20 +572,27 @@ void Connection::SetDeadline(int seconds) {
   deadline_ = seconds < 0 ? Clock::time_point::max() : Clock::now() + std::chrono::seconds(seconds);
 }
 
-// Checks the deadline once a second. Deadlines move with every byte, so a timer per deadline would cost more.
+// Checks the deadlines once a second. They move with every byte, so a timer per deadline would cost more.
 void Connection::WatchDeadline() {
   timer_.expires_after(std::chrono::seconds(1));
   timer_.async_wait([weak = weak_from_this()](error_code error) {
     const std::shared_ptr<Connection> self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
-    if (Clock::now() >= self->deadline_) {
-      if (self->writing_) return self->DropSlow();
-      const bool late = self->state_ == State::kReading && self->head_seen_;
-      if (!late) return self->Close();
-      self->Fail(408, "the body took too long");
-    }
-    self->WatchDeadline();
+    self->Guard([&] {
+      self->CheckDeadlines();
+      if (self->state_ != State::kClosed) self->WatchDeadline();
+    });
   });
+}
+
+void Connection::CheckDeadlines() {
+  const Clock::time_point now = Clock::now();
+  if (ReadsTooSlowly(now)) return DropSlow();
+  if (abandoned_ == exchange_ && state_ == State::kHandling && !finished_) return Close();
+  if (now < deadline_) return;
+  const bool late = state_ == State::kReading && head_seen_;
+  if (!late) return Close();
+  Fail(408, "the body took too long");
 }
 
 }  // namespace infinigen

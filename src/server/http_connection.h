@@ -20,6 +20,8 @@
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <deque>
+#include <exception>
+#include <new>
 #include <optional>
 
 #include "server/http.h"
@@ -32,7 +34,7 @@ class Connection;
 class ConnectionHost {
  public:
   ConnectionHost(const HttpOptions& options, HttpHandler handler_)
-      : limits(options.limits), handler(std::move(handler_)) {}
+      : limits(options.limits), handler(std::move(handler_)), trusted_proxies(options.trusted_proxies) {}
   virtual ~ConnectionHost() = default;
 
   virtual void Closed(Connection* connection) = 0;
@@ -40,15 +42,19 @@ class ConnectionHost {
 
   const HttpLimits limits;
   const HttpHandler handler;
+  const std::vector<AddressRange> trusted_proxies;
+  const std::shared_ptr<MemoryAccount> memory = std::make_shared<MemoryAccount>(limits.memory_bytes);
+  Clients all_clients{limits.client_share, memory};
   boost::asio::io_context io;
   std::optional<boost::asio::ssl::context> tls;
-  std::atomic<uint64_t> body_bytes{0};  // memory held by request bodies, over all connections and exchanges
   std::atomic<bool> draining{false};
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(ConnectionHost& host, boost::asio::ip::tcp::socket socket);
+  // `place`: this connection among those of its address.
+  Connection(ConnectionHost& host, boost::asio::ip::tcp::socket socket, std::shared_ptr<Client> client,
+             ClientCount place);
   // These four may be called from any thread.
   void Start();
   void CloseIfIdle();
@@ -67,7 +73,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
     const char* trailers = nullptr;  // points into the bytes that are being parsed
   };
 
+  // A piece of output, counted until all of it is sent.
+  struct Piece {
+    std::string bytes;
+    MemoryShare memory;
+  };
+
   // All functions below run on the strand.
+  //
+  // Runs a callback. An exception in it (usually no memory) ends this connection alone.
+  template <class F>
+  void Guard(F&& f);
+  void OnException(bool out_of_memory);
   void Handshake();
   void NextRequest();
   void Read();
@@ -79,9 +96,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool CheckUnfinished();
   void Handle();
   void Fail(int status, std::string_view reason);
-  void SendHead(const HttpReply& reply, bool stream);
-  void Queue(std::string bytes);
+  void SendHead(HttpReply reply, bool stream);
+  void Queue(std::string bytes, MemoryShare memory = {});
   void WriteChunk(const std::string& bytes);
+  void Abort(HttpReply error);
   void WriteSome();
   void OnWritten(error_code error, size_t bytes);
   void OnAllWritten();
@@ -92,13 +110,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void TellGone();
   void SetDeadline(int seconds);
   void WatchDeadline();
-  // Sets this connection's part of the host's body_bytes. False: the sum exceeds its limit.
-  bool CountBytes(uint64_t bytes);
+  void CheckDeadlines();
+  void BeginWindow(Clock::time_point now);
+  bool ReadsTooSlowly(Clock::time_point now);
+  // Releases input_'s memory where it is much more than the unparsed bytes need.
+  void ShrinkInput();
+  // Counts input_ and `body_bytes`. False: the account is overdrawn.
+  bool CountInput(uint64_t body_bytes);
   size_t unparsed() const { return input_.size() - parsed_; }
   HttpRequest Head() const;
   template <class F>
   void OnStrand(F f) {
-    boost::asio::post(strand_, [self = shared_from_this(), f = std::move(f)]() mutable { f(*self); });
+    boost::asio::post(strand_,
+                      [self = shared_from_this(), f = std::move(f)]() mutable { self->Guard([&] { f(*self); }); });
   }
 
   ConnectionHost& host_;
@@ -106,9 +130,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::ip::tcp::socket socket_;
   std::optional<boost::asio::ssl::stream<boost::asio::ip::tcp::socket&>> tls_;
   boost::asio::steady_timer timer_;
-  Clock::time_point deadline_ = Clock::time_point::max();
+  Clock::time_point deadline_ = Clock::time_point::max();  // of the client's next step; not of reading output
   State state_ = State::kHandshake;
   std::string peer_;
+  const std::shared_ptr<Client> address_client_;
+  const ClientCount place_;
 
   std::vector<char> chunk_;  // target of the pending read, which may write to it at any time
   std::string input_;        // bytes read; those from parsed_ on are not parsed yet
@@ -120,20 +146,36 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool folded_ = false;       // a header line continues on the next line
   bool in_trailers_ = false;  // the last chunk's line has arrived, its trailers are incomplete
   bool reading_ = false;
-  uint64_t counted_bytes_ = 0;  // this connection's part of the host's body_bytes, without its exchange
+  MemoryShare input_memory_;  // of input_, and of the body until its exchange has it
 
-  uint64_t exchange_ = 0;  // number of the current exchange
+  uint64_t exchange_ = 0;               // number of the current exchange
+  std::atomic<uint64_t> abandoned_{0};  // number of an exchange that was dropped when there was no memory to say so
   bool keep_alive_ = false;
   bool chunked_ = false;
   bool replied_ = false;   // the reply's head is queued
   bool finished_ = false;  // the reply's last byte is queued
   bool without_body_ = false;
   std::function<void(HttpGone)> gone_;
-  bool too_slow_ = false;  // the client read too slowly
-  std::deque<std::string> output_;
+  bool too_slow_ = false;           // the client read too slowly
+  std::shared_ptr<Client> client_;  // of the current request
+  std::deque<Piece> output_;
   size_t written_ = 0;  // bytes of output_.front()
   size_t queued_bytes_ = 0;
   bool writing_ = false;
+  // The window in which the client must read: at its end, written_total_ must have reached window_target_.
+  Clock::time_point window_end_ = Clock::time_point::max();
+  uint64_t written_total_ = 0, window_target_ = 0;
 };
+
+template <class F>
+void Connection::Guard(F&& f) {
+  try {
+    f();
+  } catch (const std::bad_alloc&) {
+    OnException(/*out_of_memory=*/true);
+  } catch (const std::exception&) {
+    OnException(/*out_of_memory=*/false);
+  }
+}
 
 }  // namespace infinigen

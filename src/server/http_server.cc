@@ -50,8 +50,11 @@ class Server : public HttpServer, public ConnectionHost {
     const std::lock_guard lock(mutex_);
     HttpCounters counters = counters_;
     counters.connections = connections_.size();
+    counters.memory_bytes = memory->used();
     return counters;
   }
+  Clients& clients() override { return all_clients; }
+  double client_share() const override { return limits.client_share; }
 
  private:
   void Closed(Connection* connection) override;
@@ -63,7 +66,8 @@ class Server : public HttpServer, public ConnectionHost {
 
   // These run on the control strand.
   void Accept();
-  void Refuse(tcp::socket socket);
+  void OnAccept(tcp::socket socket);
+  void Refuse(tcp::socket socket, const std::string& peer);
   void BeginDrain();
   void After(int seconds, std::function<void()> act);
 
@@ -128,7 +132,12 @@ void Server::Start() {
   for (int i = 0; i < options_.threads; ++i)
     threads_.emplace_back([this] {
       const auto work = asio::make_work_guard(io);
-      io.run();
+      while (!io.stopped()) {
+        try {
+          io.run();
+        } catch (const std::exception&) {  // from a callback that belongs to no connection: the others go on
+        }
+      }
     });
 }
 
@@ -140,31 +149,48 @@ void Server::Accept() {
       const auto timer = std::make_shared<asio::steady_timer>(io, std::chrono::milliseconds(50));
       return timer->async_wait(asio::bind_executor(control_, [this, timer](error_code) { Accept(); }));
     }
-    std::shared_ptr<Connection> connection;
-    {
-      const std::lock_guard lock(mutex_);
-      if (connections_.size() >= limits.connections) {
-        ++counters_.refused;
-      } else {
-        ++counters_.accepted;
-        connection = std::make_shared<Connection>(*this, std::move(socket));
-        connections_.insert(connection);
+    for (bool accepting = false; !accepting;) {  // the server must not stop accepting because memory was short
+      try {
+        if (socket.is_open()) OnAccept(std::exchange(socket, tcp::socket(io)));
+        Accept();
+        accepting = true;
+      } catch (const std::exception&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
     }
-    if (connection)
-      connection->Start();
-    else
-      Refuse(std::move(socket));
-    Accept();
   }));
 }
 
+void Server::OnAccept(tcp::socket socket) {
+  error_code error;
+  const tcp::endpoint endpoint = socket.remote_endpoint(error);
+  const std::string peer = error ? "-" : endpoint.address().to_string();
+  const bool proxy = std::any_of(trusted_proxies.begin(), trusted_proxies.end(),
+                                 [&](const AddressRange& range) { return range.Contains(peer); });
+  const std::shared_ptr<Client> client = all_clients.Find(proxy ? std::string() : ClientOf(peer));
+  ClientCount place = all_clients.TryCount(client, &Client::connections, 1, static_cast<int64_t>(limits.connections));
+  std::shared_ptr<Connection> connection;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!place || connections_.size() >= limits.connections) {
+      ++counters_.refused;
+    } else {
+      connection = std::make_shared<Connection>(*this, std::move(socket), client, std::move(place));
+      connections_.insert(connection);
+      ++counters_.accepted;
+    }
+  }
+  if (connection)
+    connection->Start();
+  else
+    Refuse(std::move(socket), peer);
+}
+
 // Tries once, without blocking, to send 503.
-void Server::Refuse(tcp::socket socket) {
+void Server::Refuse(tcp::socket socket, const std::string& peer) {
   if (tls) return;
   error_code error;
-  const tcp::endpoint peer = socket.remote_endpoint(error);
-  const HttpReply reply = handler.fail({.peer = error ? "-" : peer.address().to_string()}, 503, "too many connections");
+  const HttpReply reply = handler.fail({.peer = peer}, 503, "too many connections");
   std::string text = fmt::format("HTTP/1.1 503 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
                                  StatusText(503), reply.type, reply.body.size());
   for (const auto& [name, value] : reply.headers) text += fmt::format("{}: {}\r\n", name, value);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "server/openai_format.h"
 
@@ -79,24 +80,28 @@ KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_b
 
 KvWatch::~KvWatch() { Observe(false); }
 
-void KvWatch::Add(std::shared_ptr<HttpExchange> watcher) {
+void KvWatch::Add(std::shared_ptr<HttpExchange> watcher, std::string tenant, std::shared_ptr<const void> place) {
   if (ending_) return watcher->End();
-  watchers_.push_back(std::move(watcher));
-  if (watchers_.size() > 1) return;
-  followed_ = std::nullopt;
-  Follow();
+  watchers_.push_back({std::move(watcher), std::move(tenant), std::move(place)});
+  if (watchers_.size() == 1) followed_ = std::nullopt;
+  if (!followed_) Follow();
+}
+
+bool KvWatch::IsWatched(const std::string& tenant) const {
+  return std::ranges::any_of(watchers_, [&](const Watcher& watcher) { return watcher.tenant == tenant; });
 }
 
 void KvWatch::EndAll() {
   ending_ = true;
-  for (const auto& watcher : watchers_) watcher->End();
+  for (const Watcher& watcher : watchers_) watcher.exchange->End();
   watchers_.clear();
   Observe(false);
 }
 
 void KvWatch::Remove(const HttpExchange* watcher) {
-  std::erase_if(watchers_, [&](const auto& held) { return held.get() == watcher; });
-  if (watchers_.empty()) Observe(false);
+  std::erase_if(watchers_, [&](const Watcher& held) { return held.exchange.get() == watcher; });
+  if (watchers_.empty()) return Observe(false);
+  Follow();
 }
 
 void KvWatch::Observe(bool on) {
@@ -118,8 +123,8 @@ KvWatch::Sequence* KvWatch::Find(RequestId id) {
   return found == sequences_.end() ? nullptr : &*found;
 }
 
-void KvWatch::Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset) {
-  sequences_.push_back({id, std::move(name), std::move(preset), prompt_tokens, false});
+void KvWatch::Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset, std::string tenant) {
+  sequences_.push_back({id, std::move(name), std::move(preset), prompt_tokens, false, std::move(tenant)});
 }
 
 void KvWatch::Token(RequestId id) {
@@ -133,16 +138,28 @@ void KvWatch::Token(RequestId id) {
 }
 
 void KvWatch::Finished(RequestId id) {
-  if (followed_ == id && !watchers_.empty()) Send();  // the last picture, even before the next event is due
+  const bool followed = followed_ == id;
+  if (followed && !watchers_.empty()) Send();  // the last picture, even before the next event is due
   std::erase_if(sequences_, [&](const Sequence& sequence) { return sequence.id == id; });
-  if (followed_ == id) Follow();
+  if (followed) Follow();
 }
 
-// Chooses the sequence to follow. A preempted sequence has no slot; it counts again after its next token.
-void KvWatch::Follow() {
-  for (Sequence& sequence : sequences_)
+// A preempted sequence has no slot; it counts again after its next token.
+void KvWatch::Follow(bool next_tenant) {
+  std::set<std::string> tenants;  // that watch, and have a sequence to watch
+  for (Sequence& sequence : sequences_) {
     if (sequence.decoding && !engine_.SlotOf(sequence.id)) sequence.decoding = false;
-  const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [](const Sequence& s) { return s.decoding; });
+    if (sequence.decoding && IsWatched(sequence.tenant)) tenants.insert(sequence.tenant);
+  }
+  const Sequence* now = followed_ ? Find(*followed_) : nullptr;
+  std::optional<std::string> chosen;
+  if (next_tenant && now != nullptr && !tenants.empty()) {
+    const auto next = tenants.upper_bound(now->tenant);
+    chosen = next == tenants.end() ? *tenants.begin() : *next;
+  }
+  const auto last = std::find_if(sequences_.rbegin(), sequences_.rend(), [&](const Sequence& s) {
+    return s.decoding && tenants.contains(s.tenant) && (!chosen || s.tenant == *chosen);
+  });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
   if (id == followed_) return;
   const bool first = !followed_;
@@ -204,11 +221,18 @@ void KvWatch::Send() {
                       {"running", metrics_.running()},
                       {"waiting", metrics_.waiting()}};
   const std::string text = Event(event);
-  for (const auto& watcher : watchers_) watcher->Write(text);
+  bool others = false;
+  for (const Watcher& watcher : watchers_) {
+    if (watcher.tenant == sequence.tenant)
+      watcher.exchange->Write(text);
+    else
+      others = true;
+  }
   if (samples_)
     Rest();
   else
     fresh_ = !selects_;
+  if (others) Follow(/*next_tenant=*/true);
 }
 
 }  // namespace infinigen

@@ -1,6 +1,7 @@
-// KvWatch: the live picture of the KV cache (GET /kv, docs/serving-design.md). It follows one sequence: of those that
-// decode, the one that arrived last. It observes the executor only while a client watches; on a GPU, where observing
-// takes time, only one step in 0.1 s. Everything runs on the engine's thread.
+// KvWatch: the live picture of the KV cache (GET /kv, docs/serving-design.md). A client sees sequences of its own
+// tenant only. The watch follows one sequence at a time: the latest that decodes, of the tenants that watch in turn. It
+// observes the executor only while a client watches; on a GPU, where observing takes time, only one step in 0.1 s.
+// Everything runs on the engine's thread.
 #pragma once
 
 #include <chrono>
@@ -51,13 +52,14 @@ class KvWatch {
   KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples);
   ~KvWatch();
 
-  void Add(std::shared_ptr<HttpExchange> watcher);
+  // `place` is held until the watcher leaves.
+  void Add(std::shared_ptr<HttpExchange> watcher, std::string tenant = {}, std::shared_ptr<const void> place = {});
   void Remove(const HttpExchange* watcher);
   // Ends every stream; streams added later end immediately.
   void EndAll();
 
   // Events of a sequence, reported by its Completion. `preset`: its KV method.
-  void Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset);
+  void Started(RequestId id, std::string name, int64_t prompt_tokens, std::string preset, std::string tenant = {});
   void Token(RequestId id);
   void Finished(RequestId id);
 
@@ -71,18 +73,26 @@ class KvWatch {
     std::string preset;
     int64_t rows = 0;
     bool decoding = false;
+    std::string tenant;
+  };
+  struct Watcher {
+    std::shared_ptr<HttpExchange> exchange;
+    std::string tenant;
+    std::shared_ptr<const void> place;
   };
   using Clock = std::chrono::steady_clock;
 
   Sequence* Find(RequestId id);
-  void Follow();
+  // Chooses the sequence to follow; `next_tenant`: one of another tenant, if one decodes.
+  void Follow(bool next_tenant = false);
+  bool IsWatched(const std::string& tenant) const;
   void Observe(bool on);
   void Rest();
   void Send();
 
   Engine& engine_;
   const Metrics& metrics_;
-  std::vector<std::shared_ptr<HttpExchange>> watchers_;
+  std::vector<Watcher> watchers_;
   bool ending_ = false;
   std::vector<Sequence> sequences_;  // in order of arrival
   std::optional<RequestId> followed_;

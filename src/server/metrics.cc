@@ -105,7 +105,7 @@ int64_t Metrics::waiting() const {
   return inside_ - running_;
 }
 
-std::string Metrics::Render(const HttpCounters& http) const {
+std::string Metrics::Render(const HttpCounters& http, uint64_t dropped_log_lines) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   const auto real = [](auto value) { return static_cast<double>(value); };
@@ -153,6 +153,10 @@ std::string Metrics::Render(const HttpCounters& http) const {
         real(http.refused), &text);
   Value("http_slow_readers_total", "counter", "Connections dropped because the client read too slowly.",
         real(http.dropped_slow), &text);
+  Value("http_memory_bytes", "gauge", "Memory that requests hold: input, bodies, parse trees, replies.",
+        real(http.memory_bytes), &text);
+  Value("log_lines_dropped_total", "counter", "Lines of the log that were dropped because it was not read.",
+        real(dropped_log_lines), &text);
   Head("http_replies_total", "counter", "Replies, by status.", &text);
   for (const auto& [status, count] : replies_)
     text += fmt::format("infinigen_http_replies_total{{code=\"{}\"}} {}\n", status, count);

@@ -53,7 +53,7 @@ class Metrics {
 
   void Replied(int status);
   void Update(EngineSnapshot snapshot);
-  std::string Render(const HttpCounters& http) const;
+  std::string Render(const HttpCounters& http, uint64_t dropped_log_lines = 0) const;
 
   int64_t running() const;
   int64_t waiting() const;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "runtime/requests.h"
@@ -27,37 +28,66 @@ Json ChatToken(const TokenLogprob& value, const Tokenizer* tokenizer) {
   return {{"token", ReplaceInvalidUtf8(bytes)}, {"logprob", value.logprob}, {"bytes", std::move(list)}};
 }
 
-Json ChatLogprobs(const AnswerChoice& choice, const Tokenizer* tokenizer) {
-  Json content = Json::array();
-  for (const LoggedToken& token : choice.logged) {
-    Json entry = ChatToken(token.values.chosen, tokenizer);
-    entry["top_logprobs"] = Json::array();
-    for (const TokenLogprob& other : token.values.top) entry["top_logprobs"].push_back(ChatToken(other, tokenizer));
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}, {"refusal", nullptr}};
+Json ChatEntry(const LoggedToken& token, const Tokenizer* tokenizer) {
+  Json entry = ChatToken(token.values.chosen, tokenizer);
+  entry["top_logprobs"] = Json::array();
+  for (const TokenLogprob& other : token.values.top) entry["top_logprobs"].push_back(ChatToken(other, tokenizer));
+  return entry;
 }
 
-Json TextLogprobs(const AnswerChoice& choice, const Tokenizer* tokenizer) {
-  Json tokens = Json::array(), logprobs = Json::array(), tops = Json::array(), offsets = Json::array();
+void AppendChatLogprobs(const AnswerChoice& choice, const Tokenizer* tokenizer, std::string* text) {
+  *text += "{\"content\":[";
   for (const LoggedToken& token : choice.logged) {
-    const auto spelled = [&](int32_t id) { return ReplaceInvalidUtf8(TokenBytes(tokenizer, id)); };
-    tokens.push_back(spelled(token.values.chosen.token));
-    logprobs.push_back(token.values.chosen.logprob);
+    if (&token != choice.logged.data()) *text += ',';
+    *text += Compact(ChatEntry(token, tokenizer));
+  }
+  *text += "],\"refusal\":null}";
+}
+
+void AppendTextLogprobs(const AnswerChoice& choice, const Tokenizer* tokenizer, std::string* text) {
+  const auto spelled = [&](int32_t id) { return ReplaceInvalidUtf8(TokenBytes(tokenizer, id)); };
+  const auto list = [&](const char* name, auto&& value) {
+    *text += fmt::format("\"{}\":[", name);
+    for (const LoggedToken& token : choice.logged) {
+      if (&token != choice.logged.data()) *text += ',';
+      *text += Compact(value(token));
+    }
+    *text += ']';
+  };
+  *text += '{';
+  list("tokens", [&](const LoggedToken& token) { return Json(spelled(token.values.chosen.token)); });
+  *text += ',';
+  list("token_logprobs", [&](const LoggedToken& token) { return Json(token.values.chosen.logprob); });
+  *text += ',';
+  list("top_logprobs", [&](const LoggedToken& token) {
     Json top = Json::object();
     for (const TokenLogprob& other : token.values.top) top[spelled(other.token)] = other.logprob;
-    tops.push_back(std::move(top));
-    offsets.push_back(token.offset_characters);
-  }
-  return {{"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(logprobs)},
-          {"top_logprobs", std::move(tops)},
-          {"text_offset", std::move(offsets)}};
+    return top;
+  });
+  *text += ',';
+  list("text_offset", [&](const LoggedToken& token) { return Json(token.offset_characters); });
+  *text += '}';
 }
 
+void AppendLogprobs(const AnswerHead& head, const AnswerChoice& choice, const Tokenizer* tokenizer, std::string* text) {
+  if (!choice.logprobs)
+    *text += "null";
+  else if (head.kind == ApiKind::kChat)
+    AppendChatLogprobs(choice, tokenizer, text);
+  else
+    AppendTextLogprobs(choice, tokenizer, text);
+}
+
+// The few tokens of one chunk.
 Json LogprobsJson(const AnswerHead& head, const AnswerChoice& choice, const Tokenizer* tokenizer) {
-  if (!choice.logprobs) return nullptr;
-  return head.kind == ApiKind::kChat ? ChatLogprobs(choice, tokenizer) : TextLogprobs(choice, tokenizer);
+  if (head.kind == ApiKind::kChat) {
+    Json content = Json::array();
+    for (const LoggedToken& token : choice.logged) content.push_back(ChatEntry(token, tokenizer));
+    return {{"content", std::move(content)}, {"refusal", nullptr}};
+  }
+  std::string text;
+  AppendLogprobs(head, choice, tokenizer, &text);
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 Json FinishJson(const AnswerChoice& choice) {
@@ -80,6 +110,17 @@ std::string ErrorBody(const ApiError& error) {
 
 ApiError ShuttingDown() {
   return {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"};
+}
+
+ApiError ExceptionError(const std::exception* error) {
+  if (dynamic_cast<const std::bad_alloc*>(error) != nullptr)
+    return {.status = 503,
+            .message = "the server is out of memory; try again later",
+            .type = "server_error",
+            .code = "out_of_memory",
+            .parameter = {},
+            .retry_after_s = 1};
+  return {.status = 500, .message = "internal error", .type = "server_error", .code = "internal_error"};
 }
 
 HttpReply ErrorReply(const ApiError& error) {
@@ -109,23 +150,26 @@ Json StepStatsJson(const KvStats& stats, uint64_t pool_bytes) {
           {"pool_bytes", pool_bytes}};
 }
 
-Json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
-                const Tokenizer* tokenizer) {
-  Json json = Head(head, /*chunk=*/false);
-  Json list = Json::array();
+std::string AnswerText(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
+                       const Json& kv_stats, const Tokenizer* tokenizer) {
+  std::string text = Compact(Head(head, /*chunk=*/false));
+  text.back() = ',';
+  text += "\"choices\":[";
   for (const AnswerChoice& choice : choices) {
+    if (&choice != choices.data()) text += ',';
     Json entry = {{"index", choice.index}};
     if (head.kind == ApiKind::kChat)
       entry["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
     else
       entry["text"] = choice.text;
-    entry["logprobs"] = LogprobsJson(head, choice, tokenizer);
-    entry["finish_reason"] = FinishJson(choice);
-    list.push_back(std::move(entry));
+    text += Compact(entry);
+    text.back() = ',';
+    text += "\"logprobs\":";
+    AppendLogprobs(head, choice, tokenizer, &text);
+    text += ",\"finish_reason\":" + Compact(FinishJson(choice)) + "}";
   }
-  json["choices"] = std::move(list);
-  json["usage"] = UsageJson(usage);
-  return json;
+  text += "],\"usage\":" + Compact(UsageJson(usage)) + ",\"kv_stats\":" + Compact(kv_stats) + "}";
+  return text;
 }
 
 Json RoleChunk(const AnswerHead& head, int64_t index) {

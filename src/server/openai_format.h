@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
@@ -48,14 +49,17 @@ std::string ErrorBody(const ApiError& error);
 HttpReply ErrorReply(const ApiError& error);
 // The error of requests that shutdown ends.
 ApiError ShuttingDown();
+// The error of a request that an exception ended: 503 for want of memory, otherwise 500.
+ApiError ExceptionError(const std::exception* error);
 
 nlohmann::ordered_json UsageJson(const Usage& usage);
 // "kv_stats" of one request; `pool_bytes` is the size of the whole pool.
 nlohmann::ordered_json StepStatsJson(const KvStats& stats, uint64_t pool_bytes);
 
-// An answer that is not streamed.
-nlohmann::ordered_json AnswerJson(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
-                                  const Tokenizer* tokenizer);
+// An answer that is not streamed, as text. Logprobs are written token by token: as one tree they would take many times
+// the memory of the text.
+std::string AnswerText(const AnswerHead& head, std::span<const AnswerChoice> choices, const Usage& usage,
+                       const nlohmann::ordered_json& kv_stats, const Tokenizer* tokenizer);
 
 // One chunk of a stream. The first chunk of a chat is RoleChunk.
 nlohmann::ordered_json RoleChunk(const AnswerHead& head, int64_t index);

@@ -4,8 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <ctime>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "server/api.h"
 #include "server/completion.h"
 #include "server/kv_watch.h"
+#include "server/watchdog.h"
 #include "server/worker.h"
 
 namespace infinigen {
@@ -28,8 +33,6 @@ inline constexpr size_t kMostWaitingBodies = 64;
 
 // Random digits from the operating system: "5f3c…".
 std::string RandomHex(int digits);
-// At most 200 bytes of `text`, with unprintable bytes replaced, for log lines.
-std::string Printable(std::string_view text);
 
 struct Api::Call {
   std::shared_ptr<HttpExchange> exchange;
@@ -58,20 +61,32 @@ struct Api::Serving {
   KvWatch watch;
   Clock::time_point last_snapshot{};
   std::vector<std::weak_ptr<Completion>> streams;  // used on the engine's thread only
-  // Last members: they use the others, and the worker uses the engine's thread.
+  // Formats answers that are not streamed, which takes long where they have logprobs. Its tasks are as many as the
+  // queue has places.
+  Worker formatter{SIZE_MAX};
+  // Last members: they use the others; the worker and the watchdog use the engine's thread.
   EngineThread thread;
   Worker worker{kMostWaitingBodies};
+  std::optional<Watchdog> watchdog;
 
-  Serving(ServedModel model_, Metrics& metrics_)
+  Serving(ServedModel model_, Metrics& metrics_, double client_share,
+          std::function<void(const std::string&)> on_exception)
       : model(std::move(model_)),
         metrics(metrics_),
         engine(*model.executor, {.grows = true,
                                  .reuses_prefixes = true,
                                  .prefix_limit_bytes = model.prefix_limit_bytes,
-                                 .turn_prefill_tokens = kTurnPrefillTokens}),
+                                 .turn_prefill_tokens = kTurnPrefillTokens,
+                                 .client_running = ShareOf(model.executor->options().max_batch, client_share)}),
         watch(engine, metrics_, model.prefix_limit_bytes,
               /*samples=*/model.executor->options().device == Device::kCuda),
-        thread(engine, [this] { AfterTurn(); }) {}
+        thread(
+            engine, [this] { AfterTurn(); }, std::move(on_exception)) {}
+
+  // Rounded up: at least one.
+  static int64_t ShareOf(int64_t whole, double share) {
+    return static_cast<int64_t>(std::ceil(static_cast<double>(whole) * share));
+  }
 
   void AfterTurn() {
     watch.Turn();

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace infinigen {
@@ -65,7 +66,10 @@ void Worker::Run() {
       task = under_way_ = std::make_shared<const Task>(std::move(tasks_.front()));
       tasks_.pop_front();
     }
-    task->run();
+    try {
+      task->run();
+    } catch (const std::exception&) {  // tasks have barriers of their own; what they held is freed with them
+    }
     const std::lock_guard lock(mutex_);
     under_way_ = nullptr;
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -16,7 +17,9 @@ constexpr uint32_t kNoRank = UINT32_MAX;
 // Up to this many symbols, scanning all pairs for the lowest rank is faster than using a heap.
 constexpr size_t kShortWord = 24;
 
-bool LaterFirst(const BpeCandidate& a, const BpeCandidate& b) { return a.order > b.order; }
+// Bytes that merging one symbol of a long word takes: its id, its place in the list, and two candidates, because a
+// merge removes one candidate and adds up to two.
+constexpr size_t kMergeBytes = sizeof(TokenId) + sizeof(BpeSymbol) + 2 * sizeof(BpeCandidate);
 
 }  // namespace
 
@@ -81,7 +84,10 @@ void BpeModel::MergeWord(std::string_view word, BpeScratch& scratch, std::vector
       return;
     }
   }
+  // A word has at most one symbol per byte.
+  if (word.size() > kShortWord && !scratch.memory.Raise(&scratch.merge_bytes, word.size() * kMergeBytes)) return;
   scratch.ids.clear();
+  scratch.ids.reserve(word.size());
   AppendSymbols(word, scratch.ids);
   CHECK(scratch.ids.size() < kNone);
   if (scratch.ids.size() <= kShortWord)
@@ -166,38 +172,39 @@ void BpeModel::MergeLong(BpeScratch& scratch, std::vector<TokenId>& out) const {
   std::vector<BpeSymbol>& symbols = scratch.symbols;
   std::vector<BpeCandidate>& heap = scratch.heap;
   const uint32_t count = static_cast<uint32_t>(scratch.ids.size());
-  symbols.resize(count);
-  heap.clear();
-  const auto candidate_at = [&](uint32_t left) -> std::optional<BpeCandidate> {
+  constexpr TokenId kUnlinked = -1;
+  const auto merge_at = [&](uint32_t left) -> std::optional<MergeTable::Merge> {
     const uint32_t right = symbols[left].next;
-    if (right == kNone) return std::nullopt;
-    const auto merge = merges_.Find(symbols[left].id, symbols[right].id);
-    if (!merge) return std::nullopt;
-    return BpeCandidate{(uint64_t{merge->rank} << 32) | left, symbols[left].id, symbols[right].id, merge->id};
+    if (right == kNone || symbols[left].id == kUnlinked) return std::nullopt;
+    return merges_.Find(symbols[left].id, symbols[right].id);
   };
+  const auto order = [](uint32_t rank, uint32_t left) { return (uint64_t{rank} << 32) | left; };
+  symbols.resize(count);
   for (uint32_t i = 0; i < count; ++i)
     symbols[i] = {scratch.ids[i], i == 0 ? kNone : i - 1, i + 1 == count ? kNone : i + 1};
+  heap.clear();
+  heap.reserve(size_t{2} * count);  // pages that are not used take no memory
   for (uint32_t i = 0; i + 1 < count; ++i)
-    if (const auto candidate = candidate_at(i)) heap.push_back(*candidate);
-  std::make_heap(heap.begin(), heap.end(), LaterFirst);
+    if (const auto merge = merge_at(i)) heap.push_back(order(merge->rank, i));
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
 
-  constexpr TokenId kUnlinked = -1;
   while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), LaterFirst);
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
     const BpeCandidate candidate = heap.back();
     heap.pop_back();
-    const uint32_t left = static_cast<uint32_t>(candidate.order);
+    const uint32_t left = static_cast<uint32_t>(candidate);
+    const std::optional<MergeTable::Merge> merge = merge_at(left);
+    if (!merge || order(merge->rank, left) != candidate) continue;
     const uint32_t right = symbols[left].next;
-    if (symbols[left].id != candidate.left || right == kNone || symbols[right].id != candidate.right) continue;
-    symbols[left].id = candidate.merged;
+    symbols[left].id = merge->id;
     symbols[left].next = symbols[right].next;
     if (symbols[right].next != kNone) symbols[symbols[right].next].previous = left;
     symbols[right].id = kUnlinked;
     for (const uint32_t changed : {symbols[left].previous, left}) {
       if (changed == kNone) continue;
-      if (const auto next = candidate_at(changed)) {
-        heap.push_back(*next);
-        std::push_heap(heap.begin(), heap.end(), LaterFirst);
+      if (const auto next = merge_at(changed)) {
+        heap.push_back(order(next->rank, changed));
+        std::push_heap(heap.begin(), heap.end(), std::greater<>());
       }
     }
   }

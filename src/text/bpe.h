@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "text/tokenizer.h"
 #include "text/vocabulary.h"
 
 namespace infinigen {
@@ -99,14 +100,36 @@ struct BpeSymbol {
   uint32_t next = 0;
 };
 
-struct BpeCandidate {
-  uint64_t order = 0;  // rank << 32 | index of the left symbol: the smallest is merged next
-  TokenId left = 0;    // the pair at the time of insertion; the candidate is stale when the symbols have changed
-  TokenId right = 0;
-  TokenId merged = 0;
+// Counts the working memory of one Encode call and asks for it (ReserveMemory). One thread.
+class EncodeMemory {
+ public:
+  explicit EncodeMemory(const ReserveMemory* reserve = nullptr) : reserve_(reserve) {}
+
+  // Asks for what `bytes` has more than `*part`, the most that this part of the memory has had so far. False: refused,
+  // now or earlier.
+  bool Raise(size_t* part, size_t bytes) {
+    if (reserve_ == nullptr || bytes <= *part || refused_) return !refused_;
+    bytes = (bytes + kStepBytes - 1) / kStepBytes * kStepBytes;
+    refused_ = !(*reserve_)(bytes - *part);
+    *part = bytes;
+    return !refused_;
+  }
+  bool refused() const { return refused_; }
+
+ private:
+  static constexpr size_t kStepBytes = 64 << 10;  // few calls for texts that grow word by word
+
+  const ReserveMemory* reserve_;
+  bool refused_ = false;
 };
 
+// A pair that may be merged: rank << 32 | index of the left symbol. The smallest is merged next. It is stale when the
+// pair at that place now has another rank.
+using BpeCandidate = uint64_t;
+
 struct BpeScratch {
+  EncodeMemory memory;
+  size_t merge_bytes = 0;  // part of `memory`: ids, symbols, heap
   std::vector<BpeSymbol> symbols;
   std::vector<BpeCandidate> heap;
   std::vector<MergeTable::Merge> pairs;  // for short words: [i] is the merge of ids[i] and ids[i + 1]

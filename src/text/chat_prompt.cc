@@ -69,6 +69,10 @@ std::tm LocalTime() {
   return out;
 }
 
+// Copies of a conversation while it is encoded: with marks, as the template's values (two), rendered (a text that grows
+// has up to twice its length), without marks.
+constexpr size_t kCopies = 6;
+
 // First of the three-byte private-use characters, U+E000 to U+F8FF (bytes EE 80 80 to EF A3 BF).
 constexpr uint32_t kFirstPrivate = 0xE000;
 
@@ -164,7 +168,12 @@ std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages) c
   return index < used.size() ? PrivateCharacter(index) : "";
 }
 
-Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages) const {
+Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages,
+                                                const ReserveMemory* reserve) const {
+  size_t bytes = 0;
+  for (const ChatMessage& message : messages) bytes += message.content.size();
+  if (reserve != nullptr && !(*reserve)(bytes * kCopies))
+    return Exhausted("there is no memory to encode a conversation of {} bytes", bytes);
   const std::string mark = UnusedCharacter(messages);
   if (mark.empty())
     return Invalid("the conversation contains every private-use character from U+E000 to U+F8FF; one must be unused");
@@ -178,7 +187,8 @@ Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> mes
   ASSIGN_OR_RETURN(const std::string rendered, template_.Render(input));
   std::vector<size_t> literal;
   const std::string text = Unmarked(rendered, mark, &literal);
-  return tokenizer_->Encode(text, {.add_special = false, .parse_special = true, .literal = literal});
+  return tokenizer_->Encode(text,
+                            {.add_special = false, .parse_special = true, .literal = literal, .reserve = reserve});
 }
 
 }  // namespace infinigen

@@ -72,8 +72,9 @@ class ChatPrompt {
   static Result<ChatPrompt> Make(const Tokenizer& tokenizer);
 
   // Encodes the conversation and the start of the assistant's next turn. A BOS token is included only if the template
-  // writes one.
-  Result<std::vector<TokenId>> Encode(std::span<const ChatMessage> messages) const;
+  // writes one. `reserve` as in EncodeOptions.
+  Result<std::vector<TokenId>> Encode(std::span<const ChatMessage> messages,
+                                      const ReserveMemory* reserve = nullptr) const;
 
  private:
   ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed);

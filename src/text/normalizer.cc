@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <new>
 
 #include "base/check.h"
 #include "base/utf8.h"
@@ -42,7 +43,7 @@ void AppendNormalForm(std::string_view part, int options, std::string& out) {
   const utf8proc_ssize_t length =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(part.data()), static_cast<utf8proc_ssize_t>(part.size()),
                    &mapped, static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
-  CHECK(length >= 0);  // for valid UTF-8 only an allocation can fail
+  if (length < 0) throw std::bad_alloc();  // nothing else can fail for valid UTF-8
   out.append(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);
 }

@@ -45,6 +45,9 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, const Normalizer& normali
   return AddedTokenMatcher(std::move(entries));
 }
 
+// Bytes that normalizing a byte of text takes at most: the result, and the code points of a normal form.
+constexpr size_t kNormalizingBytes = 8;
+
 }  // namespace
 
 // The state of one Encode call.
@@ -54,11 +57,17 @@ struct Pipeline::Run {
   std::span<const size_t> literal;  // ascending offsets into `text`
   std::vector<TokenId> ids;
   BpeScratch bpe;
+  size_t ids_bytes = 0, normalized_bytes = 0;  // parts of bpe.memory
   PreTokenizerScratch pre_tokenizer;
   PreTokenizer::Sink encode_word;
 
   bool SpecialAt(size_t offset) const {
     return parse_special && !std::binary_search(literal.begin(), literal.end(), offset);
+  }
+  // Counts the list of ids, which may be about to grow: its old memory exists until it is copied.
+  bool HasRoomForIds() {
+    const bool grows = ids.size() == ids.capacity();
+    return bpe.memory.Raise(&ids_bytes, (grows ? 3 : 1) * ids.capacity() * sizeof(TokenId));
   }
   // True when a literal offset lies in `part`, which is a part of `text`.
   bool AnyLiteral(std::string_view part) const {
@@ -91,18 +100,21 @@ Pipeline::Pipeline(TokenizerSpec spec, PreTokenizer pre_tokenizer, TokenDecoder 
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
 }
 
-Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_special, bool parse_special,
-                                              std::span<const size_t> literal) const {
+Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, const EncodeOptions& options) const {
   // Word lengths and positions have 32 bits.
   if (text.size() >= UINT32_MAX / 2)
     return Invalid("the text has {} bytes; at most 2 GiB can be encoded at once", text.size());
   Run run;
-  run.parse_special = parse_special;
+  run.parse_special = options.parse_special;
   run.text = text;
-  run.literal = literal;
+  run.literal = options.literal;
+  run.bpe.memory = EncodeMemory(options.reserve);
+  run.pre_tokenizer.memory = &run.bpe.memory;
   run.bpe.cache.Prepare(text.size());
-  run.encode_word = [this, &run](std::string_view word) { bpe_.EncodeWord(word, run.bpe, run.ids); };
-  if (add_special) run.ids = prefix_;
+  run.encode_word = [this, &run](std::string_view word) {
+    if (run.HasRoomForIds()) bpe_.EncodeWord(word, run.bpe, run.ids);
+  };
+  if (options.add_special) run.ids = prefix_;
   Status status = Ok{};
   const auto special_at = [&](size_t offset) { return run.SpecialAt(offset); };
   raw_matcher_.ForEach(text, special_at, [&](std::string_view piece, const AddedToken* token) {
@@ -113,7 +125,8 @@ Result<std::vector<TokenId>> Pipeline::Encode(std::string_view text, bool add_sp
     return status.ok();
   });
   if (!status.ok()) return status.error();
-  if (add_special) run.ids.insert(run.ids.end(), suffix_.begin(), suffix_.end());
+  if (run.bpe.memory.refused()) return Exhausted("there is no memory to encode a text of {} bytes", text.size());
+  if (options.add_special) run.ids.insert(run.ids.end(), suffix_.begin(), suffix_.end());
   return std::move(run.ids);
 }
 
@@ -146,6 +159,7 @@ Status Pipeline::EncodeValid(std::string_view text, PieceContext context, Run& r
   };
   std::string normalized;
   if (!normalizer_.identity()) {
+    if (!run.bpe.memory.Raise(&run.normalized_bytes, text.size() * kNormalizingBytes)) return Ok{};
     normalized = normalizer_.Apply(text, context.continues);
     text = normalized;
   }

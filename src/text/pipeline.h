@@ -36,6 +36,8 @@ class Normalizer {
 
 struct PreTokenizerScratch {
   RegexScratch regex;
+  EncodeMemory* memory = nullptr;
+  size_t range_bytes = 0;  // part of `memory`
 };
 
 // Position of a piece in its text.
@@ -61,9 +63,9 @@ class PreTokenizer {
     PreTokenizerStep spec;
     std::optional<RegexSplitter> regex;
   };
-  struct Range {
-    size_t begin = 0;
-    size_t end = 0;
+  struct Range {  // 32 bits: Pipeline::Encode refuses longer texts
+    uint32_t begin = 0;
+    uint32_t end = 0;
     bool match = false;
   };
   using Ranges = std::vector<Range>;
@@ -81,6 +83,8 @@ class PreTokenizer {
   Status ApplyRanges(size_t index, std::string_view piece, const Ranges& ranges, PieceContext context,
                      PreTokenizerScratch& scratch, const Sink& sink) const;
   static Ranges ApplyBehavior(const Ranges& ranges, SplitBehavior behavior);
+  // Adds a range, and counts it with what ApplyBehavior makes of it. False: there is no memory for it.
+  static bool Add(size_t begin, size_t end, bool match, Ranges& ranges, PreTokenizerScratch& scratch);
 
   std::vector<Step> steps_;
 };
@@ -113,9 +117,7 @@ class Pipeline {
   // Error messages do not contain the file's name.
   static Result<std::unique_ptr<const Pipeline>> Create(TokenizerSpec spec);
 
-  // `literal` as in EncodeOptions.
-  Result<std::vector<TokenId>> Encode(std::string_view text, bool add_special, bool parse_special,
-                                      std::span<const size_t> literal) const;
+  Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const;
 
   const TokenVocabulary& vocabulary() const { return vocabulary_; }
   const TokenDecoder& decoder() const { return decoder_; }

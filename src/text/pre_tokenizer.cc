@@ -87,8 +87,8 @@ Status PreTokenizer::ApplySplit(size_t index, std::string_view piece, PieceConte
     } else if (const size_t hit = piece.find(step.spec.pattern, done); hit != std::string_view::npos) {
       match = {hit, hit + step.spec.pattern.size()};
     }
-    if (match.begin > done) ranges.push_back({done, match.begin, step.spec.invert});
-    if (match.end > match.begin) ranges.push_back({match.begin, match.end, !step.spec.invert});
+    if (match.begin > done && !Add(done, match.begin, step.spec.invert, ranges, scratch)) return Ok{};
+    if (match.end > match.begin && !Add(match.begin, match.end, !step.spec.invert, ranges, scratch)) return Ok{};
     done = match.end;
   }
   return ApplyRanges(index + 1, piece, ApplyBehavior(ranges, step.spec.behavior), context, scratch, sink);
@@ -113,8 +113,8 @@ Status PreTokenizer::ApplyMetaspace(size_t index, std::string_view piece, PieceC
   size_t done = 0;
   while (done < text.size()) {
     const size_t hit = std::min(text.find(step.replacement, done), text.size());
-    if (hit > done) ranges.push_back({done, hit, false});
-    if (hit < text.size()) ranges.push_back({hit, hit + step.replacement.size(), true});
+    if (hit > done && !Add(done, hit, false, ranges, scratch)) return Ok{};
+    if (hit < text.size() && !Add(hit, hit + step.replacement.size(), true, ranges, scratch)) return Ok{};
     done = hit + step.replacement.size();
   }
   return ApplyRanges(index + 1, text, ApplyBehavior(ranges, SplitBehavior::kMergedWithNext), context, scratch, sink);
@@ -127,6 +127,16 @@ Status PreTokenizer::ApplyRanges(size_t index, std::string_view piece, const Ran
     RETURN_IF_ERROR(Apply(index, piece.substr(range.begin, range.end - range.begin), here, scratch, sink));
   }
   return Ok{};
+}
+
+// What is not encoded for lack of memory is reported by Pipeline::Encode.
+bool PreTokenizer::Add(size_t begin, size_t end, bool match, Ranges& ranges, PreTokenizerScratch& scratch) {
+  // Twice: ApplyBehavior makes a second list. While a list grows, its old memory exists too.
+  const size_t capacity = std::max(ranges.capacity(), 2 * ranges.size());
+  if (scratch.memory != nullptr && !scratch.memory->Raise(&scratch.range_bytes, 3 * capacity * sizeof(Range)))
+    return false;
+  ranges.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(end), match});
+  return true;
 }
 
 PreTokenizer::Ranges PreTokenizer::ApplyBehavior(const Ranges& ranges, SplitBehavior behavior) {

@@ -163,7 +163,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& voc
 }
 
 Result<std::vector<TokenId>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
-  return pipeline_->Encode(text, options.add_special, options.parse_special, options.literal);
+  return pipeline_->Encode(text, options);
 }
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {

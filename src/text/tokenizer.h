@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +18,10 @@ namespace infinigen {
 
 using TokenId = int32_t;
 
+// Called before an Encode call takes working memory in proportion to its text. False refuses: Encode then fails with
+// kExhausted. The memory is free again when Encode returns, except for the ids.
+using ReserveMemory = std::function<bool(size_t bytes)>;
+
 struct EncodeOptions {
   bool add_special = true;  // add BOS, EOS and the like where the tokenizer's files say so
   // Encode "<|eot_id|>" in the text as that token. Set to false for untrusted text: special tokens in it are encoded as
@@ -26,6 +31,7 @@ struct EncodeOptions {
   // If the tokenizer searches for special tokens in normalized text, an offset affects all text up to the next token
   // that is searched for in the raw text.
   std::span<const size_t> literal = {};
+  const ReserveMemory* reserve = nullptr;  // null: memory is not limited
 };
 
 class Pipeline;         // text/pipeline.h
@@ -45,7 +51,8 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Accepts any bytes. Fails only when a pattern of the tokenizer file exceeds its match or time limit on this text.
+  // Accepts any bytes. Fails only when a pattern of the tokenizer file exceeds its match or time limit on this text, or
+  // when `reserve` refuses memory.
   Result<std::vector<TokenId>> Encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The bytes of the tokens. The result may be malformed UTF-8, for example when a model generates half of a character

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 namespace infinigen {
@@ -51,6 +54,34 @@ TEST(ReadSmallFile, HoldsTheLimit) {
   std::ofstream(path) << "0123456789";
   EXPECT_EQ(ReadSmallFile(path, 10).value(), "0123456789");
   EXPECT_FALSE(ReadSmallFile(path, 9).ok());
+}
+
+// As when a model is replaced by `cp` while it is served.
+TEST(MmapFileDeathTest, ATruncatedFileIsNamed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const std::string path = TempPath("shrinks.bin");
+  std::ofstream(path) << std::string(1 << 16, 'x');
+  EXPECT_EXIT(
+      {
+        ExplainTruncatedFiles();
+        const Result<MmapFile> file = MmapFile::Open(path);
+        if (!file.ok() || ::truncate(path.c_str(), 100) != 0) std::_Exit(9);
+        const volatile std::byte* bytes = file->bytes().data();
+        std::_Exit(bytes[60000] == std::byte{0} ? 7 : 8);
+      },
+      testing::ExitedWithCode(1), "shrinks.bin: the file cannot be read any more: it was truncated");
+  std::remove(path.c_str());
+}
+
+TEST(MmapFileDeathTest, OtherBusErrorsKeepTheirSignal) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        ExplainTruncatedFiles();
+        std::raise(SIGBUS);
+        std::raise(SIGBUS);
+      },
+      testing::KilledBySignal(SIGBUS), "");
 }
 
 }  // namespace

@@ -35,5 +35,17 @@ TEST(ResultDeathTest, ValueOfAnErrorIsABug) {
   EXPECT_DEATH({ [[maybe_unused]] int x = Half(1).value(); }, "CHECK\\(ok\\(\\)\\)");
 }
 
+// Whatever a message quotes: one line of valid UTF-8 that a terminal only shows.
+TEST(Error, ForeignBytesAreEscaped) {
+  const std::string foreign =
+      "a\xff\x1b[2J\xc2\x9b"
+      "b\xe2\x80\xae\xe2\x80\xa8\n";
+  const Error error = Invalid("{}: 'é' is wrong", foreign);
+  EXPECT_EQ(error.message,
+            "a\\xff\\x1b[2J\\xc2\\x9b"
+            "b\\xe2\\x80\\xae\\xe2\\x80\\xa8 : 'é' is wrong");
+  EXPECT_EQ((Error{ErrorKind::kIo, "x: " + error.message}).message, "x: " + error.message) << "once";
+}
+
 }  // namespace
 }  // namespace infinigen

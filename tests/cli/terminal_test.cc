@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(Terminal, ErrorsStayOnOneLine) { EXPECT_EQ(OneLine("a\nb\r\x1b[2Jc\xc3\xa9"), "a b  [2Jc\xc3\xa9"); }
+TEST(Terminal, ErrorsStayOnOneLine) { EXPECT_EQ(OneLine("a\nb\r\x1b[2Jc\xc3\xa9"), "a b \\x1b[2Jc\xc3\xa9"); }
 
 TEST(Terminal, ProgressLine) {
   EXPECT_EQ(ProgressLine(0.5, 1000, 10), "prefill  50 % [############------------] 1000 tokens  50 tok/s  ETA 0:10");

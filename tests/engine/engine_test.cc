@@ -223,6 +223,110 @@ TEST(Engine, DestructionReleasesRunningRequests) {
   EXPECT_TRUE(executor.clean());
 }
 
+// ---- exceptions ----
+
+TEST(Recovery, WhatAStepThrowsEndsItsRequestsAndNoOther) {
+  for (const bool in_prefill : {false, true}) {
+    FakeExecutor executor(100, 2, 1000);
+    FakeClient client;
+    Engine engine(executor);
+    for (int32_t token = 1; token <= 4; ++token) ASSERT_TRUE(engine.Submit(client.Make({token}, 10)).ok());
+    int steps = 0;
+    executor.throw_in_prefill = in_prefill;
+    executor.on_step = [&] {
+      if (++steps == 3) throw std::bad_alloc();
+    };
+    bool thrown = false;
+    for (bool more = true; more;) {
+      try {
+        more = engine.RunOnce();
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+        executor.throw_in_prefill = false;
+        steps = 10;
+        engine.Recover("there was no memory");
+      }
+    }
+    EXPECT_TRUE(thrown);
+    EXPECT_EQ(executor.resets, 1);
+    EXPECT_TRUE(executor.clean());
+    for (int32_t i = 0; i < 4; ++i) {
+      const RequestResult& result = client.results[i];
+      if (i < 2) {
+        EXPECT_EQ(result.reason, FinishReason::kError) << i;
+        EXPECT_EQ(result.error, "there was no memory");
+      } else {
+        EXPECT_EQ(result.tokens, Expected({i + 1}, 10)) << i;
+      }
+    }
+  }
+}
+
+// ---- clients ----
+
+// The order in which requests are finished, one at a time.
+std::vector<int64_t> Order(const std::vector<std::string>& clients) {
+  FakeExecutor executor(100, 1, 1000);
+  Engine engine(executor);
+  std::vector<int64_t> order;
+  for (const std::string& client : clients) {
+    Request request{.prompt = {1}, .max_new_tokens = 2, .sampling = {.temperature = 0}, .client = client};
+    request.on_done = [&](RequestId id, const RequestResult&) { order.push_back(id.value()); };
+    EXPECT_TRUE(engine.Submit(std::move(request)).ok());
+  }
+  while (engine.RunOnce()) {
+  }
+  EXPECT_TRUE(executor.clean());
+  return order;
+}
+
+TEST(Clients, TakeTurnsInTheQueue) {
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(Order({"", "", "", ""}), (Ids{0, 1, 2, 3}));
+  EXPECT_EQ(Order({"a", "a", "a", "a", "b", "b", "c"}), (Ids{0, 4, 6, 1, 5, 2, 3}));
+}
+
+TEST(Clients, OneThatFloodsDoesNotKeepAnotherOut) {
+  FakeExecutor executor(10000, 4, 100000);
+  FakeClient client;
+  Engine engine(executor, {.client_running = 2});
+  const auto submit = [&](const std::string& name, int64_t n) {
+    Request request = client.Make({1}, n);
+    request.ignore_eos = true;
+    request.client = name;
+    return engine.Submit(std::move(request)).value();
+  };
+  for (int i = 0; i < 6; ++i) submit("flood", 5000);
+  engine.RunOnce();
+  EXPECT_EQ(engine.stats().running, 2);
+  const RequestId late = submit("other", 5);
+  for (int i = 0; i < 20; ++i) engine.RunOnce();
+  EXPECT_TRUE(client.results.contains(late.value()));
+  EXPECT_EQ(engine.stats().running, 2);
+  submit("", 5);
+  submit("", 5);
+  engine.RunOnce();
+  EXPECT_EQ(engine.stats().running, 4) << "requests without a client are not limited";
+}
+
+// A request waits for those that were there before it, and for no later client's whole queue.
+TEST(Clients, NewOnesDoNotStarveOldOnes) {
+  FakeExecutor executor(100, 1, 1000);
+  Engine engine(executor);
+  std::vector<std::string> order;
+  const auto submit = [&](const std::string& client, const std::string& name) {
+    Request request{.prompt = {1}, .max_new_tokens = 2, .sampling = {.temperature = 0}, .client = client};
+    request.on_done = [&order, name](RequestId, const RequestResult&) { order.push_back(name); };
+    EXPECT_TRUE(engine.Submit(std::move(request)).ok());
+  };
+  for (int i = 0; i < 3; ++i) submit("old", "old" + std::to_string(i));
+  for (int i = 0; order.size() < 300; ++i) {
+    submit("new" + std::to_string(i), "new");
+    engine.RunOnce();
+  }
+  EXPECT_NE(std::ranges::find(order, "old2"), order.end());
+}
+
 // ---- request states ----
 
 TEST(RequestState, FinalStatesAreFinalAndCancelIsAlwaysPossibleBefore) {

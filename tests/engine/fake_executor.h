@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -56,6 +58,12 @@ class FakeExecutor final : public Executor, public Instruments {
     free_rows_ += live_.at(slot.value()).quota;
     live_.erase(slot.value());
   }
+  void Reset() override {
+    live_.clear();
+    under_way_.clear();
+    free_rows_ = pool_rows_;
+    ++resets;
+  }
   Status BeginPrefill(SeqSlot slot, int64_t first_row, std::span<const int32_t> tokens, PrefillKind kind) override {
     EXPECT_EQ(kind, PrefillKind::kDense);
     if (fail_prefill) return Exhausted("no memory for the prompt");
@@ -78,6 +86,7 @@ class FakeExecutor final : public Executor, public Instruments {
   }
   bool RunPrefillUnit(SeqSlot slot) override {
     log += 'p';
+    if (throw_in_prefill) throw std::bad_alloc();
     EXPECT_TRUE(under_way_.contains(slot.value()));
     return ++live_.at(slot.value()).units == PrefillUnits(slot);
   }
@@ -96,6 +105,7 @@ class FakeExecutor final : public Executor, public Instruments {
   uint64_t PrefillBytes(int64_t, int64_t count) const override { return static_cast<uint64_t>(count) * 4; }
   void Step(std::span<const StepItem> items, std::span<float> logits) override {
     log += static_cast<char>('0' + items.size());
+    if (on_step) on_step();
     ++steps_;
     observed_steps += observer_ ? 1 : 0;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -133,6 +143,9 @@ class FakeExecutor final : public Executor, public Instruments {
   std::vector<int64_t> prefilled;   // number of tokens of every prefill
   uint64_t most_prefill_bytes = 0;  // maximum over all prefills in progress at once
   bool fail_prefill = false;
+  bool throw_in_prefill = false;
+  std::function<void()> on_step;  // may throw or block
+  int resets = 0;
   int64_t observed_steps = 0;
 
  private:

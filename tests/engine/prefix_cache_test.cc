@@ -50,6 +50,29 @@ class PrefixCacheTest : public testing::Test {
   PrefixCache cache{*executor->sharing()};
 };
 
+TEST_F(PrefixCacheTest, TextsWithDifferentSaltsShareNothing) {
+  const SeqSlot slot = Sequence();
+  PrefixCache::Path path;
+  for (const int32_t token : {1, 2}) ASSERT_TRUE(cache.Extend(path, slot, Stretch(token), {}, "one"));
+  const auto found = [&](std::string_view salt) {
+    PrefixCache::Path other = cache.Find(Text({1, 2}), {}, salt);
+    const size_t count = other.size();
+    cache.Release(other);
+    return count;
+  };
+  EXPECT_EQ(found("one"), 2u);
+  EXPECT_EQ(found("two"), 0u);
+  EXPECT_EQ(found(""), 0u);
+  const std::vector<Kind> kinds = PrefixCache::Kinds(path);
+  PrefixCache::Path again = cache.FindAgain(Text({1, 2}), kinds, "two");
+  EXPECT_TRUE(again.empty());
+  again = cache.FindAgain(Text({1, 2}), kinds, "one");
+  EXPECT_EQ(again.size(), 2u);
+  cache.Release(again);
+  executor->Release(slot);
+  cache.Release(path);
+}
+
 TEST_F(PrefixCacheTest, APathIsATextFromTheStart) {
   Add({{1, {}}, {2, {}}, {3, {}}});
   Add({{1, {}}, {4, {}}});

@@ -33,6 +33,63 @@ class Prefixes : public testing::Test {
   static constexpr EngineOptions kReuse{.grows = true, .reuses_prefixes = true};
 };
 
+// Stopped anywhere, with extents shared and a prefill under way; afterwards texts are as before and nothing is lost.
+TEST_F(Prefixes, AfterAnExceptionTheEngineIsAsNew) {
+  const KvMethod method = Infinigen();
+  const std::unique_ptr<Executor> executor = MakeModel({.method = method, .batch = 3});
+  Engine engine(*executor, kReuse);
+  const std::vector<int32_t> prompt = Model().Ids(600, 91);
+  const std::vector<int32_t> alone = Alone(method, prompt, 20);
+  for (const int stop : {1, 7, 19}) {
+    Run(engine, prompt, 3);
+    int tokens = 0;
+    for (uint32_t i = 0; i < 3; ++i) {
+      Request request = client.Make(Join(First(prompt, 300), Model().Ids(400, i)), 40);
+      request.on_token = [&](RequestId, int32_t) {
+        if (++tokens == stop) throw std::bad_alloc();
+        return true;
+      };
+      ASSERT_TRUE(engine.Submit(std::move(request)).ok());
+    }
+    bool thrown = false;
+    try {
+      while (engine.RunOnce()) {
+      }
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+      engine.Recover("stopped");
+    }
+    ASSERT_TRUE(thrown);
+    while (engine.RunOnce()) {
+    }
+    const RequestResult result = Run(engine, prompt, 20);
+    EXPECT_EQ(result.tokens, alone) << stop;
+    EXPECT_EQ(result.reused_tokens, 0) << "prefixes were dropped";
+    engine.DropHeld();
+    EXPECT_EQ(executor->instruments().pool_bytes(), 0u);
+  }
+}
+
+TEST_F(Prefixes, AreSharedWithinASaltOnly) {
+  const KvMethod method = Infinigen();
+  const std::unique_ptr<Executor> executor = MakeModel({.method = method});
+  Engine engine(*executor, kReuse);
+  const std::vector<int32_t> prompt = Model().Ids(600, 92);
+  const auto reused = [&](const std::string& salt) {
+    Request request = client.Make(prompt, 5);
+    request.cache_salt = salt;
+    const RequestId id = engine.Submit(std::move(request)).value();
+    while (engine.RunOnce()) {
+    }
+    return client.results.at(id.value()).reused_tokens;
+  };
+  EXPECT_EQ(reused("a"), 0);
+  EXPECT_EQ(reused("a"), 512);
+  EXPECT_EQ(reused("b"), 0);
+  EXPECT_EQ(reused(""), 0);
+  EXPECT_EQ(reused("b"), 512);
+}
+
 TEST_F(Prefixes, SharedExtentsGiveTheSameTextWhereverPromptsDiffer) {
   for (const KvMethod& method : Methods()) {
     client.results.clear();

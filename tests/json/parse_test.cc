@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cstdio>
 #include <fstream>
 
 #include "base/utf8.h"
+#include "sanitized.h"
 
 namespace infinigen {
 namespace {
@@ -205,6 +207,41 @@ TEST(JsonTree, FilesAreBounded) {
   EXPECT_THAT(ReadJsonFile(path, 8).error().message, HasSubstr(path + ": invalid JSON near byte 1"));
   std::remove(path.c_str());
   EXPECT_EQ(ReadJsonFile(path, 8).error().kind, ErrorKind::kIo);
+}
+
+// Compared with what the heap holds, for texts that make large trees of few bytes.
+TEST(JsonTree, MemoryIsBoundedBeforeItIsTaken) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  const auto repeated = [](string_view open, string_view item, string_view close) {
+    std::string text(open);
+    for (int i = 0; i < 50'000; ++i) text += (i > 0 ? "," : "") + std::string(item);
+    return text + std::string(close);
+  };
+  std::string keys = "{";
+  for (int i = 0; i < 50'000; ++i) keys += fmt::format("{}\"{}\":{}", i > 0 ? "," : "", i, i);
+  for (const std::string& text :
+       {repeated("[", "[]", "]"), repeated("[", "{}", "]"), repeated("[", "1", "]"), repeated("[", "[[[[1]]]]", "]"),
+        repeated("[", "\"\"", "]"), repeated("[", "\"0123456789abcdef\"", "]"), repeated("[", "{\"a\":[1]}", "]"),
+        repeated("[", "{\"0123456789abcdef\":null}", "]"), repeated("[", "true", "]"), keys + "}",
+        "\"" + std::string(1 << 20, 'x') + "\"", repeated("[", "\"a\\\"b\\\\\"", "]")}) {
+    const uint64_t bound = JsonTreeBytes(text);
+    const auto held = [] {
+      const struct mallinfo2 heap = ::mallinfo2();
+      return heap.uordblks + heap.hblkhd;
+    };
+    const size_t before = held();
+    json tree;
+    ASSERT_FALSE(BuildJson(text, {.max_depth = 16, .max_token_bytes = SIZE_MAX}, &tree)) << text.substr(0, 40);
+    const uint64_t taken = held() - before;
+    EXPECT_GE(bound, taken) << text.substr(0, 40);
+    EXPECT_LE(bound, 5 * taken + (8 << 20)) << "it should not refuse what fits: " << text.substr(0, 40);
+  }
+}
+
+TEST(JsonLines, AByteOrderMarkIsNoPartOfTheFirst) {
+  JsonLines lines("\xEF\xBB\xBF[1]\n[2]");
+  EXPECT_EQ(lines.Next()->text, "[1]");
+  EXPECT_EQ(lines.Next()->text, "[2]");
 }
 
 TEST(JsonLines, SkipsBlankLinesAndCountsThem) {

@@ -46,6 +46,15 @@ TEST(Access, KeyFilesOfEveryEditorAreRead) {
   EXPECT_FALSE(ReadKeyFile(path).ok());
 }
 
+TEST(Access, EachKeyIsATenant) {
+  const Access access({.keys = {"k1", "k2"}, .cors_origins = {}, .host = ""});
+  EXPECT_EQ(access.TenantOf("Bearer k1"), access.TenantOf("Basic dTprMQ=="));
+  EXPECT_NE(access.TenantOf("Bearer k1"), access.TenantOf("Bearer k2"));
+  EXPECT_EQ(access.TenantOf("Bearer k3"), "");
+  EXPECT_EQ(Access({}).TenantOf("Bearer k1"), "");
+  EXPECT_EQ(access.TenantOf("Bearer k1").find("k1"), std::string::npos);
+}
+
 TEST(Access, AnEmptyKeyNeverFits) {
   const Access access({.keys = {"k1"}, .cors_origins = {}, .host = ""});
   EXPECT_FALSE(access.KeyFits(""));
@@ -58,7 +67,9 @@ TEST(Access, ForeignHostsAreRefusedWithoutKeys) {
   for (const char* host : {"localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]", "[fe80::1]:80", "my.host:1",
                            "page.example", "192.168.0.7"})
     EXPECT_TRUE(access.HostFits(host)) << host;
-  for (const char* host : {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::1", "my.host.x"})
+  for (const char* host :
+       {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::1", "my.host.x",
+        "localhost:1@evil.example", "localhost@evil.example", "[::1]evil", "127.0.0.1:80x", "localhost:1:2"})
     EXPECT_FALSE(access.HostFits(host)) << host;
   EXPECT_EQ(StatusOf(access, Head("/props", "evil.example")), 403);
   EXPECT_EQ(StatusOf(access, Head("/health", "evil.example")), 200);

@@ -382,7 +382,7 @@ class Presets(Case):
     def test_a_prompt_that_fills_the_context_gets_one_token(self):
         server = Server(BINARY, "--ctx", 256, "--quiet")
         try:
-            full = server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 50}).json
+            full = server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 50, "ignore_eos": True}).json
             self.assertEqual((full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]), (1, "length"))
             self.assertEqual(server.post(TEXT, {"prompt": [5] * 257}).json["error"]["code"], "context_length_exceeded")
         finally:

@@ -99,6 +99,9 @@ class Browser:
         self.pages[session] = page
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
+        # Chromium drops keys that are sent to a page without the focus, and a new page gets it some time after it is made.
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.call("Page.bringToFront")
         page.view(width, height, phone, dark, still)
         if before:
             page.call("Page.addScriptToEvaluateOnNewDocument", source=f"if (location.protocol !== 'about:') {{ {before} }}")

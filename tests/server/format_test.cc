@@ -38,13 +38,14 @@ TEST(Format, ChunksOfAChat) {
 TEST(Format, WholeAnswers) {
   const std::vector<AnswerChoice> choices = {{.index = 0, .text = "x", .finished = FinishReason::kLength}};
   const Usage usage{.prompt_tokens = 3, .completion_tokens = 2, .cached_tokens = 1};
-  const auto chat = AnswerJson(kChat, choices, usage, nullptr);
+  const auto chat = nlohmann::json::parse(AnswerText(kChat, choices, usage, {{"steps", 3}}, nullptr));
+  EXPECT_EQ(chat["kv_stats"]["steps"], 3);
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"]["content"], "x");
   EXPECT_EQ(chat["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(chat["usage"]["total_tokens"], 5);
   EXPECT_EQ(chat["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
-  EXPECT_EQ(AnswerJson(kText, choices, usage, nullptr)["choices"][0]["text"], "x");
+  EXPECT_EQ(nlohmann::json::parse(AnswerText(kText, choices, usage, {}, nullptr))["choices"][0]["text"], "x");
 }
 
 TEST(Format, LogprobsOfBothKinds) {

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 #include <thread>
 
 #include "server/http.h"
@@ -17,9 +19,10 @@
 namespace infinigen {
 namespace {
 
-class Client {
+class Peer {
  public:
-  explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit Peer(uint16_t port, int receive_bytes = 0) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_bytes > 0) ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof(receive_bytes));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
@@ -28,9 +31,9 @@ class Client {
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
   }
-  ~Client() { ::close(socket_); }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
+  ~Peer() { ::close(socket_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
 
   bool connected() const { return connected_; }
   void Send(const std::string& text) {
@@ -46,6 +49,18 @@ class Client {
       text.append(buffer, static_cast<size_t>(count));
     }
     return text;
+  }
+  // Reads up to `most` bytes, `at_once` at a time with a pause after each; the number that came until it was closed.
+  size_t Count(size_t most, size_t at_once = 1 << 16, std::chrono::milliseconds pause = {}) {
+    std::string buffer(at_once, '\0');
+    size_t count = 0;
+    while (count < most) {
+      const ssize_t got = ::recv(socket_, buffer.data(), buffer.size(), 0);
+      if (got <= 0) break;
+      count += static_cast<size_t>(got);
+      std::this_thread::sleep_for(pause);
+    }
+    return count;
   }
   static std::string Get(const std::string& path) { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n"; }
 
@@ -86,6 +101,21 @@ class Served {
     const std::lock_guard lock(mutex_);
     held_.clear();
   }
+  void ReplyHeld() {
+    while (held() == 0) std::this_thread::yield();
+    const std::lock_guard lock(mutex_);
+    for (const auto& exchange : held_) exchange->Reply({.body = "held"});
+    held_.clear();
+  }
+  void AbortHeld() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& exchange : held_) exchange->Abort({.status = 503, .body = "why"});
+    held_.clear();
+  }
+  size_t held() {
+    const std::lock_guard lock(mutex_);
+    return held_.size();
+  }
   bool drained() const { return drained_; }
   bool cut() const { return cut_; }
 
@@ -94,7 +124,10 @@ class Served {
     const std::string path = exchange->request().path;
     if (path == "/echo") return exchange->Reply({.body = exchange->request().body});
     if (path == "/forgotten") return;
-    if (path == "/held") {
+    if (path == "/throws") throw std::runtime_error("a bug of a library");
+    if (path == "/no-memory") throw std::bad_alloc();
+    if (path == "/held" || path == "/held-stream") {
+      if (path == "/held-stream") exchange->Begin({.type = "text/plain", .body = "begin"});
       exchange->OnGone([this](HttpGone why) {
         slow_ += why == HttpGone::kTooSlow;
         ++gone_;
@@ -147,9 +180,9 @@ bool Eventually(F condition) {
 
 TEST(HttpServer, RepliesInOrderOnOneConnection) {
   Served served;
-  Client client(served.port());
-  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfirst" + Client::Get("/later") +
-              Client::Get("/stream") + "GET /refused HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  Peer client(served.port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfirst" + Peer::Get("/later") +
+              Peer::Get("/stream") + "GET /refused HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   const std::string text = client.Read("");
   const size_t first = text.find("first"), later = text.find("later");
   const size_t stream = text.find("4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n"), refused = text.find("refused");
@@ -163,8 +196,8 @@ TEST(HttpServer, RepliesInOrderOnOneConnection) {
 TEST(HttpServer, WhoLeavesIsNoticed) {
   Served served;
   {
-    Client client(served.port());
-    client.Send(Client::Get("/endless"));
+    Peer client(served.port());
+    client.Send(Peer::Get("/endless"));
     client.Read("x\r\n");
   }
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
@@ -174,9 +207,9 @@ TEST(HttpServer, WhoLeavesIsNoticed) {
 TEST(HttpServer, WhoSentAheadAndLeftIsNoticed) {
   Served served;
   {
-    Client client(served.port());
-    std::string ahead = Client::Get("/endless");
-    while (ahead.size() < 200 << 10) ahead += Client::Get("/later");
+    Peer client(served.port());
+    std::string ahead = Peer::Get("/endless");
+    while (ahead.size() < 200 << 10) ahead += Peer::Get("/later");
     client.Send(ahead);
     client.Read("x\r\n");
   }
@@ -188,15 +221,15 @@ TEST(HttpServer, ARequestMayBeSentAheadButNoMore) {
   HttpLimits limits;
   limits.body_bytes = 100 << 10;
   Served served(limits);
-  Client client(served.port());
+  Peer client(served.port());
   const std::string body(100 << 10, 'b');
-  client.Send(Client::Get("/later") + "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
+  client.Send(Peer::Get("/later") + "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
               std::to_string(body.size()) + "\r\n\r\n" + body);
   const std::string text = client.Read("");
   EXPECT_NE(text.find("later"), std::string::npos);
   EXPECT_EQ(text.substr(text.size() - body.size()), body);
-  Client greedy(served.port());
-  greedy.Send(Client::Get("/endless"));
+  Peer greedy(served.port());
+  greedy.Send(Peer::Get("/endless"));
   greedy.Read("x\r\n");
   greedy.Send(body + body);
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
@@ -204,7 +237,7 @@ TEST(HttpServer, ARequestMayBeSentAheadButNoMore) {
 
 TEST(HttpServer, TargetsMayNameTheServer) {
   Served served;
-  Client client(served.port());
+  Peer client(served.port());
   client.Send("POST HTTP://other:1/echo?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody");
   EXPECT_EQ(client.Read("body").substr(0, 15), "HTTP/1.1 200 OK");
   client.Send("GET http://other/refused HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -213,19 +246,19 @@ TEST(HttpServer, TargetsMayNameTheServer) {
 
 TEST(HttpServer, OneEmptyLineBeforeARequestIsForgiven) {
   Served served;
-  Client client(served.port());
-  client.Send("\r\n" + Client::Get("/later"));
+  Peer client(served.port());
+  client.Send("\r\n" + Peer::Get("/later"));
   EXPECT_NE(client.Read("later").find("200 OK"), std::string::npos);
   client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody\r\n");  // as old clients end a body
   EXPECT_NE(client.Read("body").find("200 OK"), std::string::npos);
-  client.Send(Client::Get("/later"));
+  client.Send(Peer::Get("/later"));
   EXPECT_NE(client.Read("later").find("200 OK"), std::string::npos);
-  client.Send("\r\n\r\n" + Client::Get("/later"));
+  client.Send("\r\n\r\n" + Peer::Get("/later"));
   EXPECT_EQ(client.Read("").substr(0, 12), "HTTP/1.1 400") << "one, not two";
-  Client dripping(served.port());
+  Peer dripping(served.port());
   dripping.Send("\r");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  dripping.Send("\n" + Client::Get("/later"));
+  dripping.Send("\n" + Peer::Get("/later"));
   EXPECT_NE(dripping.Read("later").find("200 OK"), std::string::npos);
 }
 
@@ -233,7 +266,7 @@ TEST(HttpServer, FoldedTrailersAreRefused) {
   Served served;
   const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   const auto status = [&](const std::string& first, const std::string& second) {
-    Client client(served.port());
+    Peer client(served.port());
     client.Send(head + first);
     if (!second.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     client.Send(second);
@@ -253,7 +286,7 @@ TEST(HttpServer, ErrorsOfTheConnectionSayWhoseTheyAre) {
   HttpLimits limits;
   limits.body_bytes = 10;
   Served served(limits);
-  Client client(served.port());
+  Peer client(served.port());
   client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n");
   EXPECT_NE(client.Read("").find("\r\n\r\n127.0.0.1 /echo: the body is too long"), std::string::npos);
 }
@@ -266,8 +299,8 @@ TEST(HttpServer, NobodyIsForgottenWhoComesDuringTheEnd) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i)
       threads.emplace_back([&] {
-        std::vector<std::unique_ptr<Client>> clients;
-        while (!ending && clients.size() < 200) clients.push_back(std::make_unique<Client>(served.port()));
+        std::vector<std::unique_ptr<Peer>> clients;
+        while (!ending && clients.size() < 200) clients.push_back(std::make_unique<Peer>(served.port()));
         while (!ending) std::this_thread::yield();
       });
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -283,8 +316,8 @@ TEST(HttpServer, NobodyIsForgottenWhoComesDuringTheEnd) {
 
 TEST(HttpServer, AfterStopNothingIsCalled) {
   Served served;
-  Client client(served.port()), other(served.port());
-  client.Send(Client::Get("/endless"));
+  Peer client(served.port()), other(served.port());
+  client.Send(Peer::Get("/endless"));
   client.Read("x\r\n");
   served.server().Stop();
   EXPECT_EQ(served.gone(), 1) << "OnGone of a running exchange is called before Stop returns";
@@ -294,8 +327,8 @@ TEST(HttpServer, AfterStopNothingIsCalled) {
 
 TEST(HttpServer, WhoDoesNotReadIsDropped) {
   Served served;
-  Client client(served.port());
-  client.Send(Client::Get("/flood"));
+  Peer client(served.port());
+  client.Send(Peer::Get("/flood"));
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_EQ(served.server().counters().dropped_slow, 1u);
   EXPECT_EQ(served.slow(), 1);
@@ -303,8 +336,8 @@ TEST(HttpServer, WhoDoesNotReadIsDropped) {
 
 TEST(HttpServer, AnExchangeThatNobodyAnswersIsClosed) {
   Served served;
-  Client client(served.port());
-  client.Send(Client::Get("/forgotten"));
+  Peer client(served.port());
+  client.Send(Peer::Get("/forgotten"));
   EXPECT_EQ(client.Read(""), "");
 }
 
@@ -315,38 +348,178 @@ TEST(HttpServer, Limits) {
   limits.connections = 2;
   Served served(limits);
   {
-    Client body(served.port()), header(served.port());
+    Peer body(served.port()), header(served.port());
     body.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n");
     EXPECT_EQ(body.Read("").substr(0, 12), "HTTP/1.1 413");
     header.Send("GET /" + std::string(1100, 'x'));
     EXPECT_EQ(header.Read("").substr(0, 12), "HTTP/1.1 431");
   }
   ASSERT_TRUE(Eventually([&] { return served.server().counters().connections == 0; }));
-  Client one(served.port()), two(served.port());
+  Peer one(served.port()), two(served.port());
   ASSERT_TRUE(Eventually([&] { return served.server().counters().connections == 2; }));
-  Client three(served.port());
+  Peer three(served.port());
   EXPECT_EQ(three.Read("").substr(0, 12), "HTTP/1.1 503");
   EXPECT_EQ(served.server().counters().refused, 1u);
 }
 
 TEST(HttpServer, ABodyCountsUntilItIsFreed) {
   HttpLimits limits;
-  limits.all_bodies_bytes = 100;
+  limits.memory_bytes = 100'000;
   Served served(limits);
   const auto post = [](const std::string& path) {
-    return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 80\r\n\r\n" + std::string(80, 'x');
+    return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + std::string(60'000, 'x');
   };
   const auto echo = [&] {
-    Client client(served.port());
+    Peer client(served.port());
     client.Send(post("/echo"));
     return client.Read("\r\n\r\n").substr(0, 12);
   };
   EXPECT_EQ(echo(), "HTTP/1.1 200");
-  { Client(served.port()).Send(post("/held")); }
+  { Peer(served.port()).Send(post("/held")); }
   ASSERT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_EQ(echo(), "HTTP/1.1 429") << "the client is gone, but its body still counts";
   served.DropHeld();
   EXPECT_TRUE(Eventually([&] { return echo() == "HTTP/1.1 200"; }));
+}
+
+// Input that was sent ahead takes memory while it waits, and none when it is parsed.
+TEST(HttpServer, MemoryOfInputIsReleased) {
+  Served served;
+  Peer client(served.port());
+  const std::string body(3 << 20, 'x');
+  const auto used = [&] { return served.server().counters().memory_bytes; };
+  client.Send(Peer::Get("/held"));
+  std::thread sender([&] {
+    client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+  });
+  EXPECT_TRUE(Eventually([&] { return used() >= body.size(); })) << "capacity counts";
+  served.ReplyHeld();
+  sender.join();
+  EXPECT_GT(client.Count(body.size()), 0u);
+  EXPECT_TRUE(Eventually([&] { return used() < 64 << 10; })) << used();
+}
+
+TEST(HttpServer, AReaderMustKeepTheLeastRate) {
+  HttpLimits limits;
+  limits.write_s = 1;
+  limits.least_rate = 1 << 20;
+  limits.body_bytes = 16 << 20;
+  Served served(limits);
+  const std::string body(12 << 20, 'x');
+  const std::string post =
+      "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  Peer fast(served.port());
+  fast.Send(post);
+  EXPECT_GE(fast.Count(body.size()), body.size());
+  Peer slow(served.port(), /*receive_bytes=*/4096);
+  slow.Send(post);
+  // 2 KiB every 20 ms: it always reads something, and would take two minutes.
+  const size_t got = slow.Count(body.size(), 2048, std::chrono::milliseconds(20));
+  EXPECT_LT(got, body.size()) << "it was disconnected";
+  EXPECT_EQ(served.server().counters().dropped_slow, 1u);
+  EXPECT_TRUE(Eventually([&] { return served.server().counters().memory_bytes < 64 << 10; }));
+}
+
+// A stream's reader need not keep the rate: only what waits for it counts.
+TEST(HttpServer, ASlowStreamIsNotASlowReader) {
+  HttpLimits limits;
+  limits.write_s = 1;
+  limits.least_rate = 1 << 20;
+  Served served(limits);
+  Peer client(served.port());
+  client.Send(Peer::Get("/endless"));
+  const auto start = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(2500))
+    ASSERT_NE(client.Read("x\r\n"), "");
+  EXPECT_EQ(served.gone(), 0);
+}
+
+TEST(HttpServer, AnExceptionEndsItsOwnRequest) {
+  Served served;
+  Peer other(served.port());
+  other.Send(Peer::Get("/endless"));
+  other.Read("x\r\n");
+  for (const auto& [path, status] : {std::pair("/throws", "500"), std::pair("/no-memory", "503")}) {
+    Peer client(served.port());
+    client.Send(Peer::Get(path));
+    EXPECT_EQ(client.Read("").substr(9, 3), status);
+  }
+  EXPECT_NE(other.Read("x\r\n"), "") << "others go on";
+  Peer next(served.port());
+  next.Send(Peer::Get("/later"));
+  EXPECT_NE(next.Read("later").find("200 OK"), std::string::npos);
+}
+
+TEST(HttpServer, AbortSaysWhyWhateverHasBeenSent) {
+  Served served;
+  Peer whole(served.port()), stream(served.port());
+  whole.Send(Peer::Get("/held"));
+  stream.Send(Peer::Get("/held-stream"));
+  stream.Read("begin");
+  ASSERT_TRUE(Eventually([&] { return served.held() == 2; }));
+  served.AbortHeld();
+  EXPECT_NE(whole.Read("why").find("503"), std::string::npos);
+  EXPECT_NE(stream.Read("0\r\n\r\n").find("data: why\n\n"), std::string::npos);
+  EXPECT_EQ(served.gone(), 0);
+}
+
+// ---- clients ----
+
+TEST(Clients, AddressesAndRanges) {
+  EXPECT_EQ(ClientOf("192.0.2.7"), "192.0.2.7");
+  EXPECT_EQ(ClientOf("::ffff:192.0.2.7"), "192.0.2.7");
+  EXPECT_EQ(ClientOf("2001:db8:1:2:3:4:5:6"), ClientOf("2001:db8:1:2::1"));
+  EXPECT_NE(ClientOf("2001:db8:1:2::1"), ClientOf("2001:db8:1:3::1"));
+  for (const char* own : {"127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"}) EXPECT_EQ(ClientOf(own), "") << own;
+  const auto holds = [](const char* range, const char* address) {
+    return AddressRange::Parse(range).value().Contains(address);
+  };
+  EXPECT_TRUE(holds("10.0.0.0/8", "10.255.1.2"));
+  EXPECT_TRUE(holds("10.0.0.0/8", "::ffff:10.1.2.3"));
+  EXPECT_FALSE(holds("10.0.0.0/8", "11.0.0.1"));
+  EXPECT_TRUE(holds("192.0.2.128/25", "192.0.2.129"));
+  EXPECT_FALSE(holds("192.0.2.128/25", "192.0.2.127"));
+  EXPECT_TRUE(holds("fd00::/8", "fd12::1"));
+  EXPECT_FALSE(holds("fd00::/8", "fe00::1"));
+  EXPECT_TRUE(holds("192.0.2.7", "192.0.2.7"));
+  EXPECT_FALSE(holds("192.0.2.7", "not an address"));
+  EXPECT_TRUE(holds("0.0.0.0/0", "8.8.8.8"));
+  for (const char* wrong : {"", "x", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/8x", "::/129", "/8"})
+    EXPECT_FALSE(AddressRange::Parse(wrong).ok()) << wrong;
+}
+
+TEST(Clients, ProxiesAreBelievedOnlyWhereTheyAreTrusted) {
+  const std::vector<AddressRange> proxies = {AddressRange::Parse("10.0.0.0/8").value()};
+  EXPECT_EQ(ClientAddress("10.0.0.1", "192.0.2.7", proxies), "192.0.2.7");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "1.1.1.1, 192.0.2.7 , 10.0.0.2", proxies), "192.0.2.7")
+      << "the first is its own word";
+  EXPECT_EQ(ClientAddress("192.0.2.9", "1.1.1.1", proxies), "192.0.2.9");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "", proxies), "10.0.0.1");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "nonsense", proxies), "10.0.0.1");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "192.0.2.7", {}), "10.0.0.1");
+}
+
+TEST(Clients, EachHasItsShare) {
+  const auto all = std::make_shared<MemoryAccount>(1000);
+  Clients clients(0.5, all);
+  const std::shared_ptr<Client> one = clients.Find("one"), two = clients.Find("two"), own = clients.Find("");
+  EXPECT_EQ(clients.Find("one"), one);
+  EXPECT_TRUE(one->memory->TryTake(500));
+  EXPECT_FALSE(one->memory->TryTake(1));
+  EXPECT_TRUE(two->memory->TryTake(400));
+  EXPECT_FALSE(own->memory->TryTake(101)) << "the whole is bounded too";
+  EXPECT_TRUE(own->memory->TryTake(100));
+  EXPECT_EQ(all->used(), 1000u);
+  one->memory->GiveBack(500);
+  EXPECT_EQ(all->used(), 500u);
+  ClientCount places = clients.TryCount(one, &Client::places, 3, 10);
+  EXPECT_TRUE(places);
+  EXPECT_FALSE(clients.TryCount(one, &Client::places, 3, 10));
+  EXPECT_TRUE(clients.TryCount(two, &Client::places, 8, 10)) << "one request alone may pass its share";
+  EXPECT_TRUE(clients.TryCount(own, &Client::places, 8, 10));
+  EXPECT_EQ(two->places, 0);
+  places = {};
+  EXPECT_EQ(one->places, 0);
 }
 
 TEST(HttpServer, SilenceEnds) {
@@ -354,7 +527,7 @@ TEST(HttpServer, SilenceEnds) {
   limits.idle_s = 1;
   limits.body_s = 1;
   Served served(limits);
-  Client silent(served.port()), slow(served.port());
+  Peer silent(served.port()), slow(served.port());
   slow.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfir");
   EXPECT_EQ(silent.Read(""), "");
   EXPECT_EQ(slow.Read("").substr(0, 12), "HTTP/1.1 408");
@@ -364,10 +537,10 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   HttpLimits limits;
   limits.drain_s = 1;
   Served served(limits);
-  Client idle(served.port()), later(served.port()), endless(served.port()), half(served.port());
+  Peer idle(served.port()), later(served.port()), endless(served.port()), half(served.port());
   half.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfir");
-  later.Send(Client::Get("/later"));
-  endless.Send(Client::Get("/endless"));
+  later.Send(Peer::Get("/later"));
+  endless.Send(Peer::Get("/endless"));
   endless.Read("begin");
   served.server().Drain();
   EXPECT_EQ(idle.Read(""), "");
@@ -379,7 +552,7 @@ TEST(HttpServer, DrainsWhatRunsAndNothingElse) {
   EXPECT_TRUE(served.drained());
   EXPECT_TRUE(served.cut()) << "an exchange can reply before it is cut";
   EXPECT_EQ(served.gone(), 1);  // the endless one, cut
-  EXPECT_FALSE(Client(served.port()).connected());
+  EXPECT_FALSE(Peer(served.port()).connected());
 }
 
 TEST(HttpServer, ManyClientsAtOnce) {
@@ -388,7 +561,7 @@ TEST(HttpServer, ManyClientsAtOnce) {
   std::atomic<int> right{0};
   for (int i = 0; i < 8; ++i)
     threads.emplace_back([&, i] {
-      Client client(served.port());
+      Peer client(served.port());
       for (int j = 0; j < 20; ++j) {
         const std::string word = "canary" + std::to_string(100 + i) + std::to_string(100 + j);
         client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(word.size()) + "\r\n\r\n" +

@@ -18,12 +18,15 @@ class Watcher : public HttpExchange {
   void Begin(HttpReply) override {}
   void Write(std::string bytes) override { events.push_back(nlohmann::json::parse(bytes.substr(6))); }
   void End() override {}
+  void Abort(HttpReply) override {}
   void OnGone(std::function<void(HttpGone why)>) override {}
+  const std::shared_ptr<Client>& client() const override { return client_; }
 
   std::vector<nlohmann::json> events;
 
  private:
   HttpRequest request_;
+  std::shared_ptr<Client> client_;
 };
 
 struct Selecting {
@@ -102,6 +105,29 @@ TEST(KvWatch, TheLastPictureOfAShortAnswerIsSent) {
   while (sampling.Turn()) {
   }
   EXPECT_EQ(sampling.events(), 1u);
+}
+
+// Two keys: each sees its own requests, in turn, and nothing of the other's.
+TEST(KvWatch, EachTenantSeesItsOwn) {
+  Watched one(false);  // its watcher has no key
+  const auto keyed = std::make_shared<Watcher>();
+  one.watch.Add(keyed, "key");
+  const RequestId open = one.Submit(kForever);
+  Request request{.prompt = {1, 2, 3}, .max_new_tokens = kForever, .sampling = {.temperature = 0}, .ignore_eos = true};
+  request.on_token = [&](RequestId id, int32_t) {
+    one.watch.Token(id);
+    return true;
+  };
+  const RequestId closed = one.engine.Submit(std::move(request)).value();
+  one.watch.Started(closed, "secret", 3, "infinigen", "key");
+  while (one.events() < 3 || keyed->events.size() < 3) one.Turn();
+  for (const nlohmann::json& event : one.watcher->events)
+    EXPECT_EQ(event["request"], "r" + std::to_string(open.value()));
+  for (const nlohmann::json& event : keyed->events) EXPECT_EQ(event["request"], "secret");
+  one.watch.Remove(keyed.get());
+  const size_t before = keyed->events.size(), own = one.events();
+  while (one.events() < own + 2) one.Turn();
+  EXPECT_EQ(keyed->events.size(), before);
 }
 
 // As one that was preempted, and will be back.

@@ -6,6 +6,7 @@ usage: network_test.py INFINIGEN [unittest arguments]
 
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -324,6 +325,24 @@ class Large(unittest.TestCase):
         self.assertEqual((allowed.status, len(allowed.json["choices"])), (200, 128))
         self.assertLess(self.server.memory("VmHWM"), before + 200, "MiB")  # a body, and what parsing it takes for a moment
 
+    def test_what_a_request_takes_is_counted_before_it_is_taken(self):
+        server = Server(BINARY, "--quiet")  # of its own: a peak is that of a process
+        try:
+            before = server.memory()
+            for path, body in (("/v1/completions", b'{"prompt":"a","x":[' + b"[]," * 2_700_000 + b"[]]}"),
+                               ("/tokenize", {"content": " " * 8_000_000}),
+                               ("/detokenize", b'{"tokens":[' + b"9," * 4_190_000 + b"9]}")):
+                reply = server.post(path, body)
+                self.assertEqual((reply.status, reply.error["code"]), (413, "too_large"), path)
+            reply = server.post("/tokenize", {"content": "Some words, as people write them. " * 230_000})
+            self.assertEqual(reply.status, 200, reply.body[:200])
+            self.assertGreater(len(reply.json["tokens"]), 1_000_000)
+            self.assertLess(server.memory("VmHWM"), before + 140, "MiB: half of the account, and what is not in it")
+            self.assertLess(server.metric("http_memory_bytes"), 65536)
+            self.assertLess(server.memory(), before + 40, "freed memory goes back to the system")
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_others_go_on_while_large_bodies_are_read(self):
         text = "".join(chr(97 + (i * 7919 >> 3) % 26) + ("" if i % 6 else " ") for i in range(2_000_000))
         body = json.dumps({"prompt": text}).encode()
@@ -492,6 +511,133 @@ class Access(unittest.TestCase):
             self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
         self.assertIn("--cors-origin foo", fails("--cors-origin", "foo"))
         self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
+
+
+class Tenants(unittest.TestCase):
+    """Two keys. What one sends, the other cannot learn; what one takes, the other still has its share of."""
+
+    LONG_TEXT = "The lamp in the hall was lit. " * 100  # more than two extents of 256 tokens
+
+    @staticmethod
+    def key(name):
+        return {"Authorization": f"Bearer {name}"}
+
+    def cached(self, server, key, **fields):
+        reply = server.post(TEXT, {"prompt": self.LONG_TEXT, "max_tokens": 1, **fields}, self.key(key))
+        self.assertEqual(reply.status, 200, reply.body)
+        return reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def test_prefixes_are_a_keys_own(self):
+        server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--quiet")
+        try:
+            self.assertEqual(self.cached(server, "one"), 0)
+            self.assertGreater(self.cached(server, "one"), 0)
+            self.assertEqual(self.cached(server, "two"), 0)
+            self.assertGreater(self.cached(server, "two"), 0)
+            self.assertEqual(self.cached(server, "two", cache_salt="apart"), 0)
+            self.assertGreater(self.cached(server, "two", cache_salt="apart"), 0)
+            wrong = server.post(TEXT, {"prompt": "a", "cache_salt": "x" * 300}, self.key("one"))
+            self.assertEqual((wrong.status, wrong.error["param"]), (400, "cache_salt"))
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_prefixes_are_shared_where_that_is_said(self):
+        server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--share-prefixes", "--quiet")
+        try:
+            self.assertEqual(self.cached(server, "one"), 0)
+            self.assertGreater(self.cached(server, "two"), 0)
+            self.assertEqual(self.cached(server, "two", cache_salt="apart"), 0)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_one_that_floods_leaves_room(self):
+        server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--batch", 4, "--queue", 4, "--quiet")
+        watched = {}
+
+        def watch(key):
+            connection = server.socket(60)
+            connection.sendall(f"GET /kv HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
+            watched[key] = b""
+            connection.settimeout(1)
+            deadline = time.monotonic() + 30
+            while b'"request"' not in watched[key] and time.monotonic() < deadline:
+                try:
+                    watched[key] += connection.recv(65536)
+                except TimeoutError:
+                    if key == "two":
+                        break
+            connection.close()
+
+        def metric(name):
+            lines = server.get("/metrics", self.key("two")).body.decode().splitlines()
+            return next(float(line.split()[-1]) for line in lines if line.startswith(f"infinigen_{name} "))
+
+        def await_metric(name, value):
+            deadline = time.monotonic() + 10 * served.SLOW
+            while metric(name) != value and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertEqual(metric(name), value, name)
+
+        try:
+            flood = []
+            for _ in range(6):
+                flood.append(server.socket())
+                flood[-1].sendall(request(TEXT, {**LONG, "stream": True}, "Authorization: Bearer one"))
+            # Half of eight places, half of four slots.
+            await_metric("num_requests_running", 2)
+            await_metric("num_requests_waiting", 2)
+            refused = server.post(TEXT, LONG, self.key("one"))
+            self.assertEqual((refused.status, refused.error["code"]), (429, "queue_full"))
+            watch("one")
+            watch("two")
+            self.assertIn(b'"request":"cmpl-', watched["one"])
+            self.assertNotIn(b'"request"', watched["two"])
+            reply = server.post(TEXT, {"prompt": "a", "max_tokens": 2}, self.key("two"))
+            self.assertEqual(reply.status, 200)
+            for connection in flood:
+                connection.close()
+            await_metric("num_requests_running", 0)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+
+class Faults(unittest.TestCase):
+    def test_a_log_that_is_not_read_stops_nothing(self):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
+        with subprocess.Popen([BINARY, "serve", "--port", "0", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=environment) as process:
+            port = int(process.stdout.readline().decode().rsplit(":", 1)[1])
+            with socket.create_connection(("127.0.0.1", port), timeout=20 * served.SLOW) as connection:
+                one = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: " + b"x" * 60 + b"\r\n\r\n"
+                for _ in range(30):  # 3,000 lines of 120 bytes: more than pipe and ring hold
+                    connection.sendall(one * 100)
+                    answers = b""
+                    while answers.count(b"X-Request-Id: ") < 100 or not answers.endswith(b"}"):
+                        chunk = connection.recv(65536)
+                        self.assertTrue(chunk)
+                        answers += chunk
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                text = b""
+                while chunk := connection.recv(65536):
+                    text += chunk
+            dropped = [line for line in text.splitlines() if line.startswith(b"infinigen_log_lines_dropped_total ")]
+            self.assertGreater(int(dropped[0].split()[1]), 0)
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(30 * served.SLOW), 0)  # though the log is still full
+
+    def test_a_model_file_that_shrinks_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shipped = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/infinigen-mini")
+            for name in os.listdir(shipped):
+                shutil.copy(os.path.join(shipped, name), folder)
+            server = Server(BINARY, "-m", folder, "--quiet")
+            weights = next(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".safetensors"))
+            os.truncate(weights, 4096)
+            with self.assertRaises(OSError):
+                server.post(TEXT, {"prompt": "The old house", "max_tokens": 8})
+                raise ConnectionError("an answer without weights")
+            self.assertEqual(server.wait(), 1)
+            self.assertTrue(any(f"{weights}: the file cannot be read any more" in line for line in server.log), server.log)
 
 
 class Loading(unittest.TestCase):

@@ -11,12 +11,14 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/check.h"
 #include "base/result.h"
 
 namespace infinigen {
 
 [[noreturn]] inline void CudaFailed(const char* file, int line, const char* call, const char* reason,
                                     bool out_of_memory) {
+  SayLastWords();
   if (out_of_memory) {
     std::fprintf(stderr,
                  "infinigen: out of GPU memory in the driver or a library (%s:%d); "

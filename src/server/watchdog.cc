@@ -1,0 +1,53 @@
+#include "server/watchdog.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace infinigen {
+
+Watchdog::Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> last_words,
+                   std::function<void(const std::string&)> end)
+    : heartbeat_(heartbeat), times_(times), last_words_(std::move(last_words)), end_(std::move(end)), thread_([this] {
+        Run();
+      }) {}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  woken_.notify_one();
+  thread_.join();
+}
+
+void Watchdog::SetStopping() { stopping_ = true; }
+
+Watchdog::Clock::duration Watchdog::Bound() const {
+  return std::max(times_.least, times_.longest_factor * heartbeat_.longest());
+}
+
+void Watchdog::Check(Clock::time_point now) {
+  const Clock::duration age = heartbeat_.Age(now);
+  if (!end_at_) {
+    const Clock::duration bound = stopping_ ? times_.further : Bound() + times_.further;
+    if (age <= bound) return;
+    end_at_ = now + times_.last_words;
+    return last_words_();
+  }
+  if (now < *end_at_ || std::exchange(ended_, true)) return;
+  end_(fmt::format("the engine has hung for {:.0f} s (a lost or blocked device?); the process ends",
+                   std::chrono::duration<double>(age).count()));
+}
+
+void Watchdog::Run() {
+  std::unique_lock lock(mutex_);
+  while (!woken_.wait_for(lock, times_.poll, [this] { return ending_; })) {
+    lock.unlock();
+    Check(Clock::now());
+    lock.lock();
+  }
+}
+
+}  // namespace infinigen

@@ -1,0 +1,63 @@
+// Watchdog: notices that the engine's loop hangs (a GPU kernel that does not return, a lost device) and ends the
+// process, so that a supervisor can start it again (docs/serving-safety.md). Every function may be called from any
+// thread.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "runtime/engine_thread.h"
+
+namespace infinigen {
+
+struct WatchdogTimes {
+  using Duration = std::chrono::steady_clock::duration;
+  Duration least = std::chrono::seconds(30);      // a turn may always last so long,
+  int longest_factor = 5;                         // and so many times as long as the longest finished one
+  Duration further = std::chrono::seconds(10);    // then /health fails; after so much more time the process ends
+  Duration last_words = std::chrono::seconds(2);  // time for clients to get the error
+  Duration poll = std::chrono::milliseconds(500);
+};
+
+class Watchdog {
+ public:
+  using Clock = Heartbeat::Clock;
+
+  // `heartbeat` outlives it. `last_words` tells the clients, `end` ends the process with a message; both run on the
+  // watchdog's thread, once.
+  Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> last_words,
+           std::function<void(const std::string& message)> end);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  // Whether the current turn has lasted too long.
+  bool stalled(Clock::time_point now) const { return heartbeat_.Age(now) > Bound(); }
+  // The server ends: a turn may last no longer than `further`.
+  void SetStopping();
+  // Called by the watchdog's own thread every `poll`; by tests, with times of their own.
+  void Check(Clock::time_point now);
+
+ private:
+  Clock::duration Bound() const;
+  void Run();
+
+  const Heartbeat& heartbeat_;
+  const WatchdogTimes times_;
+  const std::function<void()> last_words_;
+  const std::function<void(const std::string&)> end_;
+  std::optional<Clock::time_point> end_at_;  // set when the last words are said
+  bool ended_ = false;
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool ending_ = false;
+  std::thread thread_;  // last member: it uses the others as soon as it starts
+};
+
+}  // namespace infinigen
