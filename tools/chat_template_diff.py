@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares our rendering of chat templates with transformers' over many conversations.
 
-    tools/chat_template_diff.py FOLDER_OR_FILE... [--binary build/release/tests/jinja/render_chat] [--show 3]
+    tools/chat_template_diff.py FOLDER_OR_FILE... [--binary build/release/render_chat] [--show 3]
 
 Every *.jinja file is rendered by transformers' render_jinja_template and by the test helper render_chat, with the clock
 fixed. Prints a line per template and, for the first differences, both texts around the place where they part. A template
@@ -161,7 +161,7 @@ def write_golden(path, files, templates, cases):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
-    parser.add_argument("--binary", default="build/release/tests/jinja/render_chat")
+    parser.add_argument("--binary", default="build/release/render_chat")
     parser.add_argument("--show", type=int, default=3, help="differences shown per template")
     parser.add_argument("--golden", type=pathlib.Path, metavar="FILE", help="write expected texts instead of comparing")
     arguments = parser.parse_args()
