@@ -90,7 +90,8 @@ class Maker:
             return pick.choice(schema["enum"])
         kind = schema["type"]
         if kind == "string":
-            return pick.choice(["", "a", "The lamp", "日本 🙂", "\n\t\"\\", "<|end|>", "x" * 300])
+            texts = ["", "a", "The lamp", "日本 🙂", "\n\t\"\\", "<|end|>", "x" * 300]
+            return pick.choice([text for text in texts if len(text.encode()) <= schema.get("maxLength", 300)])
         if kind == "boolean":
             return pick.random() < 0.5
         if kind == "integer":
