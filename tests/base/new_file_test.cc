@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,9 +15,8 @@ namespace {
 class NewFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = ::testing::TempDir() + "new_file_test";
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directory(directory_);
+    directory_ = ::testing::TempDir() + "new_file_XXXXXX";
+    ASSERT_NE(::mkdtemp(directory_.data()), nullptr);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
