@@ -125,19 +125,14 @@ INFINIGEN_INLINE void FoldLanes(const float (&lanes)[kFoldedOuts][8], int64_t co
 }
 
 // Prefetches what the same stream of weights reads next, also past the end of a task, where a prefetch costs little and
-// never faults. Hardware prefetch alone reaches 0.65 of the read bandwidth (45 GB/s, two threads, CPU time) for q8_0
-// and 0.56 for q4_k, because the arithmetic of few hundred bytes fills the reorder buffer. One row of q8_0 needs the
-// most bytes per instruction: lines 16 KB ahead into L2 gave 0.90, 6 KB ahead into L1 0.68. For the others and for
-// several rows L1 is better (q4_k: 0.71 against 0.65).
-template <class L, int kRows>
+// never faults. Weights are read once in a step and do not fit the caches, so the lines are marked as such: on Zen 4
+// they then stay out of L2 and L3, which would evict something for each of them. From memory of 24 GB/s (a plain read
+// loop, two threads) q4_k came at 32 GB/s this way and at 23 with lines for all levels, q6_k at 34 and 25, q8_0 at 32
+// and 26; 4 KB ahead is as good as 6, 16 KB is worse.
+template <class L>
 INFINIGEN_INLINE void PrefetchWeights(const std::byte* chunk) {
-  constexpr int64_t kStep = RowChunks<L>::kStep;
-  INFINIGEN_BLOCK_UNROLL for (int64_t line = 0; line < kStep; line += 64) {
-    if constexpr (kRows == 1 && kStep > kChunkNumbers)
-      __builtin_prefetch(chunk + 16384 + line, 0, 2);
-    else
-      __builtin_prefetch(chunk + 6144 + line, 0, 3);
-  }
+  INFINIGEN_BLOCK_UNROLL for (int64_t line = 0; line < RowChunks<L>::kStep; line += 64)
+      __builtin_prefetch(chunk + 6144 + line, 0, 0);
 }
 
 template <class L, int kRows>
@@ -153,7 +148,7 @@ void DirectRows(const BlockActivations& x, int64_t first_row, const Projection& 
     __m256 acc[kRows];
     INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) acc[r] = _mm256_setzero_ps();
     for (int64_t c = 0; c < x.chunks; ++c) {
-      PrefetchWeights<L, kRows>(row.at + c * RowChunks<L>::kStep);
+      PrefetchWeights<L>(row.at + c * RowChunks<L>::kStep);
       const Chunk chunk = row.Load(c);
       INFINIGEN_BLOCK_UNROLL for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * x.chunks + c;
