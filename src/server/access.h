@@ -34,6 +34,8 @@ class Access {
   // nullopt: the request is allowed.
   std::optional<ApiError> Check(const HttpRequest& head) const;
   bool has_keys() const { return !digests_.empty(); }
+  // Keys tell clients apart.
+  bool has_many_keys() const { return digests_.size() > 1; }
 
   // Whether a web page of this origin may read replies.
   bool AllowsOrigin(std::string_view origin) const;

@@ -206,7 +206,9 @@ std::optional<ApiError> Api::CheckRoute(const HttpRequest& head) {
                   .code = "method_not_allowed"};
 }
 
-std::string Api::ClientOf(const HttpRequest& head) const { return access_.TenantOf(head.authorization); }
+std::string Api::ClientOf(const HttpRequest& head) const {
+  return access_.has_many_keys() ? access_.TenantOf(head.authorization) : std::string();
+}
 
 std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
   const std::string id = RequestName(head.request_id);

@@ -123,15 +123,6 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
       .parameter = "kv"};
 }
 
-// Releases places of the queue unless a completion took them over.
-struct PlaceGuard {
-  Metrics* metrics;
-  int64_t count;
-  ~PlaceGuard() {
-    if (metrics != nullptr) metrics->Leave(count);
-  }
-};
-
 std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
   std::vector<std::string> texts;
   for (const PromptText& prompt : request.prompts) {
@@ -145,6 +136,66 @@ std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenize
 }
 
 }  // namespace
+
+// Places in the queue until they are released or a completion takes them over.
+struct Api::QueuePlaces {
+  struct Guard {
+    Guard(Metrics* metrics_, int64_t count_) : metrics(metrics_), count(count_) {}
+    Guard(Guard&& other) noexcept : metrics(std::exchange(other.metrics, nullptr)), count(other.count) {}
+    ~Guard() {
+      if (metrics != nullptr) metrics->Leave(count);
+    }
+    Metrics* metrics;
+    int64_t count;
+  };
+  ClientCount own;
+  Guard all;
+};
+
+ApiResult<Api::QueuePlaces> Api::EnterQueue(const std::shared_ptr<Client>& client, int64_t choices, int64_t places) {
+  if (choices > places)
+    return ApiError{
+        .message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
+        .parameter = "n"};
+  const auto full = [&](const char* whose) {
+    return ApiError{.status = 429,
+                    .message = fmt::format("{} is full ({} places in all); try again later", whose, places),
+                    .type = "rate_limit_error",
+                    .code = "queue_full",
+                    .parameter = {},
+                    .retry_after_s = 1};
+  };
+  ClientCount own;
+  if (http_ != nullptr) {
+    own = http_->clients().TryCount(client, &Client::places, choices, places);
+    if (!own) return full("this client's share of the queue");
+  }
+  if (!metrics_.TryEnter(choices, places)) return full("the queue");
+  return QueuePlaces{std::move(own), QueuePlaces::Guard(&metrics_, choices)};
+}
+
+CompletionContext Api::ContextOf(const Call& call, const CompletionRequest& request) {
+  Serving* serving = call.serving;
+  const ServedModel& model = serving->model;
+  const std::shared_ptr<HttpExchange> exchange = call.exchange;
+  const std::string tenant = access_.TenantOf(call.head().authorization);
+  // A salt of the request never equals a tenant's name: it begins with a line end.
+  std::string salt = options_.share_prefixes ? std::string() : tenant;
+  if (!request.cache_salt.empty()) salt += "\n" + request.cache_salt;
+  return {.metrics = metrics_,
+          .watch = serving->watch,
+          .tokenizer = model.tokenizer,
+          .preset = request.kv.full == true ? "full" : std::string(model.executor->options().method.preset),
+          .add_headers = [this, exchange,
+                          id = call.id](HttpReply r) { return AddHeaders(exchange->request(), id, std::move(r)); },
+          .log = [this, call](int status,
+                              const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
+          .tenant = tenant,
+          .cache_salt = std::move(salt),
+          .client = exchange->client()->limited ? exchange->client()->name : std::string(),
+          .format = [serving](std::function<void()> task) { serving->formatter.Post(nullptr, std::move(task), [] {}); },
+          .heartbeat_s = model.heartbeat_s};
+}
 
 void Api::Complete(Call& call, ApiKind kind) {
   Serving* serving = call.serving;
@@ -174,25 +225,8 @@ void Api::Complete(Call& call, ApiKind kind) {
   RequestMemory kept(exchange->client());
   if (const auto error = kept.Take(KeptBytes(*request, *prompts, serving->context()))) return refuse(*error);
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
-  if (choices > places)
-    return refuse(
-        {.message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
-         .parameter = "n"});
-  const auto queue_full = [&](const char* whose) {
-    return refuse({.status = 429,
-                   .message = fmt::format("{} is full ({} places in all); try again later", whose, places),
-                   .type = "rate_limit_error",
-                   .code = "queue_full",
-                   .parameter = {},
-                   .retry_after_s = 1});
-  };
-  ClientCount own_places;
-  if (http_ != nullptr) {
-    own_places = http_->clients().TryCount(exchange->client(), &Client::places, choices, places);
-    if (!own_places) return queue_full("this client's share of the queue");
-  }
-  if (!metrics_.TryEnter(choices, places)) return queue_full("the queue");
-  PlaceGuard entered{&metrics_, choices};
+  ApiResult<QueuePlaces> entered = EnterQueue(exchange->client(), choices, places);
+  if (!entered.ok()) return refuse(entered.error());
   if (!call.Settle()) return;
   // From here on the Completion replies and logs.
 
@@ -200,28 +234,11 @@ void Api::Complete(Call& call, ApiKind kind) {
                           .id = (kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + RandomHex(24),
                           .created = std::time(nullptr),
                           .model = model.name};
-  const std::string tenant = access_.TenantOf(call.head().authorization);
-  // A salt of the request never equals a tenant's name: it begins with a line end.
-  std::string salt = options_.share_prefixes ? std::string() : tenant;
-  if (!request->cache_salt.empty()) salt += "\n" + request->cache_salt;
   std::vector<std::string> echoes = request->echo ? Echoes(*request, model.tokenizer) : std::vector<std::string>();
-  CompletionContext context{
-      .metrics = metrics_,
-      .watch = serving->watch,
-      .tokenizer = model.tokenizer,
-      .preset = request->kv.full == true ? "full" : std::string(model.executor->options().method.preset),
-      .add_headers = [this, exchange,
-                      id = call.id](HttpReply r) { return AddHeaders(exchange->request(), id, std::move(r)); },
-      .log = [this, call](int status,
-                          const std::string& note) { Log(call.head(), call.id, status, call.seconds(), note); },
-      .tenant = tenant,
-      .cache_salt = std::move(salt),
-      .client = exchange->client()->limited ? exchange->client()->name : std::string(),
-      .format = [serving](std::function<void()> task) { serving->formatter.Post(nullptr, std::move(task), [] {}); },
-      .heartbeat_s = model.heartbeat_s,
-      .kept_logprobs = std::move(*kept_logprobs),
-      .memory = std::make_shared<const MemoryShare>(kept.TakeShare()),
-      .places = std::make_shared<const ClientCount>(std::move(own_places))};
+  CompletionContext context = ContextOf(call, *request);
+  context.kept_logprobs = std::move(*kept_logprobs);
+  context.memory = std::make_shared<const MemoryShare>(kept.TakeShare());
+  context.places = std::make_shared<const ClientCount>(std::move(entered->own));
   const auto completion = std::make_shared<Completion>(std::move(context), exchange, answer, std::move(*request),
                                                        std::move(*prompts), std::move(echoes));
   Remember(exchange);
@@ -230,7 +247,7 @@ void Api::Complete(Call& call, ApiKind kind) {
     if (cut_) return engine.CancelAll();  // OnCut may have cancelled before this request was submitted
     if (completion->streams()) serving->streams.push_back(completion);
   });
-  entered.metrics = nullptr;  // from here on the completion releases its places
+  entered->all.metrics = nullptr;  // from here on the completion releases its places
   exchange->OnGone([serving, completion](HttpGone why) {
     serving->thread.Post([completion, why](Engine& engine) { completion->Cancel(engine, why); });
   });

@@ -439,7 +439,7 @@ void Connection::Abort(HttpReply error) {
   Finish();
 }
 
-// Called inside a catch: what it does must not throw.
+// Called inside a catch; does not throw.
 void Connection::OnException(bool out_of_memory) {
   try {
     const bool request_begun = (state_ == State::kReading && begun_) || state_ == State::kHandling;
@@ -447,10 +447,7 @@ void Connection::OnException(bool out_of_memory) {
       return Fail(out_of_memory ? 503 : 500, out_of_memory ? "out of memory" : "internal error");
   } catch (const std::exception&) {  // no memory for an answer either
   }
-  try {
-    Close();
-  } catch (const std::exception&) {  // the handler could not be told; its exchange has no effect from now on
-  }
+  Close();
 }
 
 void Connection::WriteChunk(const std::string& bytes) {
@@ -554,8 +551,11 @@ void Connection::Close() {
   timer_.cancel();
   input_memory_.Set(0);
   if (!writing_) output_.clear();  // otherwise the pending write may still read it
+  try {
+    TellGone();
+  } catch (const std::exception&) {  // the handler could not be told; its exchange has no effect from now on
+  }
   host_.Closed(this);
-  TellGone();
 }
 
 void Connection::DropSlow() {

@@ -2,9 +2,9 @@
 // api_complete.cc.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <ctime>
 #include <exception>
 #include <functional>
@@ -77,15 +77,15 @@ struct Api::Serving {
                                  .reuses_prefixes = true,
                                  .prefix_limit_bytes = model.prefix_limit_bytes,
                                  .turn_prefill_tokens = kTurnPrefillTokens,
-                                 .client_running = ShareOf(model.executor->options().max_batch, client_share)}),
+                                 .client_running = SlotsOfClient(model.executor->options().max_batch, client_share)}),
         watch(engine, metrics_, model.prefix_limit_bytes,
               /*samples=*/model.executor->options().device == Device::kCuda),
         thread(
             engine, [this] { AfterTurn(); }, std::move(on_exception)) {}
 
-  // Rounded up: at least one.
-  static int64_t ShareOf(int64_t whole, double share) {
-    return static_cast<int64_t>(std::ceil(static_cast<double>(whole) * share));
+  // All but one, so that another client finds a slot without waiting for the end of an answer.
+  static int64_t SlotsOfClient(int64_t batch, double share) {
+    return share < 1 ? std::max<int64_t>(batch - 1, 1) : batch;
   }
 
   void AfterTurn() {

@@ -139,6 +139,10 @@ TEST(CompletionRequest, ForeignNamesAreQuotedEscapedAndShort) {
 TEST(CompletionRequest, BytesBehindAZeroByteAreNotIgnored) {
   EXPECT_EQ(Text(std::string(R"({"prompt":"x"})") + std::string("\0{}", 3)).error().message,
             "the body is not valid JSON");
+  EXPECT_EQ(Text(R"({"prompt": "a", "top_p": 1e400})").error().message,
+            "the body has a number outside the range of double");
+  EXPECT_EQ(Text(R"({"prompt": "a", "cache_salt": 5})").error().parameter, "cache_salt");
+  EXPECT_EQ((*Text(R"({"prompt": "a", "cache_salt": "s"})")).cache_salt, "s");
 }
 
 TEST(CompletionRequest, DeepNestingIsRefusedBeforeItCosts) {

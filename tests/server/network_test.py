@@ -583,9 +583,9 @@ class Tenants(unittest.TestCase):
             for _ in range(6):
                 flood.append(server.socket())
                 flood[-1].sendall(request(TEXT, {**LONG, "stream": True}, "Authorization: Bearer one"))
-            # Half of eight places, half of four slots.
-            await_metric("num_requests_running", 2)
-            await_metric("num_requests_waiting", 2)
+            # Half of eight places, and all slots but one.
+            await_metric("num_requests_running", 3)
+            await_metric("num_requests_waiting", 1)
             refused = server.post(TEXT, LONG, self.key("one"))
             self.assertEqual((refused.status, refused.error["code"]), (429, "queue_full"))
             watch("one")
