@@ -375,6 +375,7 @@ TEST(HttpServer, ABodyCountsUntilItIsFreed) {
     return client.Read("\r\n\r\n").substr(0, 12);
   };
   EXPECT_EQ(echo(), "HTTP/1.1 200");
+  ASSERT_TRUE(Eventually([&] { return served.server().counters().memory_bytes == 0; })) << "its client has left";
   { Peer(served.port()).Send(post("/held")); }
   ASSERT_TRUE(Eventually([&] { return served.gone() == 1; }));
   EXPECT_EQ(echo(), "HTTP/1.1 429") << "the client is gone, but its body still counts";

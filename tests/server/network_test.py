@@ -366,11 +366,12 @@ class Large(unittest.TestCase):
             lines = self.server.get("/metrics").body.decode().splitlines()
             return sum(int(line.split()[-1]) for line in lines if 'http_replies_total{code="499"}' in line)
 
-        # The first, of spaces, is read for a second or so; the others wait behind it, and their clients do not.
+        # The first ones, of spaces, are read for a second or so; the others wait behind them, and their clients do not.
         big, small = (request("/tokenize", {"content": " " * size}) for size in (3_000_000, 50_000))
         before = left()
-        first = self.server.socket(60)
-        first.sendall(big)
+        ahead = [self.server.socket(60) for _ in range(4)]
+        for connection in ahead:
+            connection.sendall(big)
         time.sleep(0.2)
         connections = []
         for _ in range(6):
@@ -382,10 +383,11 @@ class Large(unittest.TestCase):
         while left() < before + 6 and time.monotonic() < deadline:
             time.sleep(0.02)
         self.assertEqual(left(), before + 6)
-        first.settimeout(0.01)
-        with self.assertRaises(TimeoutError, msg="they were dropped while the first was read, not read after it"):
-            first.recv(1)
-        first.close()
+        ahead[-1].settimeout(0.01)
+        with self.assertRaises(TimeoutError, msg="they were dropped while those ahead were read, not read after them"):
+            ahead[-1].recv(1)
+        for connection in ahead:
+            connection.close()
 
 
 class Access(unittest.TestCase):
@@ -734,20 +736,28 @@ class Ending(unittest.TestCase):
             return data
 
         server = Server(BINARY, "--drain", 0)
-        leaves = large("leaves", 2_000_000)  # is read for a second or so
+        ahead = large("ahead", 3_000_000)  # so that the next one is read or waits when its client leaves
+        leaves = large("leaves", 3_000_000)
         time.sleep(0.2)
         leaves.close()
         server.await_log(" leaves ")
-        self.assertEqual(server.post("/tokenize", {"content": " " * 50_000}).status, 200)  # the one before is done with
-        cut = {"read": large("read", 2_000_000)}
+        ahead.close()
+        self.assertEqual(server.post("/tokenize", {"content": " " * 50_000}).status, 200)  # those before are done with
+        cut = {f"read-{i}": large(f"read-{i}", 3_000_000) for i in range(4)}
         time.sleep(0.2)
         cut.update((f"waits-{i}", large(f"waits-{i}", 50_000)) for i in range(5))
         time.sleep(0.2)
         server.signal()
-        for name, connection in cut.items():
-            self.assertRegex(answer(connection)[:1000], rb"^HTTP/1\.1 503 [\s\S]*shutting_down", name)
+        # The first may have been read before the signal came; then the one under way and all that wait are refused.
+        answers = {name: answer(connection)[:1000] for name, connection in cut.items()}
+        ends = {name: 200 if text.startswith(b"HTTP/1.1 200") else 503 for name, text in answers.items()}
+        self.assertEqual(list(ends.values()), sorted(ends.values()))
+        self.assertEqual(ends["read-3"], 503)
+        for name, status in ends.items():
+            if status == 503:
+                self.assertRegex(answers[name], rb"^HTTP/1\.1 503 [\s\S]*shutting_down", name)
         self.assertEqual(server.wait(), 0)
-        for name, status in {"leaves": 499, **dict.fromkeys(cut, 503)}.items():
+        for name, status in {"leaves": 499, **ends}.items():
             lines = [line for line in server.log if f" {name} " in line]
             self.assertEqual(len(lines), 1, lines)
             self.assertIn(f" POST /tokenize {status} ", lines[0])
