@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -34,6 +35,15 @@ Error NewFile::Failure() const { return IoError("{}: cannot write: {}", path_, s
 
 Status NewFile::Begin(uint64_t bytes) {
   CHECK(fd_ < 0);
+  struct stat old;
+  if (::lstat(path_.c_str(), &old) == 0) {
+    if (S_ISLNK(old.st_mode)) {
+      const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path_.c_str(), nullptr), &std::free);
+      if (target == nullptr || ::lstat(target.get(), &old) != 0) return Failure();
+      path_ = target.get();
+    }
+    if (!S_ISREG(old.st_mode)) return IoError("{}: cannot write: not a regular file", path_);
+  }
   temporary_ = path_ + ".XXXXXX";
   fd_ = ::mkstemp(temporary_.data());
   if (fd_ < 0) {

@@ -1,6 +1,7 @@
 // NewFile: a file that appears under its name when it is complete and not before. It is written to a temporary file
-// beside that name; a failed or abandoned one leaves nothing behind, and a file that had the name stays as it was. One
-// thread. Errors name the path.
+// beside that name; a failed or abandoned one leaves nothing behind, and a file that had the name stays as it was. If
+// the name is a link, the file that it leads to is replaced; devices, pipes and directories are refused. One thread.
+// Errors name the path.
 #pragma once
 
 #include <cstdint>

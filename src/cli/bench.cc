@@ -303,6 +303,9 @@ int RunBench(Arguments arguments) {
   flags.Choice("--format", &values.format, {"md", "csv", "json"}, "output format: Markdown table, CSV or JSON");
   flags.Switch("--json", &values.json, "same as --format json");
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
+  for (const char* flag : {"dtype", "weight-type"})
+    if (flags.Given(flag) && values.shape.empty())
+      return FailUsage("bench", fmt::format("--{} needs --shape: a model has the types of its file", flag));
   if (values.json) values.format = "json";
   InstallInterrupt();
   return Finish(RunAll(values));

@@ -42,7 +42,9 @@ std::string ModelsText(const std::vector<InstalledModel>& models) {
     text += fmt::format("{:<{}}  {:<{}}  {:>10}  {:<9}  {}\n", name(model), names, form(model), forms,
                         FormatSize(model.bytes), model.cache, OneLine(model.path));
   if (partial) text += "\nA partial download continues when its name is passed to -m again.\n";
-  if (!downloaded)
+  if (!downloaded && ModelCaches().empty())
+    text += "\nThere is no cache of models: HOME is not set.\n";
+  else if (!downloaded)
     text += fmt::format(
         "\nNo other model is complete in {}.\nTo download one, pass its name: infinigen chat -m "
         "hf:HuggingFaceTB/SmolLM2-135M-Instruct\n",

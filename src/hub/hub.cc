@@ -215,7 +215,11 @@ Result<HubEnvironment> ReadHubEnvironment(const ReadVariable& variable) {
   if (!url.ok() || url->target.find('?') != std::string::npos)
     return Invalid("HF_ENDPOINT: {} is not an address of the form https://HOST", Quoted(endpoint));
   environment.server.endpoint = *url;
-  ASSIGN_OR_RETURN(environment.server.token, ReadToken(variable, environment.foreign));
+  Result<std::string> token = ReadToken(variable, environment.foreign);
+  if (token.ok())
+    environment.server.token = *token;
+  else
+    environment.token = token.error();
   int64_t timeout = kDefaultTimeoutS;
   if (const std::string text = variable("HF_HUB_DOWNLOAD_TIMEOUT"); !text.empty())
     if (const std::string wrong = ParseInteger(text, 1, 3600, &timeout); !wrong.empty())
@@ -230,6 +234,7 @@ Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& e
   if (environment.offline)
     return IoError("{}: not complete on this machine, and HF_HUB_OFFLINE is set: {}", name.Text(),
                    cached.error().message);
+  RETURN_IF_ERROR(environment.token);
   Fetch fetch(name, environment, hooks);
   bool unreachable = false;
   if (const Status listed = fetch.List(&unreachable); !listed.ok()) {

@@ -18,9 +18,10 @@ struct HubEnvironment {
   HubCache foreign{""};  // the hub's own cache
   HubCache own{""};      // ours
   HubServer server;
+  Status token = Ok();  // why the token that was given is unusable
   bool offline = false;
 };
-// Refuses a malformed endpoint, token or time-out.
+// Refuses a malformed endpoint or time-out.
 Result<HubEnvironment> ReadHubEnvironment(const ReadVariable& variable = VariableOfProcess);
 
 // The path to open: a directory, or a GGUF file (of a split model, its first part).

@@ -68,8 +68,8 @@ Result<std::vector<GgufFile>> OpenParts(const std::string& path, GgufFile given,
 bool HasGgufSuffix(std::string_view path) { return path.ends_with(kSuffix); }
 
 bool LooksLikeGguf(const std::string& path) {
-  if (HasGgufSuffix(path)) return true;
   std::error_code ignored;  // an unreadable path is no GGUF file
+  if (HasGgufSuffix(path)) return !std::filesystem::is_directory(path, ignored);
   if (!std::filesystem::is_regular_file(path, ignored)) return false;
   std::array<char, 4> magic{};
   std::ifstream file(path, std::ios::binary);

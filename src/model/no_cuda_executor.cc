@@ -5,7 +5,7 @@
 namespace infinigen {
 
 Result<GpuInfo> FindGpu() {
-  return Unsupported("this build has no CUDA backend (nvcc was not found when it was made); available: cpu, reference");
+  return Unsupported("this program was built without CUDA; available: cpu, reference");
 }
 
 Result<GpuCeilings> MeasureGpu() { return FindGpu().error(); }

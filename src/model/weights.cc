@@ -220,6 +220,7 @@ int64_t WeightViews::BytesPerStep() const {
 WeightType WeightViews::DominantType() const {
   std::array<int64_t, kWeightFormats.size()> bytes{};  // by WeightType
   VisitParameters(*this, [&](const Parameter& parameter, const auto& view) {
+    if (parameter.role == WeightRole::kLmHead && has_tied_head()) return;
     if (parameter.is_matrix()) bytes[static_cast<size_t>(view.type)] += view.bytes();
   });
   return static_cast<WeightType>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());

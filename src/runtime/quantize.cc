@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,7 +56,7 @@ WeightType FittingType(WeightType type, int64_t cols) {
   return WeightType::kF16;
 }
 
-// A third of the layers: the first and last eighth, and every third between.
+// About half of the layers: the first and last eighth, and every third between.
 bool TakesMoreBits(int64_t layer, int64_t layers) {
   return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
@@ -329,6 +330,9 @@ Result<QuantizeReport> Quantize(const QuantizeRequest& request, const Callbacks&
   const FileType* const type = FindFileType(request.type);
   if (type == nullptr)
     return Invalid("'{}' is not a type; known are {}", request.type, fmt::join(QuantizeTypes(), ", "));
+  std::error_code ignored;  // of paths that are not there yet
+  if (std::filesystem::equivalent(request.model, request.output, ignored))
+    return Invalid("{}: the output is the model itself; pass another name", request.output);
   return Quantizer(request, *type, callbacks).Run();
 }
 

@@ -77,5 +77,27 @@ TEST_F(NewFileTest, NamesThePathWhereItCannotBe) {
   EXPECT_NE(status.error().message.find("nowhere/file: cannot write"), std::string::npos) << status.error().message;
 }
 
+TEST_F(NewFileTest, ReplacesWhatALinkLeadsTo) {
+  const std::string link = directory_ + "/link";
+  std::ofstream(path()) << "old";
+  std::filesystem::create_symlink(path(), link);
+  NewFile file(link);
+  ASSERT_TRUE(file.Begin().ok());
+  ASSERT_TRUE(file.Append("new").ok());
+  ASSERT_TRUE(file.Finish().ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(Content(), "new");
+}
+
+TEST_F(NewFileTest, RefusesWhatIsNoFile) {
+  ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
+  NewFile file(path());
+  const Status status = file.Begin();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().message, path() + ": cannot write: not a regular file");
+  EXPECT_TRUE(std::filesystem::is_fifo(path()));
+  EXPECT_EQ(Files(), 1);
+}
+
 }  // namespace
 }  // namespace infinigen

@@ -187,6 +187,20 @@ class Quantize(Case):
             if name == "llama_f16":
                 self.assertEqual(tokens[0], prompt["greedy"][:32], "f16 weights are stored unchanged")
 
+    def test_the_output_is_not_the_model_and_no_device(self):
+        model = self.path("model.gguf")
+        self.assertEqual(run("quantize", "-m", os.path.join(MODELS, "llama_f16"), "-o", model, "--type", "f16").returncode, 0)
+        before = open(model, "rb").read()
+        link, pipe = self.path("link.gguf"), self.path("pipe")
+        os.symlink(model, link)
+        os.mkfifo(pipe)
+        for output, reason in ((model, "the output is the model itself"), (link, "the output is the model itself"),
+                               (pipe, "not a regular file")):
+            result = run("quantize", "-m", model, "-o", output, "--type", "q8_0")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(reason, result.stderr)
+        self.assertEqual(open(model, "rb").read(), before)
+
     def test_files_of_every_family_are_copied(self):
         """Files with fused tensors, longrope, soft caps."""
         for name in ("phi3_longrope", "gemma2", "gemma3"):
