@@ -4,9 +4,7 @@
 
 namespace infinigen {
 
-Result<GpuInfo> FindGpu() {
-  return Unsupported("this program was built without CUDA; available: cpu, reference");
-}
+Result<GpuInfo> FindGpu() { return Unsupported("this program was built without CUDA; available: cpu, reference"); }
 
 Result<GpuCeilings> MeasureGpu() { return FindGpu().error(); }
 
