@@ -13,7 +13,7 @@ inline void RunSpec(TokenizerSpec spec) {
   const auto pipeline = Pipeline::Create(std::move(spec));
   if (!pipeline.ok()) return;
   constexpr std::string_view kText = "It's  ka 12\n<s>\xC3\xA9\xFF\xE2\x96\x81 x<|eot|>";
-  const auto ids = (*pipeline)->Encode(kText, true, true, {});
+  const auto ids = (*pipeline)->Encode(kText, {.add_special = true, .parse_special = true});
   if (!ids.ok()) return;
   DecodeState state;
   std::string decoded;

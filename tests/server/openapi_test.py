@@ -181,6 +181,17 @@ class Described(unittest.TestCase):
                 self.assertEqual(fits(reply.json, error, path), "")
                 self.assertTrue(str(reply.error["param"]).startswith(name), (name, value, reply.error))
 
+    def generates_long(self, data):
+        """Whether noise has made a good body of which the answer would take long."""
+        try:
+            body = json.loads(data)
+        except ValueError:
+            return False
+        if not isinstance(body, dict):
+            return False
+        limits = [body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int)]
+        return not limits or max(limits) > 64 or body.get("n", 1) not in (None, 1, 2)
+
     def test_noise_is_never_our_fault(self):
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
             schema = SPEC["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -197,8 +208,8 @@ class Described(unittest.TestCase):
                                          lambda a: data.__delitem__(slice(a, a + 3))])(at)
                     if not data:
                         data = bytearray(b"{")
-                if b"max_tokens" not in data and path.startswith("/v1/chat"):
-                    continue  # would generate until the context is full
+                if path.startswith("/v1") and self.generates_long(data):
+                    continue
                 reply = SERVER.post(path, bytes(data))
                 self.assertLess(reply.status, 500, (path, bytes(data), reply.body))
                 self.assertIn(str(reply.status), SPEC["paths"][path]["post"]["responses"])
