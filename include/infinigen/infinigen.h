@@ -104,9 +104,9 @@ class INFINIGEN_API Model {
 };
 
 // Options of an engine, named like the command line's flags: "device" (cpu, cuda), "threads", "device-memory",
-// "weights-on-device", "ctx" (tokens of a prompt and its answer), "batch" (sequences to run at once), "queue" (requests
-// that may wait), "kv" (infinigen, full, int8, …) and every --kv-… flag. Unset options have the defaults of
-// `infinigen serve`, except "queue" (1024).
+// "weights-on-device", "weights-in" (memory, file), "ctx" (tokens of a prompt and its answer), "batch" (sequences to
+// run at once), "queue" (requests that may wait), "kv" (infinigen, full, int8, …) and every --kv-… flag. Unset options
+// have the defaults of `infinigen serve`, except "queue" (1024).
 class INFINIGEN_API Options {
  public:
   Options();

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "base/utf8.h"
 
 namespace infinigen {
@@ -26,6 +27,46 @@ struct Descriptor {
     if (fd >= 0) ::close(fd);
   }
 };
+
+// Huge pages of x86-64, and of ARM with pages of 4 KiB.
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Reserves addresses without memory that begin at a huge page. `bytes` is a multiple of the page size. Null on failure.
+std::byte* ReserveAligned(size_t bytes) {
+  const size_t reserved = bytes + kHugePageBytes;
+  if (reserved < bytes) return nullptr;
+  void* data = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  std::byte* const begin = static_cast<std::byte*>(data);
+  const size_t before =
+      RoundUp(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) - reinterpret_cast<uintptr_t>(begin);
+  if (before > 0) ::munmap(begin, before);
+  ::munmap(begin + before + bytes, kHugePageBytes - before);
+  return begin + before;
+}
+
+size_t PageBytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
+
+// Replaces the mapping of `bytes` at `data` by anonymous memory with the same contents.
+void Replace(std::byte* data, size_t bytes) {
+  const size_t mapped = RoundUp(bytes, PageBytes());
+  std::byte* const copy = ReserveAligned(mapped);
+  if (copy == nullptr) return;
+  if (::mprotect(copy, mapped, PROT_READ | PROT_WRITE) != 0) {
+    ::munmap(copy, mapped);
+    return;
+  }
+  ::madvise(copy, mapped, MADV_HUGEPAGE);  // a hint: failure only costs speed
+  std::memcpy(copy, data, bytes);
+  if (::mprotect(copy, mapped, PROT_READ) == 0 &&
+      ::mremap(copy, mapped, mapped, MREMAP_MAYMOVE | MREMAP_FIXED, data) != MAP_FAILED)
+    return;
+  ::munmap(copy, mapped);
+  unsigned char resident = 0;
+  CHECK(::mincore(data, PageBytes(), &resident) == 0);  // mremap may fail after it has removed the old mapping
+}
 
 // The mapped files, for the signal handler, which may neither lock nor allocate. An entry belongs to the thread that
 // claimed it; `begin` is set last and cleared first, so the handler sees complete entries only.
@@ -95,8 +136,14 @@ Result<MmapFile> MmapFile::Open(const std::string& path) {
   if (file.fd < 0) return IoError("{}: cannot open: {}", path, std::strerror(errno));
   ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file.fd, path));
   if (size == 0) return MmapFile(path, nullptr, 0);
-  void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
-  if (data == MAP_FAILED) return IoError("{}: cannot map {} bytes: {}", path, size, std::strerror(errno));
+  // Aligned for ReadIntoMemory.
+  std::byte* const place = size < kHugePageBytes ? nullptr : ReserveAligned(RoundUp(size, PageBytes()));
+  void* data = ::mmap(place, size, PROT_READ, MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED), file.fd, 0);
+  if (data == MAP_FAILED) {
+    const int reason = errno;
+    if (place != nullptr) ::munmap(place, RoundUp(size, PageBytes()));
+    return IoError("{}: cannot map {} bytes: {}", path, size, std::strerror(reason));
+  }
   Register(path, data, size);
   return MmapFile(path, static_cast<const std::byte*>(data), size);
 }
@@ -118,6 +165,17 @@ MmapFile::~MmapFile() {
   if (data_ == nullptr) return;
   Unregister(data_);
   ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MmapFile::ReadIntoMemory(ThreadPool& threads) const {
+  constexpr size_t kLeastBytes = size_t{16} << 20;  // below it, a second-level TLB covers most of the file
+  constexpr size_t kPieceBytes = 16 * kHugePageBytes;
+  if (size_ < kLeastBytes || reinterpret_cast<uintptr_t>(data_) % kHugePageBytes != 0) return;
+  std::byte* const data = const_cast<std::byte*>(data_);  // of the mapping, not of what it shows
+  threads.Run(static_cast<int64_t>(RoundUp(size_, kPieceBytes) / kPieceBytes), [&](int64_t piece, int) {
+    const size_t begin = static_cast<size_t>(piece) * kPieceBytes;
+    Replace(data + begin, std::min(kPieceBytes, size_ - begin));
+  });
 }
 
 void ExplainTruncatedFiles() {

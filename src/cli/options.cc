@@ -33,6 +33,9 @@ void AddDeviceFlags(Flags& flags, DeviceRequest* device) {
   flags.Text("--weights-on-device", &device->weights_on_device, "PERCENT",
              "share of the weights to keep on the GPU; the rest is streamed in every step (default 100%); needs "
              "--device cuda");
+  flags.Choice("--weights-in", &device->weights_in, {"memory", "file"},
+               "on a CPU: memory reads the weights into huge pages, which is faster; file uses the mapped files, which "
+               "several processes share");
 }
 
 void AddKvFlags(Flags& flags, KvFlags* kv, bool list) {

@@ -35,6 +35,9 @@ class Checkpoint final : public TensorSource {
 
   std::span<const StoredTensor> tensors() const override { return tensors_; }
   std::string where() const override;
+  void ReadIntoMemory(ThreadPool& threads) const override {
+    for (const auto& file : files_) file.ReadIntoMemory(threads);
+  }
 
  private:
   Checkpoint(std::vector<SafetensorsFile> files, std::vector<StoredTensor> tensors)

@@ -153,6 +153,7 @@ class GgufFile {
   std::span<const std::byte> Data(const GgufTensor& tensor) const {
     return file_.bytes().subspan(header_.data_begin + tensor.offset, tensor.bytes);
   }
+  void ReadIntoMemory(ThreadPool& threads) const { file_.ReadIntoMemory(threads); }  // see MmapFile
 
  private:
   GgufFile(MmapFile file, GgufHeader header) : file_(std::move(file)), header_(std::move(header)) {}

@@ -20,6 +20,9 @@ class GgufSource final : public TensorSource {
 
   std::span<const StoredTensor> tensors() const override { return tensors_; }
   std::string where() const override { return files_[0].path(); }
+  void ReadIntoMemory(ThreadPool& threads) const override {
+    for (const auto& file : files_) file.ReadIntoMemory(threads);
+  }
   TensorNaming naming() const override { return TensorNaming::kGguf; }
 
   // The metadata of the model: that of the first part.

@@ -50,6 +50,7 @@ class SafetensorsFile {
   std::span<const TensorEntry> tensors() const { return tensors_; }  // sorted by name
   const TensorEntry* Find(std::string_view name) const;              // null when not found
   std::span<const std::byte> Data(const TensorEntry& tensor) const;
+  void ReadIntoMemory(ThreadPool& threads) const { file_.ReadIntoMemory(threads); }  // see MmapFile
 
  private:
   SafetensorsFile(MmapFile file, std::vector<TensorEntry> tensors, size_t data_begin)

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "base/thread_pool.h"
 #include "tensor/weight_view.h"
 
 namespace infinigen {
@@ -41,6 +42,9 @@ class TensorSource {
   // The file if there is only one, otherwise the directory. For messages about the whole source.
   virtual std::string where() const = 0;
   virtual TensorNaming naming() const { return TensorNaming::kTransformers; }
+  // Reads mapped files into memory (MmapFile::ReadIntoMemory). Spans stay valid, but no other thread may read them
+  // meanwhile.
+  virtual void ReadIntoMemory(ThreadPool&) const {}
 
   const StoredTensor* Find(std::string_view name) const;  // null when not found
 };

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct WeightStorage {
   HostAllocator allocator;                     // outlives `buffers`: declared first
   std::vector<Buffer> buffers;                 // converted vectors, realigned matrices, random weights
   std::unique_ptr<const TensorSource> source;  // null for random weights
+  std::once_flag placed;                       // the first run has decided where the files' bytes lie
 };
 
 // Views of every parameter. Copies are cheap and own nothing.

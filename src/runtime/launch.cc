@@ -85,7 +85,8 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
   const ModelConfig& config = model.config;
   const ExecutorOptions& options = plan.options;
   const KvMethod& method = options.method;
-  const DeviceChoice device{options.device, options.threads, options.device_memory_bytes, options.weights_on_device};
+  const DeviceChoice device{options.device, options.threads, options.device_memory_bytes, options.weights_on_device,
+                            plan.reads_weights};
   if (!method.select->uses_basis) {
     // A named file must be valid even if the context is so short that nothing is selected.
     if (plan.wants_skew && !plan.skew_file.empty())
@@ -113,6 +114,16 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
     return skew.Basis(layer, kind, dims, LargestColumns(sums, skew.shape().kv_heads, dims));
   };
   return source;
+}
+
+// Before the first executor of a model uses its weights: reads them into memory, if the plan says so.
+void PlaceWeights(const Model& model, const RunPlan& plan) {
+  WeightStorage& storage = *model.weights.storage;
+  std::call_once(storage.placed, [&] {
+    if (!plan.reads_weights || storage.source == nullptr) return;
+    ThreadPool threads(plan.options.threads);
+    storage.source->ReadIntoMemory(threads);
+  });
 }
 
 }  // namespace
@@ -149,6 +160,7 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
   request.kv.preset = FindPreset("full");
   ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(model, request));
   if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
+  PlaceWeights(model, plan);
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));
   const auto show = [&](int64_t done, int64_t units) {
     callbacks.Progress({.kind = WorkKind::kCalibration, .done = done, .total = units, .tokens = tokens});
@@ -204,6 +216,7 @@ Result<Skew> FindOrMakeSkew(const Model& model, const std::string& file, const D
 Result<std::unique_ptr<Executor>> Launch(const Model& model, const RunPlan& plan, const Callbacks& callbacks) {
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   for (const std::string& warning : plan.warnings) callbacks.Warn(warning);
+  PlaceWeights(model, plan);
   ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, plan, callbacks));
   return MakeExecutor(model.config, model.weights, plan.options, std::move(sketches));
 }

@@ -206,6 +206,7 @@ class Planner {
   RunPlan Finished(RunPlan plan) const {
     const KvRequest& kv = request_.kv;
     const KvMethod& method = plan.options.method;
+    plan.reads_weights = plan.options.device == Device::kCpu && request_.device.reads_weights;
     plan.skew_file = kv.skew_file;
     plan.wants_skew = kv.selection().uses_basis;
     if (plan.options.forced_hits > 0 && !model_.is_random())

@@ -40,6 +40,7 @@ struct RunPlan {
   std::string refusal;                  // why it does not fit; empty: it fits
   uint64_t prefix_bytes = 0;            // limit of a server's prefix cache
   std::string skew_file;                // named by the user; must be valid even if nothing is selected
+  bool reads_weights = false;           // into memory; otherwise they are used from the mapped files
   bool wants_skew = false;              // the request selects by sketch, even if the context is too short to select
   std::vector<std::string> warnings;    // for the user, before the run starts
 

@@ -29,6 +29,10 @@ constexpr PlainOption kPlain[] = {
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.memory); }},
     {"weights-on-device", "PERCENT", "share of the weights to keep on the GPU; the rest is streamed (default 100%)",
      [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.weights_on_device); }},
+    {"weights-in", "memory|file",
+     "on a CPU: memory (default) reads the weights into huge pages, which is faster; file uses the mapped files, which "
+     "several processes share",
+     [](const std::string& text, RunOptions* o) { return SetText(text, &o->device.weights_in); }},
     {"ctx", "N",
      "context: tokens of a prompt and its answer (default: the model's context, or less if memory is short)",
      [](const std::string& text, RunOptions* o) { return ParseInteger(text, 1, kMaxContext, &o->context); }},
@@ -71,6 +75,9 @@ Result<DeviceChoice> ChooseDevice(const DeviceRequest& request) {
   DeviceChoice choice;
   const int64_t hardware = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
   choice.threads = static_cast<int>(request.threads > 0 ? request.threads : hardware);
+  if (request.weights_in != "memory" && request.weights_in != "file")
+    return Invalid("--weights-in {}: use memory or file", request.weights_in);
+  choice.reads_weights = request.weights_in == "memory";
   if (request.device != "cuda") {
     if (!request.memory.empty()) return Unsupported("--device-memory {}: needs --device cuda", request.memory);
     if (!request.weights_on_device.empty())

@@ -22,10 +22,11 @@ namespace infinigen {
 
 // The device options as the user gives them. An empty string means that the option was not given.
 struct DeviceRequest {
-  std::string device = "cpu";     // cpu, cuda or reference
-  int64_t threads = 0;            // 0: all hardware threads
-  std::string memory;             // GPU memory that may be used: "24GiB"
-  std::string weights_on_device;  // "30%"
+  std::string device = "cpu";         // cpu, cuda or reference
+  int64_t threads = 0;                // 0: all hardware threads
+  std::string memory;                 // GPU memory that may be used: "24GiB"
+  std::string weights_on_device;      // "30%"
+  std::string weights_in = "memory";  // memory or file
 };
 
 // The device that a run uses.
@@ -34,6 +35,7 @@ struct DeviceChoice {
   int threads = 1;
   uint64_t device_memory_bytes = UINT64_MAX;  // GPU memory that may be used
   double weights_on_device = 1.0;
+  bool reads_weights = true;  // into memory, on a CPU; false: they are used from the mapped files
 };
 
 // Refuses a GPU that does not exist, and more GPU memory than is free.

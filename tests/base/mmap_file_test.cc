@@ -7,7 +7,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+
+#include "base/split_mix.h"
 
 namespace infinigen {
 namespace {
@@ -47,6 +50,25 @@ TEST(MmapFile, RefusesAFifoWithoutHanging) {
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   EXPECT_FALSE(MmapFile::Open(path).ok());
   EXPECT_FALSE(ReadSmallFile(path, 10).ok());
+}
+
+// The copy has the same addresses and bytes, and no longer depends on the file.
+TEST(MmapFile, ReadIntoMemoryOutlivesTheFile) {
+  const std::string path = TempPath("large.bin");
+  std::string text((size_t{70} << 20) + 12345, '\0');  // more than two pieces, and a part of a page
+  SplitMix random(7);
+  for (size_t i = 0; i < text.size(); i += 997) text[i] = static_cast<char>(random.Next());
+  std::ofstream(path, std::ios::binary) << text;
+  const Result<MmapFile> file = MmapFile::Open(path);
+  ASSERT_TRUE(file.ok());
+  const std::span<const std::byte> before = file->bytes();
+  ThreadPool threads(2);
+  file->ReadIntoMemory(threads);
+  ASSERT_EQ(file->bytes().data(), before.data());
+  ASSERT_EQ(file->bytes().size(), text.size());
+  ASSERT_EQ(::truncate(path.c_str(), 0), 0);  // a mapped page would now raise SIGBUS
+  EXPECT_EQ(std::memcmp(before.data(), text.data(), text.size()), 0);
+  std::remove(path.c_str());
 }
 
 TEST(ReadSmallFile, HoldsTheLimit) {
