@@ -127,6 +127,18 @@ bool IsWhiteSpace(char32_t c) {
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
+std::string LowerCase(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return lower;
+}
+
+bool EndsWithIgnoringCase(std::string_view text, std::string_view lower_suffix) {
+  return text.size() >= lower_suffix.size() &&
+         LowerCase(text.substr(text.size() - lower_suffix.size())) == lower_suffix;
+}
+
 std::string Escaped(std::string_view text, size_t max_bytes) {
   std::string out;
   for (size_t position = 0; position < text.size();) {

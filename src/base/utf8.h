@@ -35,6 +35,10 @@ std::string ReplaceInvalidUtf8(std::string_view text);
 
 bool IsWhiteSpace(char32_t code_point);  // Unicode property White_Space
 
+// Of ASCII letters only.
+std::string LowerCase(std::string_view text);
+bool EndsWithIgnoringCase(std::string_view text, std::string_view lower_suffix);
+
 // Makes foreign text safe to show in a message: one line of valid UTF-8. Control characters, direction marks and
 // malformed bytes become \xNN. Text longer than `max_bytes` is cut between two characters and ends in "…".
 std::string Escaped(std::string_view text, size_t max_bytes = 120);

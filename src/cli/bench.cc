@@ -275,8 +275,9 @@ int RunBench(Arguments arguments) {
   flags.Choice("--dtype", &values.dtype, {"bf16", "f16", "f32"}, "type of the random weights of --shape");
   std::vector<std::string> types;
   for (const WeightFormat& format : kWeightFormats) types.emplace_back(format.name);
-  flags.Choice("--weight-type", &values.weight_type, types,
-               "the same for every stored type; rows that are not whole blocks of it are q8_0 or f16");
+  flags.Choice(
+      "--weight-type", &values.weight_type, types,
+      "the same for every stored type; rows that are not whole blocks of it take the type that quantize gives them");
   flags.Exclusive({"dtype", "weight-type"});
   AddDeviceFlags(flags, &values.device);
   flags.Switch("--dry-run", &values.dry_run, "print the memory plan of each --kv preset and exit");

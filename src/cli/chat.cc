@@ -195,10 +195,7 @@ Result<int> Talk(const ChatFlags& flags) {
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.kv));
   ASSIGN_OR_RETURN(const std::string directory, FindModelHere(flags.model));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, OpenModel(directory));
-  if (model->tokenizer == nullptr)
-    return Invalid(
-        "{}: chat needs a tokenizer; put the model's tokenizer.json and tokenizer_config.json into this directory",
-        directory);
+  if (model->tokenizer == nullptr) return NoTokenizer(directory, "chat");
   Result<ChatPrompt> prompt = ChatPrompt::Make(*model->tokenizer);
   if (!prompt.ok()) return Error{prompt.error().kind, fmt::format("{}: {}", directory, prompt.error().message)};
   ASSIGN_OR_RETURN(const int64_t context, ChooseContext(model->config, flags.context));

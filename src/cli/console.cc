@@ -84,6 +84,7 @@ Status Output::status() const {
 void InstallInterrupt() {
   Install(SIGINT, /*once=*/true);
   Install(SIGTERM, /*once=*/true);
+  Install(SIGHUP, /*once=*/true);
 }
 
 void InstallRepeatedInterrupt() {

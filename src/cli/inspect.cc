@@ -47,7 +47,17 @@ uint64_t KvBytesPerToken(const ModelConfig& config, StoreType type) {
 }
 
 std::string_view ScalingName(RopeScaling scaling) {
-  return scaling == RopeScaling::kLinear ? "linear" : scaling == RopeScaling::kLlama3 ? "llama3" : "none";
+  switch (scaling) {
+    case RopeScaling::kNone:
+      return "none";
+    case RopeScaling::kLinear:
+      return "linear";
+    case RopeScaling::kLlama3:
+      return "llama3";
+    case RopeScaling::kYarn:
+      return "yarn";
+  }
+  return "";
 }
 
 Json PositionsJson(const ModelConfig& config) {
@@ -118,6 +128,7 @@ Json InspectJson(const Inspection& model, bool tensors) {
                {"tokenizer", TokenizerJson(model)}};
   for (const InspectedEntry& entry : model.metadata)
     json["metadata"][entry.key] = {{"type", entry.type}, {"value", entry.value}};
+  if (!model.misfit.empty()) json["misfit"] = model.misfit;
   if (tensors) json["tensors"] = TensorsJson(model.files);
   return json;
 }
@@ -191,6 +202,7 @@ Result<int> Inspect(const std::string& name, bool tensors, bool json) {
   Output output;
   output.Write(json ? Dump(InspectJson(model, tensors)) : InspectText(model, tensors));
   RETURN_IF_ERROR(output.status());
+  if (!model.misfit.empty()) return Invalid("{}", model.misfit);
   return kExitOk;
 }
 

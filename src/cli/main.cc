@@ -70,7 +70,9 @@ int Dispatch(Arguments arguments) {
 }  // namespace infinigen
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe makes the write fail instead of ending the process
+  // A closed pipe, and a file above the limit of ulimit -f, make the write fail instead of ending the process.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   infinigen::ExplainTruncatedFiles();
   try {
     return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));

@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
+#include "base/utf8.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
@@ -61,8 +63,16 @@ int RunQuantize(Arguments arguments) {
              "published model (default: the built-in infinigen-mini)");
   flags.Group("Output");
   flags.Text("-o,--output", &values.output, "FILE", "the GGUF file to write; it appears when it is complete");
-  flags.Choice("--type", &values.type, QuantizeTypes(),
-               "type of the matrices; q4_k_m gives the output and some layers more bits");
+  flags.Custom(
+      "--type",
+      [&](const std::string& text) {
+        const std::vector<std::string> types = QuantizeTypes();
+        values.type = LowerCase(text);
+        const bool known = std::find(types.begin(), types.end(), values.type) != types.end();
+        return known ? std::string() : fmt::format("not one of {}", fmt::join(types, ", "));
+      },
+      fmt::format("{}", fmt::join(QuantizeTypes(), "|")),
+      "type of the matrices; q4_k_m gives the output and some layers more bits (default q4_k_m)");
   flags.Switch("--json", &values.json, "print one JSON object instead of text");
   flags.Group("Machine");
   flags.Integer("-t,--threads", &values.device.threads, 1, 1024, "CPU threads (default: all)");

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/split_mix.h"
+#include "base/utf8.h"
 #include "runtime/model.h"
 
 namespace infinigen {
@@ -19,12 +20,12 @@ namespace {
 enum class Split { kTrain, kValidation, kTest };
 
 // The split that a file name tells: valid.jsonl, dev-labels.lst, copa_superglue_train_400.jsonl.
-std::optional<Split> SplitOf(std::string name) {
+std::optional<Split> SplitOf(std::string_view name) {
   constexpr std::array<std::pair<const char*, Split>, 4> kWords = {
       {{"train", Split::kTrain}, {"test", Split::kTest}, {"val", Split::kValidation}, {"dev", Split::kValidation}}};
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = LowerCase(name);
   for (const auto& [word, split] : kWords)
-    if (name.find(word) != std::string::npos) return split;
+    if (lower.find(word) != std::string::npos) return split;
   return std::nullopt;
 }
 

@@ -15,8 +15,7 @@ Result<EvalSession> EvalSession::Open(EvalRequest request) {
   EvalSession session(std::move(request));
   ASSIGN_OR_RETURN(const std::string directory, FindModel(session.request_.model, session.callbacks()));
   ASSIGN_OR_RETURN(session.model_, OpenModel(directory));
-  if (session.model_->tokenizer == nullptr)
-    return Invalid("{}: the model's directory has no tokenizer, and an evaluation needs one", directory);
+  if (session.model_->tokenizer == nullptr) return NoTokenizer(directory, "an evaluation");
   return session;
 }
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "base/gguf_name.h"
 #include "base/new_file.h"
 #include "base/utf8.h"
 #include "hub/listing.h"
@@ -183,7 +184,7 @@ class RepositoryLister {
     CachedModel model{.path = snapshot, .complete = false};
     name.wanted.clear();
     for (const auto& [path, blob] : files.dangling) {
-      if (EndsWithIgnoringCase(path, ".gguf") && name.wanted.empty()) name.wanted = path;
+      if (HasGgufSuffix(path) && name.wanted.empty()) name.wanted = path;
       const std::string partial = blob + std::string(kPartialSuffix);
       model.bytes += SumOfSizes(directory_ + "/blobs", {partial});
       partial_.erase(partial);

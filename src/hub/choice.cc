@@ -4,14 +4,13 @@
 #include <map>
 #include <optional>
 
-#include "base/size.h"
+#include "base/gguf_name.h"
 #include "base/utf8.h"
 #include "hub/name.h"
 
 namespace infinigen {
 namespace {
 
-constexpr std::string_view kGgufSuffix = ".gguf";
 constexpr const char* kDefaultQuantisation = "Q4_K_M";
 constexpr const char* kConfig = "config.json";
 constexpr const char* kWeights = "model.safetensors";
@@ -39,30 +38,6 @@ bool HasWord(std::string_view path, std::string_view lower_word) {
   }
   return false;
 }
-
-struct PartName {
-  std::string stem;
-  int64_t part = 1, parts = 1;
-};
-
-// "STEM-00002-of-00003.gguf"; any other name is a part of its own.
-PartName ParsePart(const std::string& path) {
-  const size_t digits = 5, tail = 2 * digits + 5;  // "-NNNNN-of-MMMMM"
-  const size_t end = path.size() - kGgufSuffix.size();
-  PartName name{.stem = path};
-  if (end < tail + 1) return name;
-  const std::string_view text = std::string_view(path).substr(end - tail, tail);
-  const auto number = [&](size_t at, int64_t* value) {
-    const std::string_view part = text.substr(at, digits);
-    return part.find_first_not_of("0123456789") == part.npos && ParseInteger(part, 1, 99999, value).empty();
-  };
-  int64_t part = 0, parts = 0;
-  if (text[0] != '-' || text.substr(6, 4) != "-of-" || !number(1, &part) || !number(10, &parts) || part > parts)
-    return name;
-  return {.stem = fmt::format("{}-of-{}", path.substr(0, end - tail), parts), .part = part, .parts = parts};
-}
-
-bool IsGguf(std::string_view path) { return EndsWithIgnoringCase(path, kGgufSuffix); }
 
 bool IsAccessory(std::string_view path) {
   const std::string name = LowerCase(BaseNameOf(path));
@@ -127,22 +102,23 @@ Result<HubChoice> ChooseDefault(const std::vector<std::string>& paths, const std
 
 std::vector<GgufGroup> GroupGgufFiles(const std::vector<std::string>& paths) {
   struct Parts {
-    std::map<int64_t, std::string> found;
-    int64_t parts = 1;
+    std::map<uint64_t, std::string> found;
+    uint64_t count = 1;
   };
   std::map<std::string, Parts> stems;
   for (const std::string& path : paths) {
-    if (!IsGguf(path) || IsAccessory(path)) continue;
-    const PartName name = ParsePart(path);
-    Parts& parts = stems[name.stem];
-    parts.parts = name.parts;
+    if (!HasGgufSuffix(path) || IsAccessory(path)) continue;
+    const GgufPartName name = ParseGgufPartName(path);
+    const bool is_part = name.parts != 0 && name.part <= name.parts;  // any other name is a model of its own
+    Parts& parts = stems[is_part ? fmt::format("{}-of-{}", name.stem, name.parts) : path];
+    parts.count = is_part ? name.parts : 1;
     parts.found.emplace(name.part, path);
   }
   std::vector<GgufGroup> groups;
   for (const auto& [stem, parts] : stems) {
     GgufGroup& group = groups.emplace_back();
     for (const auto& [number, path] : parts.found) group.parts.push_back(path);
-    group.complete = static_cast<int64_t>(group.parts.size()) == parts.parts;
+    group.complete = group.parts.size() == parts.count;
   }
   return groups;
 }
@@ -171,7 +147,7 @@ Result<HubChoice> ChooseFiles(const std::vector<std::string>& paths, const std::
   const std::vector<GgufGroup> groups = GroupGgufFiles(paths);
   if (wanted.empty()) return ChooseDefault(paths, groups, where);
   const std::string has = groups.empty() ? "it has none" : "it has: " + JoinGroups(groups);
-  if (IsGguf(wanted)) {
+  if (HasGgufSuffix(wanted)) {
     for (const GgufGroup& group : groups)
       if (std::find(group.parts.begin(), group.parts.end(), wanted) != group.parts.end()) return Take(group, where);
     return Invalid("{}: no GGUF model {}; {}", where, Quoted(wanted), has);

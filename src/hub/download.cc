@@ -122,9 +122,12 @@ class Retries {
   }
 
   Result<bool> AfterFailure(const HttpFailure& failure) {
-    const Error error{failure.error.kind, fmt::format("{}: {}", what_, failure.error.message)};
-    if (failure.kind == HttpFailure::Kind::kRefused) return error;
-    if (failure.kind == HttpFailure::Kind::kConnect && !retry_connect) return error;
+    const bool connect = failure.kind == HttpFailure::Kind::kConnect;
+    const Error error{
+        failure.error.kind,
+        fmt::format("{}: {}{}", what_, failure.error.message,
+                    connect ? "; HF_ENDPOINT=URL names another hub, -m PATH a model on this machine" : "")};
+    if (failure.kind == HttpFailure::Kind::kRefused || (connect && !retry_connect)) return error;
     return Wait(std::nullopt, error);
   }
 

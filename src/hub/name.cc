@@ -32,18 +32,6 @@ bool IsRevision(std::string_view text) {
 
 }  // namespace
 
-std::string LowerCase(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return lower;
-}
-
-bool EndsWithIgnoringCase(std::string_view text, std::string_view lower_suffix) {
-  return text.size() >= lower_suffix.size() &&
-         LowerCase(text.substr(text.size() - lower_suffix.size())) == lower_suffix;
-}
-
 bool IsSafePath(std::string_view path) {
   if (path.empty() || path.size() > kMaxPathBytes) return false;
   for (const char c : path)

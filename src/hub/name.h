@@ -34,9 +34,6 @@ bool IsSafePath(std::string_view path);
 // Exactly `digits` lower-case hexadecimal digits: 40 for a commit or a git blob, 64 for SHA-256.
 bool IsHex(std::string_view text, size_t digits);
 
-// ASCII only.
-std::string LowerCase(std::string_view text);
-bool EndsWithIgnoringCase(std::string_view text, std::string_view lower_suffix);
 inline std::string_view BaseNameOf(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 }  // namespace infinigen

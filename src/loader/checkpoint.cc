@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/gguf_name.h"
 #include "base/mmap_file.h"
 #include "base/utf8.h"
 #include "json/parse.h"
@@ -128,10 +129,6 @@ constexpr size_t kMaxShardTensors = 65536;
 
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
-bool EndsWith(std::string_view text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
-}
-
 bool Exists(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(path, ignored);
@@ -151,19 +148,19 @@ Result<std::vector<std::string>> ListDirectory(const std::string& directory) {
 // The error for a directory without readable weights; it names the unsupported file if there is one.
 Error NoWeights(const std::string& directory, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    if (EndsWith(name, ".gguf"))
+    if (HasGgufSuffix(name))
       return Unsupported("{}: holds no model.safetensors; pass the GGUF file itself: -m {}/{}", directory, directory,
                          name);
   }
   for (const std::string& name : names) {
-    if (name.compare(0, 13, "pytorch_model") == 0 || EndsWith(name, ".pth") || EndsWith(name, ".pt"))
+    if (name.compare(0, 13, "pytorch_model") == 0 || name.ends_with(".pth") || name.ends_with(".pt"))
       return Unsupported(
           "{}/{}: pickled PyTorch weights are not supported (they can run code); convert them with transformers: "
           "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
           directory, name);
   }
   for (const std::string& name : names) {
-    if (EndsWith(name, ".safetensors"))
+    if (name.ends_with(".safetensors"))
       return Invalid(
           "{}: neither model.safetensors nor model.safetensors.index.json found; rename {} or restore the index",
           directory, name);
@@ -231,7 +228,7 @@ Result<Checkpoint> Checkpoint::Open(const std::string& directory) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDirectory(directory));
   std::vector<std::string> indices;
   for (const std::string& name : names)
-    if (EndsWith(name, kIndexSuffix)) indices.push_back(name);
+    if (name.ends_with(kIndexSuffix)) indices.push_back(name);
   if (indices.empty()) return NoWeights(directory, names);
   if (indices.size() > 1)
     return Invalid("{}: two index files, {} and {}; keep only one", directory, indices[0], indices[1]);

@@ -103,6 +103,9 @@ class GgufMetadata {
   Result<std::optional<bool>> Bool(std::string_view key) const;
   Result<std::optional<uint64_t>> Unsigned(std::string_view key) const;
   Result<std::optional<double>> Number(std::string_view key) const;  // finite
+  // A token id. Some writers store -1, signed or unsigned, for a token that does not exist: nullopt, as for every
+  // number that is no 31-bit id.
+  Result<std::optional<int64_t>> TokenId(std::string_view key) const;
   Result<std::optional<std::string_view>> String(std::string_view key) const;
   Result<std::optional<std::vector<std::string_view>>> Strings(std::string_view key) const;
   Result<std::optional<std::vector<int64_t>>> Integers(std::string_view key) const;

@@ -279,6 +279,13 @@ Result<std::optional<double>> GgufMetadata::Number(std::string_view key) const {
     return number && std::isfinite(*number) ? number : std::nullopt;
   });
 }
+Result<std::optional<int64_t>> GgufMetadata::TokenId(std::string_view key) const {
+  const GgufValue* const value = Find(key);
+  if (value == nullptr) return std::optional<int64_t>();
+  const std::optional<int64_t> id = value->AsSigned();
+  if (!id) return Mismatch(key, "a token id");
+  return *id >= 0 && *id < INT32_MAX ? id : std::nullopt;
+}
 Result<std::optional<std::string_view>> GgufMetadata::String(std::string_view key) const {
   return Typed<std::string_view>(*this, key, "a string", [](const GgufValue& value) { return value.AsString(); });
 }

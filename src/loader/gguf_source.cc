@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -13,20 +12,11 @@
 namespace infinigen {
 namespace {
 
-constexpr std::string_view kSuffix = ".gguf";
 constexpr uint64_t kMaxParts = 1024;  // limits the files that a hostile name can open; published models have below 100
-constexpr size_t kPartDigits = 5;
 
 constexpr std::string_view kSplitCount = "split.count";
 constexpr std::string_view kSplitNumber = "split.no";
 constexpr std::string_view kSplitTensors = "split.tensors.count";
-
-std::optional<uint64_t> ParseDigits(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 // The number of parts that a file states; 1 for a file that is not split.
 Result<uint64_t> StatedParts(const GgufMetadata& metadata) {
@@ -46,8 +36,8 @@ Status CheckPart(const GgufFile& file, uint64_t part, uint64_t parts) {
 Result<std::vector<GgufFile>> OpenParts(const std::string& path, GgufFile given, uint64_t parts) {
   GgufPartName name = ParseGgufPartName(path);
   if (name.parts != parts || name.part > parts)
-    return Invalid("{}: the file is one of {} parts, but its name does not end in -00001-of-{:05}{}", path, parts,
-                   parts, kSuffix);
+    return Invalid("{}: the file is one of {} parts, but its name does not end in -00001-of-{:05}.gguf", path, parts,
+                   parts);
   if (parts > kMaxParts) return Unsupported("{}: {} parts; at most {} are supported", path, parts, kMaxParts);
   const uint64_t given_part = name.part;
   std::vector<GgufFile> files;
@@ -65,8 +55,6 @@ Result<std::vector<GgufFile>> OpenParts(const std::string& path, GgufFile given,
 
 }  // namespace
 
-bool HasGgufSuffix(std::string_view path) { return path.ends_with(kSuffix); }
-
 bool LooksLikeGguf(const std::string& path) {
   std::error_code ignored;  // an unreadable path is no GGUF file
   if (HasGgufSuffix(path)) return !std::filesystem::is_directory(path, ignored);
@@ -74,24 +62,6 @@ bool LooksLikeGguf(const std::string& path) {
   std::array<char, 4> magic{};
   std::ifstream file(path, std::ios::binary);
   return file.read(magic.data(), magic.size()) && std::string_view(magic.data(), magic.size()) == "GGUF";
-}
-
-GgufPartName ParseGgufPartName(std::string_view path) {
-  constexpr std::string_view kOf = "-of-";
-  constexpr size_t kTail = 1 + kPartDigits + kOf.size() + kPartDigits;  // "-00001-of-00003"
-  if (!HasGgufSuffix(path)) return {};
-  const std::string_view name = path.substr(0, path.size() - kSuffix.size());
-  if (name.size() < kTail) return {};
-  const std::string_view tail = name.substr(name.size() - kTail);
-  if (tail[0] != '-' || tail.substr(1 + kPartDigits, kOf.size()) != kOf) return {};
-  const std::optional<uint64_t> part = ParseDigits(tail.substr(1, kPartDigits));
-  const std::optional<uint64_t> parts = ParseDigits(tail.substr(kTail - kPartDigits));
-  if (!part || !parts || *part == 0) return {};
-  return {std::string(name.substr(0, name.size() - kTail)), *part, *parts};
-}
-
-std::string FormatGgufPartName(const GgufPartName& name) {
-  return fmt::format("{}-{:05}-of-{:05}{}", name.stem, name.part, name.parts, kSuffix);
 }
 
 Result<GgufSource> GgufSource::Open(const std::string& path) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/gguf_name.h"
 #include "base/result.h"
 #include "loader/gguf.h"
 #include "loader/tensor_source.h"
@@ -38,18 +39,7 @@ class GgufSource final : public TensorSource {
   std::vector<StoredTensor> tensors_;  // of all files, sorted by name; views into files_
 };
 
-bool HasGgufSuffix(std::string_view path);  // ".gguf"
 // True for a name that ends in .gguf and for a regular file that starts with the format's magic.
 bool LooksLikeGguf(const std::string& path);
-
-// The path of a part: "m-00001-of-00003.gguf" and part 2 give "m-00002-of-00003.gguf". Empty if `path` is not named as
-// a part. Parts count from 1.
-struct GgufPartName {
-  std::string stem;    // with directory, up to "-00001-of-"
-  uint64_t part = 0;   // from 1
-  uint64_t parts = 0;  // 0: not the name of a part
-};
-GgufPartName ParseGgufPartName(std::string_view path);
-std::string FormatGgufPartName(const GgufPartName& name);
 
 }  // namespace infinigen

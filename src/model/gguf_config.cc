@@ -58,7 +58,7 @@ class Translator {
     RETURN_IF_ERROR(AddFromTensors());
     RETURN_IF_ERROR(AddScaling());
     RETURN_IF_ERROR(AddLongRope());
-    RETURN_IF_ERROR(CheckFixed());
+    RETURN_IF_ERROR(RefuseOtherValues());
     RETURN_IF_ERROR(Complete());
     RETURN_IF_ERROR(RefuseUnknown());
     return std::move(tree_);
@@ -177,7 +177,7 @@ class Translator {
   }
 
   // Keys with a single supported value.
-  Status CheckFixed() {
+  Status RefuseOtherValues() {
     for (const std::string_view name : {"expert_count", "expert_used_count", "expert_shared_count"}) {
       const std::string key = Key(name);
       ASSIGN_OR_RETURN(const std::optional<uint64_t> count, metadata_.Unsigned(key));
@@ -290,10 +290,8 @@ Status ReadRotation(const GgufSource& source, std::string_view architecture, Mod
 // The ids that the metadata names; the tokenizer knows further ones by their text (runtime/gguf_tokenizer.h).
 Status ReadTokenIds(const GgufMetadata& metadata, ModelConfig& config) {
   const auto read = [&](std::string_view key) -> Result<std::optional<int64_t>> {
-    ASSIGN_OR_RETURN(const std::optional<uint64_t> id, metadata.Unsigned(key));
-    // Converters write -1, as an unsigned number, for a token that does not exist.
-    if (!id || *id >= static_cast<uint64_t>(config.vocab)) return std::optional<int64_t>();
-    return std::optional(static_cast<int64_t>(*id));
+    ASSIGN_OR_RETURN(const std::optional<int64_t> id, metadata.TokenId(key));
+    return id && *id < config.vocab ? id : std::nullopt;
   };
   ASSIGN_OR_RETURN(config.bos_id, read("tokenizer.ggml.bos_token_id"));
   std::set<int64_t> ends;

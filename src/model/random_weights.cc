@@ -67,8 +67,8 @@ class RandomMaker {
   Status Make(const ModelConfig& config, const Parameter& parameter, const ParameterShape& shape, WeightView& matrix) {
     // Embeddings have unit variance; other matrices preserve the variance of their input.
     const bool looked_up = parameter.role == WeightRole::kEmbedding && !config.tied_embeddings;
-    return Fill(TypeOf(shape), shape, 0.0f, looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)),
-                matrix);
+    return Fill(FittingType(type_, shape.cols), shape, 0.0f,
+                looked_up ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape.cols)), matrix);
   }
   Status Make(const ModelConfig&, const Parameter& parameter, const ParameterShape& shape, ConstTensor& vector) {
     const bool bias = parameter.part == WeightPart::kBias;
@@ -80,13 +80,6 @@ class RandomMaker {
   }
 
  private:
-  // Rows that are not whole blocks of the type are stored as q8_0 or, if that has no whole blocks either, as f16.
-  WeightType TypeOf(const ParameterShape& shape) const {
-    for (const WeightType type : {type_, WeightType::kQ8_0})
-      if (shape.cols % FormatOf(type).block_numbers == 0) return type;
-    return WeightType::kF16;
-  }
-
   Status Fill(WeightType type, const ParameterShape& shape, float mean, float deviation, WeightView& filled) {
     Result<WeightView> view = WeightView::Make(nullptr, type, shape.rows, shape.cols);
     if (!view.ok()) return Exhausted("a matrix of {} x {} does not fit in memory", shape.rows, shape.cols);

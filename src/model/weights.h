@@ -90,7 +90,7 @@ Result<Weights> LoadWeights(std::unique_ptr<const TensorSource> source, const Mo
 Result<Weights> LoadWeights(const std::string& path, const ModelConfig& config);
 
 // Random weights for speed measurements, scaled so that activations stay in a normal range (variance 1/fan_in, norms 1,
-// small biases). Matrices have `type`, except that those whose rows are not whole blocks of it are q8_0 or f16. The
+// small biases). Matrices have `type`, or FittingType of it. The
 // result depends on config, type and seed, not on `threads`.
 Result<Weights> RandomWeights(const ModelConfig& config, WeightType type, uint64_t seed, int threads);
 

@@ -18,16 +18,6 @@ Status Assign(Result<std::optional<T>> value, T& out) {
   return Ok();
 }
 
-// -1, which some writers store as an unsigned number, is no token.
-Status AssignId(const GgufMetadata& metadata, std::string_view key, std::optional<int64_t>& out) {
-  const GgufValue* const value = metadata.Find(key);
-  if (value == nullptr) return Ok();
-  const std::optional<int64_t> id = value->AsSigned();
-  if (!id) return metadata.Mismatch(key, "a token id");
-  if (*id >= 0 && *id < INT32_MAX) out = id;
-  return Ok();
-}
-
 }  // namespace
 
 Result<GgufTokenizer> ReadGgufTokenizer(const GgufMetadata& metadata) {
@@ -43,9 +33,9 @@ Result<GgufTokenizer> ReadGgufTokenizer(const GgufMetadata& metadata) {
   RETURN_IF_ERROR(Assign(metadata.Integers("tokenizer.ggml.token_type"), from.types));
   RETURN_IF_ERROR(Assign(metadata.Strings("tokenizer.ggml.merges"), from.merges));
   RETURN_IF_ERROR(Assign(metadata.String("tokenizer.chat_template"), from.chat_template));
-  RETURN_IF_ERROR(AssignId(metadata, "tokenizer.ggml.bos_token_id", from.bos));
-  RETURN_IF_ERROR(AssignId(metadata, "tokenizer.ggml.eos_token_id", from.eos));
-  RETURN_IF_ERROR(AssignId(metadata, "tokenizer.ggml.unknown_token_id", from.unk));
+  ASSIGN_OR_RETURN(from.bos, metadata.TokenId("tokenizer.ggml.bos_token_id"));
+  ASSIGN_OR_RETURN(from.eos, metadata.TokenId("tokenizer.ggml.eos_token_id"));
+  ASSIGN_OR_RETURN(from.unk, metadata.TokenId("tokenizer.ggml.unknown_token_id"));
   ASSIGN_OR_RETURN(from.add_bos, metadata.Bool("tokenizer.ggml.add_bos_token"));
   ASSIGN_OR_RETURN(from.add_eos, metadata.Bool("tokenizer.ggml.add_eos_token"));
   ASSIGN_OR_RETURN(from.add_space_prefix, metadata.Bool("tokenizer.ggml.add_space_prefix"));

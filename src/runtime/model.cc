@@ -48,10 +48,6 @@ std::string PathOfThisCode() {
   return std::filesystem::canonical(info.dli_fname, error).string();
 }
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // The only GGUF model of a directory without config.json; `directory` itself if it has none.
 Result<std::string> ModelInDirectory(const std::string& directory) {
   if (IsRegularFile(directory + "/config.json")) return directory;
@@ -60,7 +56,7 @@ Result<std::string> ModelInDirectory(const std::string& directory) {
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string path = entry->path().string();
-    if (EndsWith(path, ".safetensors")) return directory;
+    if (path.ends_with(".safetensors")) return directory;
     if (!HasGgufSuffix(path)) continue;
     GgufPartName part = ParseGgufPartName(path);
     if (part.parts != 0) part.part = 1;
@@ -190,11 +186,17 @@ std::string TokenizerFile(const std::string& path) {
   return {};
 }
 
+Error NoTokenizer(const std::string& path, std::string_view what) {
+  return Invalid("{}: the model has no tokenizer, but {} needs one; {}", path, what,
+                 LooksLikeGguf(path) ? "get a GGUF file that contains it"
+                                     : "put its tokenizer.json and tokenizer_config.json into this directory");
+}
+
 Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path) {
   if (!LooksLikeGguf(path)) return Tokenizer::Load(path);
   ASSIGN_OR_RETURN(const GgufSource source, GgufSource::Open(path));
   ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(source.metadata()));
-  if (read.tokenizer == nullptr) return Invalid("{}: the file has no tokenizer", path);
+  if (read.tokenizer == nullptr) return NoTokenizer(path, "encoding text");
   return std::move(read.tokenizer);
 }
 
@@ -318,6 +320,8 @@ Result<Inspection> InspectModel(const std::string& path) {
                                   .shape = {tensor.shape.begin(), tensor.shape.end()},
                                   .bytes = tensor.bytes.size()});
   for (auto& [file, tensors] : files) model.files.push_back({std::string(file), std::move(tensors)});
+  if (const Result<Weights> weights = LoadWeights(std::move(source), model.config); !weights.ok())
+    model.misfit = weights.error().message;
   return model;
 }
 

@@ -50,6 +50,8 @@ Result<std::string> FindBuiltIn(const std::vector<std::string>& directories);
 
 // Name of the file that holds the tokenizer ("tokenizer.json", or the GGUF file); empty if there is none.
 std::string TokenizerFile(const std::string& path);
+// "PATH: the model has no tokenizer, but `what` needs one; …".
+Error NoTokenizer(const std::string& path, std::string_view what);
 // Opens only the tokenizer; an error if the model has none.
 Result<std::unique_ptr<Tokenizer>> OpenTokenizer(const std::string& path);
 
@@ -109,9 +111,10 @@ struct Inspection {
   std::vector<InspectedFile> files;      // ascending by path
   std::vector<InspectedEntry> metadata;  // in the order of the file; empty for a directory
   std::unique_ptr<Tokenizer> tokenizer;  // null if the model has none
+  std::string misfit;                    // how the tensors do not fit the config, so that no run is possible; or empty
 };
 
-// Refuses damaged files. Whether the tensors fit the config is checked by OpenModel.
+// Refuses damaged files.
 Result<Inspection> InspectModel(const std::string& path);
 
 }  // namespace infinigen

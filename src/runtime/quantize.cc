@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/thread_pool.h"
+#include "base/utf8.h"
 #include "loader/gguf_source.h"
 #include "loader/gguf_writer.h"
 #include "model/family.h"
@@ -44,16 +45,8 @@ constexpr int64_t kChunkNumbers = int64_t{1} << 22;  // numbers that are encoded
 
 const FileType* FindFileType(std::string_view name) {
   const auto* const found = std::find_if(std::begin(kFileTypeTable), std::end(kFileTypeTable),
-                                         [&](const FileType& type) { return type.name == name; });
+                                         [&](const FileType& type) { return type.name == LowerCase(name); });
   return found == std::end(kFileTypeTable) ? nullptr : found;
-}
-
-// The type that replaces one whose blocks do not fill a row.
-WeightType FittingType(WeightType type, int64_t cols) {
-  if (cols % FormatOf(type).block_numbers == 0) return type;
-  if (type == WeightType::kQ4_K) return FittingType(WeightType::kQ5_0, cols);
-  if (type == WeightType::kQ6_K) return FittingType(WeightType::kQ8_0, cols);
-  return WeightType::kF16;
 }
 
 // About half of the layers: the first and last eighth, and every third between.
@@ -320,6 +313,13 @@ WeightType QuantizedType(std::string_view type, const ModelConfig& config, const
   const bool output =
       parameter.role == WeightRole::kLmHead || (parameter.role == WeightRole::kEmbedding && config.tied_embeddings);
   const bool sensitive = parameter.role == WeightRole::kValue || parameter.role == WeightRole::kDown;
+  // Where queries, keys and values are one tensor, it has a type between those of its parts in every layer.
+  const auto name = [&](WeightRole role) {
+    return TensorName(*config.family, "", {.role = role, .layer = parameter.layer}, TensorNaming::kGguf);
+  };
+  if (parameter.role == WeightRole::kQuery && file->matrices == WeightType::kQ4_K && config.family != nullptr &&
+      name(WeightRole::kQuery) == name(WeightRole::kValue))
+    return FittingType(WeightType::kQ5_K, cols);
   // An output matrix whose rows are no whole blocks becomes q8_0 in every quantised file.
   if (output && cols % FormatOf(file->matrices).block_numbers != 0) return FittingType(WeightType::kQ8_0, cols);
   const bool more = output || (sensitive && TakesMoreBits(parameter.layer, config.layers));

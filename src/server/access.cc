@@ -42,10 +42,6 @@ bool IsAddress(const std::string& name) {
   return ::inet_pton(AF_INET, name.c_str(), bytes) == 1 || ::inet_pton(AF_INET6, name.c_str(), bytes) == 1;
 }
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // "https://Name:1" to "Name:1".
 std::string_view Authority(std::string_view origin) {
   const size_t mark = origin.find("://");
@@ -112,7 +108,7 @@ std::string Access::TenantOf(std::string_view authorization) const {
 
 bool Access::HostFits(std::string_view host) const {
   const std::string name = HostName(host);
-  if (name == "localhost" || EndsWith(name, ".localhost") || IsAddress(name)) return true;
+  if (name == "localhost" || name.ends_with(".localhost") || IsAddress(name)) return true;
   if (name == Lower(options_.host) || (!machine_name_.empty() && name == machine_name_)) return true;
   return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
                      [&](const std::string& origin) { return origin == "*" || HostName(Authority(origin)) == name; });

@@ -73,6 +73,22 @@ constexpr std::optional<WeightType> WeightTypeNamed(std::string_view name) {
     if (kWeightFormats[i].name == name) return static_cast<WeightType>(i);
   return std::nullopt;
 }
+// The type that files use instead of `type` in rows of `cols` numbers: `type` itself if they are whole blocks of it,
+// otherwise one with blocks of 32 and at least as many bits, otherwise f16.
+constexpr WeightType FittingType(WeightType type, int64_t cols) {
+  if (cols % FormatOf(type).block_numbers == 0) return type;
+  if (cols % 32 != 0) return WeightType::kF16;
+  switch (type) {
+    case WeightType::kQ4_K:
+      return WeightType::kQ5_0;
+    case WeightType::kQ5_K:
+      return WeightType::kQ5_1;
+    case WeightType::kQ6_K:
+      return WeightType::kQ8_0;
+    default:
+      return WeightType::kIq4Nl;
+  }
+}
 // True when every number is stored by itself, so that as<T> and DispatchPlain apply.
 constexpr bool IsPlain(WeightType type) { return FormatOf(type).block_numbers == 1; }
 // Alignment that a matrix needs: a number's size for plain types. Blocks consist of f16 fields and bytes, so they need

@@ -255,8 +255,7 @@ class VocabularyReader {
   }
 
   bool IsPhi3() const {
-    std::string name(from_.model_name);
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const std::string name = LowerCase(from_.model_name);
     return name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
   }
 

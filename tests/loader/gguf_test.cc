@@ -237,7 +237,8 @@ TEST(GgufSource, RefusesPartsThatDoNotBelongTogether) {
 
 TEST(GgufSource, NamesOfParts) {
   EXPECT_EQ(ParseGgufPartName("d/m-00002-of-00012.gguf").parts, 12u);
-  EXPECT_EQ(FormatGgufPartName(ParseGgufPartName("d/m-00002-of-00012.gguf")), "d/m-00002-of-00012.gguf");
+  for (const char* name : {"d/m-00002-of-00012.gguf", "d/M-00002-of-00012.GGUF"})
+    EXPECT_EQ(FormatGgufPartName(ParseGgufPartName(name)), name);
   for (const char* name :
        {"m.gguf", "m-00002-of-00012.bin", "m-0002-of-00012.gguf", "m-00000-of-00012.gguf", "-of-.gguf"})
     EXPECT_EQ(ParseGgufPartName(name).parts, 0u) << name;

@@ -69,6 +69,7 @@ TEST(GgufConfig, Llama) {
   keys.push_back(U32("tokenizer.ggml.eos_token_id", 7));
   keys.push_back(U32("tokenizer.ggml.eot_token_id", 3));
   keys.push_back(U32("tokenizer.ggml.bos_token_id", UINT32_MAX));
+  keys.push_back({"tokenizer.ggml.eom_token_id", GgufValueType::kInt32, test::Raw(int32_t{-1})});
   const Opened opened(keys, tensors);
   const Result<ModelConfig> config = ReadGgufConfig(*opened.source);
   ASSERT_TRUE(config.ok()) << MessageOf(config);

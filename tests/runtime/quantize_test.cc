@@ -58,6 +58,14 @@ TEST(Quantize, RowsThatAreNoMultipleOf256TakeBlocksOf32) {
   EXPECT_EQ(QuantizedType("q4_k_m", config, {kQuery, WeightPart::kWeight, 0}, 40), kF16);
 }
 
+TEST(Quantize, OneTensorOfQueriesKeysAndValuesTakesFiveBits) {
+  const ModelConfig config = ShapeByName("phi-3-mini-4k").value();
+  EXPECT_EQ(QuantizedType("q4_k_m", config, {kQuery, WeightPart::kWeight, 0}, config.hidden), kQ5_K);
+  EXPECT_EQ(QuantizedType("q4_k_m", config, {kQuery, WeightPart::kWeight, 0}, 96), kQ5_1);
+  EXPECT_EQ(QuantizedType("q8_0", config, {kQuery, WeightPart::kWeight, 0}, config.hidden), kQ8_0);
+  EXPECT_EQ(QuantizedType("q4_k_m", config, {kOutput, WeightPart::kWeight, 0}, config.hidden), kQ4_K);
+}
+
 TEST(Quantize, PlainTypesAreTheSameEverywhere) {
   const ModelConfig config = ShapeByName("llama-3.1-8b").value();
   for (const auto& [key, count] : Types("f16", config)) EXPECT_EQ(key.second, kF16);
