@@ -102,6 +102,13 @@ std::optional<SeqSlot> Engine::SlotOf(RequestId id) const {
   return std::nullopt;
 }
 
+std::optional<RequestState> Engine::StateOf(RequestId id) const {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->id == id && !live->finished())
+      return live->state == RequestState::kQueued && live->preempted ? RequestState::kPreempted : live->state;
+  return std::nullopt;
+}
+
 void Engine::CancelAll() {
   for (const std::unique_ptr<Live>& live : requests_) live->cancel = true;
 }

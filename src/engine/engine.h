@@ -102,6 +102,8 @@ class Engine {
 
   // The slot of a request; nullopt while it has none.
   std::optional<SeqSlot> SlotOf(RequestId id) const;
+  // The state of a request; kPreempted while it waits again; nullopt once it is finished.
+  std::optional<RequestState> StateOf(RequestId id) const;
 
   const EngineStats& stats() const { return stats_; }
   Executor& executor() { return executor_; }
