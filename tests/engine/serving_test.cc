@@ -233,6 +233,21 @@ TEST(Preemption, ARequestThatCannotGrowAloneFailsWithTheNumbers) {
   }
 }
 
+// The prefix of an earlier request leaves free extents between those of the next. Only whole extents fit there, but the
+// request's last one is shorter: the pool must be emptied.
+TEST(Preemption, ARequestThatFitsTheEmptyPoolGrowsInADividedOne) {
+  const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 1024, .context = 900});
+  Client client;
+  Engine engine(*executor, {.grows = true, .reuses_prefixes = true});
+  const std::vector<int32_t> prompt = Model().Ids(511, 87);
+  ASSERT_TRUE(engine.Submit(client.Make(Model().Ids(522, 86), 40)).ok());
+  ASSERT_TRUE(engine.Submit(client.Make(prompt, 290)).ok());
+  while (engine.RunOnce()) {
+  }
+  EXPECT_EQ(client.results[1].reason, FinishReason::kLength) << client.results[1].error;
+  EXPECT_EQ(client.results[1].tokens, Alone({}, prompt, 290));
+}
+
 TEST(Preemption, TheContextIsFilledToItsLastRow) {
   const std::vector<int32_t> prompt = Model().Ids(290, 83);
   for (const bool reuse : {false, true}) {
