@@ -146,6 +146,8 @@ class Engine {
   Status BeginPrefill(Live& live);
   void EndPrefill(Live& live, std::span<float> logits);
   void RunDecodeStep();
+  // Ends a request whose logits are not finite. `item`: the token that they come after.
+  void FinishBroken(Live& live, const StepItem& item);
   void Accept(Live& live, std::span<float> logits);
   void CountSteps(Live& live);
   void Finish(Live& live, FinishReason reason, std::string error = {});

@@ -32,7 +32,7 @@ enum class Defect : uint8_t {
   kMemoryKept,          // memory of a request is never given back to its account
   kNoHeartbeat,         // silent streams get no comment
   kCancelIgnored,       // a client that leaves is not told to the engine
-  kOneSeed,             // all choices of a request have the same seed
+  kSeedIgnored,         // a request does not get the seed that it asks for
   kWatchOfAll,          // a watcher sees the requests of all tenants
   kCount,
 };

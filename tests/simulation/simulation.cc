@@ -191,13 +191,9 @@ void Simulation::Arrive(Flow& flow) {
   const std::string name = fmt::format("cmpl-{}", &flow - flows_.data());
   flow_of_[name] = static_cast<size_t>(&flow - flows_.data());
   const AnswerHead head{.kind = body.kind, .id = name, .created = 0, .model = "simulated"};
-  std::vector<std::vector<int32_t>> prompts = request.prompts;
-  if (defect_ == Defect::kOneSeed && body.n > 1) {  // as prompts, choices do not count the seed up
-    prompts.assign(static_cast<size_t>(body.n), request.prompts[0]);
-    if (request.prompts.size() == 1) body.n = 1;
-  }
+  if (defect_ == Defect::kSeedIgnored) body.sampling.seed = 0;
   const auto completion = std::make_shared<Completion>(std::move(context), flow.exchange, head, std::move(body),
-                                                       std::move(prompts), std::vector<std::string>());
+                                                       request.prompts, std::vector<std::string>());
   tasks_.push_back([this, &flow, completion, choices, client_name](Engine& engine) {
     if (!flow.request->refused)
       for (int64_t i = 0; i < choices; ++i) flow.ids.push_back(queue_->Submitted(client_name));
