@@ -153,6 +153,10 @@ if ! $quick; then
   check "build tsan" finish tsan && GTEST_FILTER=$tsan_filter run_ctest tsan "${tsan_tests[@]}"
 fi
 
+if $long; then
+  check "simulation, ten minutes" build/ci/simulation_test --seconds 600 --seed "$(date +%Y%m%d)00000"
+fi
+
 [ ${#failures[@]} -gt 0 ] && printf 'failed: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -200,11 +200,11 @@ void Engine::Grow(Live& live) {
       Preempt(*newest);
     } else if (Running() > 1) {
       return Preempt(live);
-    } else if (!live.path.empty() && executor_.options().method.selects()) {
-      live.shares = false;  // it may fit without the saved indexes of its shared extents
-      return Preempt(live);
     } else {
-      return Finish(live, FinishReason::kError, grown.error().message);
+      // It is alone and may still fit: without the saved indexes of its shared extents, or without the free extents
+      // that lie between its own and cannot become its last, shorter one. The empty pool decides (AdmitGrowing).
+      live.shares = false;
+      return Preempt(live);
     }
   }
 }

@@ -1,9 +1,12 @@
 #include "engine/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "engine/live.h"
+#include "tensor/finite.h"
 
 namespace infinigen {
 namespace {
@@ -99,6 +102,13 @@ void Engine::Cancel(RequestId id) {
 std::optional<SeqSlot> Engine::SlotOf(RequestId id) const {
   for (const std::unique_ptr<Live>& live : requests_)
     if (live->id == id && live->holds_slot()) return live->slot;
+  return std::nullopt;
+}
+
+std::optional<RequestState> Engine::StateOf(RequestId id) const {
+  for (const std::unique_ptr<Live>& live : requests_)
+    if (live->id == id && !live->finished())
+      return live->state == RequestState::kQueued && live->preempted ? RequestState::kPreempted : live->state;
   return std::nullopt;
 }
 
@@ -214,6 +224,9 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   live.rows = live.prefill_end;
   live.prefill_units = live.prefill_units_done = 0;
   executor_.EndPrefill(live.slot);
+  // Before the rows are published: other requests must not reuse broken entries.
+  if (live.result.tokens.empty() && live.rows == live.prompt_tokens() && !AllFinite(logits))
+    return FinishBroken(live, {.slot = live.slot, .token = live.history.back(), .row = live.rows - 1});
   Publish(live);
   if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
@@ -250,10 +263,21 @@ void Engine::RunDecodeStep() {
   ++stats_.decode_steps;
   stats_.decode_tokens += static_cast<int64_t>(batch_.size());
   for (size_t i = 0; i < batch_.size(); ++i) {
+    const std::span<float> logits = std::span(logits_).subspan(i * vocab, vocab);
     ++batch_[i]->rows;
+    if (!AllFinite(logits)) {
+      FinishBroken(*batch_[i], items_[i]);
+      continue;
+    }
     if (batch_[i]->rows % kExtentTokens == 0) Publish(*batch_[i]);
-    Accept(*batch_[i], std::span(logits_).subspan(i * vocab, vocab));
+    Accept(*batch_[i], logits);
   }
+}
+
+void Engine::FinishBroken(Live& live, const StepItem& item) {
+  const std::string where = executor_.ExplainBreak(item);
+  Finish(live, FinishReason::kError,
+         fmt::format("the model computed numbers that are NaN or infinite{}{}", where.empty() ? "" : ": ", where));
 }
 
 // Samples the next token of a decoding request, and finishes the request if that was its last.

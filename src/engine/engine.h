@@ -102,6 +102,8 @@ class Engine {
 
   // The slot of a request; nullopt while it has none.
   std::optional<SeqSlot> SlotOf(RequestId id) const;
+  // The state of a request; kPreempted while it waits again; nullopt once it is finished.
+  std::optional<RequestState> StateOf(RequestId id) const;
 
   const EngineStats& stats() const { return stats_; }
   Executor& executor() { return executor_; }
@@ -144,6 +146,8 @@ class Engine {
   Status BeginPrefill(Live& live);
   void EndPrefill(Live& live, std::span<float> logits);
   void RunDecodeStep();
+  // Ends a request whose logits are not finite. `item`: the token that they come after.
+  void FinishBroken(Live& live, const StepItem& item);
   void Accept(Live& live, std::span<float> logits);
   void CountSteps(Live& live);
   void Finish(Live& live, FinishReason reason, std::string error = {});

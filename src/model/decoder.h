@@ -15,6 +15,8 @@
 // allocates no memory.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -37,6 +39,7 @@
 #include "model/weight_stream.h"
 #include "model/weights.h"
 #include "model/workspace.h"
+#include "tensor/finite.h"
 
 namespace infinigen {
 
@@ -177,6 +180,27 @@ class Decoder {
     cache_.EndStep();
     counter_.AddStep(items);
     Download(work_.logits.Rows(0, count), logits);
+  }
+
+  // Runs the token again, as a step, and looks at the residual stream after each layer. See Executor::ExplainBreak.
+  std::string ExplainBreak(const StepItem& item) {
+    LayerCall call{.pass = Pass::kStep};
+    step_rows_.assign(1, {item.slot, item.row});
+    batch_.Set(0, item.token, item.slot, item.row);
+    call.tokens = {UploadBatch(1), item.row + 1};
+    call.x = work_.step_residual.Rows(0, 1);
+    if (work_.step_guess) call.guess = work_.step_guess.Rows(0, 1);
+    cache_.BeginStep(step_rows_);
+    Embed(call.tokens.batch, call.x);
+    std::string where;
+    if (!AllFinite(ToHost(backend_, call.x))) where = fmt::format("the embedding of token {}", item.token);
+    for (const LayerPlan& plan : Plans(call.pass)) {
+      RunLayer(plan, call);
+      if (where.empty() && !AllFinite(ToHost(backend_, call.x)))
+        where = fmt::format("layer {} of {}", plan.layer.value(), config_.layers);
+    }
+    cache_.EndStep();
+    return where.empty() ? "the final norm or the output matrix" : where;
   }
 
   // The observer receives the queries and keys of every prefill unit, after rotation; an empty one ends it.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/size.h"
+#include "model/broken_numbers.h"
 #include "model/decoder.h"
 #include "model/executor.h"
 
@@ -66,6 +67,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
         jobs_(static_cast<size_t>(options.max_batch)) {}
 
   Status Start(const Weights& weights, SketchSource sketches) {
+    source_ = weights.storage == nullptr ? nullptr : weights.storage->source.get();
     ASSIGN_OR_RETURN(decoder_, Decoder<B>::Make(backend_, config_, OwnedBy(config_, options_), weights, pool_, options_,
                                                 std::move(sketches)));
     return Ok();
@@ -167,6 +169,14 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
 
   void Step(std::span<const StepItem> items, std::span<float> logits) override { decoder_->Step(items, logits); }
 
+  std::string ExplainBreak(const StepItem& item) override {
+    if (!broken_tensor_) {
+      const Status finite = source_ == nullptr ? Ok() : CheckFinite(*source_, options_.threads);
+      broken_tensor_ = finite.ok() ? std::string() : finite.error().message;
+    }
+    return broken_tensor_->empty() ? decoder_->ExplainBreak(item) : *broken_tensor_;
+  }
+
   // ---- Instruments ----
 
   std::string device_name() const override { return name_; }
@@ -221,6 +231,8 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   B& backend_;
   Pool pool_;  // allocated by the backend, so declared after it
   std::unique_ptr<Decoder<B>> decoder_;
+  const TensorSource* source_ = nullptr;         // null for random weights
+  std::optional<std::string> broken_tensor_;     // nullopt: not searched for
   std::vector<std::optional<PrefillJob>> jobs_;  // [max_batch]; set while a sequence prefills
 };
 

@@ -217,6 +217,9 @@ class Executor {
 
   // One token for each item; logits [items][vocab]. Precondition: the items are of different sequences.
   virtual void Step(std::span<const StepItem> items, std::span<float> logits) = 0;
+  // Where numbers that are not finite come from, if the logits after this token have some: a tensor of the model's
+  // file, or a layer. Slow; runs the token again, so its sequence must end afterwards. Empty: not known.
+  virtual std::string ExplainBreak(const StepItem&) { return {}; }
 };
 
 // Where sketch bases come from.

@@ -8,12 +8,57 @@
 
 namespace infinigen {
 
-EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn,
-                           std::function<void(const std::string&)> on_exception)
+EngineLoop::EngineLoop(Engine& engine, std::function<void()> after_turn,
+                       std::function<void(const std::string&)> on_exception, NowFunction now)
     : engine_(engine),
       after_turn_(std::move(after_turn)),
       on_exception_(std::move(on_exception)),
-      thread_([this] { Run(); }) {}
+      now_(std::move(now)) {}
+
+template <class F>
+void EngineLoop::Guarded(bool recovers, F&& f) {
+  std::string what;
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    what = "out of memory";
+  } catch (const std::exception& error) {  // from a library; this project's code does not throw
+    what = error.what();
+  }
+  if (on_exception_) on_exception_(what);
+  if (!recovers) return;
+  try {
+    engine_.Recover(what);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "infinigen: the engine could not recover from an exception (%s): %s\n", what.c_str(),
+                 error.what());
+    std::_Exit(1);
+  }
+}
+
+bool EngineLoop::Pass(std::vector<Task>& tasks, bool turns) {
+  bool busy = true;
+  heartbeat_.Begin(now_());
+  for (const Task& task : tasks) Guarded(/*recovers=*/false, [&] { task(engine_); });
+  tasks.clear();
+  if (turns) {
+    Guarded(/*recovers=*/true, [&] { busy = engine_.RunOnce(); });
+    Guarded(/*recovers=*/false, after_turn_);
+  }
+  heartbeat_.End(now_());
+  return busy;
+}
+
+void EngineLoop::End() {
+  Guarded(/*recovers=*/true, [&] {
+    engine_.CancelAll();
+    engine_.RunOnce();
+  });
+}
+
+EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn,
+                           std::function<void(const std::string&)> on_exception)
+    : loop_(engine, std::move(after_turn), std::move(on_exception)), thread_([this] { Run(); }) {}
 
 EngineThread::~EngineThread() {
   {
@@ -39,46 +84,14 @@ bool EngineThread::TakeTasks(bool idle, std::vector<Task>* tasks) {
   return !ending_;
 }
 
-template <class F>
-void EngineThread::Guarded(bool recovers, F&& f) {
-  std::string what;
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    what = "out of memory";
-  } catch (const std::exception& error) {  // from a library; this project's code does not throw
-    what = error.what();
-  }
-  if (on_exception_) on_exception_(what);
-  if (!recovers) return;
-  try {
-    engine_.Recover(what);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "infinigen: the engine could not recover from an exception (%s): %s\n", what.c_str(),
-                 error.what());
-    std::_Exit(1);
-  }
-}
-
 void EngineThread::Run() {
   bool busy = false, goes_on = true;
   while (goes_on) {
     std::vector<Task> tasks;
     goes_on = TakeTasks(/*idle=*/!busy, &tasks);
-    heartbeat_.Begin(Heartbeat::Clock::now());
-    for (const Task& task : tasks) Guarded(/*recovers=*/false, [&] { task(engine_); });
-    tasks.clear();
-    if (goes_on) {
-      busy = true;
-      Guarded(/*recovers=*/true, [&] { busy = engine_.RunOnce(); });
-      Guarded(/*recovers=*/false, after_turn_);
-    }
-    heartbeat_.End(Heartbeat::Clock::now());
+    busy = loop_.Pass(tasks, /*turns=*/goes_on);
   }
-  Guarded(/*recovers=*/true, [&] {
-    engine_.CancelAll();
-    engine_.RunOnce();
-  });
+  loop_.End();
 }
 
 }  // namespace infinigen

@@ -1,6 +1,6 @@
 // EngineThread: the thread that runs an engine's loop. Other threads post tasks, which it runs between two turns of the
 // loop. Only this thread touches the engine and the model, so they need no locks. Heartbeat tells other threads whether
-// the loop goes on.
+// the loop goes on. EngineLoop is what the thread runs; tests call it without a thread and with a clock of their own.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,9 @@
 #include "engine/engine.h"
 
 namespace infinigen {
+
+// Reads the time. Whatever depends on the time gets it from such a function, so that a simulation can set it.
+using NowFunction = std::function<std::chrono::steady_clock::time_point()>;
 
 // When the loop's current turn began, and how long the longest finished one took. One thread calls Begin and End, any
 // thread the others.
@@ -41,12 +44,40 @@ class Heartbeat {
   std::atomic<Clock::rep> began_{kIdle}, longest_{0};
 };
 
-class EngineThread {
+// One pass of the loop. Called from one thread, but for heartbeat().
+class EngineLoop {
  public:
   using Task = std::function<void(Engine&)>;
 
-  // `engine` outlives it. `after_turn` runs on this thread after every turn of the engine. `on_exception` runs when a
-  // turn or a task threw, and must not throw. After a turn that threw, the engine recovers (Engine::Recover).
+  // `engine` outlives it. `after_turn` runs after every turn of the engine. `on_exception` runs when a turn or a task
+  // threw, and must not throw. After a turn that threw, the engine recovers (Engine::Recover).
+  EngineLoop(Engine& engine, std::function<void()> after_turn,
+             std::function<void(const std::string& what)> on_exception = {},
+             NowFunction now = std::chrono::steady_clock::now);
+
+  // Runs the tasks, clears them, and with `turns` runs one turn. False: no request is left.
+  bool Pass(std::vector<Task>& tasks, bool turns = true);
+  // Cancels all requests and runs their on_done.
+  void End();
+  const Heartbeat& heartbeat() const { return heartbeat_; }
+
+ private:
+  // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then.
+  template <class F>
+  void Guarded(bool recovers, F&& f);
+
+  Engine& engine_;
+  const std::function<void()> after_turn_;
+  const std::function<void(const std::string&)> on_exception_;
+  const NowFunction now_;
+  Heartbeat heartbeat_;
+};
+
+class EngineThread {
+ public:
+  using Task = EngineLoop::Task;
+
+  // As EngineLoop's; both functions run on this thread.
   EngineThread(Engine& engine, std::function<void()> after_turn,
                std::function<void(const std::string& what)> on_exception = {});
   // Cancels all requests, runs their on_done on this thread, and joins it.
@@ -57,20 +88,14 @@ class EngineThread {
   // Any thread. Tasks run in the order of the calls, before the next turn.
   void Post(Task task);
   // Any thread.
-  const Heartbeat& heartbeat() const { return heartbeat_; }
+  const Heartbeat& heartbeat() const { return loop_.heartbeat(); }
 
  private:
   void Run();
   // Waits for a task if `idle`. False: the thread is to end.
   bool TakeTasks(bool idle, std::vector<Task>* tasks);
-  // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then.
-  template <class F>
-  void Guarded(bool recovers, F&& f);
 
-  Engine& engine_;
-  const std::function<void()> after_turn_;
-  const std::function<void(const std::string&)> on_exception_;
-  Heartbeat heartbeat_;
+  EngineLoop loop_;
   std::mutex mutex_;
   std::condition_variable woken_;
   std::vector<Task> tasks_;

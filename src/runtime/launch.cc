@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/machine.h"
 #include "hub/cache.h"
 #include "kv/skew.h"
 #include "loader/gguf_source.h"
+#include "model/broken_numbers.h"
 #include "model/calibrate.h"
 #include "text/calibration_text.h"
 
@@ -126,6 +128,16 @@ void PlaceWeights(const Model& model, const RunPlan& plan) {
   });
 }
 
+// Names a broken number before the model can answer with text. Costs one read of the weights, which the first prompt
+// would read too; skipped where they do not fit into memory, so that they would be read from the disk twice. Then the
+// engine finds the break at the first logits.
+Status CheckNumbers(const Model& model, int threads) {
+  if (model.is_random() || model.weights.storage == nullptr || model.weights.storage->source == nullptr) return Ok();
+  const std::optional<uint64_t> available = AvailableHostMemory();
+  if (available && static_cast<uint64_t>(model.weights.TotalBytes()) > *available) return Ok();
+  return CheckFinite(*model.weights.storage->source, threads);
+}
+
 }  // namespace
 
 SkewShape ShapeOf(const ModelConfig& config) {
@@ -161,6 +173,7 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
   ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(model, request));
   if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
   PlaceWeights(model, plan);
+  RETURN_IF_ERROR(CheckNumbers(model, plan.options.threads));
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));
   const auto show = [&](int64_t done, int64_t units) {
     callbacks.Progress({.kind = WorkKind::kCalibration, .done = done, .total = units, .tokens = tokens});
@@ -217,6 +230,7 @@ Result<std::unique_ptr<Executor>> Launch(const Model& model, const RunPlan& plan
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   for (const std::string& warning : plan.warnings) callbacks.Warn(warning);
   PlaceWeights(model, plan);
+  RETURN_IF_ERROR(CheckNumbers(model, plan.options.threads));
   ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, plan, callbacks));
   return MakeExecutor(model.config, model.weights, plan.options, std::move(sketches));
 }

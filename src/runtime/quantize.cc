@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "runtime/gguf_description.h"
 #include "runtime/model.h"
 #include "tensor/block_encode.h"
+#include "tensor/finite.h"
 #include "text/gguf_tokenizer.h"
 
 namespace infinigen {
@@ -234,6 +234,17 @@ class Quantizer {
     return row - in_head + in_head / 2 + (in_head % 2) * half;
   }
 
+  static constexpr int64_t kNone = INT64_MAX;
+  static void Lower(std::atomic<int64_t>& least, int64_t number) {
+    int64_t before = least;
+    while (number < before && !least.compare_exchange_weak(before, number)) {
+    }
+  }
+  Error NotFinite(const OutputTensor& tensor, const WeightView& from, int64_t number) const {
+    return Invalid("{}: tensor '{}' has a number that is not finite at row {}, column {}", request_.model, tensor.name,
+                   number / from.cols, number % from.cols);
+  }
+
   Status WriteTensor(const OutputTensor& tensor) {
     for (const WeightView& part : tensor.parts) {
       if (tensor.is_vector) {
@@ -253,10 +264,14 @@ class Quantizer {
     for (int64_t first = 0; first < from.rows; first += rows) {
       const int64_t count = std::min(rows, from.rows - first);
       chunk.resize(static_cast<size_t>(count * to.row_bytes));
-      std::atomic<bool> finite = true;
+      std::atomic<int64_t> broken = kNone, overflowed = kNone;  // number of the tensor
       pool_.Run(count, [&](int64_t row, int thread) {
         std::byte* const out = chunk.data() + row * to.row_bytes;
         const int64_t source = SourceRow(tensor, first + row);
+        const int64_t begin = source * from.cols;
+        const std::span stored(from.row(source), static_cast<size_t>(from.cols / FormatOf(from.type).block_numbers *
+                                                                     FormatOf(from.type).block_bytes));
+        if (const auto number = FirstNotFinite(from.type, stored)) return Lower(broken, begin + *number);
         if (from.type == to.type) {
           std::copy_n(from.row(source), to.row_bytes, out);
           return;
@@ -264,10 +279,14 @@ class Quantizer {
         std::vector<float>& numbers = scratch[static_cast<size_t>(thread)];
         numbers.resize(static_cast<size_t>(from.cols));
         DecodeRow(from, source, numbers);
-        if (!std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isfinite(x); })) finite = false;
         EncodeStored(to.type, numbers, out);
+        if (const auto number = FirstNotFinite(to.type, {out, static_cast<size_t>(to.row_bytes)}))
+          Lower(overflowed, begin + *number);
       });
-      if (!finite) return Invalid("{}: tensor '{}' has a number that is not finite", request_.model, tensor.name);
+      if (broken != kNone) return NotFinite(tensor, from, broken);
+      if (overflowed != kNone)
+        return Invalid("{}: tensor '{}' has a number at row {}, from column {} on, that is too large for {}",
+                       request_.model, tensor.name, overflowed / from.cols, overflowed % from.cols, Name(to.type));
       RETURN_IF_ERROR(writer_.Write(chunk));
       done_ += count * from.cols;
       callbacks_.Status(fmt::format("{} %, {}", 100 * done_ / ParameterCount(config()), tensor.name));
@@ -279,6 +298,8 @@ class Quantizer {
   Status WriteVector(const OutputTensor& tensor, const WeightView& from) {
     std::vector<float> numbers(static_cast<size_t>(from.cols)), ordered(numbers.size());
     DecodeRow(from, 0, numbers);
+    if (const auto number = FirstNotFinite(WeightType::kF32, std::as_bytes(std::span(numbers))))
+      return NotFinite(tensor, from, *number);
     for (size_t i = 0; i < ordered.size(); ++i)
       ordered[i] = numbers[static_cast<size_t>(SourceRow(tensor, static_cast<int64_t>(i)))];
     done_ += from.cols;

@@ -167,13 +167,13 @@ bool Completion::Beat(Clock::time_point now) {
 
 void Completion::Send(Json chunk) {
   if (over_) return;
-  last_sent_ = Clock::now();
+  last_sent_ = context_.now();
   if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
   exchange_->Write(Event(chunk));
 }
 
 bool Completion::OnToken(Choice& choice, int32_t token) {
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = context_.now();
   const auto seconds = [&](Clock::time_point from) { return std::chrono::duration<double>(now - from).count(); };
   if (choice.generated++ == 0)
     context_.metrics.FirstToken(seconds(arrived_));
@@ -214,7 +214,7 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   choice.done = true;
   ++done_;
   context_.metrics.Finished(result.reason, choice.started,
-                            std::chrono::duration<double>(Clock::now() - arrived_).count());
+                            std::chrono::duration<double>(context_.now() - arrived_).count());
   context_.watch.Finished(choice.id);
   kv_.Add(result.kv);
   if (choice.prompt * static_cast<size_t>(request_.n) == static_cast<size_t>(choice.answer.index))

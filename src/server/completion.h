@@ -33,6 +33,7 @@ struct CompletionContext {
   // Runs a task on another thread, soon: what formats an answer.
   std::function<void(std::function<void()> task)> format;
   int heartbeat_s = 0;
+  NowFunction now = std::chrono::steady_clock::now;
   std::shared_ptr<const void> kept_logprobs;  // reservation of memory for logprobs (ReserveLogprobs)
   std::shared_ptr<const MemoryShare> memory;  // of prompts and logprobs
   std::shared_ptr<const ClientCount> places;  // in the queue
@@ -90,7 +91,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   const std::vector<std::vector<int32_t>> prompts_;
   std::vector<Choice> choices_;
   Engine* engine_ = nullptr;
-  const Clock::time_point arrived_ = Clock::now();
+  const Clock::time_point arrived_ = context_.now();
   Clock::time_point last_sent_ = arrived_;
   Usage usage_;
   size_t done_ = 0;

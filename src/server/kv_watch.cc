@@ -69,12 +69,13 @@ nlohmann::ordered_json KvPicture::Layers(int64_t rows) const {
   return all;
 }
 
-KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples)
+KvWatch::KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples, NowFunction now)
     : engine_(engine),
       metrics_(metrics),
       selects_(engine.executor().options().method.selects()),
       samples_(samples),
       picture_(engine.executor().config().layers),
+      now_(std::move(now)),
       pool_limit_bytes_(PoolLimit(engine.executor())),
       prefix_limit_bytes_(prefix_limit_bytes) {}
 
@@ -169,7 +170,7 @@ void KvWatch::Follow(bool next_tenant) {
   if (watchers_.empty()) return;
   if (first) {
     before_ = engine_.executor().instruments().Stats();
-    last_event_ = Clock::now();
+    last_event_ = now_();
   }
   Observe(followed_.has_value());
 }
@@ -177,7 +178,7 @@ void KvWatch::Follow(bool next_tenant) {
 void KvWatch::Turn() {
   if (watchers_.empty() || !followed_) return;
   if (!engine_.SlotOf(*followed_)) return Follow();
-  const bool due = Clock::now() - last_event_ >= kBetweenEvents;
+  const bool due = now_() - last_event_ >= kBetweenEvents;
   if (due && fresh_)
     Send();
   else if (due && !observing_)
@@ -193,7 +194,7 @@ void KvWatch::Rest() {
 }
 
 void KvWatch::Send() {
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = now_();
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
   const KvStats stats = executor.instruments().Stats(), recent = stats - before_;

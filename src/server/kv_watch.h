@@ -48,8 +48,11 @@ class KvPicture {
 
 class KvWatch {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `engine` and `metrics` outlive it. `samples`: observe one step per event instead of all steps.
-  KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples);
+  KvWatch(Engine& engine, const Metrics& metrics, uint64_t prefix_limit_bytes, bool samples,
+          NowFunction now = Clock::now);
   ~KvWatch();
 
   // `place` is held until the watcher leaves.
@@ -80,8 +83,6 @@ class KvWatch {
     std::string tenant;
     std::shared_ptr<const void> place;
   };
-  using Clock = std::chrono::steady_clock;
-
   Sequence* Find(RequestId id);
   // Chooses the sequence to follow; `next_tenant`: one of another tenant, if one decodes.
   void Follow(bool next_tenant = false);
@@ -101,7 +102,8 @@ class KvWatch {
   bool drawn_ = false;  // the picture has a step of the followed sequence
   bool fresh_ = false;  // and that step is newer than the latest event
   KvPicture picture_;
-  Clock::time_point last_event_ = Clock::now();
+  const NowFunction now_;
+  Clock::time_point last_event_ = now_();
   KvStats before_;
   const uint64_t pool_limit_bytes_, prefix_limit_bytes_;
 };

@@ -9,9 +9,9 @@ namespace infinigen {
 
 Watchdog::Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> last_words,
                    std::function<void(const std::string&)> end)
-    : heartbeat_(heartbeat), times_(times), last_words_(std::move(last_words)), end_(std::move(end)), thread_([this] {
-        Run();
-      }) {}
+    : heartbeat_(heartbeat), times_(times), last_words_(std::move(last_words)), end_(std::move(end)) {
+  if (times_.poll > times_.poll.zero()) thread_ = std::thread([this] { Run(); });
+}
 
 Watchdog::~Watchdog() {
   {
@@ -19,7 +19,7 @@ Watchdog::~Watchdog() {
     ending_ = true;
   }
   woken_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Watchdog::SetStopping() { stopping_ = true; }

@@ -17,11 +17,11 @@ namespace infinigen {
 
 struct WatchdogTimes {
   using Duration = std::chrono::steady_clock::duration;
-  Duration least = std::chrono::seconds(30);      // a turn may always last so long,
-  int longest_factor = 5;                         // and so many times as long as the longest finished one
-  Duration further = std::chrono::seconds(10);    // then /health fails; after so much more time the process ends
-  Duration last_words = std::chrono::seconds(2);  // time for clients to get the error
-  Duration poll = std::chrono::milliseconds(500);
+  Duration least = std::chrono::seconds(30);       // a turn may always last so long,
+  int longest_factor = 5;                          // and so many times as long as the longest finished one
+  Duration further = std::chrono::seconds(10);     // then /health fails; after so much more time the process ends
+  Duration last_words = std::chrono::seconds(2);   // time for clients to get the error
+  Duration poll = std::chrono::milliseconds(500);  // 0: no thread; the owner calls Check
 };
 
 class Watchdog {
@@ -40,7 +40,7 @@ class Watchdog {
   bool stalled(Clock::time_point now) const { return heartbeat_.Age(now) > Bound(); }
   // The server ends: a turn may last no longer than `further`.
   void SetStopping();
-  // Called by the watchdog's own thread every `poll`; by tests, with times of their own.
+  // Called by the watchdog's own thread every `poll`; by tests, with times of their own and no thread.
   void Check(Clock::time_point now);
 
  private:

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -121,6 +122,37 @@ TEST(RequestKvTest, UnsupportedSettingsAreRejectedByName) {
   EXPECT_NE(submit(Infinigen(), 1, {.alpha = std::nanf("")}), "");
 }
 
+// ---- broken numbers ----
+
+// One layer's weight is NaN in the row of one token's embedding: only requests with this token are broken.
+TEST(BrokenNumbers, EndARequestWithTheLayerAndNoOther) {
+  const RandomModelWithBases model(Llama(), 8, 11);
+  constexpr int32_t kBroken = 17;
+  const WeightView& embedding = model.weights.embedding;
+  std::byte* const row = const_cast<std::byte*>(embedding.row(kBroken));  // the test's own memory
+  const float infinity = kInfinity;
+  std::memcpy(row + 4 * sizeof(float), &infinity, sizeof(infinity));
+  ExecutorOptions options{.threads = 2, .max_tokens = 600, .max_batch = 2, .kv_type = StoreType::kF32};
+  options.pool_limit_bytes = 1 << 30;
+  const std::unique_ptr<Executor> executor = MakeExecutor(model.config, model.weights, options).value();
+  Engine engine(*executor, {.grows = true, .reuses_prefixes = true});
+  Client client;
+  std::vector<int32_t> good = Model().Ids(300, 40), bad = good;
+  for (int32_t& id : good) id = id == kBroken ? 1 : id;
+  bad = good;
+  bad[280] = kBroken;
+  ASSERT_TRUE(engine.Submit(client.Make(good, 30)).ok());
+  ASSERT_TRUE(engine.Submit(client.Make(bad, 30)).ok());
+  while (engine.RunOnce()) {
+  }
+  EXPECT_EQ(client.results[1].reason, FinishReason::kError);
+  EXPECT_TRUE(client.results[1].tokens.empty());
+  EXPECT_NE(client.results[1].error.find("NaN or infinite"), std::string::npos) << client.results[1].error;
+  EXPECT_NE(client.results[1].error.find("layer 0 of 4"), std::string::npos) << client.results[1].error;
+  EXPECT_EQ(client.results[0].reason, FinishReason::kLength) << client.results[0].error;
+  EXPECT_EQ(client.results[0].tokens, Alone({}, good, 30));
+}
+
 // ---- a pool that is too small for all ----
 
 // Four texts in a pool with room for two and a half.
@@ -231,6 +263,21 @@ TEST(Preemption, ARequestThatCannotGrowAloneFailsWithTheNumbers) {
     EXPECT_EQ(client.results[1].reason, FinishReason::kError);
     EXPECT_EQ(client.results[2].reason, FinishReason::kLength);
   }
+}
+
+// The prefix of an earlier request leaves free extents between those of the next. Only whole extents fit there, but the
+// request's last one is shorter: the pool must be emptied.
+TEST(Preemption, ARequestThatFitsTheEmptyPoolGrowsInADividedOne) {
+  const std::unique_ptr<Executor> executor = MakeModel({.batch = 1, .pool_rows = 1024, .context = 900});
+  Client client;
+  Engine engine(*executor, {.grows = true, .reuses_prefixes = true});
+  const std::vector<int32_t> prompt = Model().Ids(511, 87);
+  ASSERT_TRUE(engine.Submit(client.Make(Model().Ids(522, 86), 40)).ok());
+  ASSERT_TRUE(engine.Submit(client.Make(prompt, 290)).ok());
+  while (engine.RunOnce()) {
+  }
+  EXPECT_EQ(client.results[1].reason, FinishReason::kLength) << client.results[1].error;
+  EXPECT_EQ(client.results[1].tokens, Alone({}, prompt, 290));
 }
 
 TEST(Preemption, TheContextIsFilledToItsLastRow) {
