@@ -140,6 +140,8 @@ class Host:
         """Bytes: RssAnon is what the server allocated, VmRSS has mapped files too."""
         with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
             found = dict(line.split(":", 1) for line in file)
+        if "RssAnon" not in found:
+            raise ProcessLookupError(3, "the server has ended")
         return {name: int(found[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS")}
 
     def descriptors(self):

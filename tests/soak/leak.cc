@@ -1,4 +1,4 @@
-// A leak on purpose, for the soak's test of itself: loaded into the server with LD_PRELOAD, it allocates and writes 16 MiB
+// A leak on purpose, for the soak's test of itself: loaded into the server with LD_PRELOAD, it allocates and writes 2 MiB
 // every second and never frees them.
 #include <cstddef>
 #include <cstdlib>
@@ -11,9 +11,9 @@ namespace {
 [[gnu::constructor]] void Start() {
   std::thread([] {
     for (;;) {
-      const timespec second{0, 250'000'000};
-      nanosleep(&second, nullptr);
-      constexpr size_t kBytes = size_t{4} << 20;
+      const timespec pause{0, 250'000'000};
+      nanosleep(&pause, nullptr);
+      constexpr size_t kBytes = size_t{512} << 10;
       if (void* block = std::malloc(kBytes)) std::memset(block, 1, kBytes);
     }
   }).detach();

@@ -70,9 +70,11 @@ def rest(run, host, since, seconds):
     if big.status != 200:
         run.book.fault(f"status {big.status}", f"/tokenize of a long word: {big.body[:200]!r}")
     same, last = 0, 0
-    while same < 5 and time.monotonic() < deadline + 10:  # until it stands still
+    for _ in range(20):  # until it stands still, or 2 s
         now = host.memory()["RssAnon"]
         same, last = (same + 1 if now == last else 0), now
+        if same == 5:
+            break
         time.sleep(0.1)
     point = Rest(host, since)
     probe(run, host, point)
@@ -90,7 +92,7 @@ def probe(run, host, point):
         if reply.status != 200:
             run.book.fault(f"status {reply.status}", f"probe: {reply.body[:200]!r}")
 
-    for _ in range(2):
+    for _ in range(2 if len(run.cases) > 40 else 1):
         threads = [threading.Thread(target=one, args=(i,)) for i in range(6)]
         for thread in threads:
             thread.start()
@@ -128,17 +130,19 @@ def quarters(points, value):
 
 def soak(run, host, arguments):
     """The load, with its rests, and SIGTERM in the middle of it. Returns the rests."""
-    since = time.monotonic()
     total = arguments.minutes * 60
-    every = max(1.0, min(60.0, total / 10))
-    points = [rest(run, host, since, 60)]
+    every = min(60.0, max(total / 10, 0.6))
+    points = [rest(run, host, time.monotonic(), 60)]
+    since = time.monotonic()
+    points[0].at = 0
     threads = clients.start(run)
-    while host.alive() and time.monotonic() - since < total:
-        until = min(time.monotonic() + every, since + total)
+    while host.alive() and (len(points) < 5 or time.monotonic() - since < total):
+        until = time.monotonic() + every
         while time.monotonic() < until and host.alive():
             time.sleep(0.05)
-            if arguments.plant == "crash" and time.monotonic() - since > total / 2:
-                host.process.kill()
+        if arguments.plant == "crash" and len(points) == 3:
+            host.process.kill()
+            host.process.wait()
         if host.alive():
             points.append(rest(run, host, since, 180 if arguments.tsan else 60))
             if arguments.minutes >= 1:
@@ -265,7 +269,7 @@ def main():
             quiet_run(run)
             try:
                 points = soak(run, host, arguments)
-            except Gone as error:  # the server ended while it was asked at rest
+            except (Gone, OSError) as error:  # the server ended while it was asked at rest
                 host.wait(10)
                 print(f"crash: the server ended with {host.process.returncode} ({error}): {host.log_tail()}")
                 return 1
