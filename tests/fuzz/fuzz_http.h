@@ -125,7 +125,6 @@ class PairHost final : public ConnectionHost {
       current_ = std::make_shared<Connection>(*this, std::move(socket), all_clients.Find(""), ClientCount());
       current_->Start();
     }
-    Turn(ends[1], answer, settle);
     for (std::string_view piece : pieces) {
       while (!piece.empty() && !closed) {
         const ssize_t sent = ::send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL);

@@ -69,6 +69,7 @@ struct Served {
                .tokenizer = tokenizer.get(),
                .chat = &*chat,
                .random_seeds = false,
+               .details_json = R"({"model":{},"device":"stub","kv":{}})",
                .max_waiting = 64,
                .heartbeat_s = 0});
   }

@@ -1,5 +1,5 @@
-// A leak on purpose, for the soak's test of itself: loaded into the server with LD_PRELOAD, it allocates and writes 2 MiB
-// every second and never frees them.
+// A leak on purpose, for the soak's test of itself: loaded into the server with LD_PRELOAD, it allocates and writes 2
+// MiB every second and never frees them.
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
