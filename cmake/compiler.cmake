@@ -65,7 +65,7 @@ endfunction()
 # Parsers of foreign bytes and what they stand on. For the fuzz targets they are instrumented for coverage, in place: the other tests of
 # that build use the same libraries.
 set(INFINIGEN_FUZZED_LIBRARIES infinigen_base infinigen_json infinigen_jinja infinigen_text infinigen_hub_input infinigen_loader infinigen_model_input
-    infinigen_kv infinigen_eval_input infinigen_cli_input infinigen_server_input)
+    infinigen_kv infinigen_eval_input infinigen_cli_input infinigen_server_input infinigen_http infinigen_http_client infinigen_server)
 
 # How a library is optimised. Release: -O3, and -O1 where it computes little (LIGHT), which saves a third of the compile time. With
 # sanitizers: not at all, which saves more than half, and -O1 where the tests spend their time (HOT).

@@ -29,6 +29,9 @@ constexpr size_t kJoinedBytes = 16 << 10;
 constexpr size_t kExtensionBytes = 4 << 10;
 // Limit of a chunk's line: extensions, the size (sixteen digits) and at most three line ends.
 constexpr size_t kChunkLineBytes = kExtensionBytes + 32;
+// The shortest last chunk: 0 and two line ends, so a chunked body is never complete without so many more bytes. Beast
+// asserts that it gets them once it has seen the last chunk's line.
+constexpr size_t kLeastLastChunk = 5;
 
 // Whether a head, or trailers, contain a folded line. Beast joins folded lines with a space, but proxies may read them
 // as two fields or none, so they are refused.
@@ -40,7 +43,10 @@ bool HasFoldedLine(std::string_view fields) {
 }  // namespace
 
 void Connection::ChunkLine::operator()(uint64_t size, boost::beast::string_view extensions, error_code& error) {
-  if (size == 0) trailers = extensions.data() + extensions.size();  // Beast calls this once all trailers have arrived
+  if (size == 0) {  // Beast calls this once all trailers have arrived
+    last_extensions = extensions.data();
+    trailers = extensions.data() + extensions.size();
+  }
   if (extensions.size() > kExtensionBytes) error = http::error::bad_chunk_extension;
 }
 
@@ -194,7 +200,7 @@ void Connection::NextRequest() {
   parser_->eager(true);
   parser_->on_chunk_header(chunk_line_);
   chunk_line_.trailers = nullptr;
-  begun_ = in_trailers_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  begun_ = folded_ = head_seen_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -258,6 +264,7 @@ void Connection::Parse() {
       begun_ = true;
       continue;
     }
+    if (head_seen_ && parser_->chunked() && unparsed() < kLeastLastChunk) return Read();
     error_code error;
     const size_t used = parser_->put(asio::buffer(input_.data() + parsed_, unparsed()), error);
     // Looks at all input after the last chunk (HasFoldedLine stops at the empty line), because Beast may report an
@@ -267,6 +274,7 @@ void Connection::Parse() {
         HasFoldedLine(std::string_view(input_).substr(static_cast<size_t>(chunk_line_.trailers - input_.data())));
     if (!head_seen_ && parser_->is_header_done())
       folded_ = HasFoldedLine(std::string_view(input_).substr(parsed_, used));
+    const size_t last_chunk_bytes = LastChunkBytes(parsed_ + used);
     parsed_ += used;
     if (parsed_ >= kForgetBytes) {  // not for every request, because erasing copies the rest
       input_.erase(0, parsed_);
@@ -279,7 +287,7 @@ void Connection::Parse() {
         return Read();
       }
     }
-    if (in_trailers_ && used > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
+    if (!error && last_chunk_bytes > host_.limits.header_bytes) return Fail(431, "the trailers are too long");
     if (error == http::error::header_limit) return Fail(431, "the header is too long");
     if (error == http::error::body_limit) return Fail(413, "the body is too long");
     if (error == http::error::bad_version) return Fail(505, "this version of HTTP is not supported; use 1.0 or 1.1");
@@ -294,6 +302,14 @@ void Connection::Parse() {
     if (parser_->is_done()) return Handle();
     if (used == 0) return CheckUnfinished() ? Read() : void();
   }
+}
+
+// Bytes of the last chunk, from its size to `end`; 0 while it is incomplete.
+size_t Connection::LastChunkBytes(size_t end) const {
+  if (chunk_line_.trailers == nullptr) return 0;
+  size_t begin = static_cast<size_t>(chunk_line_.last_extensions - input_.data());
+  while (begin > parsed_ && input_[begin - 1] == '0') --begin;  // the digits of the size
+  return end - begin;
 }
 
 // Skips one empty line before a request: some clients send it after the previous body (RFC 9112, 2.2). A second one is
@@ -313,7 +329,6 @@ bool Connection::CheckUnfinished() {
     if (rest.size() <= kChunkLineBytes) return true;
     return Fail(400, make_error_code(http::error::bad_chunk_extension).message()), false;
   }
-  in_trailers_ = true;
   if (rest.size() <= host_.limits.header_bytes) return true;
   return Fail(431, "the trailers are too long"), false;
 }

@@ -67,10 +67,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
-  // Refuses a chunk with long extensions (which are ignored anyway), and records where the last chunk's line ends.
+  // Refuses a chunk with long extensions (which are ignored anyway), and records where the last chunk's extensions
+  // begin and end. The pointers point into the bytes that are being parsed.
   struct ChunkLine {
     void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error);
-    const char* trailers = nullptr;  // points into the bytes that are being parsed
+    const char* last_extensions = nullptr;
+    const char* trailers = nullptr;
   };
 
   // A piece of output, counted until all of it is sent.
@@ -91,6 +93,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnRead(error_code error, size_t bytes);
   void OnReadAhead();
   void Parse();
+  size_t LastChunkBytes(size_t end) const;
   bool SkipEmptyLine();
   bool AdmitHead();
   bool CheckUnfinished();
@@ -143,8 +146,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   bool begun_ = false;  // the first byte of the request line has arrived
   bool head_seen_ = false;
-  bool folded_ = false;       // a header line continues on the next line
-  bool in_trailers_ = false;  // the last chunk's line has arrived, its trailers are incomplete
+  bool folded_ = false;  // a header line continues on the next line
   bool reading_ = false;
   MemoryShare input_memory_;  // of input_, and of the body until its exchange has it
 

@@ -282,6 +282,38 @@ TEST(HttpServer, FoldedTrailersAreRefused) {
   EXPECT_EQ(status("1\r\na\r\n0;" + std::string(5000, 'x') + "\r\nT: x\r\n\r\n", ""), "400") << "a long extension";
 }
 
+TEST(HttpServer, TheLastChunkMayArriveByteByByte) {
+  Served served;
+  Peer client(served.port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (const char c : std::string("0\r\nT: x\r\n\r\n")) {
+    client.Send(std::string(1, c));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that each byte is parsed by itself
+  }
+  EXPECT_EQ(client.Read("\r\n\r\n").substr(9, 3), "200");
+}
+
+TEST(HttpServer, TrailersHaveOneLimitHoweverTheyArrive) {
+  HttpLimits limits;
+  limits.header_bytes = 1000;
+  Served served(limits);
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (const auto& [bytes, status] : {std::pair{900, "200"}, {1100, "431"}}) {
+    for (const bool in_pieces : {false, true}) {
+      Peer client(served.port());
+      const std::string last = "0\r\nT: " + std::string(static_cast<size_t>(bytes), 'x') + "\r\n\r\n";
+      if (in_pieces) {
+        client.Send(head + last.substr(0, 500));
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        client.Send(last.substr(500));
+      } else {
+        client.Send(head + last);
+      }
+      EXPECT_EQ(client.Read("\r\n\r\n").substr(9, 3), status) << bytes << (in_pieces ? " in pieces" : "");
+    }
+  }
+}
+
 TEST(HttpServer, ErrorsOfTheConnectionSayWhoseTheyAre) {
   HttpLimits limits;
   limits.body_bytes = 10;
