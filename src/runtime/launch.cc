@@ -131,11 +131,12 @@ void PlaceWeights(const Model& model, const RunPlan& plan) {
 // Names a broken number before the model can answer with text. Costs one read of the weights, which the first prompt
 // would read too; skipped where they do not fit into memory, so that they would be read from the disk twice. Then the
 // engine finds the break at the first logits.
-Status CheckNumbers(const Model& model, int threads) {
-  if (model.is_random() || model.weights.storage == nullptr || model.weights.storage->source == nullptr) return Ok();
+Status CheckNumbers(const Model& model, const RunPlan& plan) {
+  const TensorSource* const source = model.weights.storage->source.get();
+  if (source == nullptr) return Ok();
   const std::optional<uint64_t> available = AvailableHostMemory();
-  if (available && static_cast<uint64_t>(model.weights.TotalBytes()) > *available) return Ok();
-  return CheckFinite(*model.weights.storage->source, threads);
+  if (!plan.reads_weights && available && static_cast<uint64_t>(model.weights.TotalBytes()) > *available) return Ok();
+  return CheckFinite(*source, plan.options.threads);
 }
 
 }  // namespace
@@ -173,7 +174,7 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
   ASSIGN_OR_RETURN(const RunPlan plan, PlanRun(model, request));
   if (!plan.refusal.empty()) return Exhausted("calibration: {}", plan.refusal);
   PlaceWeights(model, plan);
-  RETURN_IF_ERROR(CheckNumbers(model, plan.options.threads));
+  RETURN_IF_ERROR(CheckNumbers(model, plan));
   ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, MakeExecutor(model.config, model.weights, plan.options));
   const auto show = [&](int64_t done, int64_t units) {
     callbacks.Progress({.kind = WorkKind::kCalibration, .done = done, .total = units, .tokens = tokens});
@@ -230,7 +231,7 @@ Result<std::unique_ptr<Executor>> Launch(const Model& model, const RunPlan& plan
   if (!plan.refusal.empty()) return Exhausted("{}", plan.refusal);
   for (const std::string& warning : plan.warnings) callbacks.Warn(warning);
   PlaceWeights(model, plan);
-  RETURN_IF_ERROR(CheckNumbers(model, plan.options.threads));
+  RETURN_IF_ERROR(CheckNumbers(model, plan));
   ASSIGN_OR_RETURN(SketchSource sketches, SourceFor(model, plan, callbacks));
   return MakeExecutor(model.config, model.weights, plan.options, std::move(sketches));
 }
