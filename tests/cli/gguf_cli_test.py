@@ -162,6 +162,16 @@ class Refusals(Case):
         self.refused(self.changed([("tokenizer.ggml.merges", gguf.ARRAY, (string, ["Ġ zz"]))]), "zz")
         self.refused(self.changed([], more_tensors=[("blk.0.extra.weight", 0, [4], bytes(16))]), "blk.0.extra.weight")
 
+    def test_broken_numbers(self):
+        path = shutil.copytree(os.path.join(MODELS, "llama_mha"), self.path("broken"))
+        file = os.path.join(path, "model.safetensors")
+        with open(file, "rb") as old:
+            content = old.read()
+        with open(file, "wb") as new:  # the last number of the last tensor becomes NaN
+            new.write(content[:-4] + b"\0\0\xc0\x7f")
+        self.refused(path, "model.safetensors: tensor '", "NaN or infinite")
+        self.assert_refused(run("quantize", "-m", path, "--type", "q8_0", "-o", self.path("out.gguf")), "not finite", "row")
+
     def test_types_without_arithmetic(self):
         metadata, tensors = gguf.tiny_model("llama", False)
         metadata = [(k, t, 256 if k == "llama.feed_forward_length" else v) for k, t, v in metadata]

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <new>
@@ -95,6 +96,7 @@ class FakeExecutor final : public Executor, public Instruments {
     ASSERT_EQ(count, 1);
     ASSERT_EQ(first + 1, static_cast<int64_t>(sequence.prompt.size()));
     Peak(logits, sequence.prompt.back(), sequence.first_row + first + 1);
+    if (sequence.prompt.back() == broken_token) logits[3] = std::nanf("");
   }
   void EndPrefill(SeqSlot slot) override {
     Sequence& sequence = live_.at(slot.value());
@@ -117,6 +119,9 @@ class FakeExecutor final : public Executor, public Instruments {
       EXPECT_LE(sequence.rows, sequence.quota);
       Peak(logits.subspan(i * kVocab, kVocab), items[i].token, sequence.rows);
     }
+  }
+  std::string ExplainBreak(const StepItem& item) override {
+    return item.token == broken_token ? "layer 1 of 3" : "another token";
   }
   void ObservePrefill(PrefillObserver) override {}
   void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) override {
@@ -144,6 +149,7 @@ class FakeExecutor final : public Executor, public Instruments {
   uint64_t most_prefill_bytes = 0;  // maximum over all prefills in progress at once
   bool fail_prefill = false;
   bool throw_in_prefill = false;
+  int32_t broken_token = -1;      // as the last of a prompt: the logits after it are NaN
   std::function<void()> on_step;  // may throw or block
   int resets = 0;
   int64_t observed_steps = 0;

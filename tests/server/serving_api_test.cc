@@ -217,6 +217,23 @@ TEST(Exceptions, AStepThatThrowsEndsItsRequestsAndNoLaterOne) {
   EXPECT_EQ(served.Ask("/health")->status(), 200);
 }
 
+TEST(BrokenNumbers, EndTheirRequestWithTheLayerAndNoOther) {
+  Served served;
+  served.executor.broken_token = 40;
+  const std::string body = Served::Prompt(10);
+  const auto alone = served.Ask("/v1/completions", body);
+  ASSERT_TRUE(Eventually([&] { return alone->done(); }));
+  const auto neighbour = served.Ask("/v1/completions", body);
+  const auto broken = served.Ask("/v1/completions", R"({"prompt":[1,2,40],"max_tokens":10,"n":2})");
+  ASSERT_TRUE(Eventually([&] { return neighbour->done() && broken->done(); }));
+  EXPECT_EQ(broken->status(), 500);
+  const Json error = Json::parse(broken->body())["error"];
+  EXPECT_EQ(error["code"], "generation_failed");
+  EXPECT_EQ(error["message"], "the model computed numbers that are NaN or infinite: layer 1 of 3");
+  EXPECT_EQ(neighbour->status(), 200);
+  EXPECT_EQ(Json::parse(neighbour->body())["choices"], Json::parse(alone->body())["choices"]);
+}
+
 TEST(Exceptions, ARouteOrAStreamWithoutMemoryEndsAlone) {
   Served served;
   const auto route = served.Make("/v1/completions", Served::Prompt(10));
