@@ -3,7 +3,8 @@
 # usage: scripts/test.sh [--quick | --lint | --long]
 #   --quick  the release build's tests only
 #   --lint   clang-tidy too, which adds four minutes on two cores
-#   --long   every test under every sanitizer, each parser fuzzed for a minute, the benchmarks built: about an hour on two cores
+#   --long   every test under every sanitizer, each parser fuzzed for a minute, a soak of 5 minutes and one under the thread sanitizer,
+#            the benchmarks built: over an hour on two cores
 # Which test runs in which build: docs/testing.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -145,12 +146,18 @@ if check "build release" finish release; then
   run_ctest ci "${gpu[@]}"
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
+if $long; then
+  check "soak of 5 minutes" scripts/soak.sh 5 --binary build/ci/infinigen
+fi
 if $lint; then
   check "lint" scripts/lint.sh
 fi
 if ! $quick; then
   check "build asan" finish asan && GTEST_FILTER=$asan_filter run_ctest asan "${asan_tests[@]}"
   check "build tsan" finish tsan && GTEST_FILTER=$tsan_filter run_ctest tsan "${tsan_tests[@]}"
+fi
+if $long && [ -x build/tsan/infinigen ]; then
+  check "soak under the thread sanitizer" scripts/soak.sh 2 --tsan
 fi
 
 if $long; then

@@ -128,9 +128,10 @@ class PairHost final : public ConnectionHost {
     for (std::string_view piece : pieces) {
       while (!piece.empty() && !closed) {
         const ssize_t sent = ::send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL);
+        const bool failed = sent < 0 && errno != EAGAIN;
         if (sent > 0) piece.remove_prefix(static_cast<size_t>(sent));
         Turn(ends[1], answer, settle);
-        if (sent < 0 && errno != EAGAIN) break;
+        if (failed) break;
       }
     }
     ::close(ends[1]);

@@ -12,7 +12,9 @@
 namespace {
 
 std::unique_ptr<infinigen::Tokenizer> Load(const char* name) {
-  auto tokenizer = infinigen::Tokenizer::Load(std::string(INFINIGEN_TEST_DATA "/text/data/") + name);
+  const char* given = std::getenv("INFINIGEN_TEST_DATA");  // where the binary runs in another checkout
+  const std::string data = given != nullptr ? given : INFINIGEN_TEST_DATA;
+  auto tokenizer = infinigen::Tokenizer::Load(data + "/text/data/" + name);
   if (!tokenizer.ok()) std::abort();
   return std::move(*tokenizer);
 }

@@ -136,7 +136,7 @@ def soak(run, host, arguments):
     since = time.monotonic()
     points[0].at = 0
     threads = clients.start(run)
-    while host.alive() and (len(points) < 5 or time.monotonic() - since < total):
+    while host.alive() and (len(points) < 4 or time.monotonic() - since < total):
         until = time.monotonic() + every
         while time.monotonic() < until and host.alive():
             time.sleep(0.05)
