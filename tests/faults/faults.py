@@ -21,7 +21,8 @@ import time
 import commands
 
 # What must never be on stderr: marks of sanitizers, of a terminated program, of a message that explains nothing.
-BAD_MARKS = ("Sanitizer", "runtime error:", "terminate called", "internal error: CHECK", "unexpected error", "pure virtual")
+BAD_MARKS = ("Sanitizer", "runtime error:", "terminate called", "internal error: CHECK", "unexpected error", "pure virtual",
+             "bad_alloc", "Success")
 SECONDS = 60  # after which a command hangs
 
 Point = collections.namedtuple("Point", "command kind at")  # at: number, xHASH or record
