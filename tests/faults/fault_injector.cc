@@ -242,19 +242,19 @@ F* Replaced(F* interceptor, std::atomic<void*>& found, const char* name) {
   return reinterpret_cast<F*>(found.load());
 }
 #define REAL(name) Replaced(&__interceptor_##name, found_##name, #name)
-#define DECLARE_REAL(name)                                                     \
-  extern "C" __attribute__((weak)) decltype(::name) __interceptor_##name;     \
+#define DECLARE_REAL(name)                                                \
+  extern "C" __attribute__((weak)) decltype(::name) __interceptor_##name; \
   static std::atomic<void*> found_##name;
 
 // A function that fails with `error` in errno, and without having done anything.
-#define FAILS(kind, error, name, result, parameters, arguments, ...)       \
-  DECLARE_REAL(name)                                                \
+#define FAILS(kind, error, name, result, parameters, arguments, ...)         \
+  DECLARE_REAL(name)                                                         \
   extern "C" __attribute__((visibility("default"))) result name parameters { \
-    if (__VA_ARGS__ InjectFault(FaultClass::kind)) {                       \
-      errno = error;                                                       \
-      return static_cast<result>(-1);                                      \
-    }                                                                      \
-    return REAL(name) arguments;                                           \
+    if (__VA_ARGS__ InjectFault(FaultClass::kind)) {                         \
+      errno = error;                                                         \
+      return static_cast<result>(-1);                                        \
+    }                                                                        \
+    return REAL(name) arguments;                                             \
   }
 
 #define OF_OTHERS(fd) !infinigen::IsInternal(fd)&&
@@ -327,7 +327,8 @@ extern "C" __attribute__((visibility("default"))) int posix_fallocate(int fd, of
 }
 
 DECLARE_REAL(pthread_create)
-extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* thread,
+                                                                     const pthread_attr_t* attributes,
                                                                      void* (*run)(void*), void* argument) {
   return InjectFault(FaultClass::kThread) ? EAGAIN : REAL(pthread_create)(thread, attributes, run, argument);
 }

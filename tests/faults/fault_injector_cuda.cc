@@ -1,5 +1,5 @@
-// The CUDA calls of src/backend/cuda, which the linker sends here (--wrap of the same names in CMakeLists.txt). A failed
-// kernel launch is seen by the program in cudaGetLastError.
+// The CUDA calls of src/backend/cuda, which the linker sends here (--wrap of the same names in CMakeLists.txt). A
+// failed kernel launch is seen by the program in cudaGetLastError.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -8,9 +8,9 @@
 using infinigen::FaultClass;
 using infinigen::InjectFault;
 
-#define FAILS(kind, error, name, parameters, arguments)              \
-  extern "C" cudaError_t __real_##name parameters;                   \
-  extern "C" cudaError_t __wrap_##name parameters {                  \
+#define FAILS(kind, error, name, parameters, arguments)                     \
+  extern "C" cudaError_t __real_##name parameters;                          \
+  extern "C" cudaError_t __wrap_##name parameters {                         \
     return InjectFault(FaultClass::kind) ? error : __real_##name arguments; \
   }
 
@@ -49,9 +49,9 @@ FAILS(kCuda, cudaErrorUnknown, cudaDeviceGetAttribute, (int* value, cudaDeviceAt
 FAILS(kCuda, cudaErrorLaunchFailure, cudaGetLastError, (), ())
 
 #undef FAILS
-#define FAILS(error, name, parameters, arguments)                    \
-  extern "C" cublasStatus_t __real_##name parameters;                \
-  extern "C" cublasStatus_t __wrap_##name parameters {               \
+#define FAILS(error, name, parameters, arguments)                            \
+  extern "C" cublasStatus_t __real_##name parameters;                        \
+  extern "C" cublasStatus_t __wrap_##name parameters {                       \
     return InjectFault(FaultClass::kCuda) ? error : __real_##name arguments; \
   }
 
