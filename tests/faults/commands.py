@@ -241,7 +241,7 @@ class Serve:
         """A completion while a client watches the cache, which then leaves."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=20) as watcher:
-                watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
                 reply, asked = b"", False
                 while b"data: " not in reply:
                     if not asked and b": the picture" in reply:

@@ -35,7 +35,7 @@ class Faults:
         self.binary = os.path.abspath(options.binary)
         self.work = tempfile.mkdtemp(prefix="infinigen-faults-")
         self.commands = {c.name: c for c in commands.make(self.binary, options.models, self.work, options.gpu)}
-        self.slow = 1
+        self.known = set()  # hashes of stacks that an earlier command has
 
     def environment(self, point, log):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
@@ -86,7 +86,9 @@ class Faults:
         stacks = self.record(command, kind)
         calls = sum(stack[1] for stack in stacks)
         if not self.options.every:
-            return calls, [Point(command, kind, stack[2]) for stack in stacks]
+            new = [stack[2] for stack in stacks if stack[2] not in self.known]
+            self.known.update(new)
+            return calls, [Point(command, kind, name) for name in new]
         step = max(1, calls // self.options.most)
         return calls, [Point(command, kind, number) for number in range(1, calls + 1, step)]
 
@@ -144,6 +146,10 @@ def main():
     parser.add_argument("--depth", type=int, default=0, help="frames that tell stacks apart; 0: all")
     options = parser.parse_args()
     options.classes = options.classes.split(",")
+    if options.gpu and (shutil.which("nvidia-smi") is None or
+                        subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode != 0):
+        print("this machine has no GPU")
+        return 77
     faults = Faults(options)
     try:
         if not options.point:
