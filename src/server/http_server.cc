@@ -307,9 +307,13 @@ void Server::Stop() {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options, HttpHandler handler) {
-  auto server = std::make_unique<Server>(options, std::move(handler));
-  RETURN_IF_ERROR(server->Listen());
-  return std::unique_ptr<HttpServer>(std::move(server));
+  try {
+    auto server = std::make_unique<Server>(options, std::move(handler));
+    RETURN_IF_ERROR(server->Listen());
+    return std::unique_ptr<HttpServer>(std::move(server));
+  } catch (const boost::system::system_error& error) {  // of Asio: out of file descriptors
+    return IoError("cannot start the server: {}", error.what());
+  }
 }
 
 std::string_view StatusText(int status) {

@@ -281,7 +281,7 @@ FAILS(kOpen, EADDRINUSE, listen, int, (int fd, int backlog), (fd, backlog))
 FAILS(kOpen, EMFILE, accept, int, (int fd, sockaddr* address, socklen_t* bytes), (fd, address, bytes))
 FAILS(kOpen, EMFILE, epoll_create1, int, (int flags), (flags))
 FAILS(kOpen, ENOSPC, epoll_ctl, int, (int epoll, int what, int fd, epoll_event* event), (epoll, what, fd, event),
-      what == EPOLL_CTL_ADD &&)
+      what == EPOLL_CTL_ADD && !infinigen::IsInternal(fd) &&)
 FAILS(kOpen, EMFILE, eventfd, int, (unsigned count, int flags), (count, flags))
 FAILS(kOpen, EMFILE, timerfd_create, int, (int clock, int flags), (clock, flags))
 FAILS(kOpen, EMFILE, pipe, int, (int* fds), (fds))
