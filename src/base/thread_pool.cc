@@ -1,5 +1,7 @@
 #include "base/thread_pool.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace infinigen {
@@ -21,10 +23,17 @@ void Relax() {
 ThreadPool::ThreadPool(int threads) {
   CHECK(threads >= 1);
   workers_.reserve(static_cast<size_t>(threads - 1));
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { WorkerLoop(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { WorkerLoop(thread); });
+  } catch (...) {
+    Stop();  // those that have started
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   stop_.store(true);
   Wake();
   for (std::thread& worker : workers_) worker.join();
@@ -57,13 +66,22 @@ void ThreadPool::RunErased(int64_t tasks, Function function, void* context) {
     else
       Relax();
   }
+  if (failed_.load(std::memory_order_relaxed)) {
+    failed_ = false;
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
 }
 
-void ThreadPool::Drain(int thread) {
-  for (;;) {
-    const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= tasks_) return;
-    function_(context_, task, thread);
+void ThreadPool::Drain(int thread) noexcept {
+  try {
+    for (;;) {
+      const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks_) return;
+      function_(context_, task, thread);
+    }
+  } catch (...) {
+    next_task_.store(tasks_, std::memory_order_relaxed);
+    if (!failed_.exchange(true)) failure_ = std::current_exception();
   }
 }
 

@@ -7,11 +7,15 @@
 //
 // The caller divides the work into tasks; any thread may run any task. For reproducible results each output element
 // must be computed by exactly one task, in a fixed order.
+//
+// An exception in a task (no memory) skips the tasks that have not begun, and leaves Run on the calling thread after
+// every worker has left the loop.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -20,6 +24,7 @@ namespace infinigen {
 
 class ThreadPool {
  public:
+  // std::system_error, with no thread left behind, if the system cannot start so many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,8 +32,8 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(task, thread) for task in [0, tasks), thread in [0, threads()); returns when all are done. `body` must
-  // not throw. Allocates nothing.
+  // Calls body(task, thread) for task in [0, tasks), thread in [0, threads()); returns when all are done.
+  // Allocates nothing.
   template <class Body>
   void Run(int64_t tasks, Body&& body) {
     if (tasks <= 0) return;
@@ -50,7 +55,8 @@ class ThreadPool {
   void RunErased(int64_t tasks, Function function, void* context);
   void Wake();
   void WorkerLoop(int thread);
-  void Drain(int thread);
+  void Drain(int thread) noexcept;
+  void Stop();
 
   // Set in inside_ while no loop is open to workers.
   static constexpr uint32_t kClosed = 1u << 31;
@@ -65,6 +71,9 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> inside_{kClosed};  // number of workers inside the loop, plus kClosed
   alignas(64) std::atomic<int64_t> next_task_{0};
   std::atomic<bool> stop_{false};
+  // The first exception of the current loop: written by the thread that sets failed_, read when the loop is closed.
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
 
   // Used only to sleep after a long idle time.
   std::atomic<int> sleepers_{0};

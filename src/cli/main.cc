@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/mmap_file.h"
@@ -78,6 +79,8 @@ int main(int argc, char** argv) {
     return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::bad_alloc&) {
     return infinigen::Fail(infinigen::Exhausted("out of memory"));
+  } catch (const std::system_error& error) {  // of std::thread, whose message names only the cause
+    return infinigen::Fail(infinigen::Exhausted("cannot start a thread: {}", error.what()));
   } catch (const std::exception& error) {  // from a library; this project's code does not throw
     return infinigen::Fail(infinigen::Invalid("unexpected error: {}", error.what()));
   }

@@ -242,8 +242,10 @@ Result<int> Serve(const ServeFlags& flags) {
   server->DrainOnSignals();
   server->Start();
   const bool bracket = flags.host.find(':') != std::string::npos;
-  Output().Write(fmt::format("listening on {}://{}{}{}:{}\n", flags.tls_cert.empty() ? "http" : "https",
-                             bracket ? "[" : "", flags.host, bracket ? "]" : "", server->port()));
+  Output output;
+  output.Write(fmt::format("listening on {}://{}{}{}:{}\n", flags.tls_cert.empty() ? "http" : "https",
+                           bracket ? "[" : "", flags.host, bracket ? "]" : "", server->port()));
+  RETURN_IF_ERROR(output.status());  // the port may be known from here alone
 
   ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
   api.Serve(Serving(flags, loaded));

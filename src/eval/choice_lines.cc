@@ -222,7 +222,8 @@ Result<ChoiceFormat> FormatOf(const Line& first, const std::string& path) {
   if (first.text[start] != '{')
     return Invalid("{}:{}: the first line is neither a JSON object nor the header of OpenBookQA's table", path,
                    first.number);
-  ASSIGN_OR_RETURN(const Json json, ParseObject(first, path));
+  ASSIGN_OR_RETURN(Json json, ParseObject(first, path));
+  const FreeJsonAtEnd free(json);
   if (json.contains("premise") && json.contains("choice1")) return ChoiceFormat::kCopa;
   if (json.contains("goal") && json.contains("sol1")) return ChoiceFormat::kPiqa;
   if (json.contains("sentence") && json.contains("option1")) return ChoiceFormat::kWinoGrande;
@@ -300,7 +301,8 @@ Result<ChoiceFile> ParseChoices(std::string_view text, const std::string& path,
     if (columns) {
       ASSIGN_OR_RETURN(parsed, ParseOpenBook(*line, *columns, path));
     } else {
-      ASSIGN_OR_RETURN(const Json json, ParseObject(*line, path));
+      ASSIGN_OR_RETURN(Json json, ParseObject(*line, path));
+      const FreeJsonAtEnd free(json);
       FieldReader fields = FieldsOf(json, path, *line);
       parsed = ParseFields(fields, file.format);
       if (file.format == ChoiceFormat::kPlain && file.items.empty() && json.contains("task"))

@@ -225,6 +225,8 @@ std::optional<JsonFault> ScanJson(std::string_view text, const JsonLimits& limit
   EventAdapter adapter(handler, bytes);
   try {
     nlohmann::json::sax_parse(ByteIterator(&bytes), ByteIterator(nullptr), &adapter);
+  } catch (const std::bad_alloc&) {  // not a fault of the text
+    throw;
   } catch (const std::exception& exception) {
     return JsonFault{.reason = ReasonOf(exception)};
   }

@@ -81,6 +81,34 @@ std::optional<JsonFault> ScanJson(std::string_view text, const JsonLimits& limit
 // ScanJson with one error for both cases; the message begins with handler.path(). `offset` as in JsonFault::Message.
 Status ParseJsonEvents(std::string_view text, const JsonLimits& limits, JsonHandler& handler, size_t offset = 0);
 
+// Frees what a tree (nlohmann::json or ordered_json) holds, without allocating. The tree's destructor allocates memory
+// in proportion to the tree, and a failure there ends the process; so parsed trees are freed by this function.
+template <class Tree>
+void FreeJson(Tree& tree) noexcept {
+  if (tree.is_array()) {
+    auto& items = tree.template get_ref<typename Tree::array_t&>();
+    for (Tree& item : items) FreeJson(item);
+    items.clear();
+  } else if (tree.is_object()) {
+    auto& members = tree.template get_ref<typename Tree::object_t&>();
+    for (auto& [key, value] : members) FreeJson(value);
+    members.clear();
+  }
+}
+
+// Calls FreeJson at the end of a scope. The tree outlives it.
+template <class Tree>
+class FreeJsonAtEnd {
+ public:
+  explicit FreeJsonAtEnd(Tree& tree) : tree_(tree) {}
+  ~FreeJsonAtEnd() { FreeJson(tree_); }
+  FreeJsonAtEnd(const FreeJsonAtEnd&) = delete;
+  FreeJsonAtEnd& operator=(const FreeJsonAtEnd&) = delete;
+
+ private:
+  Tree& tree_;
+};
+
 // ---- trees; for duplicate keys in an object, the last one counts ----
 
 // Parses `text` into `*tree`, which is unspecified when a fault is returned. For callers that write their own messages.
@@ -101,6 +129,9 @@ class JsonTreeBuilder {
  public:
   // max_values and max_text_bytes apply to each tree.
   explicit JsonTreeBuilder(const JsonLimits& limits) : limits_(limits) {}
+  ~JsonTreeBuilder() { FreeJson(root_); }
+  JsonTreeBuilder(const JsonTreeBuilder&) = delete;
+  JsonTreeBuilder& operator=(const JsonTreeBuilder&) = delete;
 
   // False when a limit is exceeded.
   bool Add(nlohmann::json value);

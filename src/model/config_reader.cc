@@ -183,7 +183,8 @@ std::string BaseName(const std::string& directory) {
 }  // namespace
 
 Result<ModelConfig> ParseModelConfig(std::string_view text, const std::string& path) {
-  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  ASSIGN_OR_RETURN(json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  const FreeJsonAtEnd free(tree);
   return ModelConfigOf(tree, path);
 }
 
@@ -211,7 +212,8 @@ Result<ModelConfig> ModelConfigOf(const json& tree, const std::string& path) {
 }
 
 Result<std::vector<int64_t>> ParseGenerationEosIds(std::string_view text, const std::string& path) {
-  ASSIGN_OR_RETURN(const json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  ASSIGN_OR_RETURN(json tree, ParseJson(text, path, {.max_depth = kMaxConfigDepth}));
+  const FreeJsonAtEnd free(tree);
   FieldReader fields(tree, path);
   std::vector<int64_t> ids = fields.TokenIds("eos_token_id");
   RETURN_IF_ERROR(fields.status());

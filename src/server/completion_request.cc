@@ -38,7 +38,10 @@ ApiResult<Json> ParseObject(std::string_view body) {
                               : "the body is not valid JSON";
     return ApiError{.message = message, .code = "invalid_json"};
   }
-  if (!json.is_object()) return ApiError{.message = "the body must be a JSON object", .code = "invalid_json"};
+  if (!json.is_object()) {
+    FreeJson(json);
+    return ApiError{.message = "the body must be a JSON object", .code = "invalid_json"};
+  }
   return json;
 }
 
@@ -259,6 +262,7 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
                                              int64_t vocab) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
+  const FreeJsonAtEnd free(*json);
   FieldReader fields = FieldsOf(*json);
   CompletionRequest request{.kind = kind, .sampling = defaults};
   for (const char* name : {"model", "user"}) fields.String(name);  // only the type is checked; the value has no effect
@@ -293,6 +297,7 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
 ApiResult<TokenizeRequest> ParseTokenize(std::string_view body) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
+  const FreeJsonAtEnd free(*json);
   FieldReader fields = FieldsOf(*json);
   TokenizeRequest request;
   request.content = fields.RequiredString("content");
@@ -305,6 +310,7 @@ ApiResult<TokenizeRequest> ParseTokenize(std::string_view body) {
 ApiResult<std::vector<int32_t>> ParseDetokenize(std::string_view body, int64_t vocab) {
   ApiResult<Json> json = ParseObject(body);
   if (!json.ok()) return json.error();
+  const FreeJsonAtEnd free(*json);
   FieldReader fields = FieldsOf(*json);
   std::vector<int32_t> ids;
   const Json* tokens = fields.Get("tokens");

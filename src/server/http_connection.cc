@@ -135,9 +135,9 @@ class Exchange : public HttpExchange {
 
 Connection::Connection(ConnectionHost& host, tcp::socket socket, std::shared_ptr<Client> client, ClientCount place)
     : host_(host),
-      strand_(asio::make_strand(host.io)),
+      strand_(host.io),
       socket_(std::move(socket)),
-      timer_(strand_),
+      timer_(host.io),
       address_client_(std::move(client)),
       place_(std::move(place)),
       input_memory_(address_client_->memory),
@@ -590,14 +590,14 @@ void Connection::SetDeadline(int seconds) {
 // Checks the deadlines once a second. They move with every byte, so a timer per deadline would cost more.
 void Connection::WatchDeadline() {
   timer_.expires_after(std::chrono::seconds(1));
-  timer_.async_wait([weak = weak_from_this()](error_code error) {
+  timer_.async_wait(asio::bind_executor(strand_, [weak = weak_from_this()](error_code error) {
     const std::shared_ptr<Connection> self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
     self->Guard([&] {
       self->CheckDeadlines();
       if (self->state_ != State::kClosed) self->WatchDeadline();
     });
-  });
+  }));
 }
 
 void Connection::CheckDeadlines() {

@@ -10,12 +10,12 @@
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/io_context_strand.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/strand.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
@@ -129,7 +129,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   ConnectionHost& host_;
-  boost::asio::strand<boost::asio::io_context::executor_type> strand_;
+  // asio::strand would end the process where memory for its mutex is short (Boost 1.81).
+  boost::asio::io_context::strand strand_;
   boost::asio::ip::tcp::socket socket_;
   std::optional<boost::asio::ssl::stream<boost::asio::ip::tcp::socket&>> tls_;
   boost::asio::steady_timer timer_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <condition_variable>
@@ -23,12 +24,27 @@ namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+// Held by a waiting handler: sets a flag if the handler is destroyed before it was called.
+class Pending {
+ public:
+  explicit Pending(std::atomic<bool>& lost) : lost_(&lost) {}
+  Pending(Pending&& other) noexcept : lost_(std::exchange(other.lost_, nullptr)) {}
+  Pending& operator=(Pending&&) = delete;
+  ~Pending() {
+    if (lost_ != nullptr) *lost_ = true;
+  }
+  void Called() { lost_ = nullptr; }
+
+ private:
+  std::atomic<bool>* lost_;
+};
+
 class Server : public HttpServer, public ConnectionHost {
  public:
   Server(const HttpOptions& options, HttpHandler answers)
       : ConnectionHost(options, std::move(answers)),
         options_(options),
-        control_(asio::make_strand(io)),
+        control_(io),
         acceptor_(io),
         drain_timer_(io),
         signals_(io) {}
@@ -66,19 +82,22 @@ class Server : public HttpServer, public ConnectionHost {
 
   // These run on the control strand.
   void Accept();
+  // Any thread: accepts again if Asio dropped the wait for connections because it had no memory.
+  void RestoreAccept();
   void OnAccept(tcp::socket socket);
   void Refuse(tcp::socket socket, const std::string& peer);
   void BeginDrain();
   void After(int seconds, std::function<void()> act);
 
   const HttpOptions options_;
-  asio::strand<asio::io_context::executor_type> control_;
+  asio::io_context::strand control_;
   tcp::acceptor acceptor_;
   asio::steady_timer drain_timer_;
   asio::signal_set signals_;
   uint16_t port_ = 0;
   std::vector<std::thread> threads_;
   bool stopped_ = false;
+  std::atomic<bool> accept_lost_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable drained_;
@@ -136,19 +155,38 @@ void Server::Start() {
         try {
           io.run();
         } catch (const std::exception&) {  // from a callback that belongs to no connection: the others go on
+          RestoreAccept();
         }
       }
     });
 }
 
+void Server::RestoreAccept() {
+  while (accept_lost_ && !draining) {
+    try {
+      return asio::post(control_, [this] {
+        if (accept_lost_.exchange(false)) Accept();
+      });
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+}
+
 void Server::Accept() {
   if (draining) return;
-  acceptor_.async_accept(asio::bind_executor(control_, [this](error_code error, tcp::socket socket) {
-    if (draining) return;
+  accept_lost_ = false;
+  auto on_accept = [this, pending = Pending(accept_lost_)](error_code error, tcp::socket socket) mutable {
+    if (draining) return pending.Called();
     if (error) {  // usually out of file descriptors: try again when connections have closed
       const auto timer = std::make_shared<asio::steady_timer>(io, std::chrono::milliseconds(50));
-      return timer->async_wait(asio::bind_executor(control_, [this, timer](error_code) { Accept(); }));
+      return timer->async_wait(
+          asio::bind_executor(control_, [this, timer, later = std::move(pending)](error_code) mutable {
+            later.Called();
+            Accept();
+          }));
     }
+    pending.Called();
     for (bool accepting = false; !accepting;) {  // the server must not stop accepting because memory was short
       try {
         if (socket.is_open()) OnAccept(std::exchange(socket, tcp::socket(io)));
@@ -158,7 +196,8 @@ void Server::Accept() {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
     }
-  }));
+  };
+  acceptor_.async_accept(asio::bind_executor(control_, std::move(on_accept)));
 }
 
 void Server::OnAccept(tcp::socket socket) {
@@ -268,9 +307,13 @@ void Server::Stop() {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options, HttpHandler handler) {
-  auto server = std::make_unique<Server>(options, std::move(handler));
-  RETURN_IF_ERROR(server->Listen());
-  return std::unique_ptr<HttpServer>(std::move(server));
+  try {
+    auto server = std::make_unique<Server>(options, std::move(handler));
+    RETURN_IF_ERROR(server->Listen());
+    return std::unique_ptr<HttpServer>(std::move(server));
+  } catch (const boost::system::system_error& error) {  // of Asio: out of file descriptors
+    return IoError("cannot start the server: {}", error.what());
+  }
 }
 
 std::string_view StatusText(int status) {

@@ -163,13 +163,15 @@ void KvWatch::Follow(bool next_tenant) {
   });
   const std::optional<RequestId> id = last == sequences_.rend() ? std::nullopt : std::optional(last->id);
   if (id == followed_) return;
-  const bool first = !followed_;
+  const bool first = !followed_ && !watchers_.empty();
+  // Before anything changes, because it allocates.
+  KvStats now_stats = first ? engine_.executor().instruments().Stats() : KvStats();
   followed_ = id;
   picture_.Clear();
   fresh_ = drawn_ = !selects_;
   if (watchers_.empty()) return;
   if (first) {
-    before_ = engine_.executor().instruments().Stats();
+    before_ = std::move(now_stats);
     last_event_ = now_();
   }
   Observe(followed_.has_value());

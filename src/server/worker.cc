@@ -21,19 +21,20 @@ Worker::~Worker() {
 }
 
 bool Worker::Post(const void* owner, std::function<void()> run, std::function<void()> refuse) {
+  auto task = std::make_shared<const Task>(Task{owner, std::move(run), std::move(refuse)});
   {
     const std::lock_guard lock(mutex_);
     if (refusing_ || tasks_.size() >= most_waiting_) return false;
-    tasks_.push_back({owner, std::move(run), std::move(refuse)});
+    tasks_.push_back(std::move(task));
   }
   woken_.notify_one();
   return true;
 }
 
 bool Worker::Withdraw(const void* owner) {
-  Task dropped;  // declared before the lock, so that the task is freed after it is released
+  std::shared_ptr<const Task> dropped;  // declared before the lock, so that the task is freed after it is released
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(tasks_, owner, &Task::owner);
+  const auto found = std::ranges::find(tasks_, owner, [](const auto& task) { return task->owner; });
   if (found == tasks_.end()) return false;
   dropped = std::move(*found);
   tasks_.erase(found);
@@ -41,7 +42,7 @@ bool Worker::Withdraw(const void* owner) {
 }
 
 void Worker::RefuseAll() {
-  std::deque<Task> waiting;
+  std::deque<std::shared_ptr<const Task>> waiting;
   std::shared_ptr<const Task> under_way;
   {
     const std::lock_guard lock(mutex_);
@@ -50,7 +51,7 @@ void Worker::RefuseAll() {
     under_way = under_way_;
   }
   if (under_way) under_way->refuse();
-  for (const Task& task : waiting) task.refuse();
+  for (const auto& task : waiting) task->refuse();
 }
 
 void Worker::Run() {
@@ -63,7 +64,7 @@ void Worker::Run() {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
       if (ending_) return;
-      task = under_way_ = std::make_shared<const Task>(std::move(tasks_.front()));
+      task = under_way_ = std::move(tasks_.front());
       tasks_.pop_front();
     }
     try {

@@ -40,7 +40,7 @@ class Worker {
   const size_t most_waiting_;
   std::mutex mutex_;
   std::condition_variable woken_;
-  std::deque<Task> tasks_;
+  std::deque<std::shared_ptr<const Task>> tasks_;  // allocated by Post, whose callers can fail
   std::shared_ptr<const Task> under_way_;
   bool refusing_ = false;
   bool ending_ = false;

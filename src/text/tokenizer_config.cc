@@ -298,8 +298,10 @@ Result<TokenizerConfig> ReadTokenizerConfig(const std::string& directory) {
   TokenizerConfig config;
   config.path = directory + "/tokenizer_config.json";
   ConfigReader reader(config);
-  ASSIGN_OR_RETURN(const json file, ReadIfThere(config.path));
-  ASSIGN_OR_RETURN(const json model, ReadIfThere(directory + "/config.json"));
+  ASSIGN_OR_RETURN(json file, ReadIfThere(config.path));
+  const FreeJsonAtEnd free_file(file);
+  ASSIGN_OR_RETURN(json model, ReadIfThere(directory + "/config.json"));
+  const FreeJsonAtEnd free_model(model);
   if (file.is_object()) {
     if (const Status read = reader.ReadRoles(file); !read.ok()) return InFile(config.path, read.error());
     config.add_bos_token = BoolOf(file, "add_bos_token");
@@ -310,11 +312,13 @@ Result<TokenizerConfig> ReadTokenizerConfig(const std::string& directory) {
     if (!read.ok()) return InFile(config.path, read.error());
   } else {
     const std::string map_path = directory + "/special_tokens_map.json";
-    ASSIGN_OR_RETURN(const json map, ReadIfThere(map_path));
+    ASSIGN_OR_RETURN(json map, ReadIfThere(map_path));
+    const FreeJsonAtEnd free_map(map);
     if (map.is_object())
       if (const Status read = reader.ReadRoles(map); !read.ok()) return InFile(map_path, read.error());
     const std::string added_path = directory + "/added_tokens.json";
-    ASSIGN_OR_RETURN(const json added, ReadIfThere(added_path));
+    ASSIGN_OR_RETURN(json added, ReadIfThere(added_path));
+    const FreeJsonAtEnd free_added(added);
     if (added.is_object())
       if (const Status read = reader.ReadAddedTokens(added); !read.ok()) return InFile(added_path, read.error());
   }

@@ -167,6 +167,7 @@ class TokenizerJsonHandler final : public JsonHandler {
   bool FinishTree() {
     building_ = false;
     json value = tree_.Take();
+    const FreeJsonAtEnd free(value);
     if (section_ == Section::kComponent) {
       components[key_] = std::move(value);
       return true;

@@ -68,5 +68,19 @@ TEST(ThreadPool, WakesAfterSleeping) {
   }
 }
 
+// Whichever thread runs the task that throws, the caller gets the exception, and the pool works on.
+TEST(ThreadPool, ATaskThatThrowsReachesTheCaller) {
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    for (int64_t bad = 0; bad < 64; ++bad) {
+      EXPECT_THROW(pool.Run(64, [&](int64_t task, int) { task == bad ? throw std::bad_alloc() : void(); }),
+                   std::bad_alloc);
+      std::atomic<int64_t> sum{0};
+      pool.Run(10, [&](int64_t task, int) { sum += task; });
+      ASSERT_EQ(sum.load(), 45) << threads << " " << bad;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace infinigen

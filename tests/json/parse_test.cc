@@ -257,5 +257,35 @@ TEST(JsonLines, SkipsBlankLinesAndCountsThem) {
   EXPECT_EQ(next(), "end");
 }
 
+TEST(FreeJson, LeavesAnEmptyTree) {
+  nlohmann::json tree = nlohmann::json::parse(R"({"a": [1, {"b": [[], "text"]}], "c": null})");
+  FreeJson(tree);
+  EXPECT_EQ(tree, nlohmann::json::object());
+  nlohmann::ordered_json list = {1, {{"a", {2, 3}}}};
+  FreeJson(list);
+  EXPECT_EQ(list, nlohmann::ordered_json::array());
+}
+
+// What destructors of trees take when there is no other memory.
+TEST(JsonReserve, GivesWhatIsFree) {
+  JsonReserve reserve;
+  void* const first = reserve.Take(1);
+  void* const second = reserve.Take(3 * 4096);
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(reserve.Take(61 * 4096), nullptr) << "60 blocks are free";
+  void* const rest = reserve.Take(60 * 4096);
+  EXPECT_NE(rest, nullptr);
+  EXPECT_EQ(reserve.Take(1), nullptr);
+  EXPECT_TRUE(reserve.GiveBack(second, 3 * 4096));
+  EXPECT_EQ(reserve.Take(2 * 4096 + 1), second);
+  int elsewhere = 0;
+  EXPECT_FALSE(reserve.GiveBack(&elsewhere, 1));
+  EXPECT_TRUE(reserve.GiveBack(first, 1));
+  EXPECT_TRUE(reserve.GiveBack(second, 3 * 4096));
+  EXPECT_TRUE(reserve.GiveBack(rest, 60 * 4096));
+  EXPECT_EQ(reserve.Take(64 * 4096), first);
+}
+
 }  // namespace
 }  // namespace infinigen

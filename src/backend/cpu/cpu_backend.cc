@@ -48,9 +48,10 @@ Status CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads,
   // With fewer tasks than half the threads, several threads share the scores of a task.
   const int64_t split = std::min(max_batch * kv_heads, threads() / int64_t{2});
   const int64_t scored = split >= kv_heads ? split * ChoiceScratch::Floats(plan.group, max_tokens, threads()) : 0;
-  shared_.ReserveAhead(
-      std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats + 16 + scored));
-  for (Scratch& scratch : private_) scratch.ReserveAhead(std::max(plan.scratch_floats(plan.group), select));
+  RETURN_IF_ERROR(shared_.ReserveAhead(
+      std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats + 16 + scored)));
+  for (Scratch& scratch : private_)
+    RETURN_IF_ERROR(scratch.ReserveAhead(std::max(plan.scratch_floats(plan.group), select)));
   return Ok();
 }
 

@@ -34,24 +34,23 @@ class Scratch {
   explicit Scratch(Allocator& memory) : memory_(&memory) {}
 
   // At least `floats` floats, 64-byte aligned, contents undefined. Grows to twice the need, so that a sequence that
-  // grows by one token per step reallocates rarely.
+  // grows by one token per step reallocates rarely. Throws std::bad_alloc, as operator new does.
   float* Reserve(int64_t floats) {
     const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    if (buffer_.bytes() < bytes) Grow(std::max(2 * bytes, kSmallestBytes));
+    if (buffer_.bytes() < bytes && !Grow(std::max(2 * bytes, kSmallestBytes)).ok()) throw std::bad_alloc();
     return reinterpret_cast<float*>(buffer_.data());
   }
   // Later calls of Reserve for up to `floats` floats allocate nothing.
-  void ReserveAhead(int64_t floats) {
+  Status ReserveAhead(int64_t floats) {
     const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    if (buffer_.bytes() < bytes) Grow(bytes);
+    return buffer_.bytes() < bytes ? Grow(bytes) : Ok();
   }
 
  private:
-  void Grow(size_t bytes) {
+  Status Grow(size_t bytes) {
     buffer_ = Buffer();
-    Result<Buffer> grown = Buffer::Make(*memory_, bytes);
-    CHECK(grown.ok());
-    buffer_ = std::move(*grown);
+    ASSIGN_OR_RETURN(buffer_, Buffer::Make(*memory_, bytes));
+    return Ok();
   }
 
   static constexpr size_t kSmallestBytes = size_t{64} << 10;

@@ -1,5 +1,5 @@
 // Error handling for CUDA and cuBLASLt. There are two cases:
-//  * CUDA_CHECK and friends: a failure is a bug or a lost device. The program ends and prints the source line.
+//  * CUDA_CHECK and friends: a failure is a bug or a lost device. The program prints the source line and ends with 1.
 //  * Asked(): the call may fail for lack of memory. The failure is returned as a Status.
 // The driver and the libraries also allocate memory on their own, for example for a kernel's code at its first launch.
 // That cannot be handed back to a caller: the program ends, but with a readable message.
@@ -26,8 +26,8 @@ namespace infinigen {
                  file, line);
     std::_Exit(1);
   }
-  std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, reason);
-  std::abort();
+  std::fprintf(stderr, "infinigen: the GPU failed: %s (%s:%d: %s)\n", reason, file, line, call);
+  std::_Exit(1);  // without destructors, which would call the failed device
 }
 
 inline Status Asked(cudaError_t status, const char* what) {

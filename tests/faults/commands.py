@@ -1,0 +1,317 @@
+"""The commands that faults.py runs: how each is started, and what it may answer when one of its calls has failed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+MODEL = "llama_gqa_tied"
+NEW_TOKENS = 24
+TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}{{ message['content'] }}{% endfor %}_"
+PROMPT, CHAT = "_", [{"role": "user", "content": "Hello, you!"}]
+
+
+class Problem(Exception):
+    pass
+
+
+class Run:
+    """One process of a command: `out` is its directory for files, `log` appears when the fault has happened."""
+
+    def __init__(self, binary, out, environment, log, seconds):
+        self.binary, self.out, self.environment, self.log, self.seconds = binary, out, environment, log, seconds
+        self.process, self.code, self.stdout, self.stderr = None, None, "", ""
+
+    def start(self, *arguments):
+        # Into files: a pipe that is not read could block the process.
+        self.files = [open(os.path.join(os.path.dirname(self.out), name), "w+b") for name in ("stdout", "stderr")]
+        self.process = subprocess.Popen([self.binary, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=self.files[0],
+                                        stderr=self.files[1], env=self.environment)
+
+    def wait(self):
+        try:
+            self.code = self.process.wait(self.seconds)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise Problem(f"hangs: no end after {self.seconds} s") from None
+        self.end()
+
+    def read(self):
+        self.stdout, self.stderr = (open(file.name, "rb").read().decode("utf-8", "replace") for file in self.files)
+
+    def end(self):
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.code = self.process.returncode
+        self.read()
+
+    def faulted(self):
+        return os.path.exists(self.log) and os.path.getsize(self.log) > 0
+
+    def check_error(self):
+        """That it ended with exit code 1 and one line that says why."""
+        if self.code != 1:
+            raise Problem(f"exit code {self.code}")
+        lines = [line for line in self.stderr.splitlines()
+                 if line.startswith("infinigen: ") and not re.match("infinigen: (warning: |calibrating |.* is ready: )", line)]
+        if len(lines) != 1 or len(lines[0]) < 20:
+            raise Problem(f"exit code 1 with {len(lines)} error lines")
+
+
+class Command:
+    """A command that prints something and ends."""
+
+    def __init__(self, name, arguments, expected):
+        self.name, self.arguments, self.expected = name, arguments, expected
+
+    def check(self, run):
+        run.start(*self.arguments)
+        run.wait()
+        left = os.listdir(run.out)
+        if left:
+            raise Problem(f"left {left}")
+        if run.code == 0:
+            return None if run.stdout == self.expected else f"wrong output: {run.stdout[-300:]!r}"
+        run.check_error()
+        return None if self.begins(run.stdout) else f"wrong output before the error: {run.stdout[-300:]!r}"
+
+    def begins(self, text):
+        """Whether each part of an output is the beginning of the right one: where one of many prompts failed, others are whole."""
+        parts, right = (re.split("==> prompt . <==\n", output) for output in (text, self.expected))
+        return len(parts) <= len(right) and all(b.startswith(a.rstrip("\n")) for a, b in zip(parts, right))
+
+
+class Calibrate:
+    name = "calibrate"
+
+    def __init__(self, arguments, expected):
+        self.arguments, self.expected = arguments, expected
+
+    def check(self, run):
+        path = os.path.join(run.out, "made.skew")
+        with open(path, "wb") as file:
+            file.write(b"old")
+        run.start(*self.arguments, "-o", path)
+        run.wait()
+        left = os.listdir(run.out)
+        if left != ["made.skew"]:
+            raise Problem(f"left {left}")
+        with open(path, "rb") as file:
+            made = file.read()
+        if run.code == 0:
+            return None if made == self.expected else "wrote a wrong file"
+        run.check_error()
+        # The last step is to print what was done: then the file is there.
+        return None if made in (b"old", self.expected) else "left a damaged file"
+
+
+class Serve:
+    name = "serve"
+
+    def __init__(self, arguments, text, chat):
+        self.arguments, self.text, self.chat = arguments, text, chat
+
+    def check(self, run):
+        run.start(*self.arguments)
+        port = self.await_ready(run)
+        if port is None:
+            return run.check_error()
+        for step in (self.whole, self.stream, self.chatted, self.large, self.cancelled, self.others):
+            hit = run.faulted()
+            if step(port) or (run.faulted() and not hit):
+                continue
+            return f"{step.__name__}: failed {'after' if hit else 'without'} the fault"
+        self.check_rest(run, port)
+        run.process.send_signal(signal.SIGTERM)
+        run.wait()
+        if run.code == 0:
+            return None
+        return f"SIGTERM ended it with exit code {run.code}"
+
+    def await_ready(self, run):
+        """The port of a server that is ready; None if it ended."""
+        deadline = time.monotonic() + run.seconds
+        while time.monotonic() < deadline:
+            if run.process.poll() is not None:
+                run.end()
+                return None
+            run.read()
+            found = re.match(r"listening on http://.*:(\d+)\n", run.stdout)
+            # The line may be the write that failed; the log has the port of none.
+            if found and self.health(int(found[1])):
+                return int(found[1])
+            time.sleep(0.005)
+        raise Problem("hangs: not ready")
+
+    def check_rest(self, run, port):
+        """A fault may hit these two; then the next ones are served."""
+        for _ in range(2):
+            hit = run.faulted()
+            if self.health(port) and self.whole(port):
+                return
+            if hit or not run.faulted():
+                break
+        raise Problem("does not serve the rest")
+
+    def ask(self, port, method, path, body=None, padding=0, drop_after=None):
+        """Status and body; None where the connection broke. One connection for each."""
+        data = b"" if body is None else json.dumps(body).encode() + b" " * padding
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        reply = b""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(head.encode() + data)
+                while part := connection.recv(65536):
+                    reply += part
+                    if drop_after is not None and drop_after in reply:
+                        return 200, b""
+        except TimeoutError:
+            raise Problem(f"hangs: {method} {path} got {reply[-200:]!r}") from None
+        except OSError:
+            return None, b""
+        found = re.match(rb"HTTP/1.1 (\d+) ", reply)
+        if not found:
+            return None, b""
+        return int(found[1]), reply.split(b"\r\n\r\n", 1)[1]
+
+    def health(self, port):
+        return self.ask(port, "GET", "/health")[0] == 200
+
+    @staticmethod
+    def same(what, got, expected):
+        if got != expected:
+            raise Problem(f"{what}: wrong text {got!r}, expected {expected!r}")
+        return True
+
+    def completion(self, port, path, body, text_of, expected, padding=0):
+        status, reply = self.ask(port, "POST", path, body, padding)
+        if status != 200:
+            if status not in (None, 500, 503):
+                raise Problem(f"{path}: status {status} {reply[:200]!r}")
+            return False
+        try:
+            return self.same(path, text_of(json.loads(reply)["choices"][0]), expected)
+        except ValueError:  # the connection broke within the reply
+            return False
+
+    def request(self, **more):
+        return {"prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, **more}
+
+    def whole(self, port):
+        return self.completion(port, "/v1/completions", self.request(), lambda choice: choice["text"], self.text)
+
+    def large(self, port):
+        return self.completion(port, "/v1/completions", self.request(logprobs=1), lambda choice: choice["text"], self.text,
+                               padding=20000)
+
+    def chatted(self, port):
+        return self.completion(port, "/v1/chat/completions", {"messages": CHAT, "max_tokens": NEW_TOKENS, "temperature": 0},
+                               lambda choice: choice["message"]["content"], self.chat)
+
+    def stream(self, port):
+        status, reply = self.ask(port, "POST", "/v1/completions", self.request(stream=True))
+        if status != 200:
+            return False
+        events = re.findall(rb"data: (.*)\n\n", reply)
+        if not events or events[-1] != b"[DONE]":
+            return False
+        choices = [choice for event in events[:-1] for choice in json.loads(event).get("choices", [])]
+        if any("error" in json.loads(event) for event in events[:-1]):
+            return False
+        return self.same("stream", "".join(choice["text"] for choice in choices), self.text)
+
+    def cancelled(self, port):
+        return self.ask(port, "POST", "/v1/completions", self.request(stream=True, max_tokens=400, ignore_eos=True),
+                        drop_after=b"data: ")[0] == 200
+
+    def others(self, port):
+        good = [self.ask(port, "GET", path)[0] == 200 for path in ("/metrics", "/v1/models", "/")]
+        status, reply = self.ask(port, "POST", "/tokenize", {"content": PROMPT})
+        good.append(status == 200 and b"62" in reply)
+        return all(good) and self.watched(port)
+
+    def watched(self, port):
+        """A completion while a client watches the cache, which then leaves."""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as watcher:
+                watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+                reply, asked = b"", False
+                while b"data: " not in reply:
+                    if not asked and b": the picture" in reply:
+                        asked = True
+                        if not self.whole(port):
+                            return False
+                    part = watcher.recv(65536)
+                    if not part:
+                        return False
+                    reply += part
+        except TimeoutError:
+            raise Problem(f"hangs: GET /kv got {reply[-200:]!r}") from None
+        except OSError:
+            return False
+        return True
+
+
+def make_model(models, work):
+    """A golden model with a tokenizer of one token for each of 160 characters and a chat template. Returns it and the characters."""
+    model = os.path.join(work, "model")
+    shutil.copytree(os.path.join(models, MODEL), model)
+    # Bytes as byte-level BPE spells them: a space is U+0120, the bytes from 0xA1 on stand for themselves.
+    characters = [chr(c) for c in [*range(33, 127), *range(0xA1, 0xAD), 0x120, 0x10A, *range(0xAE, 0xE2)]]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                 "pre_tokenizer": level, "post_processor": None, "decoder": level,
+                 "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                           "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                           "vocab": {c: i for i, c in enumerate(characters)}, "merges": []}}
+    with open(os.path.join(model, "tokenizer.json"), "w", encoding="utf-8") as file:
+        json.dump(tokenizer, file)
+    with open(os.path.join(model, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"chat_template": TEMPLATE}, file)
+    return model
+
+
+def make(binary, models, work, gpu):
+    """The commands with their right outputs, from runs without faults; the tokens of `generate` are those of the golden file."""
+    model = make_model(models, work)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
+    environment["XDG_CACHE_HOME"] = os.path.join(work, "cache")
+    text_file = os.path.join(work, "text.txt")
+    with open(text_file, "w", encoding="ascii") as file:
+        file.write("The quick brown fox jumps over the lazy dog, and then it sleeps. " * 6)
+
+    def output(*arguments):
+        run = subprocess.run([binary, *map(str, arguments)], capture_output=True, env=environment, check=False)
+        if run.returncode != 0:
+            raise SystemExit(f"{arguments[0]} fails without a fault: {run.stderr.decode()}")
+        return run.stdout.decode("utf-8", "replace")
+
+    device = ("--device", "cuda") if gpu else ("--device", "cpu", "-t", 2)
+    calibrate = ("calibrate", "-m", model, "-f", text_file, *device)
+    output(*calibrate)  # beside the model, for `--kv infinigen`
+    skew = os.path.join(work, "expected.skew")
+    output(*calibrate, "-o", skew)
+    generate = ("generate", "-m", model, "--kv", "infinigen", "--temp", 0, "-n", NEW_TOKENS, *device)
+    with open(os.path.join(models, MODEL, "golden.json"), encoding="utf-8") as file:
+        golden = next(prompt for prompt in json.load(file)["prompts"] if prompt["ids"] == [62])
+    shown = json.loads(output(*generate, "-p", PROMPT, "--json"))
+    if shown["tokens"] != golden["greedy"][:NEW_TOKENS]:
+        raise SystemExit(f"wrong tokens without a fault: {shown['tokens']}")
+    chat = json.loads(output(*generate, "-p", "uHello, you!_", "--json"))["text"]
+    prompts = os.path.join(work, "prompts.jsonl")
+    with open(prompts, "w", encoding="utf-8") as file:
+        file.write(json.dumps(PROMPT) + "\n" + json.dumps({"prompt": "uHello, you!_"}) + "\n")
+    load, many = ("inspect", "-m", model, "--tensors"), (*generate, "--prompts", prompts, "--batch", 2)
+    one = (*generate, "-p", PROMPT)
+    with open(skew, "rb") as file:
+        expected_skew = file.read()
+    return [Command("load", load, output(*load)), Command("generate", one, output(*one)), Command("batch", many, output(*many)),
+            Calibrate(calibrate, expected_skew),
+            Serve(("serve", "--port", 0, "-m", model, "--kv", "infinigen", *device), shown["text"], chat)]
