@@ -224,7 +224,7 @@ class AsAScript(unittest.TestCase):
         directory = os.path.join(MODELS, "llama_gqa_tied")
         result = run("chat", "-m", directory, stdin="x\n")
         self.assertEqual((result.returncode, result.stderr.count(b"\n")), (1, 1), result)
-        self.assertIn(b"needs a tokenizer", result.stderr)
+        self.assertIn(b"chat needs one", result.stderr)
         with tempfile.TemporaryDirectory() as copied:
             for name in os.listdir(directory):
                 shutil.copy(os.path.join(directory, name), copied)

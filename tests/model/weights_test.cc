@@ -329,7 +329,7 @@ TEST(RandomWeights, RowsOfPartialBlocksHaveAnotherType) {
   const Result<Weights> weights = RandomWeights(config, WeightType::kQ4_K, 1, 2);
   ASSERT_TRUE(weights.ok());
   EXPECT_EQ(weights->layers[0].up.weight.type, WeightType::kQ4_K);
-  EXPECT_EQ(weights->layers[0].down.weight.type, WeightType::kQ8_0);
+  EXPECT_EQ(weights->layers[0].down.weight.type, WeightType::kQ5_0);
   config.ffn = 100;
   EXPECT_EQ(RandomWeights(config, WeightType::kQ4_K, 1, 2)->layers[0].down.weight.type, WeightType::kF16);
 }
