@@ -250,7 +250,7 @@ void Decode(CudaBackend& backend, const Model& model, StoreType type, int64_t ba
       [&] {
         selection.rows = device_lists.get() + calls++ % kVariants * per_variant;
         if (percent < 100)
-          backend.AttendSelected(Queue::kCompute, operands.queries(), tokens, selection, shape, cache.view(),
+          backend.AttendSelected(Queue::kCompute, operands.queries(), tokens, selection, {}, shape, cache.view(),
                                  operands.out());
         else
           backend.AttendDecode(Queue::kCompute, operands.queries(), tokens, rows, shape, cache.view(), operands.out());

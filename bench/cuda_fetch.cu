@@ -193,7 +193,7 @@ void Alone(CudaBackend& backend, const Setting& s) {
   const double attend = Time(
       backend,
       [&] {
-        backend.AttendFetched(Queue::kCompute, q, layer.batch(step), layer.selection(step), {s.heads, 0.1f},
+        backend.AttendFetched(Queue::kCompute, q, layer.batch(step), layer.selection(step), {}, {s.heads, 0.1f},
                               layer.entries(), buffer.entries(), buffer.list(), out);
       },
       s.bytes() / 3e12);

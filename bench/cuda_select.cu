@@ -1,7 +1,8 @@
 // What choosing rows costs a decode step: sketches of queries, scores and choice, and the sketch of the new key, at the
 // shapes of OPT-13B and Llama-3.1-8B. Several layers follow each other in a graph, as in a step, so that sketches come
-// from memory and not from the cache of the layer before. Beside it the floor: the bytes of sketches, at the speed of a
-// plain copy. Takes some seconds.
+// from memory and not from the cache of the layer before. With value sketches, also what a tail costs: levels of
+// queries, sums over the rows outside the selection (which a guess needs in addition to its choice), the sketch of the
+// new value. Beside it the floor: the bytes of sketches, at the speed of a plain copy. Takes some seconds.
 //   build: part of the `cuda_select` target; run: build/release/cuda_select
 #include <cuda_bf16.h>
 
@@ -39,9 +40,12 @@ std::vector<std::byte> Sketches(const Setting& s) {
   std::vector<std::byte> bytes(period);
   std::mt19937 random(3);
   std::normal_distribution<float> normal(128, 30);
-  const size_t block = s.layout.block_bytes(), scales = s.layout.scales_offset();
+  const size_t block = s.layout.block_bytes();
+  const auto is_scale = [&](size_t at) {
+    return (at >= s.layout.scales_offset() && at < s.layout.values_offset()) || at >= s.layout.value_scales_offset();
+  };
   for (size_t i = 0; i < period; ++i) {
-    if (i % block < scales) {
+    if (!is_scale(i % block)) {
       bytes[i] = static_cast<std::byte>(std::clamp(normal(random), 1.0f, 255.0f));
     } else if (i % 2 == 0) {  // bf16 of 1/32 to 1/16
       const uint32_t bits = 0x3d00u + random() % 128;
@@ -62,6 +66,9 @@ class Step {
         keys_(backend, Normal(s.batch * s.kv_heads * kDim, 1.0f)),
         basis_(backend, Floats(s.kv_heads * kDim * s.layout.dims, 0.1f)),
         offset_(backend, Floats(s.kv_heads * s.layout.dims, 0.1f)),
+        value_basis_(backend, Floats(s.kv_heads * kDim * kMostValueDims, 0.1f)),
+        levels_(backend, static_cast<size_t>(s.batch * s.heads)),
+        sums_(backend, static_cast<size_t>(s.batch * s.heads * (2 + kMostValueDims))),
         query_sketches_(backend, static_cast<size_t>(s.batch * s.heads * s.layout.dims)),
         slots_(backend, Ascending(s.batch)),
         rows_(backend, std::vector<int32_t>(static_cast<size_t>(s.batch), static_cast<int32_t>(s.rows - 1))),
@@ -87,6 +94,20 @@ class Step {
   void Append(int64_t layer) {
     backend_.AppendSketches(Queue::kCompute, batch(), Matrix(keys_.get(), setting_.kv_heads * kDim), basis(),
                             sketches(layer));
+  }
+  void Levels() {
+    backend_.QueryLevels(Queue::kCompute, Matrix(queries_.get(), setting_.heads * kDim), batch(),
+                         {setting_.heads, 0.0883883f}, tail());
+  }
+  // Of the selection that Select has made.
+  void SumTails(int64_t layer) {
+    SelectCall call{.rules = rules_.get(), .totals = totals_.get(), .max_rows = Rounded(), .tail = tail()};
+    backend_.SumTails(Queue::kCompute, query_sketches(), batch(), call, sketches(layer),
+                      {lists_.get(), counts_.get(), setting_.rows, setting_.kv_heads});
+  }
+  void AppendValues(int64_t layer) {
+    backend_.AppendValueSketches(Queue::kCompute, batch(), Matrix(keys_.get(), setting_.kv_heads * kDim), tail().basis,
+                                 sketches(layer));
   }
   double Attended() const {
     std::vector<int32_t> counts(static_cast<size_t>(setting_.batch * setting_.kv_heads));
@@ -129,6 +150,13 @@ class Step {
   SketchBasis basis() const {
     return {setting_.kv_heads, kDim, setting_.layout.dims, basis_.get(), basis_.get(), offset_.get()};
   }
+  TailView tail() const {
+    const float* some = value_basis_.get();
+    return {.basis = {setting_.kv_heads, kDim, setting_.layout.value_dims, some, some, some, some},
+            .heads = setting_.heads,
+            .levels = levels_.get(),
+            .sums = sums_.get()};
+  }
   LayerSketches sketches(int64_t layer) const {
     const size_t head = setting_.head_bytes();
     return {setting_.layout, sketches_.get() + static_cast<size_t>(layer) * setting_.layer_bytes(), head,
@@ -139,7 +167,7 @@ class Step {
   Setting setting_;
   Device<std::byte> sketches_;
   Device<__nv_bfloat16> queries_, keys_;
-  Device<float> basis_, offset_, query_sketches_;
+  Device<float> basis_, offset_, value_basis_, levels_, sums_, query_sketches_;
   Device<int32_t> slots_, rows_, lists_, counts_;
   Device<SelectRule> rules_;
   Device<SelectionTotals> totals_;
@@ -176,8 +204,15 @@ void Run(CudaBackend& backend, const Setting& s) {
   const Device<std::byte> copies(backend, s.layer_bytes() * 2);
   const ByteMove move{copies.get(), copies.get() + s.layer_bytes(), s.layer_bytes()};
   const double copied = LayerTime(backend, [&](int64_t) { backend.Move(Queue::kCompute, {&move, 1}); });
-  std::printf("%-32s %8.0f %9.1f %8.1f %8.1f %8.1f %9.1f %7.1f\n", s.name, step.Attended(), queries, select, append,
-              all, s.sketch_bytes() * 1e-6, copied / 2);
+  std::printf("%-32s %8.0f %9.1f %8.1f %8.1f %8.1f %9.1f %7.1f", s.name, step.Attended(), queries, select, append, all,
+              s.sketch_bytes() * 1e-6, copied / 2);
+  if (s.layout.has_values()) {
+    const double levels = LayerTime(backend, [&](int64_t) { step.Levels(); });
+    const double tails = LayerTime(backend, [&](int64_t layer) { step.SumTails(layer); });
+    const double values = LayerTime(backend, [&](int64_t layer) { step.AppendValues(layer); });
+    std::printf(" %8.1f %8.1f %8.1f", levels, tails, values);
+  }
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -190,7 +225,8 @@ int Main() {
       CudaBackend::Open({.activation = DType::kBF16, .pool_on_device = true}).value();
   CudaBackend& backend = *opened;
   std::printf("us of a layer; attended: rows of a list; floor: MB of sketches and us to read them\n");
-  std::printf("%-32s %8s %9s %8s %8s %8s %17s\n", "", "attended", "queries", "select", "append", "all", "floor");
+  std::printf("%-32s %8s %9s %8s %8s %8s %17s %8s %8s %8s\n", "", "attended", "queries", "select", "append", "all",
+              "floor", "levels", "tails", "values");
   const SelectRule capped{.alpha = 1e30f, .cap = 0.05};
   const SelectRule threshold{.alpha = 5.0f, .cap = 0.2, .sinks = 4, .window = 64};
   const SelectRule forced{.sinks = 4, .window = 64, .force_count = 1600};
@@ -203,6 +239,18 @@ int Main() {
   Run(backend, {"Llama-3.1-8B 1 x 128,000, thresh.", 32, 8, 1, 128000, threshold});
   Run(backend, {"Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, capped});
   Run(backend, {"Llama-3.1-8B 1 x 4,000", 32, 8, 1, 4000, capped});
+  // The default sketches: 3/4 of head_dim at 4 bits, one scale for 16, and 8 numbers of a value.
+  const SelectRule tail{.alpha = 5.0f, .cap = 0.05, .min_rows = 32, .sinks = 4, .window = 64, .tail = true};
+  SelectRule mass = tail;
+  mass.cap = 0.5;
+  mass.mass = 0.95f;
+  const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 96, 16, 8}; };
+  Run(backend, {"tail: OPT-13B 20 x 2,000", 40, 40, 20, 2000, tail, sketched(40)});
+  Run(backend, {"tail: Llama-3.1-8B 8 x 32,000", 32, 8, 8, 32000, tail, sketched(8)});
+  Run(backend, {"tail, mass 0.95: 8 x 32,000", 32, 8, 8, 32000, mass, sketched(8)});
+  Run(backend, {"tail: Llama-3.1-8B 1 x 128,000", 32, 8, 1, 128000, tail, sketched(8)});
+  Run(backend, {"tail, mass 0.95: 1 x 128,000", 32, 8, 1, 128000, mass, sketched(8)});
+  Run(backend, {"tail: Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, tail, sketched(8)});
   return 0;
 }
 

@@ -224,7 +224,7 @@ void Depth(const Command& command, CpuBackend& backend, ThreadPool& reader, int6
         });
         for (const int32_t of_head : counts) kinds[kind].attended += of_head;
         attend += Seconds([&] {
-          backend.AttendSelected(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, selection, shape,
+          backend.AttendSelected(Queue::kCompute, View(queries, 1, kHeads * kHeadDim), token, selection, {}, shape,
                                  cache.Entries(layer), View(out, 1, kHeads * kHeadDim));
         });
       }

@@ -177,6 +177,8 @@ struct Request {
   bool kv_full = false;  // attend to everything
   std::optional<float> kv_alpha = {};
   std::optional<double> kv_cap = {};
+  std::optional<double> kv_mass = {};
+  std::optional<bool> kv_tail = {};
 };
 
 // What decode steps attended to and fetched; docs/heart.md defines the ratios.

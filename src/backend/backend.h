@@ -131,10 +131,10 @@ template <class B>
 concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTensor c, WeightView w, TokenBatch batch,
                            TokenRun run, LayerEntries entries, WeightType stored, AttentionShape shape, RopeShape rope,
                            std::span<const Projection> projections, LayerSketches sketches, SketchBasis basis,
-                           SelectCall call, Selection selection, LayerPageBounds bounds, LayerPageSums sums,
-                           MassTotals* mass, RetainRule retain, LayerCache cache, SeqSlot slot, int32_t* own_rows,
-                           const void* from, void* to, size_t bytes, float eps, float factor, int64_t n,
-                           std::span<const ByteMove> moves, FetchClock* clock) {
+                           SelectCall call, Selection selection, TailBasis tail_basis, TailView tail,
+                           LayerPageBounds bounds, LayerPageSums sums, MassTotals* mass, RetainRule retain,
+                           LayerCache cache, SeqSlot slot, int32_t* own_rows, const void* from, void* to, size_t bytes,
+                           float eps, float factor, int64_t n, std::span<const ByteMove> moves, FetchClock* clock) {
   { b.activation() } -> std::same_as<DType>;
   { B::kChunkTokens } -> std::convertible_to<int64_t>;  // most tokens in a prefill chunk
 
@@ -229,8 +229,15 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // out = queries · basis · scale.                     queries [count][heads·d], out [count][heads·dims] f32
   { b.SketchQueries(queue, c, batch, shape, basis, t) } -> std::same_as<void>;
   // Selects rows by the scores of sketch queries [count][heads·dims]. Rows [0, rows[i]) must have a sketch; row
-  // rows[i] needs one only if call.current_known.
+  // rows[i] needs one only if call.current_known. With call.tail, then as SumTails.
   { b.Select(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
+  // Stores the sketches of values [count][kv_heads·d] in the tokens' own rows.
+  { b.AppendValueSketches(queue, batch, c, tail_basis, sketches) } -> std::same_as<void>;
+  // tail.levels = queries · key_mean · scale.          queries [count][heads·d]
+  { b.QueryLevels(queue, c, batch, shape, tail) } -> std::same_as<void>;
+  // call.tail.sums = the tails of the selections (kv/tail.h), empty for sequences whose rule has no tail. Sketch
+  // queries and call.tail.levels are of the layer's own queries.
+  { b.SumTails(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
   // Quest: extends the page bounds to include keys [count][kv_heads·d]. The rows of a sequence must arrive in ascending
   // order, within a call and from call to call.
   { b.AppendBounds(queue, batch, c, bounds) } -> std::same_as<void>;
@@ -244,8 +251,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.SelectPageMeans(queue, c, batch, call, shape, sums, selection) } -> std::same_as<void>;
   // Selects rows by true scores of queries [count][heads·d]. For measurement: no index can select better.
   { b.SelectExact(queue, c, batch, call, shape, entries, selection) } -> std::same_as<void>;
-  // Token i attends to its selection. A selection of all rows gives AttendDecode's result bit for bit.
-  { b.AttendSelected(queue, c, batch, selection, shape, entries, t) } -> std::same_as<void>;
+  // Token i attends to its selection and to its tail, if `tail` is not null; adds the tail's share to tail.mass, if a
+  // sequence's tail is not empty. A selection of all rows gives AttendDecode's result bit for bit.
+  { b.AttendSelected(queue, c, batch, selection, tail, shape, entries, t) } -> std::same_as<void>;
   // For measurement: adds to `mass` the share of each query head's true attention that lies inside the selection.
   { b.MeasureMass(queue, c, batch, selection, shape, entries, mass) } -> std::same_as<void>;
 
@@ -273,8 +281,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 template <class B>
 concept FetchingBackend = Backend<B> &&
     requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
-             AttentionShape shape, FetchBuffer buffer, FetchList list, FetchTotals* totals, FetchClock* clock,
-             SeqSlot slot, double forced_hits) {
+             TailView tail, AttentionShape shape, FetchBuffer buffer, FetchList list, FetchTotals* totals,
+             FetchClock* clock, SeqSlot slot, double forced_hits) {
   // Empties the hot set of `slot`. Required before a sequence's first step, and after any operation other than
   // AppendFetched has written rows that the hot set may hold.
   { b.ClearFetched(queue, buffer, slot) } -> std::same_as<void>;
@@ -291,7 +299,7 @@ concept FetchingBackend = Backend<B> &&
   // Stores the tokens' keys and values in their cells, if they have one. (Append stores them in the pool.)
   { b.AppendFetched(queue, batch, c, c, buffer, list) } -> std::same_as<void>;
   // AttendSelected, reading cells, and the pool for rows without a cell. The result is the same bit for bit.
-  { b.AttendFetched(queue, c, batch, selection, shape, entries, buffer, list, t) } -> std::same_as<void>;
+  { b.AttendFetched(queue, c, batch, selection, tail, shape, entries, buffer, list, t) } -> std::same_as<void>;
 };
 
 }  // namespace infinigen

@@ -47,6 +47,14 @@ void LogRing::Write(std::string_view line) noexcept {
   woken_.notify_one();
 }
 
+void LogRing::CountDropped() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    ++dropped_;
+  }
+  woken_.notify_one();
+}
+
 uint64_t LogRing::dropped() const {
   const std::lock_guard lock(mutex_);
   return dropped_;
@@ -55,20 +63,26 @@ uint64_t LogRing::dropped() const {
 void LogRing::Run() {
   for (;;) {
     std::string line;
+    char note[128];  // no memory may be a reason for dropped lines, so the note about them needs none
+    std::string_view text;
     {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return ending_ || !lines_.empty() || dropped_ > reported_; });
       if (!lines_.empty()) {
         line = std::move(lines_.front());
         lines_.pop_front();
+        text = line;
       } else if (dropped_ > reported_) {
-        line = fmt::format("infinigen: {} lines of the log were dropped, because it was not read\n",
-                           dropped_ - std::exchange(reported_, dropped_));
+        const uint64_t count = dropped_ - std::exchange(reported_, dropped_);
+        const auto written = fmt::format_to_n(
+            note, sizeof(note), "infinigen: {} lines of the log were dropped: it was not read, or memory was short\n",
+            count);
+        text = {note, written.size};
       } else {
         return;  // ending, and everything is written
       }
     }
-    if (!WriteAll(line)) {
+    if (!WriteAll(text)) {
       const std::lock_guard lock(mutex_);
       dropped_ += 1 + lines_.size();
       reported_ = dropped_;  // there is no place to say so

@@ -27,6 +27,8 @@ class LogRing {
 
   // Adds a line, cut to kMaxLineBytes; a line end is added. Drops it when the ring is full or memory is short.
   void Write(std::string_view line) noexcept;
+  // Counts a line that its writer had no memory to make.
+  void CountDropped() noexcept;
   uint64_t dropped() const;
 
  private:

@@ -19,6 +19,7 @@ struct CompareFlags {
   EvalFlags common;
   std::string file;          // empty: generated text
   int64_t context = 0;       // 0: not given
+  int64_t from = 0;          // as in eval ppl
   int64_t limit_tokens = 0;  // 0: all tokens of a file, one window of generated text
   std::string mode = "batched";
   std::vector<int64_t> facts = {1};
@@ -44,6 +45,7 @@ Json ResultJson(const CompareFlags& flags, const CompareTask& task, const EvalSe
   Json json = {{"model", ModelJson(session.model())},
                {"device", result.device},
                {"ctx", task.text.options.context},
+               {"from", task.text.options.from},
                {"file", flags.file.empty() ? Json(nullptr) : Json(flags.file)},
                {"mode", flags.mode},
                {"facts", flags.facts},
@@ -100,9 +102,10 @@ Result<int> EvalCompare(const CompareFlags& flags) {
                    .kv = flags.common.kv.request,
                    .perplexity = !flags.no_ppl,
                    .steps = flags.steps};
-  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
+  PplOptions options{.from = flags.from, .mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched};
   ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model().config, flags.context));
-  ASSIGN_OR_RETURN(task.text, MakePplTask(session.model(), TextOf(flags, file, options.context), options));
+  const PplSource source = TextOf(flags, file, options.context);
+  ASSIGN_OR_RETURN(task.text, MakePplTask(session.model(), {&source, 1}, options));
   task.facts = {.lengths = {options.context}, .facts = flags.facts, .n = flags.n};
   if (flags.common.dry_run) return DryRun(flags, task, session);
   std::optional<NeedleMaker> maker;
@@ -130,6 +133,8 @@ void AddFlags(Flags& flags, CompareFlags* values) {
                 "tokens of a window, and of a text with facts (default: the model's context, at most 8192)");
   flags.Integer("--limit-tokens", &values->limit_tokens, 1, INT64_MAX,
                 "score only the first N tokens (default: all of a file, one window of generated text)");
+  flags.Integer("--from", &values->from, 0, kMaxContext,
+                "prefill the first N tokens of a window as a prompt and score only what follows, as in eval ppl");
   flags.Choice("--mode", &values->mode, {"step", "batched"}, "how to score the text, as in eval ppl");
   flags.Switch("--no-ppl", &values->no_ppl, "do not measure the perplexity");
   const auto set_facts = [values](const std::string& text) {

@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
+#include "base/size.h"
 #include "cli/console.h"
 #include "cli/eval.h"
 #include "cli/prompts.h"
@@ -12,13 +15,19 @@
 namespace infinigen {
 namespace {
 
+// Room for the predictions of full: 200 windows of 4,096 scored tokens of a model with 576 hidden numbers.
+constexpr uint64_t kFullCacheBytes = uint64_t{2} << 30;
+
 struct PplFlags {
   EvalFlags common;
-  std::string file;
+  std::vector<std::string> files;
   int64_t context = 0;  // 0: not given
+  int64_t from = 0;
   std::string mode = "batched";
   std::string against = "full";
   int64_t limit_tokens = 0;  // 0: all
+  int64_t windows = 0;       // 0: all
+  uint64_t full_cache_bytes = kFullCacheBytes;
   bool overlap = false, step_overlap = false;
   int64_t chunk = 0;   // 0: not given
   std::string logits;  // empty: not given
@@ -45,15 +54,20 @@ Result<int> EvalPpl(const PplFlags& flags) {
   ASSIGN_OR_RETURN(const KvRequest kv, OneKvRequest(flags.common.kv));
   ASSIGN_OR_RETURN(EvalSession session,
                    OpenSession(flags.common, terminal, flags.against == "cpu" ? Against::kCpu : Against::kFull));
-  RETURN_IF_ERROR(CheckScorable(kv));
+  RETURN_IF_ERROR(CheckScorable(kv, flags.from));
   RETURN_IF_ERROR(CheckOverlaps(flags, kv));
   if (!flags.logits.empty() && flags.mode == "step")
     return Invalid("--logits needs --mode batched, which visits the tokens in their order");
-  PplSource source{.name = flags.file, .limit_tokens = flags.limit_tokens};
-  ASSIGN_OR_RETURN(source.bytes, ReadText(flags.file));
-  PplOptions options{.mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched, .chunk = flags.chunk};
+  std::vector<PplSource> sources;
+  for (const std::string& file : flags.files) {
+    PplSource& source = sources.emplace_back(
+        PplSource{.name = file, .limit_tokens = flags.limit_tokens, .limit_windows = flags.windows});
+    ASSIGN_OR_RETURN(source.bytes, ReadText(file));
+  }
+  PplOptions options{
+      .from = flags.from, .mode = flags.mode == "step" ? PplMode::kStep : PplMode::kBatched, .chunk = flags.chunk};
   ASSIGN_OR_RETURN(options.context, ChooseWindow(session.model().config, flags.context));
-  ASSIGN_OR_RETURN(PplTask task, MakePplTask(session.model(), source, options));
+  ASSIGN_OR_RETURN(PplTask task, MakePplTask(session.model(), sources, options));
   const int64_t useful = options.mode == PplMode::kStep ? std::ssize(task.windows) : 1;
   if (flags.common.dry_run) {
     ASSIGN_OR_RETURN(const RunPlan plan, session.Plan(kv, task.rows, useful));
@@ -65,11 +79,11 @@ Result<int> EvalPpl(const PplFlags& flags) {
     task.options.on_logits = [&](std::span<const float> row) { logits.Add(row); };
   }
   RETURN_IF_ERROR(session.Start(kv, task.rows, useful, /*compare=*/true));
-  ASSIGN_OR_RETURN(const PplReport report, MeasurePpl(session, task, flags.overlap, flags.step_overlap));
+  ASSIGN_OR_RETURN(const PplReport report,
+                   MeasurePpl(session, task, flags.overlap, flags.step_overlap, flags.full_cache_bytes));
   if (!flags.logits.empty() && report.result.complete()) RETURN_IF_ERROR(logits.Finish());
   Output output;
-  output.Write(flags.common.json ? Dump(PplJson(session, task, report, flags.file))
-                                 : PplSummary(session, task, report));
+  output.Write(flags.common.json ? Dump(PplJson(session, task, report)) : PplSummary(session, task, report));
   RETURN_IF_ERROR(output.status());
   const PplResult& result = report.result;
   if (result.complete()) return kExitOk;
@@ -87,14 +101,27 @@ int RunEvalPpl(Arguments arguments) {
               "Measure the perplexity of a text. The text is cut into consecutive windows, each scored with an empty "
               "cache.");
   flags.Group("What is measured");
-  flags.Text("-f,--file", &values.file, "FILE", "text to score; - is standard input");
+  flags.TextList("-f,--file", &values.files, "FILE", "text to score; - is standard input; may be given several times");
   flags.Integer("-c,--ctx", &values.context, 2, kMaxContext,
                 "tokens of a window (default: the model's context, at most 8192)");
+  flags.Integer("--from", &values.from, 0, kMaxContext,
+                "prefill the first N tokens of a window as a prompt and score only what is decoded after them (default "
+                "0: every token is decoded and scored)");
   flags.Choice(
       "--mode", &values.mode, {"step", "batched"},
       "step: run every token as a decode step; batched: run the tokens of a window at once, which gives the same "
       "result faster");
-  flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX, "score only the first N tokens (default: all)");
+  flags.Integer("--limit-tokens", &values.limit_tokens, 1, INT64_MAX,
+                "use only the first N tokens of a text (default: all)");
+  flags.Integer("--windows", &values.windows, 1, INT64_MAX, "score only the first N windows of a text (default: all)");
+  const auto set_cache = [&values](const std::string& text) {
+    const Result<uint64_t> bytes = ParseSize(text);
+    if (bytes.ok()) values.full_cache_bytes = *bytes;
+    return bytes.ok() ? std::string() : bytes.error().message;
+  };
+  flags.Custom("--full-cache", set_cache, "SIZE",
+               "keep the predictions of --kv full, which results are compared with, for later runs, in at most this "
+               "much disk space; 0: do not (default 2G)");
   flags.Choice("--against", &values.against, {"full", "cpu"},
                "what to compare the predictions with: full (--kv full on the same device), cpu (the same --kv on the "
                "CPU)");
@@ -109,7 +136,7 @@ int RunEvalPpl(Arguments arguments) {
              "also write the logits of every scored token, a NumPy array of float32 with shape [tokens][vocabulary]");
   AddEvalFlags(flags, &values.common, "in step mode, run at most N windows at once (default 8)", /*kv_list=*/false);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
-  if (values.file.empty()) return FailUsage("eval ppl", "a text is missing; pass its file with -f");
+  if (values.files.empty()) return FailUsage("eval ppl", "a text is missing; pass its file with -f");
   InstallInterrupt();
   return Finish(EvalPpl(values));
 }

@@ -1,7 +1,10 @@
 // The program `infinigen`: runs the command that the first argument names.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -70,18 +73,42 @@ int Dispatch(Arguments arguments) {
 }  // namespace
 }  // namespace infinigen
 
+namespace {
+
+// Descriptors 0 to 2 that are closed (2>&-) would become those of the next files and sockets, and messages would be
+// written into them. They are opened the wrong way round, so that reading and writing still fail.
+void OccupyStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    if (::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
+}
+
+int Run(int argc, char** argv) {
+  try {
+    return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::system_error& error) {  // of std::thread, whose message names only the cause
+    return infinigen::Fail(infinigen::Exhausted("cannot start a thread: {}", error.what()));
+  } catch (const std::exception& error) {  // from a library; this project's code does not throw
+    return infinigen::Fail(infinigen::Invalid("unexpected error: {}", error.what()));
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  OccupyStandardStreams();
   // A closed pipe, and a file above the limit of ulimit -f, make the write fail instead of ending the process.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   infinigen::ExplainTruncatedFiles();
   try {
-    return infinigen::Dispatch(std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const std::bad_alloc&) {
-    return infinigen::Fail(infinigen::Exhausted("out of memory"));
-  } catch (const std::system_error& error) {  // of std::thread, whose message names only the cause
-    return infinigen::Fail(infinigen::Exhausted("cannot start a thread: {}", error.what()));
-  } catch (const std::exception& error) {  // from a library; this project's code does not throw
-    return infinigen::Fail(infinigen::Invalid("unexpected error: {}", error.what()));
+    return Run(argc, argv);
+  } catch (const std::bad_alloc&) {  // memory may be short for the usual message too
+    constexpr std::string_view kLine = "infinigen: out of memory\n";
+    if (::write(STDERR_FILENO, kLine.data(), kLine.size()) < 0) errno = 0;  // no place to say so
+    return infinigen::kExitError;
   }
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -41,8 +42,10 @@ struct ServeFlags {
   int64_t queue = 128;
   int64_t drain_s = 30;
   int64_t heartbeat_s = 10;
+  int64_t stall_s = 30;
   std::vector<std::string> trusted_proxies;
   int64_t client_share = 50;
+  std::vector<AddressRange> proxy_ranges;  // parsed from trusted_proxies
   bool share_prefixes = false;
   bool quiet = false;
   std::string model;
@@ -78,6 +81,11 @@ void AddFlags(Flags& flags, ServeFlags* values) {
   flags.Integer("--heartbeat", &values->heartbeat_s, 0, 86400,
                 "send a comment to a stream after this many seconds without output, so that proxies keep it open; 0: "
                 "never (default 10)");
+  flags.Integer(
+      "--stall", &values->stall_s, 1, 86400,
+      "seconds that a step of the engine may always take; one that takes longer, and five times as long as the "
+      "longest before, makes /health fail, and 10 s later the process ends. Raise it where weights are read "
+      "from a slow disk (default 30)");
   flags.Integer("--client-share", &values->client_share, 1, 100,
                 "percent of the connections, of the queue and of the memory for requests that one client (an API key, "
                 "else an address) may hold; 100: no limit (default 50)");
@@ -181,19 +189,29 @@ Status CheckKeysArrived(const ServeFlags& flags) {
   return Ok();
 }
 
+// Errors of the command line, which end with kExitUsage.
+Status CheckUsage(ServeFlags* flags) {
+  RETURN_IF_ERROR(CheckKeysArrived(*flags));
+  if (std::ranges::any_of(flags->keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
+  for (const std::string& origin : flags->cors_origins)
+    if (origin != "*" && !IsOrigin(origin))
+      return Invalid("--cors-origin {}: an origin is a scheme and a host, for example https://example.org", origin);
+  if (flags->tls_cert.empty() != flags->tls_key.empty())
+    return Invalid("--tls-cert and --tls-key must be given together");
+  for (const std::string& text : flags->trusted_proxies) {
+    Result<AddressRange> range = AddressRange::Parse(text);
+    if (!range.ok()) return Invalid("--trusted-proxy {}", range.error().message);
+    flags->proxy_ranges.push_back(*range);
+  }
+  return Ok();
+}
+
 Result<AccessOptions> ResolveAccess(const ServeFlags& flags) {
-  RETURN_IF_ERROR(CheckKeysArrived(flags));
   AccessOptions access{.keys = flags.keys, .cors_origins = flags.cors_origins, .host = flags.host};
   if (!flags.key_file.empty()) {
     ASSIGN_OR_RETURN(const std::vector<std::string> more, ReadKeyFile(flags.key_file));
     access.keys.insert(access.keys.end(), more.begin(), more.end());
   }
-  if (std::ranges::any_of(access.keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
-  for (const std::string& origin : flags.cors_origins)
-    if (origin != "*" && origin.find("://") == std::string::npos)
-      return Invalid("--cors-origin {}: an origin needs a scheme and a host, for example https://example.org", origin);
-  if (flags.tls_cert.empty() != flags.tls_key.empty())
-    return Invalid("--tls-cert and --tls-key must be given together");
   const bool local = flags.host == "127.0.0.1" || flags.host == "localhost" || flags.host == "::1";
   if (!local && access.keys.empty())
     Warn(fmt::format("--host {} without --api-key: anyone who reaches this machine can use the model", flags.host));
@@ -207,6 +225,18 @@ Result<int> DryRun(const ServeFlags& flags, const std::string& directory, const 
   return PrintPlans(*model, {&plan, 1}, /*json=*/false);
 }
 
+// Requests are served by now: where memory is short, the line is dropped.
+void LogReady(LogRing& log, const Loaded& loaded) {
+  try {
+    const ExecutorOptions& options = loaded.executor->options();
+    log.Write(fmt::format("infinigen: {} is ready: context {} tokens, batch {}, {}, prefix cache {}, {} thread{}",
+                          loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
+                          FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s"));
+  } catch (const std::exception&) {
+    log.CountDropped();
+  }
+}
+
 Result<int> Serve(const ServeFlags& flags) {
   ASSIGN_OR_RETURN(AccessOptions access, ResolveAccess(flags));
   ASSIGN_OR_RETURN(const DeviceChoice device, ChooseDevice(flags.device));
@@ -218,18 +248,16 @@ Result<int> Serve(const ServeFlags& flags) {
   ::mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   // Declared first and so destroyed last, because everything below uses it.
   Loaded loaded;
-  Api api(std::move(access), {.log_requests = !flags.quiet, .share_prefixes = flags.share_prefixes});
+  Api api(std::move(access), {.log_requests = !flags.quiet,
+                              .share_prefixes = flags.share_prefixes,
+                              .watchdog = {.least_bound = std::chrono::seconds(flags.stall_s)}});
   HttpOptions http{.host = flags.host,
                    .port = static_cast<uint16_t>(flags.port),
                    .tls_cert = flags.tls_cert,
-                   .tls_key = flags.tls_key};
+                   .tls_key = flags.tls_key,
+                   .trusted_proxies = flags.proxy_ranges};
   http.limits.drain_s = static_cast<int>(flags.drain_s);
   http.limits.client_share = static_cast<double>(flags.client_share) / 100;
-  for (const std::string& text : flags.trusted_proxies) {
-    Result<AddressRange> range = AddressRange::Parse(text);
-    if (!range.ok()) return Invalid("--trusted-proxy {}", range.error().message);
-    http.trusted_proxies.push_back(*range);
-  }
   std::atomic<bool> loading{true};
   HttpHandler handler = api.handler();
   handler.drain = [&loading, then = handler.drain] {
@@ -250,10 +278,7 @@ Result<int> Serve(const ServeFlags& flags) {
   ASSIGN_OR_RETURN(loaded, Load(flags, directory, device, kv));
   api.Serve(Serving(flags, loaded));
   while (!loading.exchange(false)) ::pause();  // a signal arrived first, and its handler is ending the process
-  const ExecutorOptions& options = loaded.executor->options();
-  api.log().Write(fmt::format("infinigen: {} is ready: context {} tokens, batch {}, {}, prefix cache {}, {} thread{}",
-                              loaded.model->config.name, options.max_tokens, options.max_batch, KvWords(options),
-                              FormatSize(loaded.prefix_bytes), options.threads, options.threads == 1 ? "" : "s"));
+  LogReady(api.log(), loaded);
   server->Wait();
   server->Stop();  // before the parts that its handlers use are destroyed
   api.Stop();
@@ -269,6 +294,7 @@ int RunServe(Arguments arguments) {
   AddFlags(flags, &values);
   if (const std::optional<int> exit_code = flags.Parse(arguments)) return *exit_code;
   values.key_file_given = flags.Given("api-key-file");
+  if (const Status usage = CheckUsage(&values); !usage.ok()) return FailUsage("serve", usage.error().message);
   return Finish(Serve(values));
 }
 

@@ -12,24 +12,32 @@ namespace {
 // its first tokens right after its prefill.
 constexpr int64_t kGrowthTokens = kExtentTokens;
 
-SelectRule RuleOf(const RequestKv& kv, SelectRule rule) {
+SelectRule RuleOf(const RequestKv& kv, SelectRule rule, double largest_cap) {
   if (kv.full) {
     rule.alpha = std::numeric_limits<float>::infinity();
     rule.cap = 1.0;
     rule.force_count = 0;
+    rule.mass = 0;
+    rule.tail = false;
     return rule;
   }
+  // A request that sets only one of alpha and mass replaces the other.
+  if (kv.mass) rule.alpha = std::numeric_limits<float>::infinity(), rule.cap = std::min(kMassCap, largest_cap);
+  if (kv.alpha) rule.mass = 0;
   rule.alpha = kv.alpha.value_or(rule.alpha);
   rule.cap = kv.cap.value_or(rule.cap);
+  rule.mass = static_cast<float>(kv.mass.value_or(static_cast<double>(rule.mass)));
+  rule.tail = kv.tail.value_or(rule.tail);
   return rule;
 }
 
-// Steps that attend to everything give the same entries as a prefill. Only alpha and cap can differ between requests.
+// Steps that attend to everything give the same entries as a prefill. The other fields of rules are the same for all
+// requests of an engine.
 PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
-  const bool everything =
-      rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 && rule.force_count == 0;
+  const bool everything = rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 &&
+                          rule.force_count == 0 && rule.mass == 0;
   if (!method.selects() || everything) return {};
-  return {.selects = true, .alpha = rule.alpha, .cap = rule.cap};
+  return {.selects = true, .alpha = rule.alpha, .cap = rule.cap, .mass = rule.mass, .tail = rule.tail};
 }
 
 }  // namespace
@@ -49,14 +57,33 @@ Engine::Live* Engine::NextToAdmit() {
     if (live->state != RequestState::kQueued) continue;
     if (live->preempted) return live.get();
     if (next != nullptr && next->rank <= live->rank) continue;
-    const std::string& client = live->request.client;
-    const bool at_limit = !client.empty() && options_.client_running < executor_.options().max_batch &&
-                          std::ranges::count_if(requests_, [&](const auto& other) {
-                            return other->holds_slot() && other->request.client == client;
-                          }) >= options_.client_running;
-    if (!at_limit) next = live.get();
+    if (!AtLimit(live->request.client)) next = live.get();
   }
   return next;
+}
+
+// Whether the client runs in as many slots as it may.
+bool Engine::AtLimit(const std::string& client) const {
+  const int64_t batch = executor_.options().max_batch;
+  if (client.empty() || options_.client_running >= batch) return false;
+  const bool shared = std::ranges::any_of(
+      seen_, [&](const Seen& seen) { return seen.client != client && turn_ - seen.turn <= kSharedTurns; });
+  const int64_t most = shared ? std::min((batch + 1) / 2, options_.client_running) : options_.client_running;
+  return std::ranges::count_if(requests_, [&](const auto& other) {
+           return other->holds_slot() && other->request.client == client;
+         }) >= most;
+}
+
+// Called with every client that has requests, at their arrival and in every turn.
+void Engine::See(const std::string& client) {
+  if (client.empty()) return;
+  const auto found = std::ranges::find(seen_, client, &Seen::client);
+  if (found != seen_.end()) {
+    found->turn = turn_;
+    return;
+  }
+  std::erase_if(seen_, [&](const Seen& seen) { return turn_ - seen.turn > kSharedTurns; });
+  seen_.push_back({client, turn_});
 }
 
 // Moves a request that was never admitted before the others that were not.
@@ -82,7 +109,7 @@ void Engine::Admit() {
     live->slot = *slot;
     live->Become(RequestState::kAdmitted);
     ++running;
-    const SelectRule rule = RuleOf(live->request.kv, method.rule);
+    const SelectRule rule = RuleOf(live->request.kv, method.rule, method.LargestCap());
     if (method.selects()) executor_.SetRule(live->slot, rule);
     // Not earlier, because it may be the whole context: a queued request holds only its prompt.
     live->history.reserve(static_cast<size_t>(live->final_tokens + 1));
@@ -129,7 +156,7 @@ bool Engine::AdoptHeldRows(Live& live) {
 PrefixCache::Path Engine::FindPrefix(Live& live) {
   if (!prefixes_ || !live.shares) return {};
   const KvMethod& method = executor_.options().method;
-  live.setting = SettingOf(RuleOf(live.request.kv, method.rule), method);
+  live.setting = SettingOf(RuleOf(live.request.kv, method.rule, method.LargestCap()), method);
   const std::span<const int32_t> tokens = live.history;
   const std::string& salt = live.request.cache_salt;
   if (!live.preempted) return prefixes_->Find(tokens.first(tokens.size() - 1), live.setting, salt);

@@ -19,9 +19,16 @@ Status CheckKv(const RequestKv& kv, const KvMethod& method) {
     return Unsupported("a request asks for all entries, but there is room for only {:.4g}% of them",
                        100 * method.LargestCap());
   }
-  if (!kv.alpha && !kv.cap) return Ok();
+  if (!kv.any()) return Ok();
   if (!method.selects())
-    return Unsupported("kv {} attends to everything, so a request cannot set alpha or cap", method.preset);
+    return Unsupported("kv {} attends to everything, so a request cannot set alpha, cap, mass or tail", method.preset);
+  if (kv.mass && !method.select->uses_basis)
+    return Unsupported("kv {} has no sketches, so a request cannot set mass", method.preset);
+  if (kv.tail == true && !method.has_tail())
+    return Unsupported("kv {} keeps no sketches of values here, so a request cannot set tail", method.preset);
+  if (kv.mass && !(*kv.mass > 0 && *kv.mass <= 1))
+    return Invalid("mass is {}, but must be above 0 and at most 1", *kv.mass);
+  if (kv.mass && kv.alpha) return Invalid("alpha and mass cannot be combined: mass decides how many entries it needs");
   if (kv.alpha && !(*kv.alpha >= 0)) return Invalid("alpha is {}, but must not be negative", *kv.alpha);
   if (kv.cap && !(*kv.cap > 0 && *kv.cap <= 1)) return Invalid("cap is {}, but must be above 0 and at most 1", *kv.cap);
   if (kv.cap.value_or(0) > method.LargestCap())
@@ -34,6 +41,10 @@ constexpr int64_t kLeastUnitTokens = 32;
 // For each unfinished request of its client, a request comes so many arrivals later in the queue. So clients take
 // turns, and none waits for more than so many later arrivals of others for each request of its own.
 constexpr int64_t kOwnCost = 128;
+// Steps of a turn for the clients that decode few requests, at most; and the turns until they are tried again where one
+// took more than half of a common step.
+constexpr int kMostLightSteps = 16;
+constexpr int64_t kLightPause = 64;
 
 }  // namespace
 
@@ -90,6 +101,7 @@ Result<RequestId> Engine::Submit(Request request) {
     return other->request.client == client;
   });
   live->rank = id.value() + own * kOwnCost;
+  See(client);
   requests_.push_back(std::move(live));
   return id;
 }
@@ -117,11 +129,11 @@ void Engine::CancelAll() {
 }
 
 bool Engine::RunOnce() {
+  ++turn_;
   DropCancelled();
   Admit();
   RunPrefill();
-  GrowAll();
-  RunDecodeStep();
+  RunDecodeSteps();
   SweepFinished();
   UpdateStats();
   return !requests_.empty();
@@ -240,15 +252,41 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
     Accept(live, logits);
 }
 
-void Engine::RunDecodeStep() {
+void Engine::RunDecodeSteps() {
+  std::chrono::nanoseconds common{0}, further{0};
+  if (!RunDecodeStep(/*light=*/false, &common)) return;
+  if (options_.client_running >= executor_.options().max_batch || turn_ < next_light_turn_) return;
+  for (int steps = 1; steps <= kMostLightSteps; ++steps) {
+    const std::chrono::nanoseconds before = further;
+    if (!RunDecodeStep(/*light=*/true, &further)) return;
+    const std::chrono::nanoseconds step = further - before;
+    if (2 * step > common) next_light_turn_ = turn_ + kLightPause;
+    if (2 * step > common || further + step > common) return;
+  }
+}
+
+// Whether another client decodes at least twice as many requests.
+bool Engine::IsLight(const std::string& client) const {
+  const auto decoding = [&](const std::string& name) {
+    return std::ranges::count_if(requests_, [&](const auto& live) {
+      return live->state == RequestState::kDecoding && live->request.client == name;
+    });
+  };
+  const int64_t own = decoding(client);
+  return std::ranges::any_of(seen_, [&](const Seen& seen) { return decoding(seen.client) >= 2 * own; });
+}
+
+bool Engine::RunDecodeStep(bool light, std::chrono::nanoseconds* taken) {
+  const auto began = options_.now();
+  GrowAll();
   batch_.clear();
   items_.clear();
   for (const std::unique_ptr<Live>& live : requests_) {
-    if (live->state != RequestState::kDecoding) continue;
+    if (live->state != RequestState::kDecoding || (light && !IsLight(live->request.client))) continue;
     batch_.push_back(live.get());
     items_.push_back({.slot = live->slot, .token = live->history.back(), .row = live->rows});
   }
-  if (batch_.empty()) return;
+  if (batch_.empty()) return false;
 
   const size_t vocab = static_cast<size_t>(executor_.config().vocab);
   const EngineClock::time_point start = EngineClock::now();
@@ -272,6 +310,8 @@ void Engine::RunDecodeStep() {
     if (batch_[i]->rows % kExtentTokens == 0) Publish(*batch_[i]);
     Accept(*batch_[i], logits);
   }
+  *taken += options_.now() - began;
+  return true;
 }
 
 void Engine::FinishBroken(Live& live, const StepItem& item) {
@@ -325,19 +365,20 @@ void Engine::Finish(Live& live, FinishReason reason, std::string error) {
 }
 
 void Engine::SweepFinished() {
+  for (const std::unique_ptr<Live>& live : requests_) See(live->request.client);
   std::erase_if(requests_, [](const std::unique_ptr<Live>& live) { return live->finished(); });
 }
 
-void Engine::Recover(const std::string& error) {
+void Engine::Recover(std::string_view error) {
   for (const std::unique_ptr<Live>& live : requests_) live->path.clear();
   held_.reset();
   if (prefixes_) prefixes_->Forget();
   executor_.Reset();
   for (const std::unique_ptr<Live>& live : requests_) {
     if (!live->holds_slot()) continue;
+    live->result.error = error;         // first, because it may throw
     live->Become(RequestState::kDone);  // its slot is free already
     live->result.reason = FinishReason::kError;
-    live->result.error = error;
     if (live->request.on_done) live->request.on_done(live->id, live->result);
   }
   SweepFinished();

@@ -2,9 +2,14 @@
 // loop, on one thread.
 //
 // A turn (RunOnce) drops cancelled requests; admits queued requests while the pool has room, fairly between clients and
-// in order of arrival within a client; runs
-// prefill units of one prompt; and runs one decode step of all decoding requests. So a long prompt delays the decode
-// steps of other requests by at most one turn's prefill units, and requests can join and leave between steps.
+// in order of arrival within a client; runs prefill units of one prompt; and runs one decode step of all decoding
+// requests. So a long prompt delays the decode steps of other requests by at most one turn's prefill units, and
+// requests can join and leave between steps.
+//
+// Where clients are limited (EngineOptions::client_running) and one decodes at least twice as many requests as another,
+// a turn has further steps for the other's requests alone, until they took as long as the common step. So a client that
+// fills the batch makes the steps of others about twice as long, not as long as its batch. Where a small step takes
+// nearly as long as a large one (a GPU, weights that are read from memory), there is nothing to gain, and none are run.
 //
 // Prompts are prefilled in two lanes. The main lane has the oldest prompt. If that is long and the executor planned for
 // it (ExecutorOptions::side_tokens), the side lane has the oldest short prompt. Turns alternate between the lanes, so a
@@ -18,12 +23,15 @@
 // some request always makes progress.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -33,6 +41,8 @@
 
 namespace infinigen {
 
+// For so many turns after a client's last request, others leave half of the slots free: seconds, in most cases.
+inline constexpr int64_t kSharedTurns = 256;
 // Number of latest step times that are stored for percentiles.
 inline constexpr size_t kStepSamples = 65536;
 
@@ -49,8 +59,12 @@ struct EngineOptions {
   // A turn runs prefill units until their tokens add up to this many; 0: one unit. With it a short prompt needs one or
   // two turns instead of one for each layer.
   int64_t turn_prefill_tokens = 0;
-  // Requests of one client (Request::client) that may run at once, so that others find a slot.
+  // Requests of one client (Request::client) that may run at once, so that others find a slot. Where other clients have
+  // requests, or had one in the last kSharedTurns turns, a client may run in half of the slots: its sequences make each
+  // step longer for the others. From max_batch on there is no limit at all.
   int64_t client_running = INT64_MAX;
+  // For the time that steps take; a simulation sets it.
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };
 
 struct EngineStats {
@@ -95,7 +109,8 @@ class Engine {
 
   // After an exception in RunOnce: all requests that hold a slot end with kError and this message, every slot and
   // cached prefix is freed, and waiting requests stay. The executor may have been stopped anywhere.
-  void Recover(const std::string& error);
+  // Where it throws, it can be called again.
+  void Recover(std::string_view error);
 
   // Releases the held rows (Request::hold_rows), and drops all cached prefixes that no request uses.
   void DropHeld();
@@ -118,6 +133,8 @@ class Engine {
   // Memory (admission.cc).
   void Admit();
   Live* NextToAdmit();
+  bool AtLimit(const std::string& client) const;
+  void See(const std::string& client);
   void MoveUp(const Live& live);
   Result<SeqSlot> AdmitOne(Live& live, bool alone);
   Result<SeqSlot> AdmitGrowing(Live& live, bool alone);
@@ -145,7 +162,10 @@ class Engine {
   void RunPrefillUnit(Live& live);
   Status BeginPrefill(Live& live);
   void EndPrefill(Live& live, std::span<float> logits);
-  void RunDecodeStep();
+  void RunDecodeSteps();
+  // Steps all decoding requests, or those of clients that decode few; false: there are none. Adds the time to *taken.
+  bool RunDecodeStep(bool light, std::chrono::nanoseconds* taken);
+  bool IsLight(const std::string& client) const;
   // Ends a request whose logits are not finite. `item`: the token that they come after.
   void FinishBroken(Live& live, const StepItem& item);
   void Accept(Live& live, std::span<float> logits);
@@ -169,6 +189,14 @@ class Engine {
   uint64_t side_bytes_ = 0;  // the most memory that a prefill in the side lane may use; 0: there is no side lane
   bool side_turn_ = false;   // the latest turn ran the side lane
   int64_t next_id_ = 0;
+  // Clients with requests now or in the last kSharedTurns turns, and the latest turn in which they had one.
+  struct Seen {
+    std::string client;
+    int64_t turn = 0;
+  };
+  std::vector<Seen> seen_;
+  int64_t turn_ = 0;
+  int64_t next_light_turn_ = 0;  // further steps were not worth it before
   EngineStats stats_;
 
   // Scratch memory of a step, allocated once.

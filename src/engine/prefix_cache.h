@@ -47,9 +47,11 @@ class PrefixCache {
 
   // The selection setting of decode steps.
   struct Setting {
-    bool selects = false;  // false: steps attend to everything; alpha and cap are 0
+    bool selects = false;  // false: steps attend to everything, and the rest is 0
     float alpha = 0;
     double cap = 0;
+    float mass = 0;
+    bool tail = false;
     bool operator==(const Setting&) const = default;
   };
   // How a node's entries were computed.

@@ -82,9 +82,13 @@ struct TokenLogprobs {
 
 // A request's own selection rule, in an engine that selects.
 struct RequestKv {
-  bool full = false;           // attend to everything; alpha and cap are ignored
-  std::optional<float> alpha;  // default: the engine's
-  std::optional<double> cap;   // default: the engine's
+  bool full = false;           // attend to everything; the rest is ignored
+  std::optional<float> alpha;  // default: the engine's, as for all below
+  std::optional<double> cap;
+  std::optional<double> mass;  // replaces alpha
+  std::optional<bool> tail;
+
+  bool any() const { return alpha || cap || mass || tail; }
 };
 
 struct RequestResult {

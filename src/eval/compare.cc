@@ -163,7 +163,7 @@ void Comparison::ReadTexts() {
 }
 
 Status Comparison::ReadText(CompareRow& row) {
-  RETURN_IF_ERROR(CheckScorable(*row.kv));
+  RETURN_IF_ERROR(CheckScorable(*row.kv, task_.text.options.from));
   RETURN_IF_ERROR(Start(row, task_.text.rows, 1));
   if (row.full && result_.compared) {
     row.ppl = result_.full.ppl;
@@ -191,7 +191,8 @@ Status Comparison::StartFull() {
   options.max_batch = WindowsWithin(plan.available_bytes / 2, model, options, windows);
   ASSIGN_OR_RETURN(full_, MakeExecutor(model.config, model.weights, options));
   const int64_t keep = options.max_batch == windows ? windows : options.max_batch - 1;
-  reader_ = std::make_unique<WindowReader>(*full_, session_.callbacks(), static_cast<size_t>(keep));
+  reader_ =
+      std::make_unique<WindowReader>(*full_, session_.callbacks(), static_cast<size_t>(keep), task_.text.options.from);
   // Kept windows are read with kBatched in both modes; the bits are the same.
   ASSIGN_OR_RETURN(PplResult ppl, Score(result_.full, {full_.get(), nullptr, reader_.get()}, PplMode::kBatched));
   if (ppl.complete()) result_.full.ppl = std::move(ppl);
@@ -208,7 +209,7 @@ Result<PplResult> Comparison::Score(const CompareRow& row, const PplRunners& run
   };
   PplOptions options = task_.text.options;
   options.mode = mode;
-  return ScoreText(runners, task_.text.text, options, callbacks, show);
+  return ScoreWindows(runners, task_.text.text, task_.text.windows, options, callbacks, show);
 }
 
 }  // namespace infinigen

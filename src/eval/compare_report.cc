@@ -26,11 +26,15 @@ Json StatsOf(const CompareRow& row) {
 
 Json PplJson(const CompareRow& row, const CompareResult& result, const StatsDetail& detail) {
   const PplResult& ppl = *row.ppl;
-  const bool full = result.full.ppl.has_value();
+  const bool full = result.full.ppl.has_value(), differs = result.compared && !row.full;
+  const Estimate change = ppl.ppl_change();
   return {{"ppl", ppl.ppl()},
           {"nll", ppl.nll()},
           {"ppl_vs_full", full ? Json(ppl.ppl() / result.full.ppl->ppl()) : Json(nullptr)},
+          {"ppl_delta_percent", differs ? Json(change.value) : Json(nullptr)},
+          {"ppl_delta_stderr", differs ? Json(change.stderror) : Json(nullptr)},
           {"kld_mean", result.compared ? Json(ppl.kld_mean()) : Json(nullptr)},
+          {"kld_stderr", differs ? Json(ppl.kld_estimate().stderror) : Json(nullptr)},
           {"top1_agree", result.compared ? Json(ppl.top1_agree()) : Json(nullptr)},
           {"tokens_scored", ppl.tokens},
           {"windows", ppl.windows},

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
+#include "eval/full_cache.h"
 #include "runtime/report.h"
 #include "runtime/requests.h"
 
@@ -19,53 +22,35 @@ double Share(double sum, int64_t of) {
   return of > 0 ? sum / static_cast<double>(of) : std::numeric_limits<double>::quiet_NaN();
 }
 
-// Difference between the best and the second-best logit.
-float TopGap(std::span<const float> logits) {
-  float best = -std::numeric_limits<float>::infinity(), second = best;
-  for (const float logit : logits) {
-    second = std::max(second, std::min(best, logit));
-    best = std::max(best, logit);
-  }
-  return best - second;
-}
-
-// ln Σ exp(logit).
-double LogSum(std::span<const float> logits) {
-  const float most = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - most);
-  return std::log(sum) + static_cast<double>(most);
-}
-
-int64_t Top(std::span<const float> logits) { return std::max_element(logits.begin(), logits.end()) - logits.begin(); }
-
 // The sums of one window, which are added to the result when the window is finished.
 struct WindowSums {
-  double nll = 0, kld = 0;
-  int64_t same_top = 0, clear = 0, same_clear = 0;
+  double nll = 0, other_nll = 0, kld = 0;
+  int64_t tokens = 0, same_top = 0, clear = 0, same_clear = 0;
   std::vector<PplChunk> chunks;
 
-  // `at`: the token's index in the window. `other` is empty without a comparison.
-  void Add(std::span<const float> logits, std::span<const float> other, int32_t target, int64_t at, int64_t chunk) {
-    const double token_nll = NegativeLogLikelihood(logits, target);
-    const double token_kld = other.empty() ? 0 : KlDivergence(other, logits);
-    nll += token_nll;
-    kld += token_kld;
+  // `at`: the token's index in the window.
+  void Add(const PredictionScore& score, int64_t at, int64_t chunk) {
+    nll += score.nll;
+    other_nll += score.other_nll;
+    kld += score.kld;
+    ++tokens;
     if (chunk > 0) {
       PplChunk& of = chunks[static_cast<size_t>(at / chunk)];
-      of.nll += token_nll;
-      of.kld += token_kld;
+      of.nll += score.nll;
+      of.kld += score.kld;
       ++of.tokens;
     }
-    const bool same = other.empty() || Top(other) == Top(logits);
-    const bool is_clear = !other.empty() && TopGap(other) > kClearGap;
-    same_top += same ? 1 : 0;
-    clear += is_clear ? 1 : 0;
-    same_clear += is_clear && same ? 1 : 0;
+    same_top += score.same_top ? 1 : 0;
+    clear += score.clear ? 1 : 0;
+    same_clear += score.clear && score.same_top ? 1 : 0;
   }
 
   void AddTo(PplResult& result) const {
     result.window_nll.push_back(nll);
+    result.window_other_nll.push_back(other_nll);
+    result.window_kld.push_back(kld);
+    result.window_tokens.push_back(tokens);
+    result.tokens += tokens;
     result.kld += kld;
     for (size_t i = 0; i < chunks.size(); ++i) {
       result.chunks[i].nll += chunks[i].nll;
@@ -94,14 +79,21 @@ int64_t ScoredBytes(const Tokenizer& tokenizer, const PplTask& task, size_t coun
 
 }  // namespace
 
-double PplResult::nll() const {
-  double sum = 0;
-  for (const double window : window_nll) sum += window;
-  return Share(sum, tokens);
-}
-
+double PplResult::nll() const { return Share(std::accumulate(window_nll.begin(), window_nll.end(), 0.0), tokens); }
 double PplResult::ppl() const { return std::exp(nll()); }
+double PplResult::other_nll() const {
+  return Share(std::accumulate(window_other_nll.begin(), window_other_nll.end(), 0.0), tokens);
+}
 double PplResult::kld_mean() const { return Share(kld, tokens); }
+
+Estimate PplResult::ppl_change() const {
+  std::vector<double> differences(window_nll.size());
+  for (size_t i = 0; i < differences.size(); ++i) differences[i] = window_nll[i] - window_other_nll[i];
+  const Estimate nll = MeanOverWindows(differences, window_tokens);
+  // The derivative of exp carries the error over.
+  return {100 * std::expm1(nll.value), 100 * std::exp(nll.value) * nll.stderror};
+}
+Estimate PplResult::kld_estimate() const { return MeanOverWindows(window_kld, window_tokens); }
 double PplResult::top1_agree() const { return Share(static_cast<double>(same_top), tokens); }
 double PplResult::clear_agree() const { return Share(static_cast<double>(same_clear), clear); }
 
@@ -109,85 +101,119 @@ double PplReport::bits_per_byte() const {
   return result.nll() * static_cast<double>(result.tokens) / std::log(2.0) / static_cast<double>(bytes);
 }
 
-double NegativeLogLikelihood(std::span<const float> logits, int32_t target) {
-  return LogSum(logits) - static_cast<double>(logits[static_cast<size_t>(target)]);
-}
-
-double KlDivergence(std::span<const float> p, std::span<const float> q) {
-  CHECK(p.size() == q.size());
-  const double log_p = LogSum(p), log_q = LogSum(q);
-  double sum = 0;
-  for (size_t i = 0; i < p.size(); ++i) {
-    const double ln_p = static_cast<double>(p[i]) - log_p;
-    sum += std::exp(ln_p) * (ln_p - (static_cast<double>(q[i]) - log_q));
+Estimate MeanOverWindows(std::span<const double> sums, std::span<const int64_t> tokens) {
+  CHECK(sums.size() == tokens.size());
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
+  if (all <= 0) return {kUnknown, kUnknown};
+  const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) / all;
+  if (sums.size() < 2) return {mean, kUnknown};
+  // Of a ratio of sums: what each window adds beyond its share.
+  double squares = 0;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double excess = sums[i] - mean * static_cast<double>(tokens[i]);
+    squares += excess * excess;
   }
-  return sum;
+  const auto count = static_cast<double>(sums.size());
+  return {mean, std::sqrt(count / (count - 1) * squares) / all};
 }
 
-Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, const PplOptions& options,
-                            const Callbacks& callbacks, const std::function<void(const PplResult&)>& on_window) {
-  const std::vector<PplWindow> windows = CutWindows(text, options.context);
-  const int64_t length = windows.empty() ? 1 : windows[0].count;
+Result<PplResult> ScoreWindows(const PplRunners& runners, const PplText& text, std::span<const PplWindow> windows,
+                               const PplOptions& options, const Callbacks& callbacks,
+                               const std::function<void(const PplResult&)>& on_window) {
+  int64_t length = 1;
+  for (const PplWindow& window : windows) length = std::max(length, window.count);
   PplResult result;
   result.windows = std::ssize(windows);
   result.chunks.resize(options.chunk > 0 ? static_cast<size_t>((length + options.chunk - 1) / options.chunk) : 0);
   std::vector<WindowSums> sums(windows.size());
   for (WindowSums& of : sums) of.chunks.resize(result.chunks.size());
   const Clock::time_point start = Clock::now();
-  const auto visit = [&](int64_t token, std::span<const float> logits, std::span<const float> other) {
-    if (options.on_logits) options.on_logits(logits);
-    sums[static_cast<size_t>(token / length)].Add(logits, other, text.ids[static_cast<size_t>(token)], token % length,
-                                                  options.chunk);
+  ThreadPool threads(std::max(1, runners.method->options().threads));
+  std::vector<PredictionScore> scores;
+  const auto visit = [&](std::span<const Prediction> predictions) {
+    scores.resize(predictions.size());
+    threads.Run(std::ssize(predictions), [&](int64_t i, int) {
+      const Prediction& one = predictions[static_cast<size_t>(i)];
+      scores[static_cast<size_t>(i)] =
+          ScorePrediction(one.logits, one.other_logits, text.ids[static_cast<size_t>(one.token)]);
+    });
+    // In the order of the text, so that sums do not depend on the threads.
+    for (size_t i = 0; i < predictions.size(); ++i) {
+      const Prediction& one = predictions[i];
+      if (options.on_logits) options.on_logits(one.logits);
+      sums[one.window].Add(scores[i], one.token - windows[one.window].first, options.chunk);
+    }
   };
   Instruments& instruments = runners.method->instruments();
   const auto finished = [&](size_t count) {
-    for (; count > 0; --count) {
-      const size_t next = result.window_nll.size();
-      sums[next].AddTo(result);
-      result.tokens += windows[next].end() - windows[next].scored;
-    }
+    for (; count > 0; --count) sums[result.window_nll.size()].AddTo(result);
     result.seconds = Seconds(start);
-    // Kept windows add up; the bytes of one window are known after the first, which is the longest.
-    if (runners.kept == nullptr || result.pool.peak_bytes == 0)
+    // Windows that the method keeps add up; the bytes of one are known after the first, which is the longest.
+    if (runners.other != nullptr || runners.kept == nullptr || result.pool.peak_bytes == 0)
       result.pool = {instruments.pool_peak_bytes(), instruments.pool_peak_bytes()};
     on_window(result);
   };
-  RETURN_IF_ERROR(VisitPredictions(runners, text, windows, options.mode, callbacks, visit, finished, &result.timing));
+  RETURN_IF_ERROR(
+      VisitPredictions(runners, text, windows, options.from, options.mode, callbacks, visit, finished, &result.timing));
   return result;
+}
+
+Result<PplResult> ScoreText(const PplRunners& runners, const PplText& text, const PplOptions& options,
+                            const Callbacks& callbacks, const std::function<void(const PplResult&)>& on_window) {
+  return ScoreWindows(runners, text, CutWindows(text, options.context, options.from), options, callbacks, on_window);
 }
 
 Result<int64_t> ChooseWindow(const ModelConfig& config, int64_t asked) {
   return ChooseContext(config, asked > 0 ? asked : std::min(kDefaultContext, config.max_positions));
 }
 
-Result<PplTask> MakePplTask(const Model& model, const PplSource& source, const PplOptions& options) {
+Result<PplTask> MakePplTask(const Model& model, std::span<const PplSource> sources, const PplOptions& options) {
   PplTask task{.options = options};
-  PplText& text = task.text;
-  ASSIGN_OR_RETURN(text.ids, model.tokenizer->Encode(source.bytes, {.add_special = false}));
-  if (source.limit_tokens > 0 && std::ssize(text.ids) > source.limit_tokens)
-    text.ids.resize(static_cast<size_t>(source.limit_tokens));
-  ASSIGN_OR_RETURN(text.opening, OpeningIds(*model.tokenizer));
-  RETURN_IF_ERROR(CheckIds(model.config, text.ids));
-  RETURN_IF_ERROR(CheckIds(model.config, text.opening));
-  if (options.context < std::ssize(text.opening))
+  ASSIGN_OR_RETURN(const std::vector<int32_t> opening, OpeningIds(*model.tokenizer));
+  RETURN_IF_ERROR(CheckIds(model.config, opening));
+  task.text.opening = opening;
+  if (options.context < std::ssize(opening))
     return Invalid("--ctx {}: too short, because the tokenizer opens every text with {} tokens", options.context,
-                   text.opening.size());
-  task.windows = CutWindows(text, options.context);
-  if (task.windows.empty()) return Invalid("{}: {} tokens are too few to score", source.name, text.ids.size());
-  task.rows = std::min<int64_t>(options.context, std::ssize(text.ids) + std::ssize(text.opening));
+                   opening.size());
+  if (options.from >= options.context)
+    return Invalid("--from {}: no token is left to score in a window of {}; pass a smaller --from, or a larger --ctx",
+                   options.from, options.context);
+  for (const PplSource& source : sources) {
+    PplText text{.opening = opening};
+    ASSIGN_OR_RETURN(text.ids, model.tokenizer->Encode(source.bytes, {.add_special = false}));
+    RETURN_IF_ERROR(CheckIds(model.config, text.ids));
+    if (source.limit_tokens > 0 && std::ssize(text.ids) > source.limit_tokens)
+      text.ids.resize(static_cast<size_t>(source.limit_tokens));
+    std::vector<PplWindow> windows = CutWindows(text, options.context, options.from);
+    if (source.limit_windows > 0 && std::ssize(windows) > source.limit_windows)
+      windows.resize(static_cast<size_t>(source.limit_windows));
+    if (windows.empty())
+      return Invalid("{}: {} tokens are too few to score{}", source.name, text.ids.size(),
+                     options.from > 0 ? fmt::format(" after the first {}", options.from) : "");
+    task.files.push_back({.name = source.name, .first = task.windows.size(), .count = windows.size()});
+    task.rows = std::max(task.rows, windows[0].count + std::ssize(opening) - 1);
+    const int64_t before = std::ssize(task.text.ids);
+    for (PplWindow& window : windows) {
+      window.first += before;
+      window.scored += before;
+      task.windows.push_back(window);
+    }
+    task.text.ids.insert(task.text.ids.end(), text.ids.begin(), text.ids.end());
+  }
+  task.rows = std::min(options.context, task.rows + 1);
   return task;
 }
 
-Status CheckScorable(const KvRequest& kv) {
-  if (!kv.prompt_columns || !kv.selection().uses_basis) return Ok();
+Status CheckScorable(const KvRequest& kv, int64_t from) {
+  if (from > 0 || !kv.prompt_columns || !kv.selection().uses_basis) return Ok();
   return Unsupported(
       "--kv-columns prompt: needs a prompt, and eval ppl has none, because every window starts with an empty cache; "
-      "use "
-      "eval needle");
+      "pass --from N, which makes the first N tokens of a window a prompt, or use eval needle");
 }
 
-Result<PplReport> MeasurePpl(const EvalSession& session, const PplTask& task, bool selection_overlap,
-                             bool step_overlap) {
+Result<PplReport> MeasurePpl(const EvalSession& session, const PplTask& task, bool selection_overlap, bool step_overlap,
+                             uint64_t full_cache_bytes) {
   Instruments& instruments = session.executor().instruments();
   const SelectRule& rule = session.executor().options().method.rule;
   PplReport report;
@@ -204,13 +230,17 @@ Result<PplReport> MeasurePpl(const EvalSession& session, const PplTask& task, bo
     session.callbacks().Status(fmt::format("window {} of {}  ppl {:.3f}  {:.0f} tok/s", sofar.window_nll.size(),
                                            sofar.windows, sofar.ppl(), sofar.tokens_per_s()));
   };
-  Result<PplResult> result =
-      ScoreText({&session.executor(), session.other()}, task.text, task.options, session.callbacks(), show);
+  std::optional<FullCache> kept;
+  if (full_cache_bytes > 0 && session.other() != nullptr && session.request().against == Against::kFull)
+    kept = FullCache::Open(session.model(), *session.other(), task.options.from, full_cache_bytes, session.callbacks());
+  Result<PplResult> result = ScoreWindows({&session.executor(), session.other(), kept ? &*kept : nullptr}, task.text,
+                                          task.windows, task.options, session.callbacks(), show);
   session.callbacks().Status("");
   instruments.ObserveSelection({});  // the observers end with this function
   if (selection_overlap) session.other()->instruments().ObserveSelection({});
   ASSIGN_OR_RETURN(report.result, std::move(result));
   report.selection_overlap = between.share();
+  report.kept_windows = kept ? kept->hits() : 0;
   report.bytes = ScoredBytes(session.tokenizer(), task, report.result.window_nll.size());
   return report;
 }

@@ -11,14 +11,15 @@
 
 namespace infinigen {
 
-std::vector<PplWindow> CutWindows(const PplText& text, int64_t context) {
+std::vector<PplWindow> CutWindows(const PplText& text, int64_t context, int64_t from) {
   const int64_t total = std::ssize(text.ids), opening = std::ssize(text.opening);
-  CHECK(context >= 2 && context >= opening);
-  const int64_t length = opening > 0 ? context - opening + 1 : context;
+  CHECK(context >= 2 && context >= opening && from >= 0 && from < context);
+  const int64_t length = WindowTokens(context, opening);
+  // Row r predicts token r + 1 − opening of its window.
+  const int64_t first_scored = std::max<int64_t>(opening > 0 ? 0 : 1, from + 1 - opening);
   std::vector<PplWindow> windows;
   for (int64_t first = 0; first < total; first += length) {
-    const PplWindow window{
-        .first = first, .count = std::min(length, total - first), .scored = opening > 0 ? first : first + 1};
+    const PplWindow window{.first = first, .count = std::min(length, total - first), .scored = first + first_scored};
     if (window.scored < window.end()) windows.push_back(window);
   }
   return windows;
@@ -30,13 +31,46 @@ std::vector<int32_t> FedTokens(const PplText& text, const PplWindow& window) {
   return fed;
 }
 
-Result<Sequence*> WindowReader::Read(size_t index, std::span<const int32_t> fed) {
-  if (const auto known = read_.find(index); known != read_.end()) return &known->second;
+// A dense prefill has the logits of all rows; otherwise the prompt is a prefill of its own.
+WindowReader::WindowReader(Executor& executor, Callbacks callbacks, size_t keep, int64_t from)
+    : executor_(executor),
+      callbacks_(std::move(callbacks)),
+      kind_(KindOfSteps(executor)),
+      from_(from),
+      first_row_(kind_ == PrefillKind::kDense ? 0 : from),
+      keep_(keep) {}
+
+Result<bool> WindowReader::Read(size_t index, std::span<const int32_t> fed) {
+  if (read_.contains(index)) return true;
+  CHECK(std::ssize(fed) > from_);
   ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor_, std::ssize(fed)));
   const auto goes_on = [this](int64_t, int64_t) { return !callbacks_.Cancelled(); };
-  ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(fed, KindOfSteps(executor_), goes_on));
-  if (!whole) return nullptr;
-  return &read_.emplace(index, std::move(sequence)).first->second;
+  const auto prompt = static_cast<size_t>(first_row_);
+  if (prompt > 0) {
+    ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(fed.first(prompt), PrefillKind::kDense, goes_on));
+    if (!whole) return false;
+  }
+  ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(fed.subspan(prompt), kind_, goes_on, first_row_));
+  if (!whole) return false;
+  read_.emplace(index, std::move(sequence));
+  return true;
+}
+
+Sequence& WindowReader::Of(size_t index) {
+  const auto found = read_.find(index);
+  CHECK(found != read_.end());
+  return found->second;
+}
+
+Status WindowReader::Logits(size_t index, int64_t row, int64_t count, std::span<float> logits) {
+  CHECK(row >= first_row_);
+  Of(index).Logits(row - first_row_, count, logits);
+  return Ok();
+}
+
+Status WindowReader::Hidden(size_t index, int64_t row, int64_t count, std::span<float> hidden) {
+  CHECK(row >= first_row_);
+  return executor_.instruments().PrefillHidden(Of(index).slot(), row - first_row_, count, hidden);
 }
 
 void WindowReader::Leave(size_t index) {
@@ -52,11 +86,11 @@ constexpr int64_t kSliceBytes = int64_t{16} << 20;
 // time is counted.
 class Walk {
  public:
-  Walk(const PplRunners& runners, const PplText& text, const Callbacks& callbacks, const PredictionVisitor& visit,
-       Timing& timing)
-      : method_(*runners.method),
-        kept_(runners.other != nullptr ? runners.kept : nullptr),
+  Walk(const PplRunners& runners, const PplText& text, int64_t from, const Callbacks& callbacks,
+       const PredictionVisitor& visit, Timing& timing)
+      : kept_(runners.other != nullptr ? runners.kept : nullptr),
         text_(text),
+        from_(from),
         callbacks_(callbacks),
         visit_(visit),
         timing_(timing),
@@ -64,72 +98,90 @@ class Walk {
         opening_(std::ssize(text.opening)) {
     for (Executor* runner : {runners.method, runners.other}) {
       if (runner == nullptr) continue;
-      const bool keeps = runners.kept != nullptr && &runners.kept->executor() == runner;
+      const bool keeps = runners.kept != nullptr && (runner == runners.other || runners.other == nullptr);
       runners_.push_back(runner);
-      readers_.push_back(keeps ? runners.kept
-                               : own_.emplace_back(std::make_unique<WindowReader>(*runner, callbacks)).get());
+      sources_.push_back(keeps ? runners.kept
+                               : own_.emplace_back(std::make_unique<WindowReader>(*runner, callbacks, 0, from)).get());
     }
   }
 
   // Runs window `index` with one prefill per runner, in which every token is a step. False: cancelled.
   Result<bool> Prefill(size_t index, const PplWindow& window) {
     const Result<bool> done = ReadAndVisit(index, window);
-    for (WindowReader* reader : readers_) reader->Leave(index);
+    for (WindowSource* source : sources_) source->Leave(index);
     return done;
   }
 
   // Runs all `windows` at once, beginning with window `index`, one token of each per step; shorter windows end earlier.
-  // If the other runner keeps its windows, its predictions come from there. False: cancelled.
+  // If the other runner's predictions are kept, they come from there. False: cancelled.
   Result<bool> Steps(size_t index, std::span<const PplWindow> windows) {
     std::vector<std::vector<int32_t>> fed;
     for (const PplWindow& window : windows) fed.push_back(FedTokens(text_, window));
-    if (kept_ == nullptr) return StepAll(windows, fed, nullptr);
-    CHECK(windows.size() == 1);
-    ASSIGN_OR_RETURN(Sequence* const kept, kept_->Read(index, fed[0]));
-    if (kept == nullptr) return false;
-    const Result<bool> done = StepAll(windows, fed, kept);
-    kept_->Leave(index);
+    const Result<bool> done = StepAll(index, windows, fed);
+    for (size_t w = 0; kept_ != nullptr && w < windows.size(); ++w) kept_->Leave(index + w);
     return done;
   }
 
  private:
   Result<bool> ReadAndVisit(size_t index, const PplWindow& window) {
     const std::vector<int32_t> fed = FedTokens(text_, window);
-    std::vector<Sequence*> read;
-    for (WindowReader* reader : readers_) {
+    for (size_t r = 0; r < sources_.size(); ++r) {
       const Clock::time_point start = Clock::now();
-      ASSIGN_OR_RETURN(Sequence* const sequence, reader->Read(index, fed));
-      if (sequence == nullptr) return false;
-      read.push_back(sequence);
-      Count(&reader->executor(), start, std::ssize(fed));
+      ASSIGN_OR_RETURN(const bool read, sources_[r]->Read(index, fed));
+      if (!read) return false;
+      if (r == 0) timing_.AddPrefill(Seconds(start), std::ssize(fed));
     }
-    VisitSlices(read, window);
+    RETURN_IF_ERROR(VisitSlices(index, window));
     return !callbacks_.Cancelled();
   }
 
-  // `kept`: the only window as the other runner has read it; null: the other runner takes steps too.
-  Result<bool> StepAll(std::span<const PplWindow> windows, const std::vector<std::vector<int32_t>>& fed,
-                       Sequence* kept) {
-    std::vector<std::vector<std::optional<Sequence>>> sequences(kept != nullptr ? 1 : runners_.size());  // [][windows]
-    for (size_t r = 0; r < sequences.size(); ++r)
-      for (const std::vector<int32_t>& tokens : fed) {
-        ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(*runners_[r], std::ssize(tokens)));
-        sequences[r].emplace_back(std::move(sequence));
+  // A sequence for each window, with its prompt read. Empty: cancelled.
+  Result<std::vector<std::optional<Sequence>>> Begin(size_t runner, const std::vector<std::vector<int32_t>>& fed) {
+    std::vector<std::optional<Sequence>> sequences;
+    const auto goes_on = [this](int64_t, int64_t) { return !callbacks_.Cancelled(); };
+    for (const std::vector<int32_t>& tokens : fed) {
+      ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(*runners_[runner], std::ssize(tokens)));
+      if (from_ > 0) {
+        const Clock::time_point start = Clock::now();
+        ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(std::span(tokens).first(static_cast<size_t>(from_)),
+                                                            PrefillKind::kDense, goes_on));
+        sequence.EndPrefill();
+        if (!whole) return std::vector<std::optional<Sequence>>();
+        if (runner == 0) timing_.AddPrefill(Seconds(start), from_);
       }
+      sequences.emplace_back(std::move(sequence));
+    }
+    return sequences;
+  }
+
+  Result<bool> StepAll(size_t index, std::span<const PplWindow> windows, const std::vector<std::vector<int32_t>>& fed) {
+    for (size_t w = 0; kept_ != nullptr && w < windows.size(); ++w) {
+      ASSIGN_OR_RETURN(const bool read, kept_->Read(index + w, fed[w]));
+      if (!read) return false;
+    }
+    std::vector<std::vector<std::optional<Sequence>>> sequences(kept_ != nullptr ? 1 : runners_.size());  // [][windows]
+    for (size_t r = 0; r < sequences.size(); ++r) {
+      ASSIGN_OR_RETURN(sequences[r], Begin(r, fed));
+      if (sequences[r].empty()) return false;
+    }
     std::vector<std::vector<float>> logits(runners_.size());
     for (std::vector<float>& of : logits) of.resize(windows.size() * static_cast<size_t>(vocab_));
     std::vector<size_t> live(windows.size());  // unfinished windows
     std::iota(live.begin(), live.end(), size_t{0});
     std::vector<StepItem> items;
-    // Every window begins at row 0, so all unfinished windows are at the same row.
-    for (int64_t row = 0; !live.empty() && !callbacks_.Cancelled(); ++row) {
+    // All unfinished windows are at the same row.
+    for (int64_t row = from_; !live.empty() && !callbacks_.Cancelled(); ++row) {
       for (size_t r = 0; r < sequences.size(); ++r) {
         items.clear();
         for (const size_t w : live) items.push_back({sequences[r][w]->slot(), fed[w][static_cast<size_t>(row)], row});
-        Step(runners_[r], items, logits[r]);
+        Step(r, items, logits[r]);
       }
-      if (kept != nullptr) kept->Logits(row, 1, logits[1]);
-      for (size_t i = 0; i < live.size(); ++i) VisitRow(windows[live[i]], row, logits, i);
+      predictions_.clear();
+      for (size_t i = 0; i < live.size(); ++i) {
+        if (kept_ != nullptr) RETURN_IF_ERROR(kept_->Logits(index + live[i], row, 1, Row(logits[1], i)));
+        Add(index + live[i], windows[live[i]], row, logits, i);
+      }
+      visit_(predictions_);
       std::erase_if(live, [&](size_t w) {
         const bool ended = row + 1 == std::ssize(fed[w]);
         for (std::vector<std::optional<Sequence>>& of : sequences)
@@ -140,17 +192,13 @@ class Walk {
     return live.empty();
   }
 
-  void Count(const Executor* runner, Clock::time_point start, int64_t tokens) {
-    if (runner == &method_) timing_.AddPrefill(Seconds(start), tokens);
-  }
-
-  void Step(Executor* runner, std::span<const StepItem> items, std::vector<float>& logits) {
+  void Step(size_t runner, std::span<const StepItem> items, std::vector<float>& logits) {
     const Clock::time_point start = Clock::now();
-    runner->Step(items, std::span(logits).first(items.size() * static_cast<size_t>(vocab_)));
-    if (runner == &method_) timing_.AddStep(Seconds(start), std::ssize(items));
+    runners_[runner]->Step(items, std::span(logits).first(items.size() * static_cast<size_t>(vocab_)));
+    if (runner == 0) timing_.AddStep(Seconds(start), std::ssize(items));
   }
 
-  void VisitSlices(const std::vector<Sequence*>& read, const PplWindow& window) {
+  Status VisitSlices(size_t index, const PplWindow& window) {
     const int64_t rows = opening_ + window.count - 1;
     const int64_t slice = std::clamp<int64_t>(kSliceBytes / (vocab_ * static_cast<int64_t>(sizeof(float))), 1, rows);
     slices_.resize(runners_.size());
@@ -158,47 +206,54 @@ class Walk {
     const int64_t first_scored_row = window.scored - window.first + opening_ - 1;
     for (int64_t row = first_scored_row; row < rows && !callbacks_.Cancelled(); row += slice) {
       const int64_t count = std::min(slice, rows - row);
-      for (size_t r = 0; r < runners_.size(); ++r) {
+      for (size_t r = 0; r < sources_.size(); ++r) {
         const Clock::time_point start = Clock::now();
-        read[r]->Logits(row, count, std::span(slices_[r]).first(static_cast<size_t>(count * vocab_)));
-        Count(runners_[r], start, 0);
+        RETURN_IF_ERROR(
+            sources_[r]->Logits(index, row, count, std::span(slices_[r]).first(static_cast<size_t>(count * vocab_))));
+        if (r == 0) timing_.AddPrefill(Seconds(start), 0);
       }
-      for (int64_t i = 0; i < count; ++i) VisitRow(window, row + i, slices_, static_cast<size_t>(i));
+      predictions_.clear();
+      for (int64_t i = 0; i < count; ++i) Add(index, window, row + i, slices_, static_cast<size_t>(i));
+      visit_(predictions_);
     }
+    return Ok();
   }
 
-  // `logits`: of each runner; the prediction is row `index`.
-  void VisitRow(const PplWindow& window, int64_t row, const std::vector<std::vector<float>>& logits, size_t index) {
+  std::span<float> Row(std::vector<float>& logits, size_t index) const {
+    return std::span(logits).subspan(index * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+  }
+
+  // Adds a prediction unless it is not scored. `logits`: of each runner; the prediction is row `index`.
+  void Add(size_t number, const PplWindow& window, int64_t row, std::vector<std::vector<float>>& logits, size_t index) {
     const int64_t token = window.first + row + 1 - opening_;
     if (token < window.scored) return;
-    const auto at = [&](size_t runner) {
-      return std::span(logits[runner]).subspan(index * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
-    };
-    visit_(token, at(0), runners_.size() > 1 ? at(1) : std::span<const float>());
+    predictions_.push_back({.window = number, .token = token, .logits = Row(logits[0], index)});
+    if (runners_.size() > 1) predictions_.back().other_logits = Row(logits[1], index);
   }
 
-  Executor& method_;
-  WindowReader* const kept_;        // the other runner's reader, if it keeps windows
+  WindowSource* const kept_;        // the other runner's source, if it does not run beside the method
   std::vector<Executor*> runners_;  // the method, then the other if there is one
   std::vector<std::unique_ptr<WindowReader>> own_;
-  std::vector<WindowReader*> readers_;  // [runners], from own_ or from the caller
+  std::vector<WindowSource*> sources_;  // [runners], from own_ or from the caller
   const PplText& text_;
+  const int64_t from_;
   const Callbacks& callbacks_;
   const PredictionVisitor& visit_;
   Timing& timing_;
   const int64_t vocab_;
   const int64_t opening_;
   std::vector<std::vector<float>> slices_;  // [runners][slice][vocab]
+  std::vector<Prediction> predictions_;
 };
 
 }  // namespace
 
 Status VisitPredictions(const PplRunners& runners, const PplText& text, std::span<const PplWindow> windows,
-                        PplMode mode, const Callbacks& callbacks, const PredictionVisitor& visit,
+                        int64_t from, PplMode mode, const Callbacks& callbacks, const PredictionVisitor& visit,
                         const std::function<void(size_t)>& on_window, Timing* timing) {
-  Walk walk(runners, text, callbacks, visit, *timing);
-  const bool together = mode == PplMode::kStep && runners.kept == nullptr;
-  const size_t batch = together ? static_cast<size_t>(runners.method->options().max_batch) : 1;
+  Walk walk(runners, text, from, callbacks, visit, *timing);
+  size_t batch = mode == PplMode::kStep ? static_cast<size_t>(runners.method->options().max_batch) : 1;
+  if (runners.kept != nullptr) batch = std::min(batch, runners.kept->most_at_once());
   for (size_t next = 0; next < windows.size() && !callbacks.Cancelled();) {
     const std::span<const PplWindow> group = windows.subspan(next, std::min(batch, windows.size() - next));
     ASSIGN_OR_RETURN(const bool finished,

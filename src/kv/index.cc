@@ -28,77 +28,107 @@ BF16 RoundUp(float value) {
   return ToBF16(std::isfinite(rounded) ? rounded : value);
 }
 
-std::byte* Unit(const SketchLayout& layout, std::byte* block, int64_t row, int64_t number) {
-  return block + (number / layout.per_unit() * kSketchBlock + row) * kSketchUnitBytes;
-}
-const std::byte* Unit(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
-  return block + (number / layout.per_unit() * kSketchBlock + row) * kSketchUnitBytes;
-}
+// The numbers of one kind of sketch, of keys or of values, in a block: arrays of units and of scales.
+struct Numbers {
+  SketchType type;
+  int64_t count;         // per row
+  int64_t group;         // numbers that share a scale
+  size_t units, scales;  // offsets in the block
 
-BF16 LoadScale(const SketchLayout& layout, const std::byte* block, int64_t row) {
-  BF16 scale;
-  std::memcpy(&scale, block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), sizeof(BF16));
-  return scale;
-}
+  static Numbers OfKeys(const SketchLayout& layout) {
+    return {layout.type, layout.dims, layout.group_dims(), 0, layout.scales_offset()};
+  }
+  static Numbers OfValues(const SketchLayout& layout) {
+    return {SketchType::kInt4, layout.value_dims, layout.value_dims, layout.values_offset(),
+            layout.value_scales_offset()};
+  }
 
-int32_t LoadValue(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
-  const std::byte* unit = Unit(layout, block, row, number);
-  const int64_t within = number % layout.per_unit();
-  if (layout.type == SketchType::kInt8) return std::to_integer<int32_t>(unit[within]) - 128;
-  const int32_t byte = std::to_integer<int32_t>(unit[within % 4]);
-  return (within < 4 ? byte & 15 : byte >> 4) - 8;
-}
+  int64_t per_unit() const { return type == SketchType::kBF16 ? 2 : type == SketchType::kInt8 ? 4 : 8; }
+  template <class Byte>
+  Byte* Unit(Byte* block, int64_t row, int64_t number) const {
+    return block + units + (number / per_unit() * kSketchBlock + row) * kSketchUnitBytes;
+  }
+  size_t Scale(int64_t row, int64_t number) const {
+    return scales + static_cast<size_t>(number / group * kSketchBlock + row) * sizeof(BF16);
+  }
 
-void StoreValue(const SketchLayout& layout, std::byte* block, int64_t row, int64_t number, int32_t value) {
-  std::byte* unit = Unit(layout, block, row, number);
-  const int64_t within = number % layout.per_unit();
-  if (layout.type == SketchType::kInt8) {
-    unit[within] = static_cast<std::byte>(value + 128);
+  int32_t LoadValue(const std::byte* block, int64_t row, int64_t number) const {
+    const std::byte* unit = Unit(block, row, number);
+    const int64_t within = number % per_unit();
+    if (type == SketchType::kInt8) return std::to_integer<int32_t>(unit[within]) - 128;
+    const int32_t byte = std::to_integer<int32_t>(unit[within % 4]);
+    return (within < 4 ? byte & 15 : byte >> 4) - 8;
+  }
+  void StoreValue(std::byte* block, int64_t row, int64_t number, int32_t value) const {
+    std::byte* unit = Unit(block, row, number);
+    const int64_t within = number % per_unit();
+    if (type == SketchType::kInt8) {
+      unit[within] = static_cast<std::byte>(value + 128);
+      return;
+    }
+    std::byte& byte = unit[within % 4];
+    const int32_t nibble = value + 8;
+    byte = within < 4 ? (byte & std::byte{0xf0}) | static_cast<std::byte>(nibble)
+                      : (byte & std::byte{0x0f}) | static_cast<std::byte>(nibble << 4);
+  }
+  float LoadScale(const std::byte* block, int64_t row, int64_t number) const {
+    BF16 scale;
+    std::memcpy(&scale, block + Scale(row, number), sizeof(BF16));
+    return ToFloat(scale);
+  }
+  float Load(const std::byte* block, int64_t row, int64_t number) const {
+    if (type != SketchType::kBF16)
+      return static_cast<float>(LoadValue(block, row, number)) * LoadScale(block, row, number);
+    BF16 stored;
+    std::memcpy(&stored, Unit(block, row, number) + number % 2 * static_cast<int64_t>(sizeof(BF16)), sizeof(BF16));
+    return ToFloat(stored);
+  }
+};
+
+void StoreNumbers(const Numbers& to, std::byte* block, int64_t row, std::span<const float> numbers) {
+  CHECK(static_cast<int64_t>(numbers.size()) == to.count && row >= 0 && row < kSketchBlock);
+  const auto finite = [](float number) { return std::isfinite(number) ? number : 0.0f; };
+  if (to.type == SketchType::kBF16) {
+    for (int64_t i = 0; i < to.count; ++i) {
+      const BF16 stored = ToBF16(finite(numbers[static_cast<size_t>(i)]));
+      std::memcpy(to.Unit(block, row, i) + i % 2 * static_cast<int64_t>(sizeof(BF16)), &stored, sizeof(BF16));
+    }
     return;
   }
-  std::byte& byte = unit[within % 4];
-  const int32_t nibble = value + 8;
-  byte = within < 4 ? (byte & std::byte{0xf0}) | static_cast<std::byte>(nibble)
-                    : (byte & std::byte{0x0f}) | static_cast<std::byte>(nibble << 4);
+  const float most = to.type == SketchType::kInt8 ? 127.0f : static_cast<float>(SketchLayout::kLargestInt4);
+  for (int64_t first = 0; first < to.count; first += to.group) {
+    const int64_t end = std::min(first + to.group, to.count);
+    const BF16 scale =
+        RoundUp(LargestMagnitude(numbers.subspan(static_cast<size_t>(first), static_cast<size_t>(end - first))) / most);
+    std::memcpy(block + to.Scale(row, first), &scale, sizeof(BF16));
+    // The inverse of a tiny scale overflows; such numbers are stored as zero.
+    const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
+    for (int64_t i = first; i < end; ++i) {
+      const float value = std::nearbyint(finite(numbers[static_cast<size_t>(i)]) * inverse);
+      to.StoreValue(block, row, i, static_cast<int32_t>(std::clamp(value, -most, most)));
+    }
+  }
 }
 
-BF16 LoadNumber(const SketchLayout& layout, const std::byte* block, int64_t row, int64_t number) {
-  BF16 stored;
-  std::memcpy(&stored, Unit(layout, block, row, number) + number % 2 * static_cast<int64_t>(sizeof(BF16)),
-              sizeof(BF16));
-  return stored;
+std::vector<float> LoadNumbers(const Numbers& from, const std::byte* block, int64_t row) {
+  std::vector<float> numbers;
+  for (int64_t i = 0; i < from.count; ++i) numbers.push_back(from.Load(block, row, i));
+  return numbers;
 }
 
 }  // namespace
 
 void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers) {
-  CHECK(static_cast<int64_t>(numbers.size()) == layout.dims && row >= 0 && row < kSketchBlock);
-  const auto finite = [](float number) { return std::isfinite(number) ? number : 0.0f; };
-  if (layout.type == SketchType::kBF16) {
-    for (int64_t i = 0; i < layout.dims; ++i) {
-      const BF16 stored = ToBF16(finite(numbers[static_cast<size_t>(i)]));
-      std::memcpy(Unit(layout, block, row, i) + i % 2 * static_cast<int64_t>(sizeof(BF16)), &stored, sizeof(BF16));
-    }
-    return;
-  }
-  const float most = static_cast<float>(layout.largest());
-  const BF16 scale = RoundUp(LargestMagnitude(numbers) / most);
-  std::memcpy(block + layout.scales_offset() + row * static_cast<int64_t>(sizeof(BF16)), &scale, sizeof(BF16));
-  // The inverse of a tiny scale overflows; such numbers are stored as zero.
-  const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
-  for (int64_t i = 0; i < layout.dims; ++i) {
-    const float value = std::nearbyint(finite(numbers[static_cast<size_t>(i)]) * inverse);
-    StoreValue(layout, block, row, i, static_cast<int32_t>(std::clamp(value, -most, most)));
-  }
+  StoreNumbers(Numbers::OfKeys(layout), block, row, numbers);
 }
-
+void StoreValueSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers) {
+  StoreNumbers(Numbers::OfValues(layout), block, row, numbers);
+}
 std::vector<float> LoadSketch(const SketchLayout& layout, const std::byte* block, int64_t row) {
-  std::vector<float> numbers(static_cast<size_t>(layout.dims));
-  for (int64_t i = 0; i < layout.dims; ++i)
-    numbers[static_cast<size_t>(i)] = layout.has_scales() ? static_cast<float>(LoadValue(layout, block, row, i)) *
-                                                                ToFloat(LoadScale(layout, block, row))
-                                                          : ToFloat(LoadNumber(layout, block, row, i));
-  return numbers;
+  return LoadNumbers(Numbers::OfKeys(layout), block, row);
+}
+std::vector<float> LoadValueSketch(const SketchLayout& layout, const std::byte* block, int64_t row) {
+  return LoadNumbers(Numbers::OfValues(layout), block, row);
 }
 
 QuantisedQuery QuantiseQuery(std::span<const float> numbers) {
@@ -117,6 +147,7 @@ std::vector<float> ScoreSketches(const SketchLayout& layout, const std::byte* he
                                  std::span<const float> query) {
   CHECK(static_cast<int64_t>(query.size()) == layout.dims);
   const QuantisedQuery quantised = QuantiseQuery(query);
+  const Numbers keys = Numbers::OfKeys(layout);
   std::vector<float> scores(static_cast<size_t>(rows));
   for (int64_t row = 0; row < rows; ++row) {
     const std::byte* block = head + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes();
@@ -124,13 +155,16 @@ std::vector<float> ScoreSketches(const SketchLayout& layout, const std::byte* he
     float& score = scores[static_cast<size_t>(row)];
     if (!layout.has_scales()) {
       for (int64_t i = 0; i < layout.dims; ++i)
-        score = std::fma(query[static_cast<size_t>(i)], ToFloat(LoadNumber(layout, block, within, i)), score);
+        score = std::fma(query[static_cast<size_t>(i)], keys.Load(block, within, i), score);
       continue;
     }
-    int32_t sum = 0;
-    for (int64_t i = 0; i < layout.dims; ++i)
-      sum += quantised.values[static_cast<size_t>(i)] * LoadValue(layout, block, within, i);
-    score = static_cast<float>(sum) * quantised.scale * ToFloat(LoadScale(layout, block, within));
+    for (int64_t first = 0; first < layout.dims; first += keys.group) {
+      int32_t sum = 0;
+      for (int64_t i = first; i < std::min(first + keys.group, layout.dims); ++i)
+        sum += quantised.values[static_cast<size_t>(i)] * keys.LoadValue(block, within, i);
+      const float part = static_cast<float>(sum) * quantised.scale * keys.LoadScale(block, within, first);
+      score = first == 0 ? part : score + part;
+    }
   }
   return scores;
 }

@@ -2,10 +2,10 @@
 // scores rows. Every backend's own implementation is tested against it; integer sketches must agree bit for bit. Pure
 // functions, any thread.
 //
-// Integer sketches. A row's scale is the smallest bf16 s with largest · s ≥ max |number|; value = number / s, rounded
-// to nearest, halves to even. A query is rounded to 15 bits: value = number / t, t = max |number| / 16319, so that a
-// sum of 512 products fits into 32 bits. Then score = (float(Σ query value · key value) · t) · s. The sum is exact, so
-// the score is the same on every machine.
+// Integer sketches. The scale of a group of numbers is the smallest bf16 s with largest · s ≥ max |number|; value =
+// number / s, rounded to nearest, halves to even. A query is rounded to 15 bits: value = number / t, t = max |number| /
+// 16319, so that a sum of 512 products fits into 32 bits. A group gives (float(Σ query value · key value) · t) · s; the
+// score is the sum over the groups, ascending. The integer sums are exact, so the score is the same on every machine.
 //
 // bf16 sketches. score = Σ query · key in ascending order, by fused multiply-adds.
 //
@@ -33,10 +33,13 @@
 
 namespace infinigen {
 
-// Rounds `numbers` [dims] into row `row` of a block. Numbers that are not finite are stored as zero.
+// Rounds the numbers of a key's sketch [dims], or of a value's [value_dims], into row `row` of a block. Numbers that
+// are not finite are stored as zero.
 void StoreSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers);
-// The stored numbers of a row.
+void StoreValueSketch(const SketchLayout& layout, std::byte* block, int64_t row, std::span<const float> numbers);
+// The stored numbers of a row's key, or value.
 std::vector<float> LoadSketch(const SketchLayout& layout, const std::byte* block, int64_t row);
+std::vector<float> LoadValueSketch(const SketchLayout& layout, const std::byte* block, int64_t row);
 
 struct QuantisedQuery {
   std::vector<int32_t> values;

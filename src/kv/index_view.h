@@ -8,17 +8,20 @@
 //
 //     one layer: [slots][kv_heads][blocks]       block: block_rows rows in block_bytes bytes
 //
-// Sketches. The sketch of a key is `dims` numbers, k · basis (kv/skew.h), that are enough to estimate its score. A
-// block has 64 rows with rows innermost, so that a vector register holds one unit of consecutive rows and a score needs
-// no sum across lanes:
+// Sketches. The sketch of a key is `dims` numbers, k · basis (kv/skew.h), that are enough to estimate its score. The
+// sketch of a value, if the method has a tail (kv/tail.h), is `value_dims` numbers that are enough to estimate the
+// value. A block has 64 rows with rows innermost, so that a vector register holds one unit of consecutive rows and a
+// score needs no sum across lanes:
 //
-//     block: [dims / per_unit][64 rows] units of 4 bytes, then [64] scales
+//     block: [dims / per_unit][64 rows] units of 4 bytes, [scale groups][64] scales        of keys
+//            [value_dims / 8][64 rows] int4 units, [64] scales                             of values
 //
 // A unit holds per_unit consecutive numbers of one row:
 //     bf16   2 numbers, no scales
 //     int8   4 numbers, each stored as value + 128 in a byte
 //     int4   8 numbers: byte b has number b in its low half and number 4 + b in its high half, each as value + 8
-// number = value · scale, where the row's scale is a bf16. Values stay within ±127 and ±7.
+// number = value · scale. Scales are bf16; `scale_dims` consecutive numbers of a key share one (the last group may be
+// shorter), and all numbers of a value do. Values stay within ±127 and ±7.
 //
 // Page bounds. A page is 16 rows of one KV head; its bounds are the least and the greatest key component in every
 // dimension:
@@ -96,40 +99,63 @@ inline constexpr int64_t kSketchBlock = 64;
 inline constexpr int64_t kSketchUnitBytes = 4;
 // dims is a multiple of this, so that every type fills whole units.
 inline constexpr int64_t kSketchDimStep = 8;
+// The most numbers in a value's sketch.
+inline constexpr int64_t kMostValueDims = 16;
 // The largest value of a query that is compared with integer sketches (kv/index.h).
 inline constexpr int32_t kLargestQueryValue = 16319;
 
+// How the sketches of a row are stored.
 struct SketchLayout {
   SketchType type = SketchType::kInt8;
   int64_t kv_heads = 0;
-  int64_t dims = 0;
+  int64_t dims = 0;        // numbers of a key
+  int64_t scale_dims = 0;  // consecutive numbers of a key that share a scale, a multiple of 8; 0: all of them
+  int64_t value_dims = 0;  // numbers of a value, a multiple of 8; 0: values have no sketch
 
   constexpr int64_t per_unit() const { return type == SketchType::kBF16 ? 2 : type == SketchType::kInt8 ? 4 : 8; }
   constexpr int64_t units() const { return dims / per_unit(); }
   constexpr bool has_scales() const { return type != SketchType::kBF16; }
-  // The largest value that a number is stored as.
-  constexpr int32_t largest() const { return type == SketchType::kInt8 ? 127 : 7; }
+  // The largest value that a number of a key is stored as.
+  constexpr int32_t largest() const { return type == SketchType::kInt8 ? 127 : kLargestInt4; }
+  constexpr int64_t group_dims() const { return scale_dims == 0 ? dims : scale_dims; }
+  constexpr int64_t groups() const { return has_scales() && dims > 0 ? (dims + group_dims() - 1) / group_dims() : 0; }
+  constexpr bool has_values() const { return value_dims > 0; }
+  constexpr int64_t value_units() const { return value_dims / kInt4PerUnit; }
 
   constexpr size_t scales_offset() const { return static_cast<size_t>(units() * kSketchBlock * kSketchUnitBytes); }
+  constexpr size_t values_offset() const {
+    return scales_offset() + static_cast<size_t>(groups() * kSketchBlock) * sizeof(uint16_t);
+  }
+  constexpr size_t value_scales_offset() const {
+    return values_offset() + static_cast<size_t>(value_units() * kSketchBlock * kSketchUnitBytes);
+  }
   constexpr size_t block_bytes() const {
-    return scales_offset() + (has_scales() ? kSketchBlock * sizeof(uint16_t) : 0);
+    return value_scales_offset() + (has_values() ? kSketchBlock * sizeof(uint16_t) : 0);
   }
   // Bytes of one head with room for `rows` rows.
   constexpr size_t head_bytes(int64_t rows) const {
     return static_cast<size_t>((rows + kSketchBlock - 1) / kSketchBlock) * block_bytes();
   }
+
+  static constexpr int64_t kInt4PerUnit = 8;
+  static constexpr int32_t kLargestInt4 = 7;
 };
 
-// Copies the sketch of one row; rows are counted within their blocks.
+// Copies the sketches of one row; rows are counted within their blocks.
 inline void CopySketch(const SketchLayout& layout, const std::byte* from, int64_t from_row, std::byte* to,
                        int64_t to_row) {
-  for (int64_t unit = 0; unit < layout.units(); ++unit)
-    std::memcpy(to + (unit * kSketchBlock + to_row) * kSketchUnitBytes,
-                from + (unit * kSketchBlock + from_row) * kSketchUnitBytes, kSketchUnitBytes);
-  if (layout.has_scales())
-    std::memcpy(to + layout.scales_offset() + to_row * 2, from + layout.scales_offset() + from_row * 2, 2);
+  // Copies one element of `bytes` bytes of each of `count` arrays [64] that begin at `offset`.
+  const auto copy = [&](size_t offset, int64_t count, size_t bytes) {
+    for (int64_t i = 0; i < count; ++i, offset += kSketchBlock * bytes)
+      std::memcpy(to + offset + static_cast<size_t>(to_row) * bytes,
+                  from + offset + static_cast<size_t>(from_row) * bytes, bytes);
+  };
+  copy(0, layout.units(), kSketchUnitBytes);
+  copy(layout.scales_offset(), layout.groups(), sizeof(uint16_t));
+  copy(layout.values_offset(), layout.value_units(), kSketchUnitBytes);
+  copy(layout.value_scales_offset(), layout.has_values() ? 1 : 0, sizeof(uint16_t));
 }
-// Makes the score of one row NaN, so that the row is never chosen.
+// Makes the score of one row NaN, so that the row is never chosen and no tail includes it.
 inline void VoidSketch(const SketchLayout& layout, std::byte* block, int64_t row) {
   constexpr uint16_t kNotANumber[2] = {0x7fc0, 0x7fc0};  // bf16
   if (layout.has_scales())
@@ -177,6 +203,25 @@ struct SketchBasis {
   constexpr const float* KeyOffset(int64_t slot, int64_t head) const {
     return key_offset + ((per_slot ? slot : 0) * kv_heads + head) * dims;
   }
+};
+
+// Projects values to their sketches, and estimates what a query's scores have in common, for the tail (kv/tail.h):
+//     value sketch = v · value − value_offset     [value_dims] = [head_dim] · [head_dim][value_dims]
+//     level        = q · key_mean                 which centred key sketches leave out of q · k
+// The columns of `value` are orthonormal, so v ≈ value_mean + value · sketch. Memory of the compute device.
+struct TailBasis {
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t value_dims = 0;
+  const float* key_mean = nullptr;      // [kv_heads][head_dim]
+  const float* value = nullptr;         // [kv_heads][head_dim][value_dims]
+  const float* value_offset = nullptr;  // [kv_heads][value_dims]
+  const float* value_mean = nullptr;    // [kv_heads][head_dim]
+
+  constexpr const float* KeyMean(int64_t head) const { return key_mean + head * head_dim; }
+  constexpr const float* Value(int64_t head) const { return value + head * head_dim * value_dims; }
+  constexpr const float* ValueOffset(int64_t head) const { return value_offset + head * value_dims; }
+  constexpr const float* ValueMean(int64_t head) const { return value_mean + head * head_dim; }
 };
 
 // ---- page bounds ----

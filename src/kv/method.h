@@ -40,9 +40,8 @@ struct KvMethod {
   double largest_cap = 0;    // the largest cap that a request may set, if more than rule.cap
   bool mean_counts = false;  // as published: all heads of a sequence choose the mean of their counts
   int64_t dense_layers = 0;  // number of first layers that attend to everything and never evict
-  SketchType sketch_type = SketchType::kInt8;
-  double ratio = 0;         // requested sketch size as a share of head_dim
-  int64_t sketch_dims = 0;  // numbers in a sketch
+  SketchLayout sketch;       // of one KV head: kv_heads is 0
+  double ratio = 0;          // numbers of a key's sketch as a share of head_dim
   ProjectionKind projection = ProjectionKind::kNone;
   bool prompt_columns = false;           // each prompt chooses its own sketch columns
   bool measure_mass = false;             // measure the attention mass that selections cover (MassTotals)
@@ -51,6 +50,8 @@ struct KvMethod {
 
   bool selects() const { return select != &kSelectAll; }
   bool selects(LayerId layer) const { return selects() && layer.value() >= dense_layers; }
+  // Values have sketches, so rules may ask for a tail.
+  bool has_tail() const { return select->uses_basis && sketch.has_values(); }
   bool has_index() const { return select->index != nullptr; }
   bool has_index(LayerId layer) const { return has_index() && layer.value() >= dense_layers; }
   bool evicts() const { return retain != nullptr; }
@@ -70,6 +71,14 @@ struct SketchMatrices {
   std::vector<float> query;       // [kv_heads][head_dim][dims]
   std::vector<float> key;         // [kv_heads][head_dim][dims]
   std::vector<float> key_offset;  // [kv_heads][dims]
+};
+
+// The TailBasis of one layer in host memory; empty without a tail.
+struct TailMatrices {
+  std::vector<float> key_mean;      // [kv_heads][head_dim]
+  std::vector<float> value;         // [kv_heads][head_dim][value_dims]
+  std::vector<float> value_offset;  // [kv_heads][value_dims]
+  std::vector<float> value_mean;    // [kv_heads][head_dim]
 };
 
 }  // namespace infinigen

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -48,6 +49,31 @@ std::vector<float> RelativeScores(std::span<const float> scores, int64_t group) 
 
 int64_t CountPassing(std::span<const float> relative, float alpha) {
   return std::count_if(relative.begin(), relative.end(), [&](float r) { return r >= -alpha; });
+}
+
+int64_t CountForMass(std::span<const float> scores, int64_t group, float mass) {
+  CHECK(group > 0 && scores.size() % static_cast<size_t>(group) == 0);
+  const size_t visible = scores.size() / static_cast<size_t>(group);
+  std::vector<uint64_t> shares(visible);
+  for (size_t g = 0; g < static_cast<size_t>(group); ++g) {
+    const std::span<const float> head = scores.subspan(g * visible, visible);
+    float largest = -std::numeric_limits<float>::infinity();
+    for (const float score : head)
+      if (score > largest) largest = score;
+    const auto weight = [&](float score) { return score <= largest ? std::exp(score - largest) : 0.0f; };  // NaN: 0
+    uint64_t sum = 0;
+    for (const float score : head) sum += static_cast<uint64_t>(weight(score) * kMassUnit);
+    if (sum == 0) continue;
+    const float per_unit = kMassUnit / static_cast<float>(sum) * kMassUnit;
+    for (size_t j = 0; j < visible; ++j)
+      shares[j] = std::max(shares[j], static_cast<uint64_t>(weight(head[j]) * per_unit));
+  }
+  std::sort(shares.begin(), shares.end(), std::greater<>());
+  const uint64_t target = MassTarget(mass, std::accumulate(shares.begin(), shares.end(), uint64_t{0}));
+  uint64_t sum = 0;
+  int64_t count = 0;
+  for (; count < static_cast<int64_t>(visible) && sum < target; ++count) sum += shares[static_cast<size_t>(count)];
+  return count;
 }
 
 int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page) {

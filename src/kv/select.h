@@ -7,12 +7,16 @@
 // method to the backend operations that append to its index and score rows by it.
 //
 // For one sequence and one KV head, with scores s_g(j) of its G query heads for the rows j that have a score (under the
-// layer's soft cap, if it has one: alpha is a difference of capped scores, as attention sees them):
+// layer's soft cap, if it has one: alpha is a difference of capped scores, as attention sees them; where a tail knows
+// the level of the scores (kv/tail.h), it is added before the cap):
 //
 //   1. The heads' scores have different ranges, so each is compared with its own maximum m_g:
 //          r(j) = max over g of (s_g(j) − m_g)      ≤ 0, and 0 for the best row of each head
 //   2. passing = #{ j : r(j) ≥ −alpha };  most = max(⌊cap · n⌋, min_rows);  count = clamp(passing, min_rows, most)
 //      (mean_counts: `passing` is replaced by its mean over the sequence's KV heads, rounded down)
+//      (rule.mass > 0: `passing` is the number of rows, largest u first, whose sum of u(j) reaches rule.mass · Σ u,
+//      where
+//          u(j) = max over g of e^{s_g(j)} / Σ_i e^{s_g(i)}, the row's largest share of a head's estimated attention)
 //   3. chosen = the `count` rows with the largest r; among equals, newer rows first
 //   4. attended = chosen ∪ the first `sinks` tokens ∪ the `window` tokens before the current ∪ the current
 //
@@ -39,8 +43,7 @@ namespace infinigen {
 // What the size of an index depends on.
 struct IndexShape {
   int64_t head_dim = 0;
-  SketchType sketch_type = SketchType::kInt8;
-  int64_t sketch_dims = 0;
+  SketchLayout sketch;
 };
 
 struct SelectMethod {
@@ -84,6 +87,10 @@ std::vector<float> RelativeScores(std::span<const float> scores, int64_t group);
 
 // The number of rows that pass the threshold.
 int64_t CountPassing(std::span<const float> relative, float alpha);
+
+// The number of rows that hold the share `mass` of the estimated attention. Shares are rounded down to multiples of
+// 2^-30 before they are added, so that the result does not depend on the order of additions. scores as above.
+int64_t CountForMass(std::span<const float> scores, int64_t group, float mass);
 
 // Step 2: how many rows are chosen of n retained rows, of which `visible` have a score.
 int64_t ChosenCount(const SelectRule& rule, int64_t passing, int64_t visible, int64_t n, int64_t page = 1);

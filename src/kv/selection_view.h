@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "kv/retain_view.h"
+#include "kv/tail_view.h"
 #include "kv/view.h"
 
 namespace infinigen {
@@ -21,17 +23,30 @@ namespace infinigen {
 // How the rows of one sequence are chosen. `n` is its number of retained rows, including the current token's; "first"
 // and "before" refer to positions.
 struct SelectRule {
-  float alpha = 5.0f;    // chosen: relative score ≥ −alpha; infinity: no threshold
-  double cap = 0.2;      // at most ⌊cap · n⌋ rows are chosen
-  int32_t min_rows = 1;  // at least this many are chosen, whatever threshold and cap say
-  int32_t sinks = 0;     // first tokens, always attended
-  int32_t window = 0;    // tokens just before the current one, always attended
+  float alpha = 5.0f;      // chosen: relative score ≥ −alpha; infinity: no threshold
+  double cap = 0.2;        // at most ⌊cap · n⌋ rows are chosen
+  int32_t min_rows = 1;    // at least this many are chosen, whatever threshold and cap say
+  int32_t sinks = 0;       // first tokens, always attended
+  int32_t window = 0;      // tokens just before the current one, always attended
+  int32_t whole_rows = 0;  // up to this many retained rows, all are attended
   // > 0, for benchmarks: attend to exactly min(force_count, n) rows, without a threshold. Must exceed sinks + window.
   int32_t force_count = 0;
+  // > 0: instead of by alpha, rows are chosen until they hold this share of the estimated attention (kv/select.h).
+  float mass = 0;
+  bool tail = false;  // attend to the other rows by their sketches (kv/tail.h)
 
   // ⌊cap · n⌋ with a margin for rounding: 0.29 · 100 is 29, though the double 0.29 is slightly less.
   constexpr int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }
 };
+
+// Shares of attention are added as multiples of 1 / kMassUnit.
+inline constexpr float kMassUnit = 1 << 30;
+// The sum of shares that a rule with a mass asks for, of all shares together.
+constexpr uint64_t MassTarget(float mass, uint64_t all) {
+  return static_cast<uint64_t>(static_cast<double>(mass) * static_cast<double>(all));
+}
+// The cap of a rule with a mass, which decides by itself how many rows it needs.
+inline constexpr double kMassCap = 0.5;
 
 // Selected rows of one sequence in one layer, summed over steps, tokens and KV heads.
 struct SelectionTotals {
@@ -68,16 +83,18 @@ struct SelectCall {
   EvictionState retained;             // of an evicting layer: gives the positions of rows
   int64_t page = 1;                   // rows that are chosen together, see kv/select.h
   float soft_cap = 0;                 // of the layer's attention scores; 0: none
+  TailView tail;                      // receives the tails of the selections, if the query is the layer's own
 
   // Rows that can have a score. With pages: the rows of pages that are complete before the current row. In an evicting
   // layer the current token's row is included; its score is NaN until its sketch is appended.
   constexpr int64_t Visible(int64_t current) const {
     return page > 1 ? current / page * page : current + (current_known || retained ? 1 : 0);
   }
-  // The rule of a slot; rows after the last complete page count as window.
+  // The rule of a slot. Rows after the last complete page count as window, and so do all rows of a short cache.
   constexpr SelectRule RuleFor(int64_t slot, int64_t current) const {
     SelectRule rule = rules[slot];
     rule.window = std::max(rule.window, static_cast<int32_t>(current % page));
+    if (current < rule.whole_rows && rule.force_count == 0) rule.window = std::numeric_limits<int32_t>::max();
     return rule;
   }
 };
@@ -86,14 +103,6 @@ struct SelectCall {
 constexpr int64_t WholePages(int64_t count, int64_t page) {
   return count <= 0 ? 0 : std::max(page, count / page * page);
 }
-
-// Share of the true attention mass that the selections of one layer covered: one sample per query head and token.
-struct MassTotals {
-  static constexpr int kBins = 1000;
-  uint64_t count = 0;
-  double sum = 0;
-  uint64_t bins[kBins + 1] = {};  // histogram over ⌊share · kBins⌋
-};
 
 // ---- fetching ----
 

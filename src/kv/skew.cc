@@ -82,6 +82,16 @@ void FitPair(const SymmetricEigen& query, std::span<const double> lambda, std::v
   }
 }
 
+// The leading directions of the values' covariance.
+void FitValues(std::span<const double> mean, std::span<const double> covariance, int64_t d, Skew::Head& head) {
+  const SymmetricEigen values = DecomposeSymmetric(covariance, d);
+  for (int64_t i = 0; i < d; ++i) {
+    head.value_mean[static_cast<size_t>(i)] = static_cast<float>(mean[static_cast<size_t>(i)]);
+    for (int64_t c = 0; c < std::min(d, kValueColumns); ++c)
+      head.value[At(c, i, d)] = ToF16(static_cast<float>(values.vectors[At(c, i, d)]));
+  }
+}
+
 void FitHead(std::span<const double> m, std::span<const double> mean, std::span<const double> n, int64_t d,
              Skew::Head& head) {
   const SymmetricEigen query = DecomposeSymmetric(m, d);
@@ -173,6 +183,15 @@ SketchMatrices PlainBasis(int64_t kv_heads, int64_t head_dim, int64_t dims, std:
   return basis;
 }
 
+TailMatrices PlainTail(int64_t kv_heads, int64_t head_dim, int64_t value_dims) {
+  const std::vector<float> zeros(static_cast<size_t>(kv_heads * head_dim));
+  TailMatrices tail{.key_mean = zeros,
+                    .value = PlainBasis(kv_heads, head_dim, value_dims).key,
+                    .value_offset = std::vector<float>(static_cast<size_t>(kv_heads * value_dims)),
+                    .value_mean = zeros};
+  return tail;
+}
+
 std::vector<int32_t> LargestColumns(std::span<const double> sums, int64_t kv_heads, int64_t dims) {
   CHECK(kv_heads > 0 && sums.size() % static_cast<size_t>(kv_heads) == 0);
   const int64_t head_dim = static_cast<int64_t>(sums.size()) / kv_heads;
@@ -196,7 +215,8 @@ Skew::Skew(const SkewShape& shape, SkewOrigin origin) : shape_(shape), origin_(s
   const std::vector<F16> matrix(d * d);
   const std::vector<float> numbers(d);
   heads_.assign(static_cast<size_t>(shape.heads()),
-                {matrix, matrix, matrix, numbers, numbers, numbers, numbers, numbers, numbers});
+                {matrix, matrix, matrix, numbers, numbers, numbers, numbers, numbers, numbers,
+                 std::vector<F16>(d * static_cast<size_t>(kValueColumns)), numbers});
 }
 
 size_t Skew::Index(LayerId layer, KvHead head) const {
@@ -207,15 +227,18 @@ size_t Skew::Index(LayerId layer, KvHead head) const {
 Status Skew::FitLayer(LayerId layer, const SkewMoments& moments, ThreadPool& threads) {
   CHECK(moments.kv_heads() == shape_.kv_heads && moments.head_dim() == shape_.head_dim);
   for (KvHead head : IdRange<KvHead>(shape_.kv_heads))
-    if (!Finite(moments.QueryMoment(head)) || !Finite(moments.KeyMean(head)) || !Finite(moments.KeyCovariance(head)))
+    if (!Finite(moments.QueryMoment(head)) || !Finite(moments.KeyMean(head)) || !Finite(moments.KeyCovariance(head)) ||
+        !Finite(moments.ValueMean(head)) || !Finite(moments.ValueCovariance(head)))
       return Invalid(
-          "layer {}, KV head {}: queries or keys are not finite, so the model cannot be calibrated (are its weights "
+          "layer {}, KV head {}: queries, keys or values are not finite, so the model cannot be calibrated (are its "
+          "weights "
           "damaged?)",
           layer.value(), head.value());
   threads.Run(shape_.kv_heads, [&](int64_t task, int) {
     const KvHead head(task);
     FitHead(moments.QueryMoment(head), moments.KeyMean(head), moments.KeyCovariance(head), shape_.head_dim,
             mutable_head(layer, head));
+    FitValues(moments.ValueMean(head), moments.ValueCovariance(head), shape_.head_dim, mutable_head(layer, head));
   });
   return Ok();
 }
@@ -247,6 +270,27 @@ SketchMatrices Skew::Basis(LayerId layer, ProjectionKind kind, int64_t dims, std
     }
   }
   return basis;
+}
+
+TailMatrices Skew::Tail(LayerId layer, int64_t value_dims) const {
+  CHECK(value_dims <= kValueColumns);
+  const int64_t d = shape_.head_dim;
+  TailMatrices tail;
+  for (KvHead kv_head : IdRange<KvHead>(shape_.kv_heads)) {
+    const Head& from = head(layer, kv_head);
+    const auto column = [&](int64_t c, int64_t i) { return ToFloat(from.value[At(c, i, d)]); };
+    tail.key_mean.insert(tail.key_mean.end(), from.key_mean.begin(), from.key_mean.end());
+    tail.value_mean.insert(tail.value_mean.end(), from.value_mean.begin(), from.value_mean.end());
+    for (int64_t i = 0; i < d; ++i)
+      for (int64_t c = 0; c < value_dims; ++c) tail.value.push_back(column(c, i));
+    for (int64_t c = 0; c < value_dims; ++c) {
+      double offset = 0;
+      for (int64_t i = 0; i < d; ++i)
+        offset += static_cast<double>(from.value_mean[static_cast<size_t>(i)]) * static_cast<double>(column(c, i));
+      tail.value_offset.push_back(static_cast<float>(offset));
+    }
+  }
+  return tail;
 }
 
 std::vector<float> Skew::Rotation(LayerId layer) const {

@@ -36,7 +36,9 @@ struct Header {
 static_assert(sizeof(Header) == 48, "the header has no padding");
 constexpr size_t kFixedBytes = kMagic.size() + sizeof(Header);
 
-uint64_t HeadBytes(uint64_t head_dim) { return 3 * head_dim * head_dim * sizeof(F16) + 6 * head_dim * sizeof(float); }
+uint64_t HeadBytes(uint64_t head_dim) {
+  return (3 * head_dim + kValueColumns) * head_dim * sizeof(F16) + 7 * head_dim * sizeof(float);
+}
 
 // Calls f(name, numbers) for every array of a head, in the order of the file.
 template <class SomeHead, class F>
@@ -50,6 +52,8 @@ void ForEachArray(SomeHead& head, F&& f) {
   f("pair key scale", head.pair_key_scale);
   f("rotation energy", head.rotation_energy);
   f("pair energy", head.pair_energy);
+  f("value columns", head.value);
+  f("value mean", head.value_mean);
 }
 
 Status CheckSizes(const Header& header, uint64_t file_bytes, const std::string& path) {
@@ -167,6 +171,15 @@ Result<Skew> ReadSkew(const std::string& path, const ModelIdentity& model, const
                    skew.shape().layers, skew.shape().kv_heads, skew.shape().head_dim, shape.layers, shape.kv_heads,
                    shape.head_dim);
   return skew;
+}
+
+bool IsOutdatedSkew(const std::string& path) {
+  const Result<MmapFile> file = MmapFile::Open(path);
+  if (!file.ok() || file->bytes().size() < kFixedBytes) return false;
+  const std::byte* bytes = file->bytes().data();
+  Header header;
+  std::memcpy(&header, bytes + kMagic.size(), sizeof(header));
+  return std::memcmp(bytes, kMagic.data(), kMagic.size()) == 0 && header.version >= 1 && header.version < kSkewVersion;
 }
 
 Status WriteSkew(const Skew& skew, const std::string& path) {

@@ -50,7 +50,7 @@ class Block {
   std::vector<float> rows_;  // [kRows][width]
 };
 
-std::vector<double> Mean(const std::vector<double>& sum, int64_t count) {
+std::vector<double> MeanOf(const std::vector<double>& sum, int64_t count) {
   std::vector<double> mean(sum.size());
   if (count > 0)
     for (size_t i = 0; i < mean.size(); ++i) mean[i] = sum[i] / static_cast<double>(count);
@@ -71,11 +71,13 @@ std::vector<double> Moment(const std::vector<double>& products, int64_t count, i
 }  // namespace
 
 SkewMoments::SkewMoments(int64_t heads, int64_t kv_heads, int64_t head_dim)
-    : heads_(heads), kv_heads_(kv_heads), head_dim_(head_dim), shift_(static_cast<size_t>(kv_heads)) {
+    : heads_(heads), kv_heads_(kv_heads), head_dim_(head_dim) {
   CHECK(kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && head_dim > 0);
   const size_t d = static_cast<size_t>(head_dim);
-  queries_.assign(static_cast<size_t>(kv_heads), {std::vector<double>(d * d), std::vector<double>(d), 0});
-  keys_ = queries_;
+  const Sums none{std::vector<double>(d * d), std::vector<double>(d), 0};
+  queries_.assign(static_cast<size_t>(kv_heads), none);
+  keys_.assign(static_cast<size_t>(kv_heads), {none, {}});
+  values_ = keys_;
 }
 
 void SkewMoments::Add(int64_t first_row, const ConstTensor& queries, const ConstTensor& keys, ThreadPool& threads) {
@@ -84,8 +86,15 @@ void SkewMoments::Add(int64_t first_row, const ConstTensor& queries, const Const
   const int64_t begin = std::clamp<int64_t>(kCalibrationSinks - first_row, 0, keys.rows);
   threads.Run(2 * kv_heads_, [&](int64_t task, int) {
     const KvHead head(task / 2);
-    task % 2 == 0 ? AddQueries(head, queries) : AddKeys(head, begin, keys);
+    task % 2 == 0 ? AddQueries(head, queries) : AddShifted(head, begin, keys, keys_[head.index()]);
   });
+}
+
+void SkewMoments::AddValues(int64_t first_row, const ConstTensor& values, ThreadPool& threads) {
+  CHECK(values.type == DType::kF32 && values.cols == kv_heads_ * head_dim_);
+  const int64_t begin = std::clamp<int64_t>(kCalibrationSinks - first_row, 0, values.rows);
+  threads.Run(kv_heads_,
+              [&](int64_t head, int) { AddShifted(KvHead(head), begin, values, values_[static_cast<size_t>(head)]); });
 }
 
 void SkewMoments::AddQueries(KvHead head, const ConstTensor& queries) {
@@ -102,24 +111,22 @@ void SkewMoments::AddQueries(KvHead head, const ConstTensor& queries) {
   sums.count += queries.rows * group;
 }
 
-void SkewMoments::AddKeys(KvHead head, int64_t begin, const ConstTensor& keys) {
-  if (begin == keys.rows) return;
-  Sums& sums = keys_[head.index()];
-  const auto row_of = [&](int64_t row) { return keys.as<float>(row) + head.value() * head_dim_; };
-  std::vector<float>& shift = shift_[head.index()];
-  if (shift.empty()) {
+void SkewMoments::AddShifted(KvHead head, int64_t begin, const ConstTensor& rows, ShiftedSums& sums) const {
+  if (begin == rows.rows) return;
+  const auto row_of = [&](int64_t row) { return rows.as<float>(row) + head.value() * head_dim_; };
+  if (sums.shift.empty()) {
     std::vector<double> sum(static_cast<size_t>(head_dim_));
-    for (int64_t row = begin; row < keys.rows; ++row)
+    for (int64_t row = begin; row < rows.rows; ++row)
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<double>(row_of(row)[i]);
-    for (const double mean : Mean(sum, keys.rows - begin)) shift.push_back(static_cast<float>(mean));
+    for (const double mean : MeanOf(sum, rows.rows - begin)) sums.shift.push_back(static_cast<float>(mean));
   }
   Block block(head_dim_);
-  for (int64_t row = begin; row < keys.rows; ++row) {
-    block.Push(row_of(row), shift.data());
+  for (int64_t row = begin; row < rows.rows; ++row) {
+    block.Push(row_of(row), sums.shift.data());
     if (block.full()) block.AddTo(sums.products.data(), sums.sum.data());
   }
   block.AddTo(sums.products.data(), sums.sum.data());
-  sums.count += keys.rows - begin;
+  sums.count += rows.rows - begin;
 }
 
 std::vector<double> SkewMoments::QueryMoment(KvHead head) const {
@@ -127,18 +134,16 @@ std::vector<double> SkewMoments::QueryMoment(KvHead head) const {
   return Moment(sums.products, sums.count, head_dim_);
 }
 
-std::vector<double> SkewMoments::KeyMean(KvHead head) const {
-  const Sums& sums = keys_[head.index()];
-  std::vector<double> mean = Mean(sums.sum, sums.count);
-  const std::vector<float>& shift = shift_[head.index()];
+std::vector<double> SkewMoments::ShiftedSums::Mean() const {
+  std::vector<double> mean = MeanOf(sum, count);
   for (size_t i = 0; i < shift.size(); ++i) mean[i] += static_cast<double>(shift[i]);
   return mean;
 }
 
-std::vector<double> SkewMoments::KeyCovariance(KvHead head) const {
-  const Sums& sums = keys_[head.index()];
-  std::vector<double> covariance = Moment(sums.products, sums.count, head_dim_);
-  const std::vector<double> mean = Mean(sums.sum, sums.count);
+std::vector<double> SkewMoments::ShiftedSums::Covariance() const {
+  const auto d = static_cast<int64_t>(sum.size());
+  std::vector<double> covariance = Moment(products, count, d);
+  const std::vector<double> mean = MeanOf(sum, count);
   for (size_t i = 0; i < mean.size(); ++i)
     for (size_t j = 0; j < mean.size(); ++j) covariance[i * mean.size() + j] -= mean[i] * mean[j];
   return covariance;

@@ -8,9 +8,8 @@ void LayerKvStats::Add(const LayerKvStats& other) {
   selects = selects || other.selects;
   totals.Add(other.totals);
   seen += other.seen;
-  mass.count += other.mass.count;
-  mass.sum += other.mass.sum;
-  for (int bin = 0; bin <= MassTotals::kBins; ++bin) mass.bins[bin] += other.mass.bins[bin];
+  mass.Add(other.mass);
+  tail_mass.Add(other.tail_mass);
 }
 
 LayerKvStats KvStats::Selecting() const {
@@ -50,9 +49,8 @@ KvStats KvStats::operator-(const KvStats& before) const {
     layer.totals.attended -= old.totals.attended;
     layer.totals.retained -= old.totals.retained;
     layer.seen -= old.seen;
-    layer.mass.count -= old.mass.count;
-    layer.mass.sum -= old.mass.sum;
-    for (int bin = 0; bin <= MassTotals::kBins; ++bin) layer.mass.bins[bin] -= old.mass.bins[bin];
+    layer.mass.Subtract(old.mass);
+    layer.tail_mass.Subtract(old.tail_mass);
   }
   return difference;
 }

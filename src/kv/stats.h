@@ -14,7 +14,8 @@ struct LayerKvStats {
   bool selects = false;
   SelectionTotals totals;  // in a dense layer attended = retained, and chosen = 0
   uint64_t seen = 0;       // as totals.retained, but including evicted rows
-  MassTotals mass;         // zero unless measured
+  MassTotals mass;         // shares of the true attention inside selections; zero unless measured
+  MassTotals tail_mass;    // shares outside selections as the tail estimates them; zero without a tail
 
   // Rows chosen by score / retained rows; 1 in a dense layer.
   double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }

@@ -72,8 +72,8 @@ class CacheAttention {
         index_(backend, *method_.select, work, views_),
         stage_(backend, pool) {}
 
-  // Allocates and initialises the device memory. `bases` [layers]; those of layers without sketches are ignored.
-  Status Start(std::span<const SketchMatrices> bases) {
+  // Allocates and initialises the device memory.
+  Status Start(const SketchSource& sketches) {
     if (method_.evicts()) Put(std::vector<int32_t>(static_cast<size_t>(shape_.tokens())), work_.zeros);
     if (shape_.remote) {
       Put(std::vector<FetchClock>(static_cast<size_t>(config_.layers)), work_.clocks);
@@ -94,10 +94,14 @@ class CacheAttention {
     if (!method_.select->uses_basis) return Ok();
     for (LayerId layer : IdRange<LayerId>(config_.layers)) {
       if (!shape_.has_index(layer)) continue;
-      CHECK(layer.index() < bases.size());
+      CHECK(layer.index() < sketches.bases.size());
       for (int64_t slot = 0; slot < (method_.prompt_columns ? shape_.pool.max_sequences : 1); ++slot)
-        SetBasis(layer, SeqSlot(slot), bases[layer.index()]);
+        SetBasis(layer, SeqSlot(slot), sketches.bases[layer.index()]);
+      if (!method_.has_tail()) continue;
+      CHECK(layer.index() < sketches.tails.size());
+      SetTailBasis(views_.TailOf(layer).basis, sketches.tails[layer.index()]);
     }
+    if (method_.has_tail()) Put(std::vector<MassTotals>(static_cast<size_t>(config_.layers)), work_.tail_mass);
     return Ok();
   }
 
@@ -109,8 +113,15 @@ class CacheAttention {
     Put(matrices.key_offset, const_cast<float*>(basis.KeyOffset(at, 0)));
   }
 
+  void SetTailBasis(const TailBasis& basis, const TailMatrices& matrices) {
+    Put(matrices.key_mean, const_cast<float*>(basis.key_mean));
+    Put(matrices.value, const_cast<float*>(basis.value));
+    Put(matrices.value_offset, const_cast<float*>(basis.value_offset));
+    Put(matrices.value_mean, const_cast<float*>(basis.value_mean));
+  }
+
   void SetRule(SeqSlot slot, const SelectRule& rule) {
-    CHECK(method_.selects() && rule.cap <= method_.LargestCap());
+    CHECK(method_.selects() && rule.cap <= method_.LargestCap() && (!rule.tail || method_.has_tail()));
     backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
   }
 
@@ -175,8 +186,8 @@ class CacheAttention {
     const LayerEntries pool = views_.Entries(plan.layer);
     return plan.entries == EntrySource::kStage ? stage_.Staged(plan.layer, pool) : pool;
   }
-  void AppendIndex(const LayerPlan& plan, const TokenBatch& batch, const Tensor& keys) {
-    if (plan.has_index) index_.Append(plan.layer, batch, keys);
+  void AppendIndex(const LayerPlan& plan, const TokenBatch& batch, const Tensor& keys, const Tensor& values) {
+    if (plan.has_index) index_.Append(plan.layer, batch, keys, values);
   }
 
   // A chunk in a layer that retains everything. The caller appends the index.
@@ -204,7 +215,7 @@ class CacheAttention {
     const TokenRun run_in_prompt{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
     backend_.AssignRows(queue, batch_in_prompt, rule, prompt.cache, work_.own_rows);
     backend_.Append(queue, batch_in_prompt, heads.k, heads.v, prompt.cache.entries);
-    if (plan.has_index) index_.Append(plan.layer, batch_in_prompt, heads.k, prompt.index());
+    if (plan.has_index) index_.Append(plan.layer, batch_in_prompt, heads.k, heads.v, prompt.index());
     backend_.AttendPrefill(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache.entries, heads.out);
     if (rule.sums_attention) backend_.SumColumns(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache);
     if (rule.on_select != PriorityUpdate::kKeep)
@@ -267,13 +278,14 @@ class CacheAttention {
       return;
     }
     backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, Entries(plan));
-    AppendIndex(plan, tokens.batch, heads.k);
+    AppendIndex(plan, tokens.batch, heads.k, heads.v);
     // There is memory for the selections of this many tokens.
     const int64_t part = plan.selects ? shape_.select_tokens() : count;
     for (int64_t first = 0; first < count; first += part) {
       const int64_t n = std::min(part, count - first);
       const StepTokens some = tokens.Range(first, n);
       if (plan.selects) Select(plan, some, heads.Rows(first, n).select);
+      if (plan.selects) SumTails(plan, some, heads.Rows(first, n).q);
       if (plan.selects) Observe(plan, some.batch, heads.Rows(first, n));
       AttendTo(plan, some, heads.Rows(first, n));
     }
@@ -284,7 +296,7 @@ class CacheAttention {
   // Appends entries and index of a batch to the pool.
   void AppendInPlace(const LayerPlan& plan, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     backend_.Append(Queue::kCompute, batch, k, v, views_.Entries(plan.layer));
-    AppendIndex(plan, batch, k);
+    AppendIndex(plan, batch, k, v);
   }
   // Writes the eviction state of a sequence of `tokens` tokens whose newest rows are retained.
   void FillEvictionState(SeqSlot slot, int64_t tokens) {
@@ -332,9 +344,10 @@ class CacheAttention {
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads, int32_t* rows) {
     if (plan.evicts && !plan.ahead) AssignRows(plan, tokens.batch, rows);
     backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Entries(plan.layer));
-    if (plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k);
+    if (plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
     if (plan.selects && !plan.ahead) Select(plan, tokens, heads.select);
-    if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k);
+    if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
+    if (plan.selects) SumTails(plan, tokens, heads.q);
     if constexpr (FetchingBackend<B>)
       if (plan.entries == EntrySource::kFetched)
         backend_.AppendFetched(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Fetched(plan.layer),
@@ -346,16 +359,16 @@ class CacheAttention {
     if (plan.entries == EntrySource::kFetched) return AttendFetched(plan, tokens, heads);
     if (plan.selects)
       return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
-                                     Attention(plan), Entries(plan), heads.out);
+                                     views_.TailOf(plan.layer), Attention(plan), Entries(plan), heads.out);
     AttendToAll(plan, tokens, heads);
   }
   void AttendFetched(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer), Attention(plan),
-                             views_.Entries(plan.layer), views_.Fetched(plan.layer), views_.List(plan.layer),
-                             heads.out);
+      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
+                             views_.TailOf(plan.layer), Attention(plan), views_.Entries(plan.layer),
+                             views_.Fetched(plan.layer), views_.List(plan.layer), heads.out);
     }
   }
   void AttendToAll(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
@@ -378,18 +391,32 @@ class CacheAttention {
     if (next < config_.layers) StageLayer(LayerId(next));
   }
 
+  SelectCall CallOf(const LayerPlan& plan, const StepTokens& tokens) const {
+    return {.rules = work_.rules,
+            .totals = work_.totals + plan.layer.value() * shape_.pool.max_sequences,
+            .current_known = plan.knows_current(),
+            .mean_counts = method_.mean_counts,
+            .max_rows = tokens.max_rows,
+            .retained = views_.Retained(plan.layer),
+            .page = method_.select->page_rows,
+            .soft_cap = plan.spec->attention_soft_cap};
+  }
+  // A selection by the layer's own query has computed its tails; one by a guess computes them here.
+  void SumTails(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
+    if (!method_.has_tail() || plan.knows_current()) return;
+    SelectCall call = CallOf(plan, tokens);
+    call.current_known = true;
+    call.tail = views_.TailOf(plan.layer);
+    index_.SumTails(plan.layer, tokens.batch, call, queries, Attention(plan), views_.Cache(plan.layer),
+                    views_.Selected(plan.layer));
+  }
+
   // Selects rows, and starts to fetch the misses.
   void Select(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     const Queue queue = Queue::kCompute;
     const Selection& selected = views_.Selected(plan.layer);
-    const SelectCall call{.rules = work_.rules,
-                          .totals = work_.totals + plan.layer.value() * shape_.pool.max_sequences,
-                          .current_known = plan.knows_current(),
-                          .mean_counts = method_.mean_counts,
-                          .max_rows = tokens.max_rows,
-                          .retained = views_.Retained(plan.layer),
-                          .page = method_.select->page_rows,
-                          .soft_cap = plan.spec->attention_soft_cap};
+    SelectCall call = CallOf(plan, tokens);
+    if (plan.knows_current()) call.tail = views_.TailOf(plan.layer);
     LayerCache cache = views_.Cache(plan.layer);
     cache.entries = Entries(plan);
     index_.Select(plan.layer, tokens.batch, call, queries, Attention(plan), cache, selected);

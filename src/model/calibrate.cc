@@ -65,7 +65,7 @@ class Spread {
   std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
-// Fits the skew to a prefill's queries and keys, layer by layer.
+// Fits the skew to a prefill's queries, keys and values, layer by layer.
 class Collector {
  public:
   Collector(const ModelConfig& config, SkewOrigin origin, int64_t context, int threads)
@@ -74,7 +74,7 @@ class Collector {
         spread_(config, origin.positions, origin.tokens, context),
         skew_({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim}, std::move(origin)) {}
 
-  void Add(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys) {
+  void Add(LayerId layer, const PrefillRows& rows) {
     if (!moments_ || layer != layer_) {
       FinishLayer();
       layer_ = layer;
@@ -82,8 +82,9 @@ class Collector {
     }
     const int32_t rope = config_.specs[layer.index()].rope;
     for (int64_t copy = 0; copy < spread_.copies(rope); ++copy)
-      moments_->Add(first_row, spread_.Rotated(rope, copy, first_row, queries, threads_, query_memory_),
-                    spread_.Rotated(rope, copy, first_row, keys, threads_, key_memory_), threads_);
+      moments_->Add(rows.first_row, spread_.Rotated(rope, copy, rows.first_row, rows.queries, threads_, query_memory_),
+                    spread_.Rotated(rope, copy, rows.first_row, rows.keys, threads_, key_memory_), threads_);
+    moments_->AddValues(rows.first_row, rows.values, threads_);
   }
 
   const Status& fitted() const { return fitted_; }
@@ -143,8 +144,7 @@ Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const Ca
                       {.model = options.model, .tokens = count, .positions = positions, .text = text.name},
                       executor.options().max_tokens, options.threads);
   ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
-  const PrefillWatch watch(executor, [&](LayerId layer, int64_t first_row, const ConstTensor& queries,
-                                         const ConstTensor& keys) { collector.Add(layer, first_row, queries, keys); });
+  const PrefillWatch watch(executor, [&](LayerId layer, const PrefillRows& rows) { collector.Add(layer, rows); });
   const auto should_continue = [&](int64_t done, int64_t units) {
     return collector.fitted().ok() && (!options.progress || options.progress(done, units));
   };

@@ -1,6 +1,6 @@
-// Calibration: fits the skew of every layer to the queries and keys of one prefill over a text. Prefill is layer-major,
-// so the statistics of one layer are complete before the next begins, and only one layer's are in memory. Called from
-// the executor's thread.
+// Calibration: fits the skew of every layer to the queries, keys and values of one prefill over a text. Prefill is
+// layer-major, so the statistics of one layer are complete before the next begins, and only one layer's are in memory.
+// Called from the executor's thread.
 //
 // RoPE rotates queries and keys by their positions, so a basis fitted to positions 0 … 2,047 fails at 8,000: planes
 // that rotate slowly have covered only a part of a turn. A text as long as the context would solve this but take long.
@@ -22,7 +22,7 @@
 
 namespace infinigen {
 
-inline constexpr int64_t kCalibrationTokens = 2048;
+inline constexpr int64_t kCalibrationTokens = 8192;
 // Fewer tokens leave too few keys beside the sinks for a covariance.
 inline constexpr int64_t kLeastCalibrationTokens = 16;
 
@@ -53,10 +53,10 @@ CalibrationText RandomCalibrationText(int64_t vocab, int64_t tokens);
 void TurnRows(std::span<const float> frequencies, const RopeConfig& rope, int64_t head_dim,
               std::span<const double> offsets, std::span<float> rows);
 
-// The identity of a model ties a skew to the model that it was calibrated on: a hash that changes when queries or keys
-// change, cheap for a model of any size (docs/skew.md). It covers the fields of the configuration that change the
-// computation; and of the embedding, every query and key projection, and their norms and biases: shape, type, and at
-// most 64 KiB of evenly spaced rows. Name, directory and the division of weights into files do not matter.
+// The identity of a model ties a skew to the model that it was calibrated on: a hash that changes when queries, keys or
+// values change, cheap for a model of any size (docs/skew.md). It covers the fields of the configuration that change
+// the computation; and of the embedding, every query, key and value projection, and their norms and biases: shape,
+// type, and at most 64 KiB of evenly spaced rows. Name, directory and the division of weights into files do not matter.
 ModelIdentity IdentifyModel(const ModelConfig& config, const Weights& weights);
 
 }  // namespace infinigen

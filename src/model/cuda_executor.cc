@@ -65,6 +65,7 @@ MemoryPlan PlanCudaMemory(const ModelConfig& config, const ExecutorOptions& opti
   const WorkspaceShape shape =
       Decoder<CudaBackend>::ShapeOf(config, OwnedBy(config, options), pool, options, IsRemote(options));
   plan.has_device = true;
+  plan.driver_bytes = kDriverHostBytes;
   plan.pool_on_device = options.pool_on_device;
   plan.workspace_bytes += CudaBackend::ReservedBytes(options.max_tokens, shape.select_tokens(), shape.owned.heads,
                                                      shape.owned.kv_heads, config.head_dim);

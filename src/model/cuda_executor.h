@@ -12,6 +12,8 @@ namespace infinigen {
 
 // GPU memory that the driver and libraries use: not part of a plan, but counted against the limit.
 inline constexpr uint64_t kGpuMarginBytes = uint64_t{768} << 20;
+// Host memory that the CUDA driver, its libraries and the recorded steps take (docs/cuda.md).
+inline constexpr uint64_t kDriverHostBytes = uint64_t{384} << 20;
 
 Result<GpuInfo> FindGpu();
 Result<GpuCeilings> MeasureGpu();

@@ -54,7 +54,7 @@ class Decoder {
     std::unique_ptr<Decoder> decoder(new Decoder(backend, config, owned, pool, options, std::move(sketches)));
     ASSIGN_OR_RETURN(decoder->weights_, LoadWeightsTo(backend, decoder->stream_, weights, options.weights_on_device));
     RETURN_IF_ERROR(decoder->AllocateWorkspace());
-    RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_.bases));
+    RETURN_IF_ERROR(decoder->cache_.Start(decoder->sketches_));
     return decoder;
   }
 
@@ -158,6 +158,27 @@ class Decoder {
     }
   }
 
+  // See Instruments::PrefillHidden and LogitsOfHidden.
+  void PrefillHidden(const PrefillJob& job, int64_t first, int64_t count, std::span<float> hidden) {
+    CHECK(job.next_layer == config_.layers && hidden.size() == static_cast<size_t>(count * config_.hidden));
+    backend_.Synchronize(
+        backend_.Download(Queue::kCompute, job.residual.row(first), hidden.size_bytes(), hidden.data()));
+  }
+  Status LogitsOfHidden(std::span<const float> hidden, std::span<float> logits) {
+    const auto width = static_cast<size_t>(config_.hidden), vocab = static_cast<size_t>(config_.vocab);
+    const size_t count = hidden.size() / width, most = std::min(count, static_cast<size_t>(work_.logits.rows));
+    CHECK(hidden.size() == count * width && logits.size() == count * vocab);
+    if (count == 0) return Ok();
+    ASSIGN_OR_RETURN(const Buffer memory, Buffer::Make(backend_.compute_memory(), most * width * sizeof(float)));
+    for (size_t done = 0; done < count; done += most) {
+      const size_t part = std::min(count - done, most);
+      backend_.Upload(Queue::kCompute, hidden.data() + done * width, part * width * sizeof(float), memory.data());
+      const Tensor states{memory.data(), DType::kF32, static_cast<int64_t>(part), config_.hidden, config_.hidden};
+      Download(ComputeLogits(states), logits.subspan(done * vocab));
+    }
+    return Ok();
+  }
+
   // One token for each item; logits [items][vocab].
   void Step(std::span<const StepItem> items, std::span<float> logits) {
     const int64_t count = static_cast<int64_t>(items.size());
@@ -203,7 +224,7 @@ class Decoder {
     return where.empty() ? "the final norm or the output matrix" : where;
   }
 
-  // The observer receives the queries and keys of every prefill unit, after rotation; an empty one ends it.
+  // The observer receives every prefill unit; an empty one ends it.
   void ObservePrefill(PrefillObserver observer) { observer_ = std::move(observer); }
 
   void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) {
@@ -368,7 +389,7 @@ class Decoder {
     if (method_.prompt_columns && plan.has_index)
       WatchColumns(plan.layer, call, heads);
     else
-      cache_.AppendIndex(plan, call.tokens.batch, heads.k);
+      cache_.AppendIndex(plan, call.tokens.batch, heads.k, heads.v);
     cache_.Prefill(plan, call.run, call.tokens.batch, heads);
   }
 
@@ -414,13 +435,17 @@ class Decoder {
     }
   }
 
-  // Reports the queries and keys of a prefill unit to the observer.
+  // Reports a prefill unit to the observer.
   void ShowPrefill(LayerId layer, const LayerCall& call, const LayerHeads& heads) {
     const std::vector<float> queries = ToHost(backend_, heads.q), keys = ToHost(backend_, heads.k);
+    const std::vector<float> values = ToHost(backend_, heads.v);
     const auto view = [](const std::vector<float>& host, const Tensor& of) {
       return ConstTensor{reinterpret_cast<const std::byte*>(host.data()), DType::kF32, of.rows, of.cols};
     };
-    observer_(layer, call.run.first_row, view(queries, heads.q), view(keys, heads.k));
+    observer_(layer, {.first_row = call.run.first_row,
+                      .queries = view(queries, heads.q),
+                      .keys = view(keys, heads.k),
+                      .values = view(values, heads.v)});
   }
 
   // Where the prompt chooses sketch columns: collects the column sums and the keys, to be sketched by ChooseColumns.
@@ -445,7 +470,7 @@ class Decoder {
       FromHost(backend_,
                std::span(job.keys).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width)),
                work_.k.Rows(0, count));
-      cache_.AppendIndex(plan, batch, work_.k.Rows(0, count));
+      cache_.AppendIndex(plan, batch, work_.k.Rows(0, count), {});  // such methods have no sketches of values
     }
     job.columns.reset();
     job.keys.clear();

@@ -184,6 +184,13 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot) override {
     decoder_->ObserveSelection(std::move(observer), slot);
   }
+  Status PrefillHidden(SeqSlot slot, int64_t first, int64_t count, std::span<float> hidden) override {
+    decoder_->PrefillHidden(*jobs_[slot.index()], first, count, hidden);
+    return Ok();
+  }
+  Status LogitsOfHidden(std::span<const float> hidden, std::span<float> logits) override {
+    return decoder_->LogitsOfHidden(hidden, logits);
+  }
   void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) override { decoder_->FillSynthetic(slot, rows, seed); }
   KvStats Stats() override { return decoder_->Stats(); }
   KvStats SlotStats(SeqSlot slot) override { return decoder_->Stats(slot); }

@@ -70,16 +70,18 @@ struct MemoryPlan {
   uint64_t host_weights_bytes = 0;  // part of weights_bytes that stays in host memory
   uint64_t device_pool_bytes = 0;   // part of a remote pool's pool_bytes: layers whose entries are on the device
   uint64_t sampling_bytes = 0;      // host memory that the engine uses for sampling
+  uint64_t driver_bytes = 0;        // host memory of a GPU's driver and libraries
   bool has_device = false;          // host and device memory are separate
   bool pool_on_device = false;
 
   uint64_t total_bytes() const {
     return weights_bytes + workspace_bytes + sketch_bytes + prefill_bytes + pool_bytes + stage_bytes + hot_bytes +
-           sampling_bytes;
+           sampling_bytes + driver_bytes;
   }
   uint64_t device_bytes() const {
     if (!has_device) return 0;
-    return total_bytes() - sampling_bytes - host_weights_bytes - (pool_on_device ? 0 : pool_bytes - device_pool_bytes);
+    return total_bytes() - sampling_bytes - driver_bytes - host_weights_bytes -
+           (pool_on_device ? 0 : pool_bytes - device_pool_bytes);
   }
   // Weights that were copied to a GPU do not count: the mapped file pages can be dropped.
   uint64_t host_bytes() const { return total_bytes() - device_bytes(); }
@@ -109,10 +111,13 @@ enum class PrefillKind : uint8_t {
   kSteps,  // every token attends as in a decode step, with bit-identical results: teacher forcing in bulk
 };
 
-// Receives queries [count][heads·head_dim] and keys [count][kv_heads·head_dim] of one prefill unit, rotated; f32, host
-// memory.
-using PrefillObserver =
-    std::function<void(LayerId layer, int64_t first_row, const ConstTensor& queries, const ConstTensor& keys)>;
+// What one prefill unit computed in a layer, before attention; f32, host memory. Queries and keys are rotated.
+struct PrefillRows {
+  int64_t first_row = 0;
+  ConstTensor queries;       // [count][heads·head_dim]
+  ConstTensor keys, values;  // [count][kv_heads·head_dim]
+};
+using PrefillObserver = std::function<void(LayerId layer, const PrefillRows& rows)>;
 
 // Receives the rows, ascending, that one KV head of a sequence attends to in a decode step. Called for every layer that
 // selects; `rows` is valid until the call returns.
@@ -168,6 +173,16 @@ class Instruments {
   // steps without a graph.
   virtual void ObserveSelection(SelectionObserver observer, std::optional<SeqSlot> slot = std::nullopt) = 0;
 
+  // For evaluations that keep predictions: the hidden states [count][hidden] after the last layer, for tokens [first,
+  // first + count) of a finished prefill, and the logits [count][vocab] of such states. The logits are those of
+  // PrefillLogits; a hidden state is far smaller (576 numbers beside 49,152).
+  virtual Status PrefillHidden(SeqSlot, int64_t /*first*/, int64_t /*count*/, std::span<float> /*hidden*/) {
+    return Unsupported("this executor does not give its hidden states");
+  }
+  virtual Status LogitsOfHidden(std::span<const float> /*hidden*/, std::span<float> /*logits*/) {
+    return Unsupported("this executor does not take hidden states");
+  }
+
   // For benchmarks: fills rows [0, rows) with random entries, as if a prompt had been prefilled.
   virtual void FillSynthetic(SeqSlot slot, int64_t rows, uint64_t seed) = 0;
   // Waits until the memory of every admitted sequence is pinned, so that a measurement does not include that time.
@@ -222,9 +237,10 @@ class Executor {
   virtual std::string ExplainBreak(const StepItem&) { return {}; }
 };
 
-// Where sketch bases come from.
+// Where the bases of sketches come from.
 struct SketchSource {
   std::vector<SketchMatrices> bases;  // [layers]; unused for layers without sketches
+  std::vector<TailMatrices> tails;    // [layers]; for methods with a tail
 
   // For methods whose prompts choose their own columns. rotation: the matrix A, [kv_heads][head_dim][head_dim]. choose:
   // the basis of the columns with the largest sums Σ|qA| + Σ|kA| [kv_heads][head_dim] over the prompt.

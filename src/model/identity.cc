@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSampleBytes = 64 << 10;  // hashed bytes of one tensor
 // Hashed first; must change whenever the hash covers other data.
-constexpr std::string_view kRecipe = "infinigen model identity 1";
+constexpr std::string_view kRecipe = "infinigen model identity 2";
 
 class Hasher {
  public:
@@ -142,7 +142,7 @@ void AddRest(const ModelConfig& config, Hasher& hash) {
   hash.Real(static_cast<double>(config.logit_soft_cap));
 }
 
-// The hashed name of a parameter that queries or keys depend on; empty: not hashed.
+// The hashed name of a parameter that queries, keys or values depend on; empty: not hashed.
 std::string_view HashedName(WeightRole role) {
   switch (role) {
     case WeightRole::kEmbedding:
@@ -153,6 +153,8 @@ std::string_view HashedName(WeightRole role) {
       return "q";
     case WeightRole::kKey:
       return "k";
+    case WeightRole::kValue:
+      return "v";
     case WeightRole::kQueryNorm:
       return "q_norm";
     case WeightRole::kKeyNorm:

@@ -19,18 +19,29 @@ class IndexOps {
   IndexOps(B& backend, const SelectMethod& method, const Workspace& work, const LayerViews& views)
       : backend_(backend), work_(work), views_(views), ops_(Find(method)) {}
 
-  // Appends the keys [count][kv_heads·head_dim] of the batch to the layer's own index, or to `index`.
-  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys) {
-    Append(layer, batch, keys, views_.Index(layer));
+  // Appends the keys and values [count][kv_heads·head_dim] of the batch to the layer's own index, or to `index`.
+  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys, const Tensor& values) {
+    Append(layer, batch, keys, values, views_.Index(layer));
   }
-  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {
+  void Append(LayerId layer, const TokenBatch& batch, const Tensor& keys, const Tensor& values,
+              const LayerIndex& index) {
     (this->*ops_->append)(layer, batch, keys, index);
+    if (const TailView tail = views_.TailOf(layer))
+      backend_.AppendValueSketches(Queue::kCompute, batch, values, tail.basis, views_.Sketches(index));
   }
 
-  // Selects the rows of `cache` that each token attends to, by queries [count][heads·head_dim].
+  // Selects the rows of `cache` that each token attends to, by queries [count][heads·head_dim]. With call.tail, which
+  // requires the layer's own queries, also computes the tails of the selections.
   void Select(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
               const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
     (this->*ops_->select)(layer, batch, call, queries, attention, cache, selection);
+  }
+
+  // Computes the tails of selections that other queries have made, by the layer's own queries.
+  void SumTails(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
+    backend_.SumTails(Queue::kCompute, SketchesOf(layer, batch, call, queries, attention), batch, call, cache.sketches,
+                      selection);
   }
 
  private:
@@ -59,9 +70,16 @@ class IndexOps {
   }
   void SelectBySketch(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
                       const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
+    backend_.Select(Queue::kCompute, SketchesOf(layer, batch, call, queries, attention), batch, call, cache.sketches,
+                    selection);
+  }
+  // The sketches of queries, and their levels if a tail needs them.
+  Tensor SketchesOf(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
+                    const AttentionShape& attention) {
     const Tensor sketches = work_.sketch_q.Rows(0, batch.count);
     backend_.SketchQueries(Queue::kCompute, queries, batch, attention, views_.Basis(layer), sketches);
-    backend_.Select(Queue::kCompute, sketches, batch, call, cache.sketches, selection);
+    if (call.tail) backend_.QueryLevels(Queue::kCompute, queries, batch, attention, call.tail);
+    return sketches;
   }
 
   void AppendBounds(LayerId, const TokenBatch& batch, const Tensor& keys, const LayerIndex& index) {

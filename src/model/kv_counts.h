@@ -92,6 +92,8 @@ class KvCounts {
     KvStats stats = Sum(counts, 0, shape_.pool.max_sequences);
     const std::vector<MassTotals> mass = Download(work_.mass, config_.layers);
     for (size_t layer = 0; layer < mass.size(); ++layer) stats.layers[layer].mass = mass[layer];
+    const std::vector<MassTotals> tail_mass = Download(work_.tail_mass, config_.layers);
+    for (size_t layer = 0; layer < tail_mass.size(); ++layer) stats.layers[layer].tail_mass = tail_mass[layer];
     for (const FetchClock& clock : Download(work_.clocks, config_.layers)) stats.stall_ns += clock.waited_ns;
     return stats;
   }

@@ -93,16 +93,35 @@ class LayerViews {
 
   SketchBasis Basis(LayerId layer) const {
     const int64_t slots = method_.prompt_columns ? shape_.pool.max_sequences : 1;
-    const int64_t matrix = slots * shape_.owned.kv_heads * config_.head_dim * method_.sketch_dims;
-    const int64_t offset = slots * shape_.owned.kv_heads * method_.sketch_dims;
+    const int64_t matrix = slots * shape_.owned.kv_heads * config_.head_dim * method_.sketch.dims;
+    const int64_t offset = slots * shape_.owned.kv_heads * method_.sketch.dims;
     const float* query = work_.basis + static_cast<int64_t>(SelectingIndex(layer)) * (2 * matrix + offset);
     return {.kv_heads = shape_.owned.kv_heads,
             .head_dim = config_.head_dim,
-            .dims = method_.sketch_dims,
+            .dims = method_.sketch.dims,
             .query = query,
             .key = query + matrix,
             .key_offset = query + 2 * matrix,
             .per_slot = method_.prompt_columns};
+  }
+
+  // The tails of a layer's selections; null if the method has none.
+  TailView TailOf(LayerId layer) const {
+    if (!method_.has_tail()) return {};
+    const int64_t heads = shape_.owned.kv_heads, d = config_.head_dim, values = method_.sketch.value_dims;
+    const float* key_mean =
+        work_.tail_basis + static_cast<int64_t>(SelectingIndex(layer)) * heads * (d * (values + 2) + values);
+    return {.basis = {.kv_heads = heads,
+                      .head_dim = d,
+                      .value_dims = values,
+                      .key_mean = key_mean,
+                      .value = key_mean + 2 * heads * d,
+                      .value_offset = key_mean + heads * d * (values + 2),
+                      .value_mean = key_mean + heads * d},
+            .heads = shape_.owned.heads,
+            .levels = work_.tail_levels,
+            .sums = work_.tail_sums,
+            .mass = work_.tail_mass + layer.value()};
   }
 
   // Consecutive layers alternate between the selections and fetch lists of the workspace, if it has two.

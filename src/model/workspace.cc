@@ -43,7 +43,7 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
     w.last_q = carver.Matrix(shape.activation, config.layers * sequences, query_width);
   const int64_t tokens = shape.select_tokens();
   if (method.select->uses_basis)
-    w.sketch_q = carver.Matrix(DType::kF32, tokens, shape.owned.heads * method.sketch_dims);
+    w.sketch_q = carver.Matrix(DType::kF32, tokens, shape.owned.heads * method.sketch.dims);
   const int64_t heads = shape.owned.kv_heads, lists = tokens * heads, capacity = shape.pool.max_tokens;
   for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
     w.selection[i] = {.rows = carver.Array<int32_t>(lists * capacity),
@@ -51,10 +51,11 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
                       .capacity = capacity,
                       .kv_heads = heads};
     if (!shape.fetches) continue;
-    w.fetch_lists[i] = {.cells = carver.Array<int32_t>(lists * capacity),
-                        .misses = carver.Array<int32_t>(lists * capacity),
-                        .miss_counts = carver.Array<int32_t>(lists),
-                        .own = carver.Array<int32_t>(lists),
+    const int64_t fetched = shape.max_batch * heads;  // only steps fetch
+    w.fetch_lists[i] = {.cells = carver.Array<int32_t>(fetched * capacity),
+                        .misses = carver.Array<int32_t>(fetched * capacity),
+                        .miss_counts = carver.Array<int32_t>(fetched),
+                        .own = carver.Array<int32_t>(fetched),
                         .capacity = capacity,
                         .kv_heads = heads};
   }
@@ -64,7 +65,13 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   if (method.measure_mass) w.mass = carver.Array<MassTotals>(config.layers);
   const int64_t bases = shape.index().layers * (method.prompt_columns ? sequences : 1);
   if (method.select->uses_basis)
-    w.basis = carver.Array<float>(bases * heads * (2 * config.head_dim + 1) * method.sketch_dims);
+    w.basis = carver.Array<float>(bases * heads * (2 * config.head_dim + 1) * method.sketch.dims);
+  if (!method.has_tail()) return;
+  const int64_t values = method.sketch.value_dims;
+  w.tail_basis = carver.Array<float>(shape.index().layers * heads * (config.head_dim * (values + 2) + values));
+  w.tail_levels = carver.Array<float>(tokens * shape.owned.heads);
+  w.tail_sums = carver.Array<float>(tokens * shape.owned.heads * (2 + values));
+  w.tail_mass = carver.Array<MassTotals>(config.layers);
 }
 
 void WalkRetained(Carver& carver, const WorkspaceShape& shape, Workspace& w) {

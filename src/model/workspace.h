@@ -52,15 +52,25 @@ struct WorkspaceShape {
 
   // The most tokens that any operation processes at once.
   int64_t tokens() const { return std::max(max_batch, chunk); }
-  // The most tokens that select at once; a longer run of steps is divided.
-  int64_t select_tokens() const { return std::max<int64_t>(max_batch, 8); }
+  // The most tokens that select at once; a longer run of steps is divided. A list has room for the whole context, so a
+  // run takes as many tokens as have lists in kRunListBytes, and at least 8. On a GPU a part of a run is a dozen kernel
+  // launches in every layer, and 8 tokens occupy a tenth of the multiprocessors.
+  int64_t select_tokens() const {
+    constexpr int64_t kRunListBytes = int64_t{32} << 20, kFewest = 8;
+    const int64_t token_bytes =
+        std::max<int64_t>(1, selections() * owned.kv_heads * pool.max_tokens) * int64_t{sizeof(int32_t)};
+    const int64_t fitting = std::clamp(kRunListBytes / token_bytes, kFewest, std::max(kFewest, chunk));
+    return std::max(max_batch, fitting);
+  }
   SketchLayout sketch_layout() const {
-    return {.type = method.sketch_type, .kv_heads = owned.kv_heads, .dims = method.sketch_dims};
+    SketchLayout layout = method.sketch;
+    layout.kv_heads = owned.kv_heads;
+    return layout;
   }
   // The selection method's index; empty if it has none.
   IndexGeometry index() const {
     if (!method.has_index()) return {};
-    return {.layout = method.select->index({config.head_dim, method.sketch_type, method.sketch_dims}),
+    return {.layout = method.select->index({config.head_dim, method.sketch}),
             .layers = method_layers(),
             .kv_heads = owned.kv_heads,
             .sequences = pool.max_sequences,
@@ -138,13 +148,18 @@ struct Workspace {
   Tensor last_q;                       // [layers·max_sequences][heads·head_dim], unrotated queries of the step before
   Tensor sketch_q;                     // [S][heads·dims] f32
   std::array<Selection, 2> selection;  // of S tokens; the second only if shape.selections() is 2
-  std::array<FetchList, 2> fetch_lists;  // of the selections, if they are fetched
+  std::array<FetchList, 2> fetch_lists;  // of max_batch tokens, if selections are fetched
   FetchTotals* fetch_totals = nullptr;   // [layers][max_sequences], if selections are fetched
   FetchClock* clocks = nullptr;          // [layers], if the pool is remote
   SelectRule* rules = nullptr;           // [max_sequences]
   SelectionTotals* totals = nullptr;     // [layers][max_sequences]
   MassTotals* mass = nullptr;            // [layers]
   float* basis = nullptr;                // [index layers] of {query, key, key_offset}, see LayerViews::Basis
+  // Only for methods with a tail.
+  float* tail_basis = nullptr;      // [index layers] of the arrays of a TailBasis, see LayerViews::TailOf
+  float* tail_levels = nullptr;     // [S][heads]
+  float* tail_sums = nullptr;       // [S][heads][2 + value_dims]
+  MassTotals* tail_mass = nullptr;  // [layers]
 
   static size_t Bytes(const WorkspaceShape& shape);
   // `base` has Bytes(…) bytes, 64-byte aligned.

@@ -381,7 +381,11 @@ Stream Engine::Submit(const Request& request) {
   infinigen::Request inner{.prompt = request.tokens,
                            .max_new_tokens = request.max_tokens,
                            .sampling = SamplingOf(request.sampling),
-                           .kv = {.full = request.kv_full, .alpha = request.kv_alpha, .cap = request.kv_cap},
+                           .kv = {.full = request.kv_full,
+                                  .alpha = request.kv_alpha,
+                                  .cap = request.kv_cap,
+                                  .mass = request.kv_mass,
+                                  .tail = request.kv_tail},
                            .ignore_eos = request.ignore_eos};
   if (inner.prompt.empty()) inner.prompt = Take(impl_->model->tokenizer().Encode(request.prompt));
   stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());

@@ -141,6 +141,8 @@ constexpr Field kFields[] = {
     {"kv-full", [](v1::Request& r, Name n, Text t) { r.kv_full = Flag(n, t); }},
     {"kv-alpha", [](v1::Request& r, Name n, Text t) { r.kv_alpha = Number<float>(n, t); }},  // also "inf"
     {"kv-cap", [](v1::Request& r, Name n, Text t) { r.kv_cap = Number<double>(n, t); }},
+    {"kv-mass", [](v1::Request& r, Name n, Text t) { r.kv_mass = Number<double>(n, t); }},
+    {"kv-tail", [](v1::Request& r, Name n, Text t) { r.kv_tail = Flag(n, t); }},
 };
 
 v1::Callbacks CallbacksOf(const infinigen_callbacks* given) {

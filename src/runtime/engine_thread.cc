@@ -8,31 +8,46 @@
 
 namespace infinigen {
 
-EngineLoop::EngineLoop(Engine& engine, std::function<void()> after_turn,
-                       std::function<void(const std::string&)> on_exception, NowFunction now)
+namespace {
+
+// An engine that cannot recover because memory is short tries again so often.
+constexpr int kRecoveries = 100;
+constexpr std::chrono::milliseconds kBetweenRecoveries{50};
+
+}  // namespace
+
+EngineLoop::EngineLoop(Engine& engine, std::function<void()> after_turn, OnException on_exception, NowFunction now)
     : engine_(engine),
       after_turn_(std::move(after_turn)),
       on_exception_(std::move(on_exception)),
       now_(std::move(now)) {}
 
 template <class F>
-void EngineLoop::Guarded(bool recovers, F&& f) {
-  std::string what;
+void EngineLoop::Guarded(bool recovers, F&& f) noexcept {
+  char what[200];
   try {
     return f();
   } catch (const std::bad_alloc&) {
-    what = "out of memory";
+    std::snprintf(what, sizeof(what), "out of memory");
   } catch (const std::exception& error) {  // from a library; this project's code does not throw
-    what = error.what();
+    std::snprintf(what, sizeof(what), "%s", error.what());
   }
-  if (on_exception_) on_exception_(what);
-  if (!recovers) return;
-  try {
-    engine_.Recover(what);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "infinigen: the engine could not recover from an exception (%s): %s\n", what.c_str(),
-                 error.what());
-    std::_Exit(1);
+  if (on_exception_) on_exception_(what, recovers);
+  if (recovers) Recover(what);
+}
+
+void EngineLoop::Recover(const char* what) noexcept {
+  for (int tries = 1;; ++tries) {
+    try {
+      return engine_.Recover(what);
+    } catch (const std::exception& error) {
+      if (tries == kRecoveries) {
+        std::fprintf(stderr, "infinigen: the engine could not recover from an exception (%s): %s\n", what,
+                     error.what());
+        std::_Exit(1);
+      }
+      std::this_thread::sleep_for(kBetweenRecoveries);
+    }
   }
 }
 
@@ -56,8 +71,7 @@ void EngineLoop::End() {
   });
 }
 
-EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn,
-                           std::function<void(const std::string&)> on_exception)
+EngineThread::EngineThread(Engine& engine, std::function<void()> after_turn, EngineLoop::OnException on_exception)
     : loop_(engine, std::move(after_turn), std::move(on_exception)), thread_([this] { Run(); }) {}
 
 EngineThread::~EngineThread() {

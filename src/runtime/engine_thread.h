@@ -9,7 +9,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
-#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -49,10 +49,12 @@ class EngineLoop {
  public:
   using Task = std::function<void(Engine&)>;
 
-  // `engine` outlives it. `after_turn` runs after every turn of the engine. `on_exception` runs when a turn or a task
-  // threw, and must not throw. After a turn that threw, the engine recovers (Engine::Recover).
-  EngineLoop(Engine& engine, std::function<void()> after_turn,
-             std::function<void(const std::string& what)> on_exception = {},
+  // What runs when a turn or a task threw; it must not throw. `ends_requests`: a turn, whose requests end.
+  using OnException = std::function<void(std::string_view what, bool ends_requests)>;
+
+  // `engine` outlives it. `after_turn` runs after every turn of the engine. After a turn that threw, the engine
+  // recovers (Engine::Recover).
+  EngineLoop(Engine& engine, std::function<void()> after_turn, OnException on_exception = {},
              NowFunction now = std::chrono::steady_clock::now);
 
   // Runs the tasks, clears them, and with `turns` runs one turn. False: no request is left.
@@ -62,13 +64,15 @@ class EngineLoop {
   const Heartbeat& heartbeat() const { return heartbeat_; }
 
  private:
-  // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then.
+  // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then. Does not
+  // throw, and allocates nothing itself: usually there was no memory.
   template <class F>
-  void Guarded(bool recovers, F&& f);
+  void Guarded(bool recovers, F&& f) noexcept;
+  void Recover(const char* what) noexcept;
 
   Engine& engine_;
   const std::function<void()> after_turn_;
-  const std::function<void(const std::string&)> on_exception_;
+  const OnException on_exception_;
   const NowFunction now_;
   Heartbeat heartbeat_;
 };
@@ -78,8 +82,7 @@ class EngineThread {
   using Task = EngineLoop::Task;
 
   // As EngineLoop's; both functions run on this thread.
-  EngineThread(Engine& engine, std::function<void()> after_turn,
-               std::function<void(const std::string& what)> on_exception = {});
+  EngineThread(Engine& engine, std::function<void()> after_turn, EngineLoop::OnException on_exception = {});
   // Cancels all requests, runs their on_done on this thread, and joins it.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;

@@ -54,6 +54,7 @@ constexpr Word<GuessSource> kSources[] = {{"self", GuessSource::kSelf},
                                           {"prev-layer", GuessSource::kPrevLayer},
                                           {"prev-mid", GuessSource::kPrevMid},
                                           {"prev-step", GuessSource::kPrevStep}};
+constexpr Word<bool> kOnOff[] = {{"on", true}, {"off", false}};
 constexpr Word<bool> kCounts[] = {{"ragged", false}, {"mean", true}};
 constexpr Word<bool> kColumns[] = {{"fixed", false}, {"prompt", true}};
 constexpr Word<SketchType> kSketchTypes[] = {
@@ -100,6 +101,53 @@ std::string SetRatio(const std::string& text, Request request) {
   std::string wrong = ParseShare(text, &share);
   if (wrong.empty() && share == 0) wrong = "the size of a sketch must be above 0";
   if (wrong.empty()) request->ratio = share;
+  return wrong;
+}
+
+// "48x4/16", "3/4x4/16", "0.3x8": numbers or their share of head_dim, bits, numbers that share a scale.
+std::string SetSketch(const std::string& all, Request request) {
+  const std::string_view text = all;
+  const std::string wrong =
+      fmt::format("'{}' is not NUMBERSxBITS[/GROUP]; write for example 48x4/16 or 3/4x4/16", text);
+  const size_t times = text.find('x');
+  if (times == std::string_view::npos) return wrong;
+  const std::string_view numbers = text.substr(0, times);
+  std::string_view bits = text.substr(times + 1), group;
+  if (const size_t slash = bits.find('/'); slash != std::string_view::npos)
+    group = bits.substr(slash + 1), bits = bits.substr(0, slash);
+  SketchSpec parsed;
+  const size_t slash = numbers.find('/');
+  if (slash != std::string_view::npos || numbers.find('.') != std::string_view::npos) {
+    double above = 0, below = 1;
+    if (!ParseNumber(numbers.substr(0, slash), &above) ||
+        (slash != std::string_view::npos && !ParseNumber(numbers.substr(slash + 1), &below)))
+      return wrong;
+    parsed.ratio = above / below;
+    if (!(*parsed.ratio > 0 && *parsed.ratio <= 1))
+      return fmt::format("'{}': the share must be above 0, up to 1", text);
+  } else if (!ParseInteger(numbers, 1, 512, &parsed.dims).empty()) {
+    return wrong;
+  }
+  if (bits == "4")
+    parsed.type = SketchType::kInt4;
+  else if (bits == "8")
+    parsed.type = SketchType::kInt8;
+  else if (bits == "16")
+    parsed.type = SketchType::kBF16;
+  else
+    return fmt::format("'{}': numbers have 4, 8 or 16 bits", text);
+  if (text.ends_with('/') || (!group.empty() && !ParseInteger(group, 1, 512, &parsed.scale_dims).empty())) return wrong;
+  if (parsed.scale_dims % kSketchDimStep != 0)
+    return fmt::format("'{}': the numbers that share a scale must be a multiple of {}", text, kSketchDimStep);
+  request->sketch = parsed;
+  return {};
+}
+
+std::string SetMass(const std::string& text, Request request) {
+  double share = 0;
+  std::string wrong = ParseShare(text, &share);
+  if (wrong.empty() && share == 0) wrong = "the share must be above 0";
+  if (wrong.empty()) request->mass = share;
   return wrong;
 }
 
@@ -188,12 +236,22 @@ void AddSelection(std::vector<KvOption>& options) {
                      SetAlpha});
   options.push_back(
       {"kv-cap", "SHARE",
-       fmt::format("select at most this share of the entries, 0.05 or 5%; 1: no cap (default {})", kDefaultCap),
-       [](const std::string& text, Request r) { return ParseShare(text, &r->cap); }});
+       fmt::format("select at most this share of the entries, 0.05 or 5%; 1: no cap (default {}, with a tail {}, with "
+                   "--kv-mass {})",
+                   kDefaultCap, kTailCap, kMassCap),
+       [](const std::string& text, Request r) { return ParseShare(text, &r->cap.emplace()); }});
+  options.push_back({"kv-mass", "SHARE",
+                     "select the fewest entries that hold this share of the estimated attention, for example 0.95, "
+                     "instead of those within --kv-alpha (default: off)",
+                     SetMass});
+  options.push_back({"kv-tail", Words<bool>(kOnOff),
+                     "attend to the entries that are not selected by their sketches, which then include the values; "
+                     "needs a calibrated projection (default off)",
+                     [](const std::string& text, Request r) { return SetWord<bool>(text, kOnOff, &r->tail); }});
   options.push_back({"kv-min", "N",
                      fmt::format("select at least N entries, so short texts are attended to in full (default {}, "
-                                 "quest {})",
-                                 kDefaultMinRows, kQuestMinRows),
+                                 "quest {}; with a tail {}, and caches of up to {} entries are attended to whole)",
+                                 kDefaultMinRows, kQuestMinRows, kTailMinRows, kTailWholeRows),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->min_rows); }});
   options.push_back(
       {"kv-sinks", "N",
@@ -201,7 +259,8 @@ void AddSelection(std::vector<KvOption>& options) {
                    kDefaultSinks),
        [](const std::string& text, Request r) { return SetInteger(text, 0, &r->sinks); }});
   options.push_back({"kv-window", "N",
-                     fmt::format("always attend to the last N tokens (default {}, quest 0)", kDefaultWindow),
+                     fmt::format("always attend to the last N tokens (default {}, with a tail {}, quest 0)",
+                                 kDefaultWindow, kTailWindow),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->window); }});
   options.push_back({"kv-dense-layers", "N",
                      "the first N layers attend to every entry (default 0 with --kv-from self, otherwise 2; quest 2)",
@@ -219,10 +278,19 @@ void AddSelection(std::vector<KvOption>& options) {
 }
 
 void AddSketches(std::vector<KvOption>& options) {
-  options.push_back({"kv-ratio", "SHARE",
-                     fmt::format("size of a sketch as a share of the key (default {})", kDefaultRatio), SetRatio});
   options.push_back(
-      {"kv-sketch-type", Words<SketchType>(kSketchTypes), "stored type of sketches (default int8)",
+      {"kv-sketch", "NxB[/GROUP]",
+       fmt::format("sketches of keys: N numbers (or a share of the key, as 3/4) of B bits, GROUP of which "
+                   "share a scale (default {}x8, with a tail 3/4x4/{})",
+                   kDefaultRatio, kTailScaleDims),
+       SetSketch});
+  options.push_back({"kv-ratio", "SHARE",
+                     fmt::format("numbers of a key's sketch as a share of the key (default {}, with a tail {})",
+                                 kDefaultRatio, kTailRatio),
+                     SetRatio});
+  options.push_back(
+      {"kv-sketch-type", Words<SketchType>(kSketchTypes),
+       "stored type of a key's sketch (default int8, with a tail int4)",
        [](const std::string& text, Request r) { return SetWord<SketchType>(text, kSketchTypes, &r->sketch_type); }});
   options.push_back({"kv-projection", Words<std::optional<ProjectionKind>>(kProjections),
                      "how keys become sketches: rotation (the skew), pair (separate projections of queries and keys "

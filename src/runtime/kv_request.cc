@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -79,8 +80,37 @@ Status CheckEviction(const KvRequest& request) {
   return Ok();
 }
 
+// Why a method cannot have a tail; empty if it can.
+std::string NoTail(const KvRequest& request) {
+  const SelectMethod& select = request.selection();
+  if (&select == &kSelectAll) return "everything is attended to, so nothing is left for a tail";
+  if (!select.uses_basis) return fmt::format("--kv-select {} has no sketches of keys", select.name);
+  if (request.projection_kind() == ProjectionKind::kNone)
+    return "--kv-projection none has no mean of keys, so scores of sketches have no level";
+  if (request.prompt_columns) return "--kv-columns prompt makes sketches after the prompt, without its values";
+  return {};
+}
+
+Status CheckTail(const KvRequest& request) {
+  const std::string reason = NoTail(request);
+  if (request.tail == true && !reason.empty() && !request.one_of_several)
+    return Unsupported("--kv-tail on: {}", reason);
+  if (!request.mass) return Ok();
+  const SelectMethod& select = request.selection();
+  if (!select.uses_basis && !request.one_of_several)
+    return Unsupported("--kv-mass: --kv-select {} has no sketches to estimate attention from", select.name);
+  if (request.alpha && std::isfinite(*request.alpha))
+    return Invalid("--kv-mass decides how many entries are selected, so it cannot be combined with --kv-alpha");
+  if (request.mean_counts)
+    return Invalid("--kv-mass decides for each head, so it cannot be combined with --kv-counts mean");
+  return Ok();
+}
+
 Status CheckSketches(const KvRequest& request) {
   const SelectMethod& select = request.selection();
+  if (request.sketch && (request.ratio || request.sketch_type))
+    return Invalid(
+        "--kv-sketch describes sketches whole, so it cannot be combined with --kv-ratio or --kv-sketch-type");
   if (!request.prompt_columns || &select == &kSelectAll) return Ok();
   if (select.index != nullptr && !select.uses_basis)
     return Unsupported("--kv-columns prompt: {} has no sketches, so there are no columns to choose", select.name);
@@ -94,12 +124,18 @@ Status CheckSketches(const KvRequest& request) {
 // A forced count includes sinks and window, so these shrink to fit into it.
 SelectRule RuleOf(const KvRequest& request) {
   const KvPreset& preset = *request.preset;
-  SelectRule rule{.alpha = request.alpha.value_or(preset.alpha),
-                  .cap = request.cap,
-                  .min_rows = request.min_rows.value_or(preset.min_rows),
+  const bool tail = request.has_tail();
+  SelectRule rule{.alpha = request.alpha.value_or(request.mass ? std::numeric_limits<float>::infinity() : preset.alpha),
+                  .cap = request.cap.value_or(request.mass ? kMassCap
+                                              : tail       ? kTailCap
+                                                           : kDefaultCap),
+                  .min_rows = request.min_rows.value_or(tail ? kTailMinRows : preset.min_rows),
                   .sinks = request.sinks.value_or(preset.sinks),
-                  .window = request.window.value_or(preset.window),
-                  .force_count = request.force_count};
+                  .window = request.window.value_or(tail ? kTailWindow : preset.window),
+                  .whole_rows = tail && !request.min_rows ? kTailWholeRows : 0,
+                  .force_count = request.force_count,
+                  .mass = static_cast<float>(request.mass.value_or(0)),
+                  .tail = tail};
   if (rule.force_count > 0) {
     rule.sinks = std::min(rule.sinks, rule.force_count - 1);
     rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
@@ -112,6 +148,23 @@ SelectRule RuleOf(const KvRequest& request) {
 GuessSource SourceOf(const KvRequest& request, bool fetches) {
   const bool may_guess = request.selection().can_guess && request.dense_layers != 0;
   return request.from.value_or(fetches && may_guess ? GuessSource::kPrevLayer : GuessSource::kSelf);
+}
+
+// The sketches of one KV head. A description that asks for more numbers than a head has gets as many as it has.
+SketchLayout SketchOf(const KvRequest& request, int64_t head_dim) {
+  const bool tail = request.has_tail();
+  SketchLayout layout{.type = request.sketch_type.value_or(tail ? SketchType::kInt4 : SketchType::kInt8),
+                      .dims = SketchDims(head_dim, request.ratio.value_or(tail ? kTailRatio : kDefaultRatio)),
+                      .scale_dims = tail ? kTailScaleDims : 0};
+  if (const std::optional<SketchSpec>& spec = request.sketch) {
+    const double share = spec->ratio.value_or(static_cast<double>(spec->dims) / static_cast<double>(head_dim));
+    layout.type = spec->type;
+    layout.dims = SketchDims(head_dim, std::min(share, 1.0));
+    layout.scale_dims = spec->scale_dims;
+  }
+  if (layout.scale_dims >= layout.dims || !layout.has_scales()) layout.scale_dims = 0;
+  if (tail) layout.value_dims = kTailValueDims;
+  return layout;
 }
 
 RetainLimit LimitOf(const KvRequest& request, int64_t sequences) {
@@ -141,12 +194,15 @@ ProjectionKind KvRequest::projection_kind() const {
   return projection.value_or(prompt_columns ? ProjectionKind::kRotation : ProjectionKind::kPair);
 }
 
+bool KvRequest::has_tail() const { return tail.value_or(false) && NoTail(*this).empty(); }
+
 Status CheckKvRequest(const KvRequest& request) {
   if (request.home == KvHome::kDisk)
     return Unsupported("--kv-home disk:{} is not supported; use host or device", request.disk_path);
   RETURN_IF_ERROR(CheckHotSet(request));
   RETURN_IF_ERROR(CheckEviction(request));
   RETURN_IF_ERROR(CheckSketches(request));
+  RETURN_IF_ERROR(CheckTail(request));
   const bool guesses = request.selects() && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
   if (guesses && request.dense_layers == 0)
     return Invalid(
@@ -174,7 +230,9 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
         dense_layers, config.layers);
 
   const SelectRule rule = RuleOf(request);
-  const int64_t always = std::max<int64_t>(rule.min_rows, int64_t{rule.sinks} + rule.window + 1);
+  const SketchLayout sketch = SketchOf(request, config.head_dim);
+  const int64_t always =
+      std::max<int64_t>({rule.min_rows, int64_t{rule.sinks} + rule.window + 1, int64_t{rule.whole_rows}});
   const bool whole = rule.force_count == 0 && always >= inputs.max_tokens && retain == nullptr;
   const SelectMethod& select = whole || windowless(dense_layers) == 0 ? kSelectAll : request.selection();
   const bool any_cap = inputs.any_cap && &select != &kSelectAll && retain == nullptr;
@@ -185,9 +243,8 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
                   .largest_cap = any_cap ? 1.0 : 0.0,
                   .mean_counts = request.mean_counts,
                   .dense_layers = dense_layers,
-                  .sketch_type = request.sketch_type,
-                  .ratio = request.ratio,
-                  .sketch_dims = SketchDims(config.head_dim, request.ratio),
+                  .sketch = sketch,
+                  .ratio = static_cast<double>(sketch.dims) / static_cast<double>(config.head_dim),
                   .projection = request.projection_kind(),
                   .prompt_columns = request.prompt_columns && request.selection().uses_basis,
                   .measure_mass = request.measure_mass,

@@ -24,10 +24,20 @@ namespace infinigen {
 // Defaults for every model. Measurements: docs/decisions/0004-selection-defaults.md.
 inline constexpr float kDefaultAlpha = 5.0f;
 inline constexpr double kDefaultCap = 0.2;
-inline constexpr double kDefaultRatio = 0.3;
 inline constexpr int32_t kDefaultSinks = 4;
 inline constexpr int32_t kDefaultWindow = 576;
 inline constexpr int32_t kDefaultMinRows = 256;
+// With a tail, what is not selected is still attended to by its sketch, so fewer rows do
+// (docs/decisions/0013-a-tail-from-sketches.md). Off by default until all results are measured with it.
+inline constexpr double kTailCap = 0.05;
+inline constexpr int32_t kTailWindow = 64;
+inline constexpr int32_t kTailMinRows = 32;
+inline constexpr int32_t kTailWholeRows = 1024;  // caches of up to this many rows are attended to whole
+// Sketches: numbers of a key as a share of head_dim, numbers that share a scale, numbers of a value.
+inline constexpr double kDefaultRatio = 0.3;
+inline constexpr double kTailRatio = 0.75;
+inline constexpr int64_t kTailScaleDims = 16;
+inline constexpr int64_t kTailValueDims = 8;
 inline constexpr double kDefaultLimit = 0.2;  // share; for presets that evict
 inline constexpr int32_t kQuestMinRows = 48;  // three pages, as in the authors' evaluation
 
@@ -46,6 +56,14 @@ std::span<const KvPreset> KvPresets();
 // Null if there is no such preset.
 const KvPreset* FindPreset(std::string_view name);
 
+// How the sketches of keys are stored: numbers × bits, and how many numbers share a scale.
+struct SketchSpec {
+  std::optional<double> ratio;  // numbers as a share of head_dim, or ...
+  int64_t dims = 0;             // ... their number
+  SketchType type = SketchType::kInt4;
+  int64_t scale_dims = 0;  // 0: all
+};
+
 enum class KvHome : uint8_t { kHost, kDevice, kDisk };
 
 struct KvRequest {
@@ -62,14 +80,18 @@ struct KvRequest {
   std::string disk_path;  // with kDisk
 
   std::optional<float> alpha;
-  double cap = kDefaultCap;
+  std::optional<double> cap;
+  std::optional<double> mass;  // share of the estimated attention that a selection must hold
+  std::optional<bool> tail;    // nullopt: off
   std::optional<int32_t> sinks, window, min_rows;
   std::optional<int64_t> dense_layers;
   std::optional<GuessSource> from;  // nullopt: depends on the device
   bool mean_counts = false;
 
-  double ratio = kDefaultRatio;
-  SketchType sketch_type = SketchType::kInt8;
+  // At most one of two ways to describe sketches: `sketch`, or ratio and type.
+  std::optional<SketchSpec> sketch;
+  std::optional<double> ratio;
+  std::optional<SketchType> sketch_type;
   std::optional<ProjectionKind> projection;  // nullopt: the pair, or the rotation with prompt_columns
   bool prompt_columns = false;
   std::string skew_file;  // empty: see FindOrMakeSkew
@@ -89,6 +111,8 @@ struct KvRequest {
   std::optional<uint64_t> pool_limit() const { return limit_bytes; }
   ProjectionKind projection_kind() const;
   std::optional<StoreType> store_type() const { return type ? type : preset->type; }
+  // Rows outside the selection are attended to by their sketches.
+  bool has_tail() const;
   bool wants_hot_set() const { return hot_bytes.value_or(0) > 0 || hot_selections > 0; }
 };
 

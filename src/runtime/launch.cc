@@ -24,7 +24,7 @@
 namespace infinigen {
 namespace {
 
-// Enough for the 2,048 calibration tokens of any text; the rest is not encoded.
+// Enough for the 8,192 calibration tokens of any text; the rest is not encoded.
 constexpr size_t kTextBytes = size_t{64} << 10;
 
 // Also true if the path cannot be examined: reading it then fails with its name, instead of the file being ignored.
@@ -51,26 +51,32 @@ Result<std::optional<Skew>> LookUp(const ModelConfig& config, const ModelIdentit
                                    const Callbacks& callbacks) {
   if (path.empty()) return std::optional<Skew>();
   const std::string beside = BesideModel(path);
-  if (Exists(beside)) {
+  const bool outdated = IsOutdatedSkew(beside);
+  if (Exists(beside) && !outdated) {
     Result<Skew> skew = ReadSkew(beside, identity, ShapeOf(config));
     if (!skew.ok())
       return WithAdvice(skew.error(), fmt::format("delete it, or replace it with: infinigen calibrate -m {}", path));
     return std::optional<Skew>(std::move(skew).value());
   }
   const std::string cached = CachedSkewPath(identity);
-  if (cached.empty() || !Exists(cached)) return std::optional<Skew>();
+  if (cached.empty() || !Exists(cached)) {
+    if (outdated) callbacks.Warn(fmt::format("{}: an outdated skew file; calibrating again", beside));
+    return std::optional<Skew>();
+  }
   Result<Skew> skew = ReadSkew(cached, identity, ShapeOf(config));
   if (skew.ok()) return std::optional<Skew>(std::move(skew).value());
   callbacks.Warn(fmt::format("{}; calibrating again", skew.error().message));
   return std::optional<Skew>();
 }
 
-SketchSource PlainSource(const ModelConfig& config, int64_t dims) {
+SketchSource PlainSource(const ModelConfig& config, int64_t dims, int64_t value_dims) {
   const auto plain = [heads = config.kv_heads, d = config.head_dim, dims](std::span<const double> sums) {
     return sums.empty() ? PlainBasis(heads, d, dims) : PlainBasis(heads, d, dims, LargestColumns(sums, heads, dims));
   };
   SketchSource source;
   source.bases.assign(static_cast<size_t>(config.layers), plain({}));
+  if (value_dims > 0)
+    source.tails.assign(static_cast<size_t>(config.layers), PlainTail(config.kv_heads, config.head_dim, value_dims));
   source.choose = [plain](LayerId, std::span<const double> sums) { return plain(sums); };
   source.rotation = [heads = config.kv_heads, d = config.head_dim](LayerId) {
     std::vector<float> identity(static_cast<size_t>(heads * d * d));
@@ -95,9 +101,9 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
       RETURN_IF_ERROR(FindOrMakeSkew(model, plan.skew_file, device, callbacks));
     return SketchSource();
   }
-  const int64_t dims = method.sketch_dims;
+  const int64_t dims = method.sketch.dims, value_dims = method.sketch.value_dims;
   if (method.projection == ProjectionKind::kNone || (model.is_random() && plan.skew_file.empty()))
-    return PlainSource(config, dims);
+    return PlainSource(config, dims, value_dims);
   ASSIGN_OR_RETURN(Skew found, FindOrMakeSkew(model, plan.skew_file, device, callbacks));
   const int64_t positions = found.origin().positions;
   if (config.rotates() && options.max_tokens > positions)
@@ -106,8 +112,10 @@ Result<SketchSource> SourceFor(const Model& model, const RunPlan& plan, const Ca
                     "`infinigen calibrate -m {} -c {}`",
                     positions, options.max_tokens, model.path, options.max_tokens));
   SketchSource source;
-  for (LayerId layer : IdRange<LayerId>(config.layers))
+  for (LayerId layer : IdRange<LayerId>(config.layers)) {
     source.bases.push_back(found.Basis(layer, method.projection, dims));
+    if (value_dims > 0) source.tails.push_back(found.Tail(layer, value_dims));
+  }
   if (!method.prompt_columns) return source;
   // The functions hold copies of the skew because they outlive this call.
   source.rotation = [skew = found](LayerId layer) { return skew.Rotation(layer); };
@@ -148,6 +156,11 @@ SkewShape ShapeOf(const ModelConfig& config) {
 std::string CachedSkewPath(const ModelIdentity& model) {
   const std::string cache = OwnCacheDirectory();
   return cache.empty() ? "" : fmt::format("{}/{}.skew", cache, model.Hex());
+}
+
+std::string CachedFullDirectory() {
+  const std::string cache = OwnCacheDirectory();
+  return cache.empty() ? "" : cache + "/full";
 }
 
 Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given) {
@@ -194,7 +207,7 @@ Result<std::string> SaveSkew(const Skew& skew, const std::string& path) {
       IsInSnapshot(path) ? IoError("{}: not written into a cache of downloads", beside) : WriteSkew(skew, beside);
   if (written.ok()) return beside;
   // A file in the model's directory hides the one in the cache, so saving to the cache would have no effect.
-  if (std::filesystem::exists(beside))
+  if (std::filesystem::exists(beside) && !IsOutdatedSkew(beside))
     return IoError("{}; remove the old file, or write a new one with -o FILE and pass --kv-skew FILE",
                    written.error().message);
   const std::string cached = CachedSkewPath(skew.origin().model);

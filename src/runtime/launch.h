@@ -51,6 +51,8 @@ Result<Skew> CalibrateModel(const Model& model, const CalibrationText& text, con
 
 // <identity>.skew in OwnCacheDirectory() (hub/cache.h); empty if there is no such directory.
 std::string CachedSkewPath(const ModelIdentity& model);
+// The directory `full` there, where evaluations keep the predictions of --kv full; empty as above.
+std::string CachedFullDirectory();
 
 // Saves in the model's directory or beside its GGUF file, or if that fails, or the model is in a cache of downloads, in
 // the user's cache. Returns the path, or an error that names both. `path` is the model's.

@@ -112,11 +112,11 @@ std::string Refusal(const Fit& fit, const MemoryPlan& parts, int64_t largest_con
         FormatSize(options.device_memory_bytes), advice);
   if (!fit.HostHolds(options.max_tokens) && parts.has_device)
     return fmt::format(
-        "not enough host memory: pool {} ({} tokens x {}) + weights {} + logits {} + margin {} exceed the {} "
-        "available; {}",
+        "not enough host memory: pool {} ({} tokens x {}) + weights {} + logits {} + driver {} + margin {} exceed the "
+        "{} available; {}",
         FormatSize(on_device ? 0 : parts.pool_bytes), options.max_tokens, options.max_batch,
-        FormatSize(parts.host_weights_bytes), FormatSize(parts.sampling_bytes), FormatSize(kMarginBytes),
-        FormatSize(fit.available_bytes), advice);
+        FormatSize(parts.host_weights_bytes), FormatSize(parts.sampling_bytes), FormatSize(parts.driver_bytes),
+        FormatSize(kMarginBytes), FormatSize(fit.available_bytes), advice);
   if (!fit.HostHolds(options.max_tokens))
     return fmt::format(
         "not enough memory: weights {} + pool {} ({} tokens x {}) + sketches {} + workspace {} + prefill {} + margin "

@@ -22,6 +22,13 @@ Json OrNull(bool known, Json value) { return known ? std::move(value) : Json(nul
 // The number as the user wrote it, not the nearest float: 0.2, not 0.200000003.
 double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
+// As --kv-sketch takes it: 48x4/16.
+std::string SketchName(const SketchLayout& sketch) {
+  const int bits = sketch.type == SketchType::kBF16 ? 16 : sketch.type == SketchType::kInt8 ? 8 : 4;
+  return fmt::format("{}x{}", sketch.dims, bits) +
+         (sketch.scale_dims > 0 ? fmt::format("/{}", sketch.scale_dims) : std::string());
+}
+
 Json MassJson(const MassTotals& mass) { return {{"mean", MeanShare(mass)}, {"p5", SharePercentile(mass, 5)}}; }
 
 }  // namespace
@@ -88,8 +95,13 @@ Json KvJson(const ExecutorOptions& options) {
                {"dense_layers", method.dense_layers},
                {"counts", method.mean_counts ? "mean" : "ragged"}});
   if (sketches)
-    json.update({{"sketch_type", Name(method.sketch_type)},
-                 {"sketch_dims", method.sketch_dims},
+    json.update({{"tail", method.rule.tail},
+                 {"mass", OrNull(method.rule.mass > 0, Tidy(method.rule.mass))},
+                 {"sketch", SketchName(method.sketch)},
+                 {"value_dims", method.sketch.value_dims},
+                 {"whole_rows", method.rule.whole_rows},
+                 {"sketch_type", Name(method.sketch.type)},
+                 {"sketch_dims", method.sketch.dims},
                  {"projection", Name(method.projection)},
                  {"columns", method.prompt_columns ? "prompt" : "fixed"}});
   if (method.select->page_rows > 1) json["page"] = method.select->page_rows;
@@ -129,6 +141,8 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
       {"hot_bytes", stats.hot_bytes}};
   // A step that attends to everything has recall 1.
   const Json whole = OrNull(stats.steps > 0, 1.0);
+  if (selecting.tail_mass.count > 0)
+    json["tail_mass"] = {{"mean", MeanShare(selecting.tail_mass)}, {"p95", SharePercentile(selecting.tail_mass, 95)}};
   if (selecting.mass.count > 0)
     json["mass_recall"] = MassJson(selecting.mass);
   else if (detail.mass_recall)
@@ -143,6 +157,8 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
                                                    {"extra_ratio", of.extra_ratio()},
                                                    {"attended_ratio", of.attended_ratio()}});
     if (of.mass.count > 0) entry["mass_recall"] = MassJson(of.mass);
+    if (of.tail_mass.count > 0)
+      entry["tail_mass"] = {{"mean", MeanShare(of.tail_mass)}, {"p95", SharePercentile(of.tail_mass, 95)}};
   }
   return json;
 }
@@ -165,6 +181,7 @@ Json PlanJson(const RunPlan& plan) {
           {"workspace_bytes", parts.workspace_bytes},
           {"prefill_bytes", parts.prefill_bytes},
           {"stage_bytes", parts.stage_bytes},
+          {"driver_bytes", parts.driver_bytes},
           {"device_bytes", parts.device_bytes()},
           {"host_bytes", parts.host_bytes()},
           {"device_available_bytes", plan.device_available_bytes},
@@ -200,6 +217,7 @@ std::string DescribePlan(const ModelConfig& config, const RunPlan& plan) {
                      plan.extra_prefix_bytes() < plan.prefix_bytes ? "; the rest is free pool memory" : ""));
   if (gpu) line("stages", parts.stage_bytes, "");
   if (gpu) line("logits", parts.sampling_bytes, "on the host");
+  if (gpu) line("driver", parts.driver_bytes, "on the host, with libraries");
   line("workspace", parts.workspace_bytes, "");
   const int64_t side = options.planned_side_tokens();
   line("prefill", parts.prefill_bytes,
@@ -258,6 +276,10 @@ std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options) 
   if (selecting.mass.count > 0)
     text += fmt::format("{:.1f} % of the true attention was inside the selection (5th percentile {:.1f} %)\n",
                         100 * MeanShare(selecting.mass), 100 * SharePercentile(selecting.mass, 5));
+  if (selecting.tail_mass.count > 0)
+    text += fmt::format(
+        "{:.1f} % of the attention, by estimate, was outside the selection (95th percentile {:.1f} %): the tail\n",
+        100 * MeanShare(selecting.tail_mass), 100 * SharePercentile(selecting.tail_mass, 95));
   return text;
 }
 

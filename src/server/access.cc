@@ -90,6 +90,11 @@ Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
   return keys;
 }
 
+bool IsOrigin(std::string_view text) {
+  const std::string_view authority = Authority(text);
+  return authority.find_first_of("/@?# \t") == authority.npos && !HostName(authority).empty();
+}
+
 Access::Access(AccessOptions options) : options_(std::move(options)) {
   for (const std::string& key : options_.keys) digests_.push_back(Sha256(key));
   options_.keys.clear();
@@ -108,6 +113,7 @@ std::string Access::TenantOf(std::string_view authorization) const {
 
 bool Access::HostFits(std::string_view host) const {
   const std::string name = HostName(host);
+  if (name.empty()) return false;
   if (name == "localhost" || name.ends_with(".localhost") || IsAddress(name)) return true;
   if (name == Lower(options_.host) || (!machine_name_.empty() && name == machine_name_)) return true;
   return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),

@@ -27,6 +27,9 @@ struct AccessOptions {
 // Reads keys from a file, one per line. Empty lines and lines that begin with # are skipped.
 Result<std::vector<std::string>> ReadKeyFile(const std::string& path);
 
+// Whether a text is what browsers send as Origin: "https://name" or "https://name:1", without user, path or slash.
+bool IsOrigin(std::string_view text);
+
 class Access {
  public:
   explicit Access(AccessOptions options);
@@ -49,6 +52,7 @@ class Access {
   bool KeyFits(std::string_view authorization) const { return !TenantOf(authorization).empty(); }
   // A name for the key that fits: a part of its digest. Empty if none fits.
   std::string TenantOf(std::string_view authorization) const;
+  // Whether a request may name this Host. A malformed one never fits.
   bool HostFits(std::string_view host) const;
 
  private:

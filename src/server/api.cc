@@ -33,6 +33,11 @@ constexpr size_t kSmallReplyBytes = 64 << 10;
 constexpr uint64_t kBytesPerId = 16;
 // Copies of a decoded text until it is a reply: as it was decoded, made valid, as a value, as JSON.
 constexpr uint64_t kTextCopies = 5;
+// Foreign bytes that a message or a line of the log shows.
+constexpr size_t kShownBytes = 200;
+constexpr int64_t kMostWatchers = 32, kMostWatchersOfClient = 8;
+// Time for the log's thread to write the message with which the process ends.
+constexpr std::chrono::milliseconds kLogTime{200};
 // No foreign resources and no inline scripts, so that injected content cannot run in the page.
 constexpr const char* kContentPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -46,11 +51,6 @@ std::string RequestName(const std::string& given) {
   });
   return fine ? given : "req-" + RandomHex(16);
 }
-
-constexpr size_t kShownBytes = 200;
-constexpr int64_t kMostWatchers = 32, kMostWatchersOfClient = 8;
-// Time for the log's thread to write the message with which the process ends.
-constexpr std::chrono::milliseconds kLogTime{200};
 
 ApiError NotReady() {
   return {.status = 503,
@@ -86,22 +86,35 @@ HttpHandler Api::handler() {
   return {.admit = [this](const HttpRequest& head) { return Admit(head); },
           .client = [this](const HttpRequest& head) { return ClientOf(head); },
           .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
-          .fail = [this](const HttpRequest& head, int status,
-                         std::string_view reason) { return Fail(head, status, reason); },
+          .fail = [this](const HttpRequest& head, int status, std::string_view reason,
+                         HttpCause cause) { return Fail(head, status, reason, cause); },
+          .dropped =
+              [this](const HttpRequest& head, const std::string& id) {
+                Log(head, id, 499, 0, "the client read the reply too slowly and was dropped");
+              },
           .drain = [this] { OnDrain(); },
           .cut = [this] { OnCut(); }};
 }
 
 void Api::Serve(ServedModel model) {
   const double share = http_ != nullptr ? http_->client_share() : 1;
-  owned_ = std::make_unique<Serving>(std::move(model), metrics_, share, [this](const std::string& what) {
-    log_.Write(fmt::format("infinigen: an exception ended the running requests: {}", Escaped(what)));
-  });
+  const auto on_exception = [this](std::string_view what, bool ends_requests) {
+    const char* effect =
+        ends_requests ? "an exception ended the running requests" : "an exception in the engine's thread";
+    try {
+      log_.Write(fmt::format("infinigen: {}: {}", effect, Escaped(what)));
+    } catch (const std::exception&) {
+      log_.CountDropped();
+    }
+  };
+  owned_ = std::make_unique<Serving>(std::move(model), metrics_, share, on_exception);
   owned_->watchdog.emplace(
       owned_->thread.heartbeat(), options_.watchdog, [this] { SayLastWords(); },
-      [this](const std::string& message) {
+      [this](std::string_view message) {
         if (options_.end_process) return options_.end_process(message);
-        log_.Write("infinigen: " + message);
+        char line[200];  // memory may be short
+        const auto written = fmt::format_to_n(line, sizeof(line), "infinigen: {}", message);
+        log_.Write({line, std::min(written.size, sizeof(line))});
         std::this_thread::sleep_for(kLogTime);
         std::_Exit(1);
       });
@@ -128,8 +141,15 @@ void Api::SayLastWords() {
                        .message = "the engine has stopped (its device does not answer); the server ends",
                        .type = "server_error",
                        .code = "engine_stalled"};
-  for (const std::weak_ptr<HttpExchange>& weak : live)
-    if (const std::shared_ptr<HttpExchange> exchange = weak.lock()) exchange->Abort(ErrorReply(error));
+  for (const std::weak_ptr<HttpExchange>& weak : live) {
+    const std::shared_ptr<HttpExchange> exchange = weak.lock();
+    if (exchange == nullptr) continue;
+    try {
+      exchange->Abort(ErrorReply(error));
+    } catch (const std::exception&) {  // no memory for this one; the others are still told
+      exchange->Abandon();
+    }
+  }
 }
 
 void Api::Stop() {
@@ -224,9 +244,7 @@ std::unique_ptr<HttpReply> Api::Admit(const HttpRequest& head) {
   if (!error) error = CheckRoute(head);
   if (!error) return nullptr;
   HttpReply reply = ErrorReply(*error);
-  if (error->status == 405) {
-    reply.headers.emplace_back("Allow", AllowedMethods(head.path));
-  }
+  if (error->status == 405) reply.headers.emplace_back("Allow", AllowedMethods(head.path));
   if (error->status == 401) {  // for the page, makes the browser ask its user for the key as a password
     const Route* route = FindRoute(head.path);
     const bool page = route != nullptr && route->run == &Api::File;
@@ -294,14 +312,26 @@ void Api::Answer(const Call& call, HttpReply reply, const std::string& note) {
 
 void Api::Refuse(const Call& call, const ApiError& error) { Answer(call, ErrorReply(error), error.message); }
 
-HttpReply Api::Fail(const HttpRequest& head, int status, std::string_view reason) {
-  ApiError error{.status = status, .message = std::string(reason), .code = "bad_request"};
-  if (status == 429 || status == 503) error.retry_after_s = 1;
-  if (status == 408) error.code = "timeout";
-  if (status == 413 || status == 431) error.code = "too_large";
-  if (status == 429) error.type = "rate_limit_error", error.code = "too_many_bodies";
-  if (status == 503) error.type = "server_error", error.code = "too_many_connections";
-  if (status == 503 && cut_) error = ShuttingDown();
+HttpReply Api::Fail(const HttpRequest& head, int status, std::string_view reason, HttpCause cause) {
+  struct Kind {
+    int status;
+    const char *type, *code;
+  };
+  static constexpr Kind kOther = {0, "invalid_request_error", "bad_request"};
+  static constexpr std::array<Kind, 6> kKinds = {{{408, "invalid_request_error", "timeout"},
+                                                  {413, "invalid_request_error", "too_large"},
+                                                  {415, "invalid_request_error", "unsupported_encoding"},
+                                                  {429, "rate_limit_error", "too_many_bodies"},
+                                                  {431, "invalid_request_error", "too_large"},
+                                                  {500, "server_error", "internal_error"}}};
+  const auto found = std::ranges::find(kKinds, status, &Kind::status);
+  const Kind kind = found == kKinds.end() ? kOther : *found;
+  ApiError error{.status = status, .message = std::string(reason), .type = kind.type, .code = kind.code};
+  if (status == 503) error = ShuttingDown();
+  if (cause == HttpCause::kOutOfMemory) error = OutOfMemory();
+  if (cause == HttpCause::kTooManyConnections)
+    error = {.status = 503, .message = std::string(reason), .type = "server_error", .code = "too_many_connections"};
+  if (status == 429 || cause == HttpCause::kTooManyConnections) error.retry_after_s = 1;
   const std::string id = RequestName(head.request_id);
   Log(head, id, status, 0, error.message);
   return AddHeaders(head, id, ErrorReply(error));
@@ -314,13 +344,18 @@ HttpReply Api::AddHeaders(const HttpRequest& head, const std::string& id, HttpRe
   return reply;
 }
 
-void Api::Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note) {
-  metrics_.Replied(status);
-  if (!options_.log_requests) return;
-  const auto shown = [](const std::string& text) { return text.empty() ? "-" : Escaped(text, kShownBytes); };
-  log_.Write(fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {} {} {} {} {} {:.3f} s{}{}", fmt::gmtime(std::time(nullptr)), id,
-                         shown(head.peer), shown(head.method), shown(head.path), status, seconds,
-                         note.empty() ? "" : ": ", Escaped(note, kShownBytes)));
+void Api::Log(const HttpRequest& head, const std::string& id, int status, double seconds,
+              const std::string& note) noexcept {
+  try {
+    metrics_.Replied(status);
+    if (!options_.log_requests) return;
+    const auto shown = [](const std::string& text) { return text.empty() ? "-" : Escaped(text, kShownBytes); };
+    log_.Write(fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {} {} {} {} {} {:.3f} s{}{}", fmt::gmtime(std::time(nullptr)), id,
+                           shown(head.peer), shown(head.method), shown(head.path), status, seconds,
+                           note.empty() ? "" : ": ", Escaped(note, kShownBytes)));
+  } catch (const std::exception&) {
+    log_.CountDropped();
+  }
 }
 
 // ---- the routes ----

@@ -45,7 +45,7 @@ struct ApiOptions {
   bool share_prefixes = false;  // among all keys
   WatchdogTimes watchdog;
   // Ends the process after the watchdog's message; replaced by tests.
-  std::function<void(const std::string& message)> end_process;
+  std::function<void(std::string_view message)> end_process;
 };
 
 struct CompletionContext;
@@ -81,7 +81,7 @@ class Api {
   std::unique_ptr<HttpReply> Admit(const HttpRequest& head);
   std::string ClientOf(const HttpRequest& head) const;
   void Handle(std::shared_ptr<HttpExchange> exchange);
-  HttpReply Fail(const HttpRequest& head, int status, std::string_view reason);
+  HttpReply Fail(const HttpRequest& head, int status, std::string_view reason, HttpCause cause);
   void OnDrain();
   void OnCut();
   // Runs a route. An exception in it, usually no memory, ends this request alone.
@@ -117,7 +117,9 @@ class Api {
   void Answer(const Call& call, HttpReply reply, const std::string& note = {});
   void Refuse(const Call& call, const ApiError& error);
   HttpReply AddHeaders(const HttpRequest& head, const std::string& id, HttpReply reply) const;
-  void Log(const HttpRequest& head, const std::string& id, int status, double seconds, const std::string& note);
+  // Logs and counts a reply. Where memory is short, the line is dropped and counted.
+  void Log(const HttpRequest& head, const std::string& id, int status, double seconds,
+           const std::string& note) noexcept;
 
   const Access access_;
   const ApiOptions options_;

@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kDefaultTextTokens = 16;
 // A token with its logprob: 12 bytes as numbers, about 70 as JSON.
 constexpr uint64_t kLogprobBytes = 96;
+// Copies of a prompt that a choice echoes: as its text, and in the reply as it is made.
+constexpr uint64_t kEchoCopies = 2;
 
 }  // namespace
 
@@ -80,6 +82,7 @@ uint64_t KeptBytes(const CompletionRequest& request, std::span<const std::vector
   for (const std::vector<int32_t>& prompt : prompts) ids += prompt.size();
   for (const PromptText& prompt : request.prompts)
     if (const auto* text = std::get_if<std::string>(&prompt)) texts += text->size();
+  if (request.echo) texts += kEchoCopies * static_cast<uint64_t>(request.n) * texts;
   for (const ChatMessage& message : request.messages) texts += message.content.size();
   return ids * sizeof(int32_t) * (static_cast<uint64_t>(request.n) + 1) + texts +
          static_cast<uint64_t>(KeptLogprobs(request, prompts, context)) * kLogprobBytes;
@@ -112,7 +115,7 @@ ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomi
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
   const KvMethod& method = options.method;
   const std::string_view preset = method.preset;
-  const bool asks_for_selection = wish.full == false || wish.alpha || wish.cap;
+  const bool asks_for_selection = wish.full == false || wish.selects();
   // A method that selects and does not evict can also attend to everything.
   const bool has_all = preset == "full" || (method.selects() && !method.evicts());
   const bool refused = (asks_for_selection && preset != "infinigen") || (wish.full == true && !has_all);

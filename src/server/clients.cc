@@ -29,6 +29,16 @@ std::optional<Address> ParseAddress(std::string_view text) {
   return std::nullopt;
 }
 
+// The address of an entry of X-Forwarded-For: "192.0.2.7", "192.0.2.7:80", "2001:db8::1", "[2001:db8::1]:80".
+std::string_view WithoutPort(std::string_view entry) {
+  if (entry.starts_with('[')) {
+    const size_t end = entry.find(']');
+    const std::string_view rest = end == entry.npos ? "x" : entry.substr(end + 1);
+    return rest.empty() || rest.starts_with(':') ? entry.substr(1, end - 1) : std::string_view();
+  }
+  return std::ranges::count(entry, ':') == 1 ? entry.substr(0, entry.find(':')) : entry;
+}
+
 std::string_view Trimmed(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
@@ -76,8 +86,9 @@ std::string ClientAddress(std::string_view peer, std::string_view forwarded, con
   std::string_view address = peer;
   while (trusted(address) && !forwarded.empty()) {
     const size_t comma = forwarded.rfind(',');
-    const std::string_view before = Trimmed(comma == forwarded.npos ? forwarded : forwarded.substr(comma + 1));
-    if (!ParseAddress(before)) break;
+    const std::string_view before =
+        WithoutPort(Trimmed(comma == forwarded.npos ? forwarded : forwarded.substr(comma + 1)));
+    if (!ParseAddress(before)) return "unknown";
     address = before;
     forwarded = comma == forwarded.npos ? std::string_view() : forwarded.substr(0, comma);
   }

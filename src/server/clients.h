@@ -29,7 +29,8 @@ class AddressRange {
 };
 
 // The address that a request came from: `peer`, or where that is a trusted proxy, the last address in `forwarded`
-// (X-Forwarded-For: "client, proxy1, proxy2") that is not one. What is not an address ends the search.
+// (X-Forwarded-For: "client, proxy1, proxy2") that is not one; entries may have ports. "unknown" where that entry is
+// not an address: all such requests are one client.
 std::string ClientAddress(std::string_view peer, std::string_view forwarded, const std::vector<AddressRange>& proxies);
 // The client of an address: itself, or for IPv6 its /64 network. Empty for loopback addresses: the machine's own user,
 // whose share is not limited.
@@ -59,6 +60,7 @@ class ClientCount {
     if (client_ != nullptr) (*client_).*what_ -= count_;
   }
   explicit operator bool() const { return client_ != nullptr; }
+  bool counts_for(const std::shared_ptr<Client>& client) const { return client_ == client; }
 
  private:
   std::shared_ptr<Client> client_;

@@ -26,7 +26,8 @@ ApiError EngineError(const Error& error) {
 // If the context is so short that the engine selects nothing, every request attends to everything.
 RequestKv Kv(const KvWish& wish, const KvMethod& method) {
   if (!method.selects()) return {};
-  return {.full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap};
+  return {
+      .full = wish.full.value_or(false), .alpha = wish.alpha, .cap = wish.cap, .mass = wish.mass, .tail = wish.tail};
 }
 
 }  // namespace
@@ -60,13 +61,17 @@ bool Completion::Guarded(F&& f) {
   } catch (const std::exception& caught) {
     try {
       FailAll(ExceptionError(&caught));
-    } catch (const std::exception&) {  // no memory for an answer either: the exchange closes with this object
-      over_ = true;
-      for (const Choice& choice : choices_)
-        if (choice.submitted && !choice.done) engine_->Cancel(choice.id);
+    } catch (const std::exception&) {  // no memory for an answer either: the connection closes
+      if (!std::exchange(over_, true)) exchange_->Abandon();
+      CancelRest();
     }
     return false;
   }
+}
+
+void Completion::CancelRest() {
+  for (const Choice& choice : choices_)
+    if (choice.submitted && !choice.done) engine_->Cancel(choice.id);
 }
 
 Request Completion::MakeRequest(size_t index) {
@@ -116,7 +121,7 @@ void Completion::Submit(Engine& engine) {
     const Result<RequestId>& id = *submitted;
     if (!id.ok()) {
       context_.metrics.Finished(FinishReason::kError, /*started=*/false, 0);
-      FailAll(EngineError(id.error()));
+      Guarded([&] { FailAll(EngineError(id.error())); });
       continue;
     }
     choice.id = *id;
@@ -130,9 +135,9 @@ void Completion::Submit(Engine& engine) {
 
 void Completion::Cancel(Engine& engine, HttpGone why) {
   const char* note = why == HttpGone::kLeft ? "the client disconnected" : "the client read too slowly and was dropped";
-  if (!std::exchange(over_, true)) context_.log(499, note);
-  for (const Choice& choice : choices_)
-    if (choice.submitted && !choice.done) engine.Cancel(choice.id);
+  engine_ = &engine;
+  if (!std::exchange(over_, true)) Log(499, note);
+  CancelRest();
 }
 
 void Completion::OnStart(Choice& choice, int64_t cached) {
@@ -141,17 +146,21 @@ void Completion::OnStart(Choice& choice, int64_t cached) {
   BeginStream();
 }
 
+// The echoes are parts of the stream's beginning, because a client is not slow that has yet to read them.
 void Completion::BeginStream() {
-  if (!request_.stream || over_ || std::exchange(begun_, true)) return;
+  if (!request_.stream || over_ || begun_) return;
+  std::string beginning;
+  for (Choice& choice : choices_) {
+    if (head_.kind == ApiKind::kChat) beginning += EventOf(RoleChunk(head_, choice.answer.index));
+    if (request_.echo) beginning += EventOf(ChunkJson(head_, choice.answer, context_.tokenizer));
+  }
   exchange_->Begin(context_.add_headers({.status = 200,
                                          .type = "text/event-stream",
-                                         .body = {},
+                                         .body = std::move(beginning),
                                          .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
-  for (Choice& choice : choices_) {
-    if (head_.kind == ApiKind::kChat) Send(RoleChunk(head_, choice.answer.index));
-    if (request_.echo) Send(ChunkJson(head_, choice.answer, context_.tokenizer));
-    choice.answer.text.clear();
-  }
+  begun_ = true;  // not earlier: an error before would have no head
+  last_sent_ = context_.now();
+  for (Choice& choice : choices_) choice.answer.text.clear();
 }
 
 // An SSE comment, which clients ignore. A waiting request gets it too: its stream has then begun, and an error would be
@@ -159,17 +168,22 @@ void Completion::BeginStream() {
 bool Completion::Beat(Clock::time_point now) {
   if (over_ || context_.heartbeat_s == 0) return false;
   if (now - last_sent_ < std::chrono::seconds(context_.heartbeat_s)) return true;
-  BeginStream();
-  last_sent_ = now;
-  exchange_->Write(": still running\n\n");
-  return true;
+  return Guarded([&] {
+    BeginStream();
+    last_sent_ = now;
+    exchange_->Write(": still running\n\n");
+  });
+}
+
+std::string Completion::EventOf(Json chunk) const {
+  if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
+  return Event(chunk);
 }
 
 void Completion::Send(Json chunk) {
   if (over_) return;
   last_sent_ = context_.now();
-  if (request_.include_usage && !chunk.contains("usage")) chunk["usage"] = nullptr;
-  exchange_->Write(Event(chunk));
+  exchange_->Write(EventOf(std::move(chunk)));
 }
 
 bool Completion::OnToken(Choice& choice, int32_t token) {
@@ -236,8 +250,8 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
 }
 
 void Completion::FinishAll() {
-  context_.log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
-                                usage_.completion_tokens));
+  Log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
+                       usage_.completion_tokens));
   if (request_.stream) {
     if (request_.include_usage) {
       Json chunk = UsageChunk(head_, usage_);
@@ -263,22 +277,33 @@ void Completion::SendAnswer() {
     std::string text = AnswerText(head_, answers, usage_, stats, context_.tokenizer);
     exchange_->Reply(context_.add_headers({.status = 200, .body = std::move(text)}));
   } catch (const std::exception& caught) {
-    exchange_->Abort(context_.add_headers(ErrorReply(ExceptionError(&caught))));
+    try {
+      exchange_->Abort(context_.add_headers(ErrorReply(ExceptionError(&caught))));
+    } catch (const std::exception&) {
+      exchange_->Abandon();
+    }
   }
 }
 
 void Completion::FailAll(const ApiError& error) {
-  if (over_) return;
-  context_.log(error.status, error.message);
-  if (begun_) {  // the status is already sent, so the error becomes an event
-    exchange_->Write("data: " + ErrorBody(error) + "\n\n");
-    exchange_->End();
-  } else {
-    exchange_->Reply(context_.add_headers(ErrorReply(error)));
+  if (std::exchange(over_, true)) return;
+  CancelRest();
+  Log(error.status, error.message);
+  try {
+    if (begun_) {  // the status is already sent, so the error becomes an event
+      exchange_->Write("data: " + ErrorBody(error) + "\n\n");
+      exchange_->End();
+    } else {
+      exchange_->Reply(context_.add_headers(ErrorReply(error)));
+    }
+  } catch (const std::exception&) {  // no memory for an answer: the connection closes
+    exchange_->Abandon();
   }
-  over_ = true;
-  for (const Choice& choice : choices_)
-    if (choice.submitted && !choice.done) engine_->Cancel(choice.id);
+}
+
+// A request has one line, though sending its answer may fail.
+void Completion::Log(int status, const std::string& note) {
+  if (!std::exchange(logged_, true)) context_.log(status, note);
 }
 
 }  // namespace infinigen

@@ -76,10 +76,13 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void Release(Choice& choice, std::string text, bool end);
   void BeginStream();
   void Send(nlohmann::ordered_json chunk);
+  std::string EventOf(nlohmann::ordered_json chunk) const;
   void FinishAll();
   // Formats the whole answer and sends it. Any thread, once.
   void SendAnswer();
   void FailAll(const ApiError& error);
+  void CancelRest();
+  void Log(int status, const std::string& note);
   // Calls f. An exception in it, usually no memory, ends this request alone. False: f threw.
   template <class F>
   bool Guarded(F&& f);
@@ -95,8 +98,9 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Clock::time_point last_sent_ = arrived_;
   Usage usage_;
   size_t done_ = 0;
-  bool begun_ = false;       // the stream's head is sent
-  bool over_ = false;        // answered, or the client is gone
+  bool begun_ = false;  // the stream's head is sent
+  bool over_ = false;   // answered, or the client is gone
+  bool logged_ = false;
   KvStats kv_;               // sum over the finished choices
   uint64_t pool_bytes_ = 0;  // at the latest token, before the sequence was released
 };

@@ -219,7 +219,7 @@ void ReadKv(FieldReader& fields, CompletionRequest* request) {
   if (kv == nullptr) return;
   if (!kv->is_object()) return fields.Refuse("kv", "must be an object like {\"preset\": \"full\"}");
   FieldReader of = FieldsOf(*kv, "kv.");
-  of.RefuseOtherThan({"preset", "alpha", "cap"});
+  of.RefuseOtherThan({"preset", "alpha", "cap", "mass", "tail"});
   const std::string preset = of.String("preset");
   if (!preset.empty() && preset != "full" && preset != "infinigen")
     of.Refuse("preset", "must be \"full\" or \"infinigen\"; other presets are chosen when the server starts");
@@ -227,8 +227,12 @@ void ReadKv(FieldReader& fields, CompletionRequest* request) {
   if (const auto alpha = of.Number("alpha", 0, 1e6)) request->kv.alpha = static_cast<float>(*alpha);
   request->kv.cap = of.Number("cap", 0, 1);
   if (request->kv.cap == 0.0) of.Refuse("cap", "must be above 0 and at most 1, not 0");
-  if (preset == "full" && (request->kv.alpha || request->kv.cap))
-    of.Refuse("preset", "\"full\" attends to everything, so it accepts neither alpha nor cap");
+  request->kv.mass = of.Number("mass", 0, 1);
+  if (request->kv.mass == 0.0) of.Refuse("mass", "must be above 0 and at most 1, not 0");
+  if (request->kv.mass && request->kv.alpha) of.Refuse("mass", "cannot be combined with alpha");
+  if (of.Get("tail") != nullptr) request->kv.tail = of.Bool("tail", false);
+  if (preset == "full" && request->kv.selects())
+    of.Refuse("preset", "\"full\" attends to everything, so it accepts no alpha, cap, mass or tail");
   fields.Adopt(of);
 }
 

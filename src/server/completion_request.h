@@ -60,8 +60,10 @@ inline constexpr size_t kMostDepth = 32;
 struct KvWish {
   std::optional<bool> full;  // preset "full" or "infinigen"
   std::optional<float> alpha;
-  std::optional<double> cap;
-  bool any() const { return full || alpha || cap; }
+  std::optional<double> cap, mass;
+  std::optional<bool> tail;
+  bool selects() const { return alpha || cap || mass || tail; }
+  bool any() const { return full || selects(); }
 };
 
 using PromptText = std::variant<std::string, std::vector<int32_t>>;

@@ -29,6 +29,14 @@ struct HttpRequest {
   std::string cors_headers;                             // Access-Control-Request-Headers
   std::string body;
   std::string peer;  // address of the client, behind trusted proxies too
+
+  size_t bytes() const {  // memory that the texts take
+    size_t sum = 0;
+    for (const std::string* text :
+         {&method, &path, &query, &host, &origin, &authorization, &request_id, &cors_headers, &body, &peer})
+      sum += text->capacity();
+    return sum;
+  }
 };
 
 struct HttpReply {
@@ -59,7 +67,13 @@ class HttpExchange {
   // It is never called after the reply has ended, and must not call back into the exchange. A second call of OnGone
   // replaces the callback.
   virtual void OnGone(std::function<void(HttpGone why)> gone) = 0;
+  // The handler gives up, because there is no memory for an error: the connection is closed within about a second.
+  // Without effect on an exchange that has ended.
+  virtual void Abandon() noexcept = 0;
 };
+
+// Errors that a connection finds, where the status does not say which.
+enum class HttpCause : uint8_t { kByStatus, kOutOfMemory, kTooManyConnections };
 
 // All functions are called on I/O threads.
 struct HttpHandler {
@@ -70,7 +84,10 @@ struct HttpHandler {
   std::function<void(std::shared_ptr<HttpExchange> exchange)> handle;
   // Called for errors that the connection finds (a malformed request, a limit); returns the reply and logs it. `head`
   // holds what was parsed so far; its peer is always set.
-  std::function<HttpReply(const HttpRequest& head, int status, std::string_view reason)> fail;
+  std::function<HttpReply(const HttpRequest& head, int status, std::string_view reason, HttpCause cause)> fail;
+  // A client was dropped because it read a reply too slowly whose last byte was made already, so that no exchange
+  // exists any more. `id`: the X-Request-Id of the reply. May be null.
+  std::function<void(const HttpRequest& head, const std::string& id)> dropped;
   // The server begins to shut down: endless streams should end now.
   std::function<void()> drain;
   // drain_s has passed: all exchanges should end with an error. Requests whose body is incomplete get `fail` with 503.
@@ -85,13 +102,15 @@ struct HttpLimits {
   uint64_t body_bytes = 8 << 20;
   uint64_t memory_bytes = 256 << 20;  // the server's MemoryAccount
   size_t connections = 2048;
-  double client_share = 1;           // of connections, places and memory that one client may hold; 1: no limit
-  size_t backlog_bytes = 256 << 10;  // unsent bytes of a stream; a slower reader is disconnected
-  int idle_s = 60;                   // time for a request's header to arrive
-  int body_s = 120;                  // time for its body to arrive
-  int write_s = 30;                  // a client must read what was unsent this long ago, or at the least rate
-  uint64_t least_rate = 64 << 10;    // bytes per second
-  int drain_s = 30;                  // time for running exchanges to finish after shutdown begins
+  double client_share = 1;  // of connections, places and memory that one client may hold; 1: no limit
+  // Unsent bytes of a stream, not counting its beginning (Begin): a reader is disconnected that has so many for longer
+  // than a second or two, or sixteen times as many.
+  size_t backlog_bytes = 256 << 10;
+  int idle_s = 60;                 // time for a request's header to arrive
+  int body_s = 120;                // time for its body to arrive
+  int write_s = 30;                // a client must read what was unsent this long ago, or at the least rate
+  uint64_t least_rate = 64 << 10;  // bytes per second
+  int drain_s = 30;                // time for running exchanges to finish after shutdown begins
 };
 
 struct HttpOptions {

@@ -1,11 +1,11 @@
 // Connection: one client of the HTTP server. It runs on its own strand, so its state needs no lock.
 //
 //            bytes                      parsed                    handled
-//   reading ───────► parser ─► head ─► admit? ─► body ─► handle ─► … Reply | Begin Write End ─► reading again
+//   reading ───────► reader ─► head ─► admit? ─► body ─► handle ─► … Reply | Begin Write End ─► reading again
 //      ▲                                                               │ queue of bytes to write, bounded for streams
 //      └── one read is always pending, also while a request is handled: end of file means that the client is gone
 //
-// Beast parses the input (it refuses every request whose length is ambiguous); output is written without it.
+// RequestReader parses the input; output is written without a library.
 #pragma once
 
 #include <atomic>
@@ -16,19 +16,38 @@
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <deque>
 #include <exception>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "server/http.h"
+#include "server/request_reader.h"
 
 namespace infinigen {
 
 class Connection;
+
+// Before the next try, where memory is short.
+inline constexpr std::chrono::milliseconds kBetweenTries{50};
+
+// Held by a waiting handler: sets a flag if the handler is destroyed before it was called. Asio does that where it has
+// no memory to pass the handler to its strand.
+class Pending {
+ public:
+  explicit Pending(std::atomic<bool>& lost) : lost_(&lost) {}
+  Pending(Pending&& other) noexcept : lost_(std::exchange(other.lost_, nullptr)) {}
+  Pending& operator=(Pending&&) = delete;
+  ~Pending() {
+    if (lost_ != nullptr) *lost_ = true;
+  }
+  void Called() { lost_ = nullptr; }
+
+ private:
+  std::atomic<bool>* lost_;
+};
 
 // State shared by all connections; outlives them. Its functions may be called from any thread.
 class ConnectionHost {
@@ -52,28 +71,24 @@ class ConnectionHost {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // `place`: this connection among those of its address.
+  // `place`: this connection among those of its client. `memory`: MemoryBytes of its client's account.
   Connection(ConnectionHost& host, boost::asio::ip::tcp::socket socket, std::shared_ptr<Client> client,
-             ClientCount place);
+             ClientCount place, MemoryShare memory);
+  // What a connection takes without a request: objects, the target of reads; with TLS, OpenSSL's and Asio's buffers.
+  static uint64_t MemoryBytes(bool tls);
   // These four may be called from any thread.
   void Start();
   void CloseIfIdle();
   void RefuseUnread();  // replies 503 if the body is incomplete
   void CloseNow();
+  // Whether one of its handlers was lost since the last call: then it waits for nothing, and must be closed.
+  bool TakeLost() { return lost_.exchange(false); }
 
  private:
   friend class Exchange;
   enum class State { kHandshake, kReading, kHandling, kClosing, kClosed };
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   using Clock = std::chrono::steady_clock;
   using error_code = boost::system::error_code;
-  // Refuses a chunk with long extensions (which are ignored anyway), and records where the last chunk's extensions
-  // begin and end. The pointers point into the bytes that are being parsed.
-  struct ChunkLine {
-    void operator()(uint64_t size, boost::beast::string_view extensions, error_code& error);
-    const char* last_extensions = nullptr;
-    const char* trailers = nullptr;
-  };
 
   // A piece of output, counted until all of it is sent.
   struct Piece {
@@ -93,15 +108,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnRead(error_code error, size_t bytes);
   void OnReadAhead();
   void Parse();
-  size_t LastChunkBytes(size_t end) const;
-  bool SkipEmptyLine();
-  bool AdmitHead();
-  bool CheckUnfinished();
+  void ForgetParsed();
+  void AdmitHead();
+  bool MovePlace();  // false: its client has too many connections
   void Handle();
-  void Fail(int status, std::string_view reason);
+  void Fail(int status, std::string_view reason, HttpCause cause = HttpCause::kByStatus);
   void SendHead(HttpReply reply, bool stream);
   void Queue(std::string bytes, MemoryShare memory = {});
-  void WriteChunk(const std::string& bytes);
+  void WriteChunk(const std::string& bytes, bool beginning = false);
+  uint64_t Backlog() const;
+  void EndChunks();
   void Abort(HttpReply error);
   void WriteSome();
   void OnWritten(error_code error, size_t bytes);
@@ -110,7 +126,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void EndOutput();
   void Close();
   void DropSlow();
-  void TellGone();
+  void TellGone() noexcept;
   void SetDeadline(int seconds);
   void WatchDeadline();
   void CheckDeadlines();
@@ -118,8 +134,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool ReadsTooSlowly(Clock::time_point now);
   // Releases input_'s memory where it is much more than the unparsed bytes need.
   void ShrinkInput();
-  // Counts input_ and `body_bytes`. False: the account is overdrawn.
-  bool CountInput(uint64_t body_bytes);
+  // Counts input_ and the body. False: the account is overdrawn.
+  bool CountInput();
   size_t unparsed() const { return input_.size() - parsed_; }
   HttpRequest Head() const;
   template <class F>
@@ -138,16 +154,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHandshake;
   std::string peer_;
   const std::shared_ptr<Client> address_client_;
-  const ClientCount place_;
+  ClientCount place_;  // of the key, once a request had one; else of the address
+  const MemoryShare memory_;
+  std::atomic<bool> lost_{false};
 
   std::vector<char> chunk_;  // target of the pending read, which may write to it at any time
   std::string input_;        // bytes read; those from parsed_ on are not parsed yet
   size_t parsed_ = 0;
-  ChunkLine chunk_line_;
-  std::optional<Parser> parser_;
-  bool begun_ = false;  // the first byte of the request line has arrived
-  bool head_seen_ = false;
-  bool folded_ = false;  // a header line continues on the next line
+  std::optional<RequestReader> reader_;  // of the current request
+  bool expects_continue_ = false;        // the client waits for 100 before it sends the body
   bool reading_ = false;
   MemoryShare input_memory_;  // of input_, and of the body until its exchange has it
 
@@ -158,6 +173,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool replied_ = false;   // the reply's head is queued
   bool finished_ = false;  // the reply's last byte is queued
   bool without_body_ = false;
+  bool lingers_ = true;  // after the last reply it waits for the client to close
+  std::string sent_id_;  // X-Request-Id of the reply
   std::function<void(HttpGone)> gone_;
   bool too_slow_ = false;           // the client read too slowly
   std::shared_ptr<Client> client_;  // of the current request
@@ -168,6 +185,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The window in which the client must read: at its end, written_total_ must have reached window_target_.
   Clock::time_point window_end_ = Clock::time_point::max();
   uint64_t written_total_ = 0, window_target_ = 0;
+  uint64_t beginning_end_ = 0;  // the beginning of a stream ends after so many bytes of output
+  bool over_backlog_ = false;   // at the latest check of the deadlines
 };
 
 template <class F>

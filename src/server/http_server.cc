@@ -1,11 +1,14 @@
 // The HTTP server: accepts connections up to a limit, and drains them at shutdown. Accepting, signals and shutdown run
 // on one control strand; each connection has its own.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/beast/http/status.hpp>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
@@ -24,20 +27,20 @@ namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Held by a waiting handler: sets a flag if the handler is destroyed before it was called.
-class Pending {
- public:
-  explicit Pending(std::atomic<bool>& lost) : lost_(&lost) {}
-  Pending(Pending&& other) noexcept : lost_(std::exchange(other.lost_, nullptr)) {}
-  Pending& operator=(Pending&&) = delete;
-  ~Pending() {
-    if (lost_ != nullptr) *lost_ = true;
-  }
-  void Called() { lost_ = nullptr; }
+// Freed memory of connections goes back to the system when the account has fallen by so much from its peak.
+constexpr uint64_t kTrimBytes = 16 << 20;
 
- private:
-  std::atomic<bool>* lost_;
-};
+// Calls f until it does not throw, for what must happen though memory is short for a while.
+template <class F>
+void Insist(F&& f) {
+  for (;;) {
+    try {
+      return f();
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(kBetweenTries);
+    }
+  }
+}
 
 class Server : public HttpServer, public ConnectionHost {
  public:
@@ -54,9 +57,7 @@ class Server : public HttpServer, public ConnectionHost {
   uint16_t port() const override { return port_; }
   void Start() override;
   void DrainOnSignals() override;
-  void Drain() override {
-    asio::post(control_, [this] { BeginDrain(); });
-  }
+  void Drain() override { OnControl(&Server::BeginDrain); }
   void Wait() override {
     std::unique_lock lock(mutex_);
     drained_.wait(lock, [this] { return draining && connections_.empty(); });
@@ -84,10 +85,18 @@ class Server : public HttpServer, public ConnectionHost {
   void Accept();
   // Any thread: accepts again if Asio dropped the wait for connections because it had no memory.
   void RestoreAccept();
+  // Any thread: closes connections whose handlers were dropped for that reason.
+  void CloseLost();
+  // Any thread.
+  void OnControl(void (Server::*run)()) {
+    Insist([&] { asio::post(control_, [this, run] { (this->*run)(); }); });
+  }
   void OnAccept(tcp::socket socket);
   void Refuse(tcp::socket socket, const std::string& peer);
   void BeginDrain();
-  void After(int seconds, std::function<void()> act);
+  void Cut();
+  void CloseAll();
+  void After(int seconds, void (Server::*run)());
 
   const HttpOptions options_;
   asio::io_context::strand control_;
@@ -156,20 +165,32 @@ void Server::Start() {
           io.run();
         } catch (const std::exception&) {  // from a callback that belongs to no connection: the others go on
           RestoreAccept();
+          CloseLost();
         }
       }
     });
 }
 
 void Server::RestoreAccept() {
-  while (accept_lost_ && !draining) {
-    try {
-      return asio::post(control_, [this] {
-        if (accept_lost_.exchange(false)) Accept();
-      });
-    } catch (const std::exception&) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  Insist([this] {
+    if (!accept_lost_ || draining) return;
+    asio::post(control_, [this] {
+      if (accept_lost_.exchange(false)) Accept();
+    });
+  });
+}
+
+void Server::CloseLost() {
+  for (;;) {
+    std::shared_ptr<Connection> lost;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found =
+          std::find_if(connections_.begin(), connections_.end(), [](const auto& each) { return each->TakeLost(); });
+      if (found == connections_.end()) return;
+      lost = *found;
     }
+    Insist([&] { lost->CloseNow(); });
   }
 }
 
@@ -187,15 +208,10 @@ void Server::Accept() {
           }));
     }
     pending.Called();
-    for (bool accepting = false; !accepting;) {  // the server must not stop accepting because memory was short
-      try {
-        if (socket.is_open()) OnAccept(std::exchange(socket, tcp::socket(io)));
-        Accept();
-        accepting = true;
-      } catch (const std::exception&) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      }
-    }
+    Insist([&] {  // the server must not stop accepting because memory was short
+      if (socket.is_open()) OnAccept(std::exchange(socket, tcp::socket(io)));
+      Accept();
+    });
   };
   acceptor_.async_accept(asio::bind_executor(control_, std::move(on_accept)));
 }
@@ -208,13 +224,15 @@ void Server::OnAccept(tcp::socket socket) {
                                  [&](const AddressRange& range) { return range.Contains(peer); });
   const std::shared_ptr<Client> client = all_clients.Find(proxy ? std::string() : ClientOf(peer));
   ClientCount place = all_clients.TryCount(client, &Client::connections, 1, static_cast<int64_t>(limits.connections));
+  MemoryShare share(client->memory);
+  const bool room = share.TryAdd(Connection::MemoryBytes(tls.has_value()));
   std::shared_ptr<Connection> connection;
   {
     const std::lock_guard lock(mutex_);
-    if (!place || connections_.size() >= limits.connections) {
+    if (!place || !room || connections_.size() >= limits.connections) {
       ++counters_.refused;
     } else {
-      connection = std::make_shared<Connection>(*this, std::move(socket), client, std::move(place));
+      connection = std::make_shared<Connection>(*this, std::move(socket), client, std::move(place), std::move(share));
       connections_.insert(connection);
       ++counters_.accepted;
     }
@@ -229,7 +247,7 @@ void Server::OnAccept(tcp::socket socket) {
 void Server::Refuse(tcp::socket socket, const std::string& peer) {
   if (tls) return;
   error_code error;
-  const HttpReply reply = handler.fail({.peer = peer}, 503, "too many connections");
+  const HttpReply reply = handler.fail({.peer = peer}, 503, "too many connections", HttpCause::kTooManyConnections);
   std::string text = fmt::format("HTTP/1.1 503 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
                                  StatusText(503), reply.type, reply.body.size());
   for (const auto& [name, value] : reply.headers) text += fmt::format("{}: {}\r\n", name, value);
@@ -240,6 +258,7 @@ void Server::Refuse(tcp::socket socket, const std::string& peer) {
 }
 
 void Server::Closed(Connection* connection) {
+  if (memory->FellBy(kTrimBytes)) ::malloc_trim(0);
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(connections_.begin(), connections_.end(),
                                   [&](const auto& held) { return held.get() == connection; });
@@ -257,11 +276,12 @@ void Server::DrainOnSignals() {
   error_code ignored;
   signals_.add(SIGTERM, ignored);
   signals_.add(SIGINT, ignored);
-  signals_.async_wait(asio::bind_executor(control_, [this](error_code error, int) {
+  // Not bound to the strand: where memory is short, Asio would drop the handler.
+  signals_.async_wait([this](error_code error, int) {
     if (error) return;
     signals_.clear(error);  // the next signal ends the process
-    BeginDrain();
-  }));
+    OnControl(&Server::BeginDrain);
+  });
 }
 
 void Server::BeginDrain() {
@@ -273,22 +293,34 @@ void Server::BeginDrain() {
   // From here on no connection is added, because Accept runs on this strand too.
   error_code ignored;
   acceptor_.close(ignored);
-  for (const auto& connection : Open()) connection->CloseIfIdle();
-  if (handler.drain) handler.drain();
-  After(limits.drain_s, [this] {
-    if (handler.cut) handler.cut();
+  Insist([&] {
+    for (const auto& connection : Open()) connection->CloseIfIdle();
+  });
+  if (handler.drain) Insist(handler.drain);
+  After(limits.drain_s, &Server::Cut);
+}
+
+void Server::Cut() {
+  if (handler.cut) Insist(handler.cut);
+  Insist([&] {
     for (const auto& connection : Open()) connection->RefuseUnread();
-    After(kLastWordsSeconds, [this] {
-      for (const auto& connection : Open()) connection->CloseNow();
-    });
+  });
+  After(kLastWordsSeconds, &Server::CloseAll);
+}
+
+void Server::CloseAll() {
+  Insist([&] {
+    for (const auto& connection : Open()) connection->CloseNow();
   });
 }
 
-void Server::After(int seconds, std::function<void()> act) {
+void Server::After(int seconds, void (Server::*run)()) {
   drain_timer_.expires_after(std::chrono::seconds(seconds));
-  drain_timer_.async_wait(asio::bind_executor(control_, [act = std::move(act)](error_code error) {
-    if (!error) act();
-  }));
+  Insist([&] {
+    drain_timer_.async_wait([this, run](error_code error) {
+      if (!error) OnControl(run);
+    });
+  });
 }
 
 void Server::Stop() {

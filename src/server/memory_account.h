@@ -33,24 +33,37 @@ class MemoryAccount {
     do {
       if (bytes > limit_ || used > limit_ - bytes) return false;
     } while (!used_.compare_exchange_weak(used, used + bytes));
+    Raise(used + bytes);
     if (parent_ == nullptr || parent_->TryTake(bytes)) return true;
     used_ -= bytes;
     return false;
   }
   // Takes bytes that exist already; the account may be overdrawn afterwards.
   void Take(uint64_t bytes) {
-    used_ += bytes;
+    Raise(used_ += bytes);
     if (parent_ != nullptr) parent_->Take(bytes);
   }
   void GiveBack(uint64_t bytes) {
     used_ -= bytes;
     if (parent_ != nullptr) parent_->GiveBack(bytes);
   }
+  // Whether it has fallen by `bytes` from its peak since the last call that returned true.
+  bool FellBy(uint64_t bytes) {
+    const uint64_t used = used_;
+    uint64_t peak = peak_;
+    return peak >= used + bytes && peak_.compare_exchange_strong(peak, used);
+  }
 
  private:
+  void Raise(uint64_t used) {
+    uint64_t peak = peak_;
+    while (peak < used && !peak_.compare_exchange_weak(peak, used)) {
+    }
+  }
+
   const uint64_t limit_;
   const std::shared_ptr<MemoryAccount> parent_;
-  std::atomic<uint64_t> used_{0};
+  std::atomic<uint64_t> used_{0}, peak_{0};
 };
 
 // A part of an account, given back with the object. Without an account it counts nothing. One thread at a time.

@@ -112,14 +112,17 @@ ApiError ShuttingDown() {
   return {.status = 503, .message = "the server is shutting down", .type = "server_error", .code = "shutting_down"};
 }
 
+ApiError OutOfMemory() {
+  return {.status = 503,
+          .message = "the server is out of memory; try again later",
+          .type = "server_error",
+          .code = "out_of_memory",
+          .parameter = {},
+          .retry_after_s = 1};
+}
+
 ApiError ExceptionError(const std::exception* error) {
-  if (dynamic_cast<const std::bad_alloc*>(error) != nullptr)
-    return {.status = 503,
-            .message = "the server is out of memory; try again later",
-            .type = "server_error",
-            .code = "out_of_memory",
-            .parameter = {},
-            .retry_after_s = 1};
+  if (dynamic_cast<const std::bad_alloc*>(error) != nullptr) return OutOfMemory();
   return {.status = 500, .message = "internal error", .type = "server_error", .code = "internal_error"};
 }
 

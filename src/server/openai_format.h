@@ -49,6 +49,7 @@ std::string ErrorBody(const ApiError& error);
 HttpReply ErrorReply(const ApiError& error);
 // The error of requests that shutdown ends.
 ApiError ShuttingDown();
+ApiError OutOfMemory();
 // The error of a request that an exception ended: 503 for want of memory, otherwise 500.
 ApiError ExceptionError(const std::exception* error);
 

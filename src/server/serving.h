@@ -27,8 +27,7 @@ namespace infinigen {
 inline constexpr int64_t kTurnPrefillTokens = 256;
 // Interval between updates of /metrics, and between heartbeat checks of streams.
 inline constexpr std::chrono::milliseconds kBetweenSnapshots{250};
-// Large bodies that may wait for the worker: the 32 of 8 MiB that HttpLimits::all_bodies_bytes allows, and as many
-// small.
+// Large bodies that may wait for the worker: the 32 of 8 MiB that HttpLimits::memory_bytes allows, and as many small.
 inline constexpr size_t kMostWaitingBodies = 64;
 
 // Random digits from the operating system: "5f3c…".
@@ -69,8 +68,7 @@ struct Api::Serving {
   Worker worker{kMostWaitingBodies};
   std::optional<Watchdog> watchdog;
 
-  Serving(ServedModel model_, Metrics& metrics_, double client_share,
-          std::function<void(const std::string&)> on_exception)
+  Serving(ServedModel model_, Metrics& metrics_, double client_share, EngineLoop::OnException on_exception)
       : model(std::move(model_)),
         metrics(metrics_),
         engine(*model.executor, {.grows = true,

@@ -3,12 +3,13 @@
 // thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <thread>
 
 #include "runtime/engine_thread.h"
@@ -17,10 +18,11 @@ namespace infinigen {
 
 struct WatchdogTimes {
   using Duration = std::chrono::steady_clock::duration;
-  Duration least = std::chrono::seconds(30);       // a turn may always last so long,
-  int longest_factor = 5;                          // and so many times as long as the longest finished one
-  Duration further = std::chrono::seconds(10);     // then /health fails; after so much more time the process ends
-  Duration last_words = std::chrono::seconds(2);   // time for clients to get the error
+  // A turn is stalled, and /health fails, after max(least_bound, longest_factor × the longest finished turn).
+  Duration least_bound = std::chrono::seconds(30);
+  int longest_factor = 5;
+  Duration end_after = std::chrono::seconds(10);   // a turn is stalled for so long before clients are told
+  Duration last_words = std::chrono::seconds(2);   // time for clients to get the error, before the process ends
   Duration poll = std::chrono::milliseconds(500);  // 0: no thread; the owner calls Check
 };
 
@@ -28,17 +30,17 @@ class Watchdog {
  public:
   using Clock = Heartbeat::Clock;
 
-  // `heartbeat` outlives it. `last_words` tells the clients, `end` ends the process with a message; both run on the
-  // watchdog's thread, once.
-  Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> last_words,
-           std::function<void(const std::string& message)> end);
+  // `heartbeat` outlives it. `tell` tells the clients, `end` ends the process with a message; both run on the
+  // watchdog's thread, once. An exception of `tell` is ignored; `end` must not throw.
+  Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> tell,
+           std::function<void(std::string_view message)> end);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
   // Whether the current turn has lasted too long.
   bool stalled(Clock::time_point now) const { return heartbeat_.Age(now) > Bound(); }
-  // The server ends: a turn may last no longer than `further`.
+  // The server ends: a turn may last no longer than `end_after`.
   void SetStopping();
   // Called by the watchdog's own thread every `poll`; by tests, with times of their own and no thread.
   void Check(Clock::time_point now);
@@ -49,8 +51,8 @@ class Watchdog {
 
   const Heartbeat& heartbeat_;
   const WatchdogTimes times_;
-  const std::function<void()> last_words_;
-  const std::function<void(const std::string&)> end_;
+  const std::function<void()> tell_;
+  const std::function<void(std::string_view)> end_;
   std::optional<Clock::time_point> end_at_;  // set when the last words are said
   bool ended_ = false;
   std::atomic<bool> stopping_{false};

@@ -1,9 +1,12 @@
 #include "text/calibration_text.h"
 
+#include <string>
+
 namespace infinigen {
 namespace {
 
-constexpr std::string_view kText =
+// Kinds of text that the prose lacks: modern dialogue, lists, numbers, lines of code.
+constexpr std::string_view kMixedText =
     "The ferry to Marrow Island left at a quarter past six, which was too early for everyone except the gulls."
     " Nadia stood at the rail with her collar up and watched the town shrink: first the faces on the pier, then"
     " the windows, then the two chimneys of the cannery, until only the lighthouse was left, and even that seemed"
@@ -191,6 +194,14 @@ constexpr std::string_view kText =
 
 }  // namespace
 
-std::string_view BuiltInCalibrationText() { return kText; }
+std::string_view BuiltInCalibrationText() {
+  // The mixed text begins where about four fifths of the calibration's tokens are used up.
+  static const std::string kText = [] {
+    const size_t at = kCalibrationProse.find("\n\n", kCalibrationProse.size() * 5 / 8) + 2;
+    return std::string(kCalibrationProse.substr(0, at)) + std::string(kMixedText) + "\n" +
+           std::string(kCalibrationProse.substr(at));
+  }();
+  return kText;
+}
 
 }  // namespace infinigen

@@ -75,7 +75,8 @@ class Steps {
     backend_.AppendSketches(Queue::kCompute, batch, keys_.view(), Basis(), Sketches());
     backend_.SketchQueries(Queue::kCompute, queries_.view(), batch, shape, Basis(), sketch_.view());
     backend_.Select(Queue::kCompute, sketch_.view(), batch, call, Sketches(), selection);
-    backend_.AttendSelected(Queue::kCompute, queries_.view(), batch, selection, shape, entries_.view(), out_.view());
+    backend_.AttendSelected(Queue::kCompute, queries_.view(), batch, selection, {}, shape, entries_.view(),
+                            out_.view());
     backend_.SelectExact(Queue::kCompute, queries_.view(), batch, call, shape, entries_.view(), selection);
     SelectCall pages = call;
     pages.page = kPageRows;

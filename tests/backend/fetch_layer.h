@@ -119,8 +119,9 @@ class FetchLayer {
     return step.Outcomes(tokens);
   }
 
-  // Outputs of tokens [first, first + count) of the last step, as bytes, read from the cells or from the pool.
-  Bytes Attend(const HostTensor& queries, int64_t first, int64_t count, bool from_cells) {
+  // Outputs of tokens [first, first + count) of the last step, as bytes, read from the cells or from the pool. tail: of
+  // these tokens.
+  Bytes Attend(const HostTensor& queries, int64_t first, int64_t count, bool from_cells, const TailView& tail = {}) {
     HostTensor part(queries.type, count, queries.cols, 3), out(queries.type, count, queries.cols, 1);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; c < queries.cols; ++c) part.Set(i, c, queries.At(first + i, c));
@@ -134,9 +135,10 @@ class FetchLayer {
     list.cells += lists * list.capacity;
     const TokenBatch batch = step_->batch().Range(first, count);
     if (from_cells)
-      backend_.AttendFetched(Queue::kCompute, dqueries, batch, selection, shape, pool_.view(), buffer(), list, dout);
+      backend_.AttendFetched(Queue::kCompute, dqueries, batch, selection, tail, shape, pool_.view(), buffer(), list,
+                             dout);
     else
-      backend_.AttendSelected(Queue::kCompute, dqueries, batch, selection, shape, pool_.view(), dout);
+      backend_.AttendSelected(Queue::kCompute, dqueries, batch, selection, tail, shape, pool_.view(), dout);
     return dout.Fetch().bytes;
   }
 

@@ -87,7 +87,7 @@ class Layer {
         call.page = kPageRows;
         backend_.SelectPages(Queue::kCompute, dqueries, tokens, call, shape, bounds(), selection);
       }
-      backend_.AttendSelected(Queue::kCompute, dqueries, tokens, selection, shape, entries_.view(), selected[way]);
+      backend_.AttendSelected(Queue::kCompute, dqueries, tokens, selection, {}, shape, entries_.view(), selected[way]);
     }
     backend_.AttendDecode(Queue::kCompute, dqueries, tokens, capacity, shape, entries_.view(), full);
     grown_bytes_ += backend_.used_bytes() - used;
@@ -275,7 +275,7 @@ TYPED_TEST(GpuBatchTest, AllRowsAreFullAttention) {
       const TokenBatch tokens{count, nullptr, zeros, drows};
       b.AttendDecode(Queue::kCompute, dqueries, tokens, length, shape, entries.view(), full);
       b.AttendSelected(Queue::kCompute, dqueries, tokens,
-                       {dlists.template as<int32_t>(), dcounts.template as<int32_t>(), length, kv_heads}, shape,
+                       {dlists.template as<int32_t>(), dcounts.template as<int32_t>(), length, kv_heads}, {}, shape,
                        entries.view(), listed);
       const HostTensor want = full.Fetch(), got = listed.Fetch();
       for (int64_t r = 0; r < count; ++r)

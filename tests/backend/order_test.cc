@@ -214,7 +214,7 @@ TYPED_TEST(OrderTest, SelectionsDoNotDependOnTheCall) {
         const SelectCall call{.rules = rules.data(), .totals = o.totals.data(), .max_rows = kRows};
         backend.SketchQueries(Queue::kCompute, queries.view().Rows(first, count), batch, shape, basis, sketch.view());
         backend.Select(Queue::kCompute, sketch.view(), batch, call, sketches, selection);
-        backend.AttendSelected(Queue::kCompute, queries.view().Rows(first, count), batch, selection, shape,
+        backend.AttendSelected(Queue::kCompute, queries.view().Rows(first, count), batch, selection, {}, shape,
                                entries.view(), o.out.view().Rows(first, count));
       }
       return o;

@@ -13,7 +13,7 @@
 namespace infinigen {
 namespace {
 
-constexpr int64_t kSlots = 2, kHeads = 2, kGroup = 3, kDim = 32, kDims = 8;
+constexpr int64_t kSlots = 2, kHeads = 2, kGroup = 3, kDim = 32, kDims = 16;
 constexpr AttentionShape kShape{kHeads * kGroup, 0.2f};
 
 template <class Factory>
@@ -46,7 +46,7 @@ class TestCache {
   std::vector<std::byte> Sketches() const { return sketches_.template Get<std::byte>(); }
   TestEntries<B>& entries() { return entries_; }
 
-  static constexpr SketchLayout kLayout{SketchType::kInt8, kHeads, kDims};
+  static constexpr SketchLayout kLayout{SketchType::kInt8, kHeads, kDims, /*scale_dims=*/8, /*value_dims=*/8};
 
  private:
   TestEntries<B> entries_;
@@ -270,18 +270,24 @@ TYPED_TEST(RetainTest, SurvivorsKeepEntrySketchAndState) {
                   priorities[static_cast<size_t>(head * kRows + source)]);
       }
     }
-    // The sketch is copied to the row of its entry.
+    // The sketches of key and value are copied to the row of the entry, and nothing else is written.
     const std::vector<std::byte> moved = to.Sketches();
     const SketchLayout layout = TestCache<Tested>::kLayout;
-    const std::vector<int32_t> stay = Survivors(std::span(priorities).first(kRows), rule, quota);
-    for (int64_t row = 0; row < quota; ++row) {
-      const auto unit = [&](const std::byte* head, int64_t at) {
-        return head[static_cast<size_t>(at / kSketchBlock) * layout.block_bytes() +
-                    static_cast<size_t>((at % kSketchBlock) * kSketchUnitBytes)];
+    std::vector<std::byte> expected(moved.size(), std::byte{0xff});
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const std::vector<int32_t> stay =
+          Survivors(std::span(priorities).subspan(static_cast<size_t>(head * kRows), kRows), rule, quota);
+      const auto block = [&](std::byte* bytes, int64_t of_head, int64_t row) {
+        return bytes + static_cast<size_t>(of_head) * layout.head_bytes(kRows) +
+               static_cast<size_t>(row / kSketchBlock) * layout.block_bytes();
       };
-      ASSERT_EQ(unit(moved.data() + kHeads * layout.head_bytes(kRows), row),
-                unit(sketches.data(), stay[static_cast<size_t>(row)]));
+      for (int64_t row = 0; row < quota; ++row) {
+        const int64_t source = stay[static_cast<size_t>(row)];
+        CopySketch(layout, block(sketches.data(), head, source), source % kSketchBlock,
+                   block(expected.data(), kHeads + head, row), row % kSketchBlock);
+      }
     }
+    ASSERT_TRUE(moved == expected);
   }
 }
 

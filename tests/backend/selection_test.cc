@@ -447,7 +447,7 @@ class EntryScene {
     const Selection selection{const_cast<int32_t*>(static_cast<const int32_t*>(rows)),
                               const_cast<int32_t*>(static_cast<const int32_t*>(counts)), capacity_, layout_.kv_heads};
     if (selected)
-      backend.AttendSelected(Queue::kCompute, dqueries, call, selection, shape_, entries, dout);
+      backend.AttendSelected(Queue::kCompute, dqueries, call, selection, {}, shape_, entries, dout);
     else
       backend.AttendDecode(Queue::kCompute, dqueries, call, batch.longest(), shape_, entries, dout);
     return dout.Fetch();

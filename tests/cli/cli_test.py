@@ -31,6 +31,8 @@ class Run:
     def __init__(self, *arguments, stdin=b"", env=None):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
         environment.update(env or {})
+        if "INFINIGEN_CACHE" not in environment:
+            environment.setdefault("INFINIGEN_FULL_CACHE", "0")  # nothing of a test stays in the user's cache
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as feed:
             feed.write(stdin)
             feed.seek(0)
@@ -142,13 +144,14 @@ class Tokens(Case):
                 self.assertEqual(result["prompt_ids"], prompt)
 
     def test_batch_limits_change_nothing(self):
-        prompts = [p["ids"] for p in golden(LLAMA)["prompts"]] * 3
+        prompts = [p["ids"] for p in golden(LLAMA)["prompts"]]
+        prompts = prompts * (1 + 64 // len(prompts))  # at least 64
         file = self.write("many.jsonl", "\n".join(map(json.dumps, prompts)))
         common = ("generate", "-m", model(LLAMA), "--prompts", file, "-n", 12, "--temp", 0, "--json")
         expected = [r["tokens"] for r in Run(*common).json()["results"]]
         # Room for the longest sequence and no row more (256 bytes each): the others wait for it.
         rows = max(map(len, prompts)) + 12 - 1
-        for more in (("--batch", 1), ("--batch", 3), ("--kv-limit", rows * 256)):
+        for more in (("--batch", 1), ("--batch", 3), ("--batch", 64), ("--kv-limit", rows * 256)):
             run = Run(*common, *more)
             self.assertEqual(run.code, 0, run)
             self.assertEqual([r["tokens"] for r in run.json()["results"]], expected)

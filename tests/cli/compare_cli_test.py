@@ -51,6 +51,17 @@ class Compare(Case):
         self.assertGreater(infinigen["kld_mean"], oracle["kld_mean"])
         self.assertGreater(oracle["kld_mean"], 0)
 
+    def test_after_a_prompt(self):
+        flags = ("--limit-tokens", 350, "--from", 100, "--json", *SMALL)
+        table = self.compare("--kv", "infinigen,h2o", "--n", 0, "--gen", 0, *flags).json()
+        self.assertEqual(table["from"], 100)
+        text = self.write("text.txt", TEXT)
+        for row in table["results"]:
+            alone = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", CTX, "--kv", row["kv"], *flags).json()
+            for field in ("ppl", "nll", "ppl_delta_percent", "ppl_delta_stderr", "kld_mean", "kld_stderr", "top1_agree", "tokens_scored", "windows"):
+                self.assertEqual(row[field], alone[field], (row["kv"], field))
+        self.assert_error(self.compare("--from", CTX), 1, f"--from {CTX}")
+
     def test_steps_at_the_end_of_the_window(self):
         rows = self.compare("--kv", "full,infinigen", "--n", 0, "--no-ppl", "--gen", 20, "--json", *SMALL).json()["results"]
         for row in rows:

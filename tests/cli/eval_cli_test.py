@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import xml.etree.ElementTree
@@ -66,6 +67,87 @@ class Ppl(Case):
             seen.add(step["kld_mean"])
         self.assertEqual(len(seen), 7, "every method is one of its own")
 
+    def test_both_modes_are_the_same_bits_after_a_prompt(self):
+        small = ("--json", "--limit-tokens", 300, "--from", 70, "--kv-window", 8, "--kv-min", 8, "--kv-sinks", 2, "--kv-cap", "10%")
+        full = self.ppl("--json", "--limit-tokens", 300, "--from", 70, "--kv", "full").json()
+        self.assertEqual((full["from"], full["windows"], full["tokens_scored"]), (70, 2, 2 * 58), "the last window is too short")
+        seen = set()
+        for more in (("--kv-from", "self"), ("--kv-from", "prev-layer"), ("--kv-from", "prev-step"), ("--kv-columns", "prompt"), ("--kv", "h2o"),
+                     ("--kv", "quest")):
+            step, batched = (self.ppl(*small, *more, "--mode", mode, "--batch", 3).json() for mode in ("step", "batched"))
+            for field in ("ppl", "nll", "ppl_against", "ppl_delta_percent", "ppl_delta_stderr", "kld_mean", "kld_stderr", "top1_agree", "tokens_scored"):
+                self.assertEqual(step[field], batched[field], (more, field))
+            self.assertEqual(batched["tokens_scored"], full["tokens_scored"], more)
+            self.assertEqual(batched["ppl_against"], full["ppl"], "both sides score the same positions")
+            self.assertAlmostEqual(batched["ppl_delta_percent"], 100 * (batched["ppl"] / full["ppl"] - 1), 9)
+            self.assertGreater(batched["kld_mean"], 0, more)
+            seen.add(batched["kld_mean"])
+        self.assertEqual(len(seen), 6)
+        # The prompt is dense: of 58 scored rows the first attends to 71, so a window of 64 rows and a cap of 10 % lose little.
+        whole = self.ppl("--json", "--limit-tokens", 256, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--chunk", 70).json()
+        after = self.ppl("--json", "--limit-tokens", 256, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--chunk", 70, "--from", 70).json()
+        self.assertEqual([chunk["tokens"] for chunk in after["chunks"]], [0, 116])
+        self.assertNotEqual(whole["chunks"][1]["nll"], after["chunks"][1]["nll"])
+        self.assertIn("windows of 128 tokens after a prompt of 70, batched", self.ppl("--limit-tokens", 300, "--from", 70, "--kv", "full").out)
+
+    def test_from_errors(self):
+        self.assert_error(self.ppl("--from", 128), 1, "--from 128", "window of 128")
+        self.assert_error(self.ppl("--from", 100, "--limit-tokens", 90), 1, "90 tokens are too few to score after the first 100")
+        self.assert_error(self.ppl("--from", -1), 2, "--from")
+        self.assert_error(self.ppl("--kv-columns", "prompt"), 1, "--from N")
+
+    def test_several_texts_with_standard_errors(self):
+        other = self.write("other.txt", "A dog ran over the hill, and the boy followed it to the river. " * 40)
+        flags = ("--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--windows", 2, "--from", 64)
+        both = self.ppl("-f", other, "--json", *flags).json()
+        alone = [self.ppl("--json", *flags).json(), Run("eval", "ppl", "-m", MODEL, "-f", other, "--ctx", 128, "--json", *flags).json()]
+        self.assertEqual((both["windows"], both["file"], both["tokens_scored"]), (4, None, 4 * 64))
+        self.assertEqual(alone[1]["file"], other)
+        for part, one in zip(both["files"], alone):
+            for field in ("windows", "tokens_scored", "ppl", "ppl_delta_percent", "ppl_delta_stderr", "kld_mean"):
+                self.assertEqual(part[field], one[field], field)
+            self.assertEqual(part, one["files"][0])
+        self.assertGreater(both["ppl_delta_stderr"], 0)
+        self.assertGreater(both["kld_stderr"], 0)
+        self.assertIsNone(self.ppl("--json", "--limit-tokens", 128, "--kv-window", 8, "--kv-min", 8).json()["ppl_delta_stderr"], "one window has no spread")
+        out = self.ppl("-f", other, *flags).out
+        self.assertRegex(out, r"against full: perplexity [+-]\d+\.\d\d ± \d+\.\d\d %, KL divergence")
+        self.assertIn(f"| {other} | 2 |", out)
+
+    def test_full_is_read_once(self):
+        cache = self.path("cache")
+        text = self.write("text.txt", TEXT)
+
+        def ppl(*more):
+            run = Run("eval", "ppl", "-m", MODEL, "-f", text, "--ctx", 128, "--windows", 3, "--kv-window", 8, "--kv-min", 8, "--json", *more,
+                      env={"INFINIGEN_CACHE": cache})
+            self.assertEqual(run.code, 0, run)
+            return run
+
+        same = ("ppl", "ppl_against", "ppl_delta_percent", "ppl_delta_stderr", "kld_mean", "top1_agree", "top1_agree_clear", "clear")
+        values = lambda run: [run.json()[field] for field in same]
+        none = ppl("--full-cache", 0)
+        self.assertFalse(os.path.exists(os.path.join(cache, "full")))
+        first, second, step = ppl(), ppl(), ppl("--mode", "step", "--batch", 3)
+        self.assertEqual([run.json()["full_kept_windows"] for run in (none, first, second, step)], [0, 0, 3, 3])
+        for run in (first, second, step):
+            self.assertEqual(values(run), values(none), "the same bits")
+        self.assertEqual(ppl("--kv-cap", "5%").json()["full_kept_windows"], 3, "another method, the same full")
+        self.assertEqual(ppl("--kv-type", "f32").json()["full_kept_windows"], 0, "another full")
+        self.assertEqual(ppl("--from", 64).json()["full_kept_windows"], 0)
+        self.assertEqual(ppl("--against", "cpu").json()["full_kept_windows"], 0)
+        names = [os.path.join(cache, "full", name) for name in os.listdir(os.path.join(cache, "full"))]
+        self.assertEqual(len(names), 9)
+        for name in names:
+            with open(name, "r+b") as file:
+                file.seek(40)
+                file.write(b"damage")
+        again = ppl()
+        self.assertEqual(values(again), values(none))
+        self.assertEqual(again.err.count("damaged; it is made again"), 3, again)
+        self.assertEqual(ppl().err, "")
+        self.assert_error(self.ppl("--full-cache", "much"), 2, "--full-cache")
+
     def test_what_it_is_compared_with(self):
         full = self.ppl("--json", "--limit-tokens", 300, "--kv", "full").json()
         self.assertEqual((full["kld_mean"], full["top1_agree"]), (0, 1))
@@ -75,7 +157,7 @@ class Ppl(Case):
         self.assertTrue(0 < int8["kld_mean"] < int4["kld_mean"], "with full in the model's type, not with itself")
         self.assertTrue(int4["top1_agree"] < 1)
         run = self.ppl("--limit-tokens", 300, "--kv-window", 8, "--kv-min", 8, "--kv-cap", "10%", "--stats-per-layer")
-        self.assertRegex(run.out, r"against full: KL divergence 0\.\d+, the same most likely token in \d+\.\d+ %\nattended to ")
+        self.assertRegex(run.out, r"against full: perplexity [+-]\d+\.\d\d ± \d+\.\d\d %, KL divergence 0\.\d+, the same most likely token in \d+\.\d+ %\nattended to ")
         self.assertIn("| layer | selected |", run.out)
 
     def test_against_the_cpu(self):
@@ -308,4 +390,6 @@ class Needle(Case):
 
 if __name__ == "__main__":
     cli_test.BINARY, MODEL = sys.argv[1], sys.argv[2]
-    terminal.main(sys.argv[3:])
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        terminal.main(sys.argv[3:])

@@ -130,7 +130,7 @@ class Selecting(Case):
     def test_parameters_are_reported(self):
         result = greedy(LLAMA, prompt(100), 3, *SMALL, "--kv-alpha", 2.5, "--kv-from", "prev-step", "--kv-dense-layers", 1,
                         "--kv-counts", "mean", "--kv-sketch-type", "int4").json()["kv"]
-        expected = {"preset": "infinigen", "alpha": 2.5, "cap": 0.2, "ratio": 0.3, "from": "prev-step", "evict": "none",
+        expected = {"preset": "infinigen", "alpha": 2.5, "cap": 0.2, "ratio": 1.0, "from": "prev-step", "evict": "none",
                     "type": "f32", "home": "host", "select": "sketch", "min": 4, "sinks": 2, "window": 8, "dense_layers": 1,
                     "counts": "mean", "sketch_type": "int4", "sketch_dims": HEAD_DIM}
         self.assertEqual({name: result[name] for name in expected}, expected)

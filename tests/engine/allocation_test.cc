@@ -51,7 +51,7 @@ KvMethod Sparse(GuessSource from, bool mean, const SelectMethod* select = &kSele
   KvMethod method{.preset = "infinigen", .select = select, .from = from};
   method.rule = {.alpha = 3.0f, .cap = 0.2, .min_rows = 16, .sinks = 2, .window = 8};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
-  method.sketch_dims = 8;
+  method.sketch.dims = 8;
   method.mean_counts = mean;
   return method;
 }

@@ -309,6 +309,65 @@ TEST(Clients, OneThatFloodsDoesNotKeepAnotherOut) {
   EXPECT_EQ(engine.stats().running, 4) << "requests without a client are not limited";
 }
 
+// Each sequence makes a step longer, so half of the slots are left free where there are others.
+TEST(Clients, HaveHalfOfTheSlotsWhereThereAreOthers) {
+  FakeExecutor executor(10000, 8, 100000);
+  FakeClient client;
+  Engine engine(executor, {.client_running = 7});
+  const auto submit = [&](const std::string& name, int64_t n) {
+    Request request = client.Make({1}, n);
+    request.ignore_eos = true;
+    request.client = name;
+    return engine.Submit(std::move(request)).value();
+  };
+  const auto run = [&](int turns) {
+    for (int i = 0; i < turns; ++i) engine.RunOnce();
+  };
+  std::vector<RequestId> flood;
+  for (int i = 0; i < 20; ++i) flood.push_back(submit("flood", 9000));
+  run(20);
+  EXPECT_EQ(engine.stats().running, 7) << "it is alone";
+  submit("other", 3);
+  run(20);
+  EXPECT_EQ(engine.stats().running, 7) << "what runs goes on";
+  for (int i = 0; i < 5; ++i) engine.Cancel(flood[static_cast<size_t>(i)]);
+  run(20);
+  EXPECT_EQ(engine.stats().running, 4) << "the other was here a moment ago";
+  run(kSharedTurns + 20);
+  EXPECT_EQ(engine.stats().running, 7) << "it is alone again";
+}
+
+// A client that fills the batch must not make the steps of others as long as its own.
+TEST(Clients, DecodeForAboutTheSameTime) {
+  FakeExecutor executor(10000, 8, 100000);
+  FakeClient client;
+  std::chrono::steady_clock::time_point now{};
+  bool equal_steps = false;  // as on a GPU
+  std::map<std::string, int64_t> tokens;
+  executor.on_step = [&] { now += std::chrono::milliseconds(equal_steps ? 8 : executor.log.back() - '0'); };
+  Engine engine(executor, {.client_running = 7, .now = [&] { return now; }});
+  const auto submit = [&](const std::string& name) {
+    Request request = client.Make({1}, 9000);
+    request.ignore_eos = true;
+    request.client = name;
+    int64_t* const count = &tokens[name];
+    request.on_token = [count](RequestId, int32_t) { return ++*count > 0; };
+    EXPECT_TRUE(engine.Submit(std::move(request)).ok());
+  };
+  for (int i = 0; i < 7; ++i) submit("flood");
+  for (int i = 0; i < 20; ++i) engine.RunOnce();
+  submit("other");
+  const auto rate = [&] {  // tokens a second
+    const int64_t before = tokens["other"];
+    const auto start = now;
+    for (int i = 0; i < 200; ++i) engine.RunOnce();
+    return static_cast<double>(tokens["other"] - before) / std::chrono::duration<double>(now - start).count();
+  };
+  EXPECT_GT(rate(), 500) << "a step alone takes 1 ms";
+  equal_steps = true;
+  EXPECT_GT(rate(), 115) << "a common step takes 8 ms, and one alone would too";
+}
+
 // A request waits for those that were there before it, and for no later client's whole queue.
 TEST(Clients, NewOnesDoNotStarveOldOnes) {
   FakeExecutor executor(100, 1, 1000);

@@ -30,7 +30,7 @@ class Prefixes : public testing::Test {
     return {tokens.begin(), tokens.begin() + count};
   }
   Client client;
-  static constexpr EngineOptions kReuse{.grows = true, .reuses_prefixes = true};
+  static inline const EngineOptions kReuse{.grows = true, .reuses_prefixes = true};
 };
 
 // Stopped anywhere, with extents shared and a prefill under way; afterwards texts are as before and nothing is lost.

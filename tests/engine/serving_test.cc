@@ -110,7 +110,8 @@ TEST(RequestKvTest, UnsupportedSettingsAreRejectedByName) {
     return id.ok() ? "" : id.error().message;
   };
   EXPECT_EQ(submit({}, 0, {.full = true}), "");
-  EXPECT_EQ(submit({}, 0, {.cap = 0.5}), "kv full attends to everything, so a request cannot set alpha or cap");
+  EXPECT_EQ(submit({}, 0, {.cap = 0.5}),
+            "kv full attends to everything, so a request cannot set alpha, cap, mass or tail");
   EXPECT_EQ(submit(Infinigen(), 1, {.full = true}), "");
   EXPECT_EQ(submit(Infinigen(), 0, {.full = true}),
             "a request asks for all entries, but there is room for only 20% of them");

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/split_mix.h"
 #include "eval/selection_overlap.h"
 #include "golden/golden_run.h"
 
@@ -95,6 +97,102 @@ TEST(EvalPpl, StepAndBatchedAreTheSameBits) {
   }
 }
 
+TEST(EvalPpl, WindowsWithAPromptScoreWhatFollowsIt) {
+  PplText text{.ids = std::vector<int32_t>(20), .opening = {1}};
+  std::vector<PplWindow> windows = CutWindows(text, 8, 5);
+  ASSERT_EQ(windows.size(), 2u) << "the last window has 4 rows, all of them prompt";
+  // Rows 0 to 4 are fed the opening and tokens 0 to 3; row 5 is fed token 4 and predicts token 5.
+  EXPECT_EQ(windows[1].first, 8);
+  EXPECT_EQ(windows[1].scored, 13);
+  text.opening = {};
+  windows = CutWindows(text, 8, 5);
+  EXPECT_EQ(windows[0].scored, 6) << "row 5 is fed token 5";
+  EXPECT_EQ(CutWindows(text, 8, 0)[0].scored, 1);
+  text.ids.resize(5);
+  EXPECT_TRUE(CutWindows(text, 8, 5).empty());
+}
+
+// With a prompt, full's scores are those of the same positions without one, in either mode and any batch.
+TEST(EvalPpl, APromptLeavesOutItsPositionsAndChangesNoOther) {
+  const std::string directory = kRoot + "/tests/golden/models/llama_gqa_tied";
+  for (const std::vector<int32_t>& opening : {std::vector<int32_t>{}, std::vector<int32_t>{3}}) {
+    const PplText text = TextOf(directory, opening);
+    const auto model =
+        LoadModel(directory, {.threads = 2, .max_tokens = 32, .max_batch = 3, .kv_type = StoreType::kF32});
+    std::vector<std::vector<float>> all, later;
+    PplOptions options{.context = 32};
+    options.on_logits = [&](std::span<const float> row) { all.emplace_back(row.begin(), row.end()); };
+    Score(*model->executor, text, options);
+    options.from = 20;
+    options.on_logits = [&](std::span<const float> row) { later.emplace_back(row.begin(), row.end()); };
+    const PplResult result = Score(*model->executor, text, options);
+    const std::vector<PplWindow> windows = CutWindows(text, 32, 20);
+    ASSERT_GE(windows.size(), 2u);
+    const size_t per_window = opening.empty() ? 31 : 32, scored = per_window - 20;
+    ASSERT_EQ(result.window_tokens[0], static_cast<int64_t>(scored));
+    EXPECT_EQ(std::ssize(later), result.tokens);
+    for (size_t w = 0; w < 2; ++w)
+      for (size_t i = 0; i < scored; ++i) EXPECT_EQ(later[w * scored + i], all[w * per_window + 20 + i]);
+    const PplResult step = Score(*model->executor, text, {.context = 32, .from = 20, .mode = PplMode::kStep});
+    EXPECT_EQ(step.window_nll, result.window_nll);
+    EXPECT_EQ(step.window_tokens, result.window_tokens);
+    EXPECT_EQ(step.timing.prefill_tokens, 20 * step.windows) << "the prompts";
+    EXPECT_EQ(step.timing.prefill_tokens + step.timing.decode_tokens, result.timing.prefill_tokens);
+  }
+}
+
+TEST(EvalPpl, ScoresAreThoseOfTheDefinition) {
+  SplitMix random(7);
+  for (const size_t vocab : {1u, 7u, 64u, 1003u}) {
+    std::vector<float> p(vocab), q(vocab);
+    for (size_t i = 0; i < vocab; ++i) {
+      p[i] = 8 * static_cast<float>(random.Unit());
+      q[i] = p[i] + static_cast<float>(random.Unit());
+    }
+    double sum_p = 0, sum_q = 0, kld = 0;
+    for (size_t i = 0; i < vocab; ++i) sum_p += std::exp(double{p[i]}), sum_q += std::exp(double{q[i]});
+    for (size_t i = 0; i < vocab; ++i)
+      kld += std::exp(double{p[i]}) / sum_p * (double{p[i]} - std::log(sum_p) - double{q[i]} + std::log(sum_q));
+    const auto target = static_cast<int32_t>(vocab / 2);
+    const PredictionScore score = ScorePrediction(q, p, target);
+    EXPECT_NEAR(score.nll, std::log(sum_q) - double{q[vocab / 2]}, 1e-12 * vocab);
+    EXPECT_NEAR(score.other_nll, std::log(sum_p) - double{p[vocab / 2]}, 1e-12 * vocab);
+    EXPECT_NEAR(score.kld, kld, 1e-12 * vocab);
+    EXPECT_EQ(score.same_top,
+              std::max_element(p.begin(), p.end()) - p.begin() == std::max_element(q.begin(), q.end()) - q.begin());
+    EXPECT_EQ(ScorePrediction(p, p, target).kld, 0) << "equal bits have no distance at all";
+  }
+  // The best logit leads by 0.04, then by 0.06; the leading token is the last, past the whole vectors.
+  std::vector<float> row(99, 1.0f);
+  row[98] = 1.04f;
+  EXPECT_FALSE(ScorePrediction(row, row, 0).clear);
+  row[98] = 1.06f;
+  EXPECT_TRUE(ScorePrediction(row, row, 0).clear);
+  EXPECT_FALSE(ScorePrediction(std::vector<float>(99, 1.0f), row, 0).same_top);
+}
+
+TEST(EvalPpl, StandardErrorsAreOverWindows) {
+  // Means 1, 2, 3 of windows of equal length: deviation 1, divided by √3.
+  const std::vector<double> sums = {10, 20, 30};
+  Estimate mean = MeanOverWindows(sums, std::vector<int64_t>{10, 10, 10});
+  EXPECT_DOUBLE_EQ(mean.value, 2);
+  EXPECT_NEAR(mean.stderror, 1 / std::sqrt(3.0), 1e-12);
+  // Windows with the same mean have no error, whatever their lengths.
+  mean = MeanOverWindows(std::vector<double>{10, 40}, std::vector<int64_t>{5, 20});
+  EXPECT_DOUBLE_EQ(mean.value, 2);
+  EXPECT_NEAR(mean.stderror, 0, 1e-12);
+  EXPECT_TRUE(std::isnan(MeanOverWindows(std::vector<double>{10}, std::vector<int64_t>{5}).stderror));
+  EXPECT_TRUE(std::isnan(MeanOverWindows({}, {}).value));
+  PplResult result;
+  result.window_nll = {10.1, 20.3};
+  result.window_other_nll = {10, 20};
+  result.window_kld = {1, 2};
+  result.window_tokens = {10, 10};
+  EXPECT_NEAR(result.ppl_change().value, 100 * (std::exp(0.02) - 1), 1e-9);
+  EXPECT_NEAR(result.ppl_change().stderror, 100 * std::exp(0.02) * 0.01, 1e-9);
+  EXPECT_NEAR(result.kld_estimate().value, 0.15, 1e-12);
+}
+
 // Chunks lie along every window and add up to the whole, in either mode.
 TEST(EvalPpl, ChunksAddUp) {
   const std::string directory = kRoot + "/tests/golden/models/llama_gqa_tied";
@@ -154,9 +252,7 @@ TEST(EvalPpl, KeptWindowsAreReadOnce) {
   };
   int64_t read = 0;  // windows that full began
   full->executor->instruments().ObservePrefill(
-      [&](LayerId layer, int64_t first_row, const ConstTensor&, const ConstTensor&) {
-        read += layer.value() == 0 && first_row == 0 ? 1 : 0;
-      });
+      [&](LayerId layer, const PrefillRows& unit) { read += layer.value() == 0 && unit.first_row == 0 ? 1 : 0; });
   const PplResult alone = score(nullptr, PplMode::kBatched);
   ASSERT_EQ(alone.windows, read);
   ASSERT_GE(read, 3);

@@ -50,7 +50,7 @@ PplTask TaskOf(const EvalSession& session, int64_t context, int64_t tokens) {
   PplSource source{.name = "story", .limit_tokens = tokens};
   while (static_cast<int64_t>(source.bytes.size()) < 8 * tokens)
     for (const std::string& sentence : writer.Paragraph()) source.bytes += sentence + " ";
-  return MakePplTask(session.model(), source, {.context = context}).value();
+  return MakePplTask(session.model(), {&source, 1}, {.context = context}).value();
 }
 
 TEST(EvalSession, NeedsATokenizer) {
@@ -86,7 +86,7 @@ TEST(EvalSession, PerplexityReportsThroughCallbacksAlone) {
   const PplTask task = TaskOf(session, 64, 192);
   ASSERT_EQ(task.windows.size(), 3u);
   ASSERT_TRUE(session.Start(Preset("int4"), task.rows, 1, /*compare=*/true).ok());
-  const PplReport report = MeasurePpl(session, task, false, false).value();
+  const PplReport report = MeasurePpl(session, task, false, false, /*full_cache_bytes=*/0).value();
   EXPECT_TRUE(report.result.complete());
   EXPECT_GT(report.result.kld, 0);
   EXPECT_THAT(reports.statuses,
@@ -101,7 +101,7 @@ TEST(EvalSession, ACancelledTextHasTheFinishedWindows) {
     EvalSession session = OpenShipped(*reports);
     const PplTask task = TaskOf(session, 64, 192);
     ASSERT_TRUE(session.Start(Preset("full"), task.rows, 1, /*compare=*/true).ok());
-    const PplResult result = MeasurePpl(session, task, false, false).value().result;
+    const PplResult result = MeasurePpl(session, task, false, false, /*full_cache_bytes=*/0).value().result;
     EXPECT_EQ(result.complete(), reports == &whole);
     if (reports == &whole) window_nll = result.window_nll;
     if (reports == &cut) {

@@ -120,7 +120,7 @@ class Measured(Case):
 
     def test_a_result_comes_out_again_and_a_failure_is_kept_beside_it(self):
         experiment = self.experiment()
-        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder)), self.quiet():
+        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder), INFINIGEN_FULL_CACHE="0"), self.quiet():
             result = experiment.measure(common.Runner(BINARY))
             self.assertEqual(len(experiment.rows(result)), 1)
             self.assertEqual(len(experiment.rows(result)[0]["nll"]), 4)
@@ -149,7 +149,7 @@ class OnSpeed(Case):
         for experiment in experiments:
             experiment.commands = [common.Command(c.words, c.keys, 1 if "opt-30b" in c.words else 20) for c in experiment.commands]
         arguments = types.SimpleNamespace(binary=self.stand_in(), budget=60, check=False, out=self.folder / "out")
-        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder)), self.quiet():
+        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder), INFINIGEN_FULL_CACHE="0"), self.quiet():
             self.assertEqual(run_all.run(experiments, arguments), 1, "not all was measured")
         for experiment in experiments:
             kept = experiment.kept(arguments.out / experiment.name)

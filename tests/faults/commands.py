@@ -1,4 +1,4 @@
-"""The commands that faults.py runs: how each is started, and what it may answer when one of its calls has failed."""
+"""The commands that faults.py runs: how each is started, and what it may answer when calls of it have failed."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 MODEL = "llama_gqa_tied"
@@ -20,10 +21,12 @@ class Problem(Exception):
 
 
 class Run:
-    """One process of a command: `out` is its directory for files, `log` appears when the fault has happened."""
+    """One process of a command: `out` is its directory for files, `log` appears when the fault has happened; `kind`: the class of the
+    call that fails, None where none does; `lasting`: many calls fail, one after the other."""
 
-    def __init__(self, binary, out, environment, log, seconds):
+    def __init__(self, binary, out, environment, log, seconds, kind, lasting):
         self.binary, self.out, self.environment, self.log, self.seconds = binary, out, environment, log, seconds
+        self.kind, self.lasting = kind, lasting
         self.process, self.code, self.stdout, self.stderr = None, None, "", ""
 
     def start(self, *arguments):
@@ -55,12 +58,17 @@ class Run:
     def faulted(self):
         return os.path.exists(self.log) and os.path.getsize(self.log) > 0
 
+    def is_over(self):
+        """Whether the last of many calls has failed."""
+        with open(self.log, encoding="ascii") as file:
+            return len(file.readlines()) > 1
+
     def check_error(self):
         """That it ended with exit code 1 and one line that says why."""
         if self.code != 1:
             raise Problem(f"exit code {self.code}")
         lines = [line for line in self.stderr.splitlines()
-                 if line.startswith("infinigen: ") and not re.match("infinigen: (warning: |calibrating |.* is ready: )", line)]
+                 if line.startswith("infinigen: ") and not re.match("infinigen: (warning: |calibrating |.* is ready: |an exception |.* lines of the log were dropped)", line)]
         if len(lines) != 1 or len(lines[0]) < 20:
             raise Problem(f"exit code 1 with {len(lines)} error lines")
 
@@ -105,6 +113,8 @@ class Calibrate:
             raise Problem(f"left {left}")
         with open(path, "rb") as file:
             made = file.read()
+        if run.code == 0 and run.kind == "sync" and run.faulted():
+            return "exit code 0, though the file could not be made durable"
         if run.code == 0:
             return None if made == self.expected else "wrote a wrong file"
         run.check_error()
@@ -115,14 +125,36 @@ class Calibrate:
 class Serve:
     name = "serve"
 
-    def __init__(self, arguments, text, chat):
-        self.arguments, self.text, self.chat = arguments, text, chat
+    def __init__(self, arguments, text, chat, gpu):
+        self.arguments, self.text, self.chat, self.gpu = arguments, text, chat, gpu
 
     def check(self, run):
+        problem = None
+        try:
+            problem = self.check_served(run)
+        except Problem as caught:
+            problem = str(caught)
+        # After a failed CUDA call the device's state is unknown: the process may end with 1 and one line.
+        if problem and self.gpu and run.faulted() and self.has_ended(run):
+            return run.check_error()
+        return problem
+
+    @staticmethod
+    def has_ended(run):
+        try:
+            run.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return False
+        run.end()
+        return True
+
+    def check_served(self, run):
         run.start(*self.arguments)
         port = self.await_ready(run)
         if port is None:
             return run.check_error()
+        if run.lasting:
+            self.outlast(run, port)
         for step in (self.whole, self.stream, self.chatted, self.large, self.cancelled, self.others):
             hit = run.faulted()
             if step(port) or (run.faulted() and not hit):
@@ -135,6 +167,34 @@ class Serve:
             return None
         return f"SIGTERM ended it with exit code {run.code}"
 
+    def outlast(self, run, port):
+        """Asks from several sides until the shortage is over. What is asked meanwhile may fail, but must end."""
+        problems = []
+
+        def load(steps):
+            try:
+                while run.process.poll() is None and not (run.faulted() and run.is_over()) and time.monotonic() < deadline:
+                    for step in steps:
+                        step(port)
+                    if not run.faulted() and time.monotonic() > unreached:
+                        return
+            except Problem as caught:
+                problems.append(str(caught))
+
+        deadline, unreached = time.monotonic() + run.seconds, time.monotonic() + 3
+        steps = (self.whole, self.stream, self.chatted, self.large, self.cancelled, self.others)
+        threads = [threading.Thread(target=load, args=(steps[i:] + steps[:i],)) for i in (0, 1, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise Problem(f"in the shortage: {problems[0]}")
+        if run.process.poll() is not None:
+            raise Problem("ended in the shortage")
+        if run.faulted() and not run.is_over():
+            raise Problem("the shortage does not end")
+
     def await_ready(self, run):
         """The port of a server that is ready; None if it ended."""
         deadline = time.monotonic() + run.seconds
@@ -144,7 +204,7 @@ class Serve:
                 return None
             run.read()
             found = re.match(r"listening on http://.*:(\d+)\n", run.stdout)
-            # The line may be the write that failed; the log has the port of none.
+            # Without the line (its write may be the call that fails) the port is unknown; then the server must end.
             if found and self.health(int(found[1])):
                 return int(found[1])
             time.sleep(0.005)
@@ -314,4 +374,4 @@ def make(binary, models, work, gpu):
         expected_skew = file.read()
     return [Command("load", load, output(*load)), Command("generate", one, output(*one)), Command("batch", many, output(*many)),
             Calibrate(calibrate, expected_skew),
-            Serve(("serve", "--port", 0, "-m", model, "--kv", "infinigen", *device), shown["text"], chat)]
+            Serve(("serve", "--port", 0, "-m", model, "--kv", "infinigen", *device), shown["text"], chat, gpu)]

@@ -4,6 +4,7 @@
 //
 // Environment:
 //   INFINIGEN_FAULT=CLASS:N          the N-th call of the class fails (from 1)
+//   INFINIGEN_FAULT=CLASS:N+K        K calls fail, from the N-th on: a shortage that lasts
 //   INFINIGEN_FAULT=CLASS:xHASH      the first call fails whose stack has this hash
 //   INFINIGEN_FAULT=CLASS:record     none fails; the distinct stacks are written
 //   INFINIGEN_FAULT_LOG=FILE         what failed, or the record: lines "N COUNT HASH ADDRESS…"
@@ -61,6 +62,7 @@ struct State {
   FaultClass kind;
   Mode mode;
   uint64_t target;  // a number or a hash
+  uint64_t count;   // calls that fail, from the target on
   int depth;
   std::atomic<uint64_t> calls;
   std::atomic<bool> failed;
@@ -112,8 +114,9 @@ void Record(uint64_t number, const Stack& stack) {
 
 bool Decide(uint64_t number) {
   if (state.mode == Mode::kNumber) {
-    if (number != state.target) return false;
-    WriteLine(number, 1, Here());
+    if (number < state.target || number - state.target >= state.count) return false;
+    // The first and the last one are logged, so that a test knows when a shortage begins and ends.
+    if (number == state.target || number - state.target + 1 == state.count) WriteLine(number, 1, Here());
     return true;
   }
   const Stack stack = Here();
@@ -138,12 +141,15 @@ void Configure() {
   const size_t colon = text.find(':');
   size_t kind = 0;
   while (kind < kFaultClasses.size() && kFaultClasses[kind] != text.substr(0, colon)) ++kind;
-  if (colon == text.npos || kind == kFaultClasses.size()) Refuse("INFINIGEN_FAULT must be CLASS:N, :xHASH or :record");
+  if (colon == text.npos || kind == kFaultClasses.size())
+    Refuse("INFINIGEN_FAULT must be CLASS:N, :N+K, :xHASH or :record");
   const char* value = asked + colon + 1;
   state.kind = static_cast<FaultClass>(kind);
   state.mode = *value == 'r' ? Mode::kRecord : *value == 'x' ? Mode::kStack : Mode::kNumber;
   if (state.mode != Mode::kRecord)
     state.target = std::strtoull(value + (*value == 'x'), nullptr, *value == 'x' ? 16 : 10);
+  const char* plus = std::strchr(value, '+');
+  state.count = plus == nullptr ? 1 : std::strtoull(plus + 1, nullptr, 10);
   const char* depth = std::getenv("INFINIGEN_FAULT_DEPTH");
   state.depth = depth == nullptr ? kMaxFrames : std::atoi(depth);
   state.recorded = new Recorded[state.mode == Mode::kRecord ? kMaxStacks : 1]();
@@ -284,7 +290,13 @@ FAILS(kOpen, ENOSPC, epoll_ctl, int, (int epoll, int what, int fd, epoll_event* 
       what == EPOLL_CTL_ADD && !infinigen::IsInternal(fd) &&)
 FAILS(kOpen, EMFILE, eventfd, int, (unsigned count, int flags), (count, flags))
 FAILS(kOpen, EMFILE, timerfd_create, int, (int clock, int flags), (clock, flags))
+// The undefined-behaviour sanitizer asks by a pipe whether an address is readable.
+#ifndef __has_feature
+#define __has_feature(name) 0
+#endif
+#if !defined(__SANITIZE_ADDRESS__) && !__has_feature(address_sanitizer)
 FAILS(kOpen, EMFILE, pipe, int, (int* fds), (fds))
+#endif
 
 DECLARE_REAL(mmap)
 extern "C" __attribute__((visibility("default"))) void* mmap(void* where, size_t bytes, int access, int flags, int fd,
@@ -296,10 +308,17 @@ extern "C" __attribute__((visibility("default"))) void* mmap(void* where, size_t
   return REAL(mmap)(where, bytes, access, flags, fd, at);
 }
 
+// Whether what was written may be lost where the descriptor cannot be closed.
+bool IsWrittenFile(int fd) {
+  struct stat info {};
+  const int mode = ::fcntl(fd, F_GETFL);
+  return mode >= 0 && (mode & O_ACCMODE) != O_RDONLY && ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 // As on Linux, the descriptor is free also where close fails.
 DECLARE_REAL(close)
 extern "C" __attribute__((visibility("default"))) int close(int fd) {
-  const bool fails = InjectFault(FaultClass::kSync);
+  const bool fails = InjectFault(IsWrittenFile(fd) ? FaultClass::kSync : FaultClass::kClose);
   const int result = REAL(close)(fd);
   if (!fails) return result;
   errno = EIO;

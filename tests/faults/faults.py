@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Lets one call after another of a command fail, and checks that it ends well (docs/faults.md).
 
-usage: faults.py INFINIGEN_FAULTS GOLDEN_MODELS [COMMAND…] [--classes A,B] [--every] [--point POINT] [--jobs N] [--gpu] [--keep]
+usage: faults.py INFINIGEN_FAULTS GOLDEN_MODELS [COMMAND…] [--classes A,B] [--every] [--lasting] [--point POINT] [--jobs N] [--gpu]
 
-A point is one call of a class: the first with a certain stack (default: each distinct stack once), or the N-th (--every). A command
-must end with exit code 0 and exactly the right output, or with exit code 1 and one line on stderr that says why. A server must refuse
+A point is one call of a class: the first with a certain stack (default: each distinct stack once), or the N-th (--every). With
+--lasting it is a shortage: K calls from the N-th on, for some N and K. A command must end with exit code 0 and exactly the right output, or with exit code 1 and one line on stderr that says why. A server must refuse
 to start in that way, or serve everything else. Exit code 77: this binary cannot be tested here. Standard library only.
 """
 
@@ -24,8 +24,11 @@ import commands
 BAD_MARKS = ("Sanitizer", "runtime error:", "terminate called", "internal error: CHECK", "unexpected error", "pure virtual",
              "bad_alloc", "Success")
 SECONDS = 60  # after which a command hangs
+# With --lasting: so many N of a class, evenly spread, and so many calls that fail.
+LASTING_STARTS = 8
+LASTING_CALLS = {"alloc": (30, 200)}  # accepting connections is tried again every 50 ms, so others: 30
 
-Point = collections.namedtuple("Point", "command kind at")  # at: number, xHASH or record
+Point = collections.namedtuple("Point", "command kind at")  # at: number, N+K, xHASH or record
 Outcome = collections.namedtuple("Outcome", "reached problem stack seconds")
 
 
@@ -53,7 +56,8 @@ class Faults:
         with tempfile.TemporaryDirectory(dir=self.work) as directory:
             log = os.path.join(directory, "fault.log")
             os.mkdir(os.path.join(directory, "out"))
-            run = commands.Run(self.binary, os.path.join(directory, "out"), self.environment(point, log), log, SECONDS)
+            run = commands.Run(self.binary, os.path.join(directory, "out"), self.environment(point, log), log, SECONDS,
+                               kind=None if point.at == "record" else point.kind, lasting="+" in str(point.at))
             try:
                 problem = self.commands[point.command].check(run) or self.marks(run)
             except commands.Problem as caught:
@@ -85,6 +89,10 @@ class Faults:
     def points(self, command, kind):
         stacks = self.record(command, kind)
         calls = sum(stack[1] for stack in stacks)
+        if self.options.lasting:
+            starts = sorted({1 + calls * i // LASTING_STARTS for i in range(LASTING_STARTS)}) if calls else []
+            return calls, [Point(command, kind, f"{start}+{count}") for start in starts
+                           for count in LASTING_CALLS.get(kind, (30,))]
         if not self.options.every:
             new = [stack[2] for stack in stacks if stack[2] not in self.known]
             self.known.update(new)
@@ -137,10 +145,11 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("models")
     parser.add_argument("command", nargs="*")
-    parser.add_argument("--classes", default="alloc,map,read,write,sync,open,thread")
+    parser.add_argument("--classes", default="alloc,map,read,write,sync,close,open,thread")
     parser.add_argument("--every", action="store_true", help="every N instead of every distinct stack")
     parser.add_argument("--most", type=int, default=1000, help="with --every: at most about so many N of a class, evenly spread")
-    parser.add_argument("--point", help="COMMAND:CLASS:N or COMMAND:CLASS:xHASH: this one alone")
+    parser.add_argument("--lasting", action="store_true", help="shortages: many calls fail, from the N-th on")
+    parser.add_argument("--point", help="COMMAND:CLASS:N, COMMAND:CLASS:N+K or COMMAND:CLASS:xHASH: this one alone")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--depth", type=int, default=0, help="frames that tell stacks apart; 0: all")

@@ -122,7 +122,8 @@ class PairHost final : public ConnectionHost {
     {
       boost::asio::ip::tcp::socket socket(io);
       socket.assign(boost::asio::ip::tcp::v4(), ends[0]);
-      current_ = std::make_shared<Connection>(*this, std::move(socket), all_clients.Find(""), ClientCount());
+      current_ =
+          std::make_shared<Connection>(*this, std::move(socket), all_clients.Find(""), ClientCount(), MemoryShare());
       current_->Start();
     }
     for (std::string_view piece : pieces) {

@@ -53,12 +53,13 @@ HttpHandler Handler() {
           .client = {},
           .handle = [](std::shared_ptr<HttpExchange> exchange) { Handle(exchange); },
           .fail =
-              [](const HttpRequest& head, int status, std::string_view reason) {
+              [](const HttpRequest& head, int status, std::string_view reason, HttpCause) {
                 ++g_failed;
                 g_failed_head = head.method == "HEAD";
                 CHECK(!reason.empty() && status >= 400 && status < 600 && status != 500);
                 return HttpReply{.status = status, .body = "failed"};
               },
+          .dropped = {},
           .drain = {},
           .cut = {}};
 }

@@ -4,6 +4,8 @@
 # usage: tests/fuzz/long.sh MINUTES [--bin DIR] [--jobs N] [--out DIR] [NAME…]
 #        tests/fuzz/long.sh --pack FILE.tar.xz [--bin DIR]     the targets with the shared libraries that they need, in one file
 #   --bin   directory of the targets (build/fuzz); --jobs  at once (all cores); --out  logs, inputs and findings (build/fuzz-out)
+#   NAME@2  a second process of target NAME, with inputs of its own
+# A later run with the same --out goes on from the inputs that the earlier one kept.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -14,6 +16,7 @@ while [ $# -gt 0 ]; do
     --jobs) jobs=$2 && shift ;;
     --out) out=$2 && shift ;;
     --pack) pack=$2 && shift ;;
+    -*) sed -n '2,8p' "$0" >&2; exit 2 ;;
     *) if [ -z "$minutes" ] && [ -z "$pack" ]; then minutes=$1; else names+=("$1"); fi ;;
   esac
   shift
@@ -46,10 +49,10 @@ mkdir -p "$out"
 
 # one NAME: fuzzes it. New inputs and findings stay in OUT/NAME. Every ten seconds the number of edges goes into the log's samples.
 one() {
-  local name=$1 log=$out/$1.log
+  local name=$1 target=${1%@*} log=$out/$1.log
   mkdir -p "$out/$name"
-  (cd "$out/$name" && exec "$bin/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -malloc_limit_mb=65 -max_len=65536 \
-    -artifact_prefix="$out/$name-" -print_final_stats=1 "$out/$name" "$here/seeds/$name") >"$log" 2>&1 &
+  (cd "$out/$name" && exec "$bin/fuzz_$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -malloc_limit_mb=65 -max_len=65536 \
+    -artifact_prefix="$out/$name-" -print_final_stats=1 "$out/$name" "$here/seeds/$target") >"$log" 2>&1 &
   local fuzzer=$! began=$SECONDS last=0
   : >"$log.samples"
   while kill -0 $fuzzer 2>/dev/null; do

@@ -33,8 +33,9 @@ std::vector<int> BytesAt(const Block& block, size_t first, size_t count) {
 int Touched(const SketchLayout& layout, const Block& block, int64_t row, std::byte blank) {
   int touched = 0;
   for (size_t i = 0; i < block.size(); ++i) {
-    const bool scale = i >= layout.scales_offset();
-    const size_t of = scale ? (i - layout.scales_offset()) / sizeof(uint16_t) : i / kSketchUnitBytes % kSketchBlock;
+    const size_t starts[] = {0, layout.scales_offset(), layout.values_offset(), layout.value_scales_offset()};
+    const auto part = std::upper_bound(std::begin(starts), std::end(starts), i) - std::begin(starts) - 1;
+    const size_t of = (i - starts[part]) / (part % 2 == 1 ? sizeof(uint16_t) : kSketchUnitBytes) % kSketchBlock;
     if (of != static_cast<size_t>(row) && block[i] != blank) ++touched;
   }
   return touched;
@@ -49,6 +50,55 @@ TEST(SketchLayout, Sizes) {
   EXPECT_EQ(int8.head_bytes(65), 2 * int8.block_bytes());
   EXPECT_EQ((SketchLayout{.type = SketchType::kInt4, .dims = 24}.block_bytes()), 64u * (12 + 2));
   EXPECT_EQ((SketchLayout{.type = SketchType::kBF16, .dims = 24}.block_bytes()), 64u * 48);
+  const SketchLayout tail{.type = SketchType::kInt4, .dims = 48, .scale_dims = 16, .value_dims = 8};
+  EXPECT_EQ(tail.block_bytes(), 64u * (24 + 6 + 4 + 2)) << "36 bytes beside an entry of 256";
+  EXPECT_EQ((SketchLayout{.type = SketchType::kInt8, .dims = 40, .scale_dims = 16}.groups()), 3) << "the last is short";
+}
+
+TEST(StoreSketch, GroupsHaveScalesOfTheirOwn) {
+  const SketchLayout layout{.type = SketchType::kInt4, .dims = 24, .scale_dims = 8, .value_dims = 8};
+  Block block(layout.block_bytes(), std::byte{0xee});
+  std::vector<float> numbers(24), values = {70, -70, 10, 0, 20, 30, -40, 50};
+  for (size_t i = 0; i < 8; ++i) numbers[i] = static_cast<float>(i), numbers[8 + i] = 100 * static_cast<float>(i);
+  StoreSketch(layout, block.data(), 9, numbers);
+  StoreValueSketch(layout, block.data(), 9, values);
+  EXPECT_EQ(Touched(layout, block, 9, std::byte{0xee}), 0);
+  const std::vector<float> loaded = LoadSketch(layout, block.data(), 9),
+                           loaded_values = LoadValueSketch(layout, block.data(), 9);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(loaded[i], numbers[i]) << "a large number elsewhere costs nothing here";
+  for (size_t i = 8; i < 16; ++i) EXPECT_NEAR(loaded[i], numbers[i], 4);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(loaded_values[i], values[i], 0.1f * 70);
+  Block copy(layout.block_bytes());
+  CopySketch(layout, block.data(), 9, copy.data(), 40);
+  EXPECT_EQ(LoadSketch(layout, copy.data(), 40), loaded);
+  EXPECT_EQ(LoadValueSketch(layout, copy.data(), 40), loaded_values);
+}
+
+TEST(ScoreSketches, GroupsAddUp) {
+  std::mt19937 chance(5);
+  std::normal_distribution<float> normal;
+  for (const SketchType type : {SketchType::kInt8, SketchType::kInt4}) {
+    const SketchLayout layout{.type = type, .dims = 40, .scale_dims = 16};
+    Block head(layout.head_bytes(70));
+    std::vector<float> query(40);
+    for (float& number : query) number = normal(chance);
+    for (int64_t row = 0; row < 70; ++row) {
+      std::vector<float> numbers(40);
+      for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = normal(chance) * (i < 16 ? 100.0f : 1.0f);
+      StoreSketch(layout, head.data() + static_cast<size_t>(row / 64) * layout.block_bytes(), row % 64, numbers);
+    }
+    const std::vector<float> scores = ScoreSketches(layout, head.data(), 70, query);
+    for (int64_t row = 0; row < 70; ++row) {
+      const std::vector<float> numbers =
+          LoadSketch(layout, head.data() + static_cast<size_t>(row / 64) * layout.block_bytes(), row % 64);
+      double want = 0, size = 0;
+      for (size_t i = 0; i < query.size(); ++i) {
+        want += static_cast<double>(query[i]) * static_cast<double>(numbers[i]);
+        size += std::fabs(static_cast<double>(query[i]) * static_cast<double>(numbers[i]));
+      }
+      EXPECT_NEAR(scores[static_cast<size_t>(row)], want, 1e-3 * size);
+    }
+  }
 }
 
 TEST(StoreSketch, BytesOfInt8) {

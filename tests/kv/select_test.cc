@@ -38,6 +38,26 @@ TEST(RelativeScores, IgnoresNaN) {
   EXPECT_TRUE(std::isnan(relative[2]));
 }
 
+TEST(CountForMass, TheFewestRowsThatHoldTheShare) {
+  const auto scores = [](std::vector<float> weights) {
+    for (float& weight : weights) weight = std::log(weight);
+    return weights;
+  };
+  const std::vector<float> one = scores({0.125f, 0.5f, 0.25f, 0.0625f, 0.0625f});
+  EXPECT_EQ(CountForMass(one, 1, 0.4f), 1);
+  EXPECT_EQ(CountForMass(one, 1, 0.7f), 2);
+  EXPECT_EQ(CountForMass(one, 1, 0.8f), 3);
+  EXPECT_EQ(CountForMass(one, 1, 1.0f), 5);
+  // Two heads that attend to different rows: each row counts with the head to which it matters most.
+  EXPECT_EQ(CountForMass(scores({0.9f, 0.05f, 0.05f, 0.05f, 0.9f, 0.05f}), 2, 0.8f), 2);
+  EXPECT_EQ(CountForMass(scores({0.5f, 0.25f, 0.25f, 0.25f, 0.5f, 0.25f}), 2, 0.9f), 3);
+  std::vector<float> broken = one;
+  broken[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(CountForMass(broken, 1, 0.7f), 2) << "0.25 and 0.125 of 0.5";
+  EXPECT_EQ(CountForMass(std::vector<float>(4, std::numeric_limits<float>::quiet_NaN()), 1, 0.5f), 0)
+      << "nothing to hold";
+}
+
 TEST(CountPassing, TheThresholdItselfPasses) {
   const std::vector<float> relative = {0, -4.9f, -5, -5.1f, kNaN, -kInfinity};
   EXPECT_EQ(CountPassing(relative, 5), 3);

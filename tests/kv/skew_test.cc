@@ -536,7 +536,7 @@ TEST_F(SkewFile, EveryCorruptionIsRefusedByName) {
     EXPECT_THAT(refusal(bytes), HasSubstr("damaged")) << at;
   }
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, 0); })), HasSubstr("outdated"));
-  EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, 2); })), HasSubstr("newer"));
+  EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, 8, kSkewVersion + 1); })), HasSubstr("newer"));
   for (const size_t field : {12, 16, 20}) {
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, 0); })), HasSubstr("expected 1 to"));
     EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { SetWord(b, field, UINT32_MAX); })),
@@ -551,7 +551,7 @@ TEST_F(SkewFile, EveryCorruptionIsRefusedByName) {
   EXPECT_THAT(refusal(Changed(good, [&](std::string& b) { b[payload] = '\0', b[payload + 1] = '\x7c'; })),
               HasSubstr("layer 0, KV head 0, rotation"));
   EXPECT_THAT(refusal(Changed(good, [](std::string& b) { SetWord(b, b.size() - 4, 0x7fc00000); })),
-              HasSubstr("layer 1, KV head 1, pair energy"));
+              HasSubstr("layer 1, KV head 1, value mean"));
 }
 
 TEST_F(SkewFile, IsAsSmallAsPromised) {

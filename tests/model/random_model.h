@@ -81,6 +81,8 @@ inline ModelConfig Capped() {
   return config;
 }
 
+inline constexpr int64_t kValueDims = 8;  // of the tails below
+
 class RandomModelWithBases {
  public:
   RandomModelWithBases(const ModelConfig& model, int64_t dims, uint64_t seed) : config(model) {
@@ -108,6 +110,14 @@ class RandomModelWithBases {
         basis.key.push_back(basis.query.back());  // not orthogonal, but the same for queries and keys
       }
       for (int64_t i = 0; i < config.kv_heads * dims; ++i) basis.key_offset.push_back(normal(numbers) / 10);
+      const auto fill = [&](std::vector<float>& to, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) to.push_back(normal(numbers) / 4);
+      };
+      TailMatrices& tail = tails.emplace_back();
+      fill(tail.key_mean, config.kv_heads * config.head_dim);
+      fill(tail.value, config.kv_heads * config.head_dim * kValueDims);
+      fill(tail.value_offset, config.kv_heads * kValueDims);
+      fill(tail.value_mean, config.kv_heads * config.head_dim);
     }
   }
   std::unique_ptr<Executor> Make(const KvMethod& method, Device device = Device::kCpu, int threads = 2,
@@ -119,7 +129,7 @@ class RandomModelWithBases {
                                                                .max_batch = batch,
                                                                .kv_type = StoreType::kF32,
                                                                .method = method},
-                                                              {.bases = bases});
+                                                              {.bases = bases, .tails = tails});
     CHECK(executor.ok());
     return std::move(*executor);
   }
@@ -133,6 +143,7 @@ class RandomModelWithBases {
   ModelConfig config;
   Weights weights;
   std::vector<SketchMatrices> bases;
+  std::vector<TailMatrices> tails;
 
  private:
   std::vector<std::vector<float>> norms_;
@@ -143,7 +154,15 @@ inline KvMethod Sparse(GuessSource from, const SelectMethod* select = &kSelectSk
   method.rule = {.alpha = 2.0f, .cap = 0.2, .min_rows = 4, .sinks = 2, .window = 3};
   if (select->page_rows > 1) method.rule = {.alpha = kInfinity, .cap = 0.4, .min_rows = 4, .sinks = 2};
   method.dense_layers = from == GuessSource::kSelf ? 0 : 1;
-  method.sketch_dims = 8;
+  method.sketch.dims = 8;
+  return method;
+}
+
+// The method with a tail, and with sketches whose numbers do not all share a scale.
+inline KvMethod WithTail(KvMethod method) {
+  method.rule.tail = true;
+  method.sketch.value_dims = kValueDims;
+  method.sketch.scale_dims = 8;
   return method;
 }
 
@@ -182,7 +201,7 @@ inline std::vector<float> AsSteps(Executor& executor, std::span<const int32_t> i
 
 inline std::vector<float> Independent(const RandomModelWithBases& model, const KvMethod& method,
                                       std::span<const int32_t> ids, size_t prefill, GuessMistakes mistakes = {}) {
-  SelectingModel plain(model.config, model.weights, method, model.bases, mistakes);
+  SelectingModel plain(model.config, model.weights, method, model.bases, model.tails, mistakes);
   plain.Limit(std::ssize(ids), static_cast<int64_t>(prefill));
   std::vector<float> logits;
   for (size_t row = 0; row < ids.size(); ++row) {

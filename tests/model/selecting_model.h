@@ -1,9 +1,11 @@
 // An independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code with the
 // decoder for the layers, the guess, its rotation and basis, or the groups of heads. Retained entries are a map from
 // positions to priorities, without rows or eviction state. Scoring and choosing use the definitions of kv/. Each known
-// error of published code in guess or eviction can be switched on, to show that a test would detect it.
+// error of published code in guess or eviction, and each likely error of a tail, can be switched on, to show that a
+// test would detect it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -18,12 +20,16 @@
 namespace infinigen {
 
 struct GuessMistakes {
-  bool unrotated = false;   // the guess is not rotated to the current position
-  bool unskewed = false;    // the query is not projected to the basis
-  bool ungrouped = false;   // only the first query head of a group is used
-  bool no_bias = false;     // the guess lacks the bias of the query
-  bool wrong_norm = false;  // kPrevMid uses the norm of the layer before
-  bool undead = false;      // evicted rows are still selected
+  bool unrotated = false;    // the guess is not rotated to the current position
+  bool unskewed = false;     // the query is not projected to the basis
+  bool ungrouped = false;    // only the first query head of a group is used
+  bool no_bias = false;      // the guess lacks the bias of the query
+  bool wrong_norm = false;   // kPrevMid uses the norm of the layer before
+  bool undead = false;       // evicted rows are still selected
+  bool no_tail = false;      // rows outside the selection are ignored
+  bool no_level = false;     // the tail's scores lack what all keys have in common
+  bool next_value = false;   // the tail uses the value of the next row
+  bool undead_tail = false;  // evicted rows are still in the tail
 };
 
 class SelectingModel {
@@ -31,11 +37,13 @@ class SelectingModel {
   using Vector = std::vector<float>;
 
   SelectingModel(const ModelConfig& config, const Weights& weights, const KvMethod& method,
-                 const std::vector<SketchMatrices>& bases, GuessMistakes mistakes = {})
+                 const std::vector<SketchMatrices>& bases, const std::vector<TailMatrices>& tails,
+                 GuessMistakes mistakes = {})
       : config_(config),
         weights_(weights),
         method_(method),
         bases_(bases),
+        tails_(tails),
         mistakes_(mistakes),
         layers_(static_cast<size_t>(config.layers)) {
     for (Layer& layer : layers_) layer.keys.resize(static_cast<size_t>(config.kv_heads));
@@ -183,7 +191,7 @@ class SelectingModel {
                                              : Select(i, kv, guess, method_.from == GuessSource::kSelf);
       // Once for the heads of a group, because they share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
-        Touch(alive, select ? rows : Select(i, kv, q, true));
+        Touch(alive, select ? rows : Select(i, kv, q, true, false));
       std::vector<double> weights;
       double most = -1e300, sum = 0;
       for (const int64_t row : rows) {
@@ -198,16 +206,61 @@ class SelectingModel {
       for (double& weight : weights) sum += weight = std::exp(weight - most);
       for (size_t j = 0; j < rows.size() && Evicts(i) && method_.retain->sums_attention; ++j)
         alive[rows[j]] += static_cast<float>(weights[j] / sum);
+      std::vector<double> mixed(d);
       for (size_t j = 0; j < rows.size(); ++j)
         for (size_t c = 0; c < d; ++c)
-          out[head * d + c] +=
-              static_cast<float>(weights[j] / sum) * layers_[i].values[kv][static_cast<size_t>(rows[j])][c];
+          mixed[c] += weights[j] * static_cast<double>(layers_[i].values[kv][static_cast<size_t>(rows[j])][c]);
+      if (select && selects && method_.rule.tail && !mistakes_.no_tail) AddTail(i, head, q, rows, most, mixed, sum);
+      for (size_t c = 0; c < d; ++c) out[head * d + c] = static_cast<float>(mixed[c] / sum);
     }
     return out;
   }
 
-  // The attended positions. `known`: the current token has a sketch.
-  std::vector<int64_t> Select(size_t i, size_t kv, const Vector& guess, bool known) const {
+  // Adds the weights and values of rows outside `selected`, as their sketches give them, to the sums of a query head,
+  // whose weights are relative to the score `most`.
+  void AddTail(size_t i, size_t head, const Vector& q, const std::vector<int64_t>& selected, double most,
+               std::vector<double>& mixed, double& sum) const {
+    const int64_t d = config_.head_dim, values = method_.sketch.value_dims;
+    const size_t kv = head / static_cast<size_t>(config_.heads / config_.kv_heads);
+    const TailMatrices& tail = tails_[i];
+    const LayerSpec& spec = config_.specs[i];
+    const auto at = [&](const Vector& of, int64_t size) { return of.data() + static_cast<int64_t>(kv) * size; };
+    std::vector<int32_t> positions;
+    for (const auto& [position, priority] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
+    if (mistakes_.undead_tail) {
+      positions.resize(static_cast<size_t>(row_ + 1));
+      std::iota(positions.begin(), positions.end(), 0);
+    }
+    std::erase_if(positions, [&](int32_t p) { return std::binary_search(selected.begin(), selected.end(), p); });
+    const float* query = q.data() + static_cast<int64_t>(head) * d;
+    double level = 0;
+    for (int64_t c = 0; c < d && !mistakes_.no_level; ++c)
+      level += static_cast<double>(query[c]) * static_cast<double>(at(tail.key_mean, d)[c]);
+    const Vector scores = Scores(i, kv, positions, query, bases_[i].query.data());
+    for (size_t j = 0; j < positions.size(); ++j) {
+      const double score = Capped(static_cast<double>(scores[j]) + level * static_cast<double>(spec.attention_scale),
+                                  spec.attention_soft_cap);
+      const int64_t row = std::min<int64_t>(positions[j] + (mistakes_.next_value ? 1 : 0), row_);
+      Vector sketch =
+          Project(layers_[i].values[kv][static_cast<size_t>(row)].data(), at(tail.value, d * values), values);
+      for (int64_t c = 0; c < values; ++c) sketch[static_cast<size_t>(c)] -= at(tail.value_offset, values)[c];
+      std::vector<std::byte> block(method_.sketch.block_bytes());
+      StoreValueSketch(method_.sketch, block.data(), 0, sketch);
+      sketch = LoadValueSketch(method_.sketch, block.data(), 0);
+      const double weight = std::exp(score - most);
+      sum += weight;
+      for (int64_t c = 0; c < d; ++c) {
+        double value = static_cast<double>(at(tail.value_mean, d)[c]);
+        for (int64_t n = 0; n < values; ++n)
+          value += static_cast<double>(at(tail.value, d * values)[c * values + n]) *
+                   static_cast<double>(sketch[static_cast<size_t>(n)]);
+        mixed[static_cast<size_t>(c)] += weight * value;
+      }
+    }
+  }
+
+  // The attended positions. `known`: the current token has a sketch. `step`: not to seed the priorities of a prompt.
+  std::vector<int64_t> Select(size_t i, size_t kv, const Vector& guess, bool known, bool step = true) const {
     std::vector<int32_t> positions;
     for (const auto& [position, priority] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
     if (mistakes_.undead) {
@@ -215,39 +268,56 @@ class SelectingModel {
       std::iota(positions.begin(), positions.end(), 0);
     }
     const int64_t n = std::ssize(positions);
-    const SketchMatrices& basis = bases_[i];
-    const int64_t d = config_.head_dim, dims = method_.sketch_dims, group = config_.heads / config_.kv_heads;
+    const int64_t d = config_.head_dim, dims = method_.sketch.dims, group = config_.heads / config_.kv_heads;
     const int64_t visible = known ? n : n - 1;
-    const SketchLayout layout{method_.sketch_type, 1, dims};
-    std::vector<std::byte> sketches(layout.head_bytes(visible + 1));
-    const float* key = basis.key.data() + static_cast<int64_t>(kv) * d * dims;
-    for (int64_t row = 0; row < visible; ++row) {
-      const int32_t position = positions[static_cast<size_t>(row)];
-      Vector numbers = Project(layers_[i].keys[kv][static_cast<size_t>(position)].data(), key, dims);
-      for (int64_t c = 0; c < dims; ++c)
-        numbers[static_cast<size_t>(c)] -= basis.key_offset[static_cast<size_t>(static_cast<int64_t>(kv) * dims + c)];
-      StoreSketch(layout, sketches.data() + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes(),
-                  row % kSketchBlock, numbers);
-    }
-    Vector plain(static_cast<size_t>(d * dims));
-    for (int64_t c = 0; c < dims; ++c) plain[static_cast<size_t>(c * dims + c)] = 1;
-    const float* query_side =
-        mistakes_.unskewed ? plain.data() : basis.query.data() + static_cast<int64_t>(kv) * d * dims;
+    const std::vector<int32_t> scored(positions.begin(), positions.begin() + visible);
+    Vector plain(static_cast<size_t>(config_.kv_heads * d * dims));
+    for (int64_t head = 0; head < config_.kv_heads; ++head)
+      for (int64_t c = 0; c < dims; ++c) plain[static_cast<size_t>((head * d + c) * dims + c)] = 1;
+    const float* query_side = mistakes_.unskewed ? plain.data() : bases_[i].query.data();
     Vector scores;
     const int64_t asked = mistakes_.ungrouped ? 1 : group;
     for (int64_t g = 0; g < asked; ++g) {
-      Vector query = Project(guess.data() + (static_cast<int64_t>(kv) * group + g) * d, query_side, dims);
-      for (float& number : query) number *= config_.specs[i].attention_scale;
-      Vector part = ScoreSketches(layout, sketches.data(), visible, query);
-      for (float& score : part) score = static_cast<float>(Capped(score, config_.specs[i].attention_soft_cap));
+      const float* query = guess.data() + (static_cast<int64_t>(kv) * group + g) * d;
+      Vector part = Scores(i, kv, scored, query, query_side);
+      // In a step whose query is the layer's own and that has a tail, scores have their level when they are capped.
+      double level = 0;
+      for (int64_t c = 0; c < d && method_.rule.tail && known && step && config_.specs[i].attention_soft_cap > 0; ++c)
+        level += static_cast<double>(query[c]) *
+                 static_cast<double>(tails_[i].key_mean[static_cast<size_t>(static_cast<int64_t>(kv) * d + c)]);
+      level *= static_cast<double>(config_.specs[i].attention_scale);
+      for (float& score : part)
+        score = static_cast<float>(Capped(static_cast<double>(score) + level, config_.specs[i].attention_soft_cap));
       scores.insert(scores.end(), part.begin(), part.end());
     }
     const Vector relative = RelativeScores(scores, asked);
-    const int64_t count = ChosenCount(method_.rule, CountPassing(relative, method_.rule.alpha), visible, n);
+    const int64_t passing = method_.rule.mass > 0 ? CountForMass(scores, asked, method_.rule.mass)
+                                                  : CountPassing(relative, method_.rule.alpha);
+    const int64_t count = ChosenCount(method_.rule, passing, visible, n);
     std::vector<int64_t> chosen;
     for (const int32_t row : ChooseRows(relative, method_.rule, count, {n, row_, positions.data()}).rows)
       chosen.push_back(positions[static_cast<size_t>(row)]);
     return chosen;
+  }
+
+  // Scores of the sketches of some positions. matrix: the query's side of the basis, [kv_heads][head_dim][dims].
+  Vector Scores(size_t i, size_t kv, const std::vector<int32_t>& positions, const float* query,
+                const float* matrix) const {
+    const SketchMatrices& basis = bases_[i];
+    const SketchLayout& layout = method_.sketch;
+    const int64_t d = config_.head_dim, dims = layout.dims, before = static_cast<int64_t>(kv) * d * dims;
+    std::vector<std::byte> sketches(layout.head_bytes(std::ssize(positions) + 1));
+    for (size_t row = 0; row < positions.size(); ++row) {
+      Vector numbers =
+          Project(layers_[i].keys[kv][static_cast<size_t>(positions[row])].data(), basis.key.data() + before, dims);
+      for (int64_t c = 0; c < dims; ++c)
+        numbers[static_cast<size_t>(c)] -= basis.key_offset[static_cast<size_t>(static_cast<int64_t>(kv) * dims + c)];
+      StoreSketch(layout, sketches.data() + row / kSketchBlock * layout.block_bytes(),
+                  static_cast<int64_t>(row % kSketchBlock), numbers);
+    }
+    Vector projected = Project(query, matrix + before, dims);
+    for (float& number : projected) number *= config_.specs[i].attention_scale;
+    return ScoreSketches(layout, sketches.data(), std::ssize(positions), projected);
   }
 
   // Scores of the page of rows [first, first + 16), with a scaled query.
@@ -362,6 +432,7 @@ class SelectingModel {
   const Weights& weights_;
   const KvMethod method_;
   const std::vector<SketchMatrices> bases_;
+  const std::vector<TailMatrices> tails_;
   const GuessMistakes mistakes_;
   std::vector<Layer> layers_;
   std::vector<Vector> frequencies_;  // [ropes]

@@ -12,6 +12,7 @@ struct Case {
   ModelConfig config;
   GuessSource from;
   const SelectMethod* select = &kSelectSketch;
+  bool tail = false;
 };
 std::vector<Case> Cases() {
   std::vector<Case> cases;
@@ -21,6 +22,7 @@ std::vector<Case> Cases() {
       std::string name = config.name.substr(5) + "_" + std::string(Name(from));
       std::replace(name.begin(), name.end(), '-', '_');
       cases.push_back({name, config, from});
+      cases.push_back({name + "_tail", config, from, &kSelectSketch, true});
     }
   }
   cases.push_back({"llama_quest", Llama(), GuessSource::kSelf, &kSelectQuest});
@@ -46,23 +48,26 @@ class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
   const bool pages = GetParam().select->page_rows > 1;
-  KvMethod method = Sparse(GetParam().from, GetParam().select);
+  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from)) : Sparse(GetParam().from, GetParam().select);
 };
 class SelectingBySketch : public Selecting {};
+class SelectingByColumns : public Selecting {};
 class SelectingAtAnyLength : public Selecting {};
 
-// Rounding may occasionally swap two rows of almost equal score; a wrong guess changes many rows.
+// Rounding may occasionally swap two rows of almost equal score, or move a number of a value's sketch by one of its 15
+// steps; a wrong guess changes many rows.
 TEST_P(Selecting, EqualsAnIndependentForwardPass) {
   for (const SketchType type : {SketchType::kBF16, SketchType::kInt8, SketchType::kInt4}) {
     if (pages && type != SketchType::kBF16) continue;  // has no sketches
-    method.sketch_type = type;
+    method.sketch.type = type;
     constexpr uint32_t kSeeds = 4;
     uint32_t reference = 0, cpu = 0;
     for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
       const std::vector<int32_t> ids = model.Ids(156, seed);
       const std::vector<float> want = Independent(model, method, ids, 150);
-      reference += Difference(Decode(*model.Make(method, Device::kReference), ids, 150), want) < kRounding;
-      cpu += Difference(Decode(*model.Make(method), ids, 150), want) < kRounding;
+      const double bound = GetParam().tail ? 20 * kRounding : kRounding;
+      reference += Difference(Decode(*model.Make(method, Device::kReference), ids, 150), want) < bound;
+      cpu += Difference(Decode(*model.Make(method), ids, 150), want) < bound;
     }
     EXPECT_GE(reference, kSeeds - 1) << Name(type);
     EXPECT_GE(cpu, kSeeds - 1) << Name(type);
@@ -92,6 +97,29 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
   if (method.from == GuessSource::kPrevMid) {
     EXPECT_TRUE(seen({.wrong_norm = true}));
   }
+  if (method.has_tail()) {
+    EXPECT_TRUE(seen({.no_tail = true}));
+    EXPECT_TRUE(seen({.no_level = true}));
+    EXPECT_TRUE(seen({.next_value = true}));
+  }
+}
+
+// A mass chooses other rows than a threshold, with the same definitions behind it.
+TEST_P(SelectingBySketch, ByMassEqualsAnIndependentForwardPass) {
+  method.rule.mass = 0.6f;
+  method.rule.cap = 0.5;
+  uint32_t same = 0;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    const std::vector<int32_t> ids = model.Ids(156, seed);
+    const std::vector<float> want = Independent(model, method, ids, 150);
+    const double bound = GetParam().tail ? 20 * kRounding : kRounding;
+    same += Difference(Decode(*model.Make(method, Device::kReference), ids, 150), want) < bound;
+    same += Difference(Decode(*model.Make(method), ids, 150), want) < bound;
+  }
+  EXPECT_GE(same, 6u) << "a share at the limit may be rounded to the other side";
+  const std::vector<int32_t> ids = model.Ids(400, 5);
+  const std::vector<float> one = Decode(*model.Make(method, Device::kCpu, 1), ids, 300);
+  EXPECT_EQ(Decode(*model.Make(method, Device::kCpu, 3), ids, 300), one);
 }
 
 TEST_P(Selecting, SelectingEverythingEqualsFullAttentionBitForBit) {
@@ -111,6 +139,20 @@ TEST_P(Selecting, StepsInAPrefillEqualSingleSteps) {
   method.mean_counts = true;
   const std::unique_ptr<Executor> mean = model.Make(method);
   EXPECT_EQ(AsSteps(*mean, ids), Decode(*mean, ids, 0));
+}
+
+// Lists for a long context leave room for few tokens at once, so a run is divided.
+TEST_P(SelectingAtAnyLength, ADividedRunEqualsAWholeOne) {
+  const std::vector<int32_t> ids = model.Ids(300, 3);
+  const std::vector<float> whole = AsSteps(*model.Make(method), ids);
+  for (const int64_t context : {int64_t{1} << 17, int64_t{1} << 19}) {  // up to 32, then 8 tokens at once
+    const std::unique_ptr<Executor> executor =
+        MakeExecutor(model.config, model.weights,
+                     {.threads = 2, .max_tokens = context, .kv_type = StoreType::kF32, .method = method},
+                     {.bases = model.bases, .tails = model.tails})
+            .value();
+    EXPECT_EQ(AsSteps(*executor, ids), whole) << context;
+  }
 }
 
 TEST_P(Selecting, ThreadsDoNotMatter) {
@@ -185,7 +227,7 @@ TEST_P(Selecting, CountsMatchTheAttendedRows) {
 }
 
 // The prompt chooses columns by Σ|qA| + Σ|kA| over its queries and keys; they are used for every key from then on.
-TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
+TEST_P(SelectingByColumns, AChosenBasisIsUsedForTheWholeSequence) {
   method.prompt_columns = true;
   const RandomModelWithBases other(GetParam().config, 8, 99);
   const ModelConfig& config = model.config;
@@ -207,17 +249,16 @@ TEST_P(SelectingBySketch, AChosenBasisIsUsedForTheWholeSequence) {
                    {.threads = 2, .max_tokens = 1024, .kv_type = StoreType::kF32, .method = method}, std::move(source))
           .value();
   std::vector<std::vector<double>> sums(static_cast<size_t>(config.layers), std::vector<double>(kv_heads * d));
-  chooses->instruments().ObservePrefill(
-      [&](LayerId layer, int64_t, const ConstTensor& queries, const ConstTensor& keys) {
-        for (const ConstTensor* rows : {&queries, &keys}) {
-          const size_t width = static_cast<size_t>(rows->cols), per_kv = width / kv_heads;
-          for (int64_t r = 0; r < rows->rows; ++r)
-            for (size_t i = 0; i < width; ++i) {
-              const size_t column = i % d < 2 ? 1 - i % d : i % d;
-              sums[layer.index()][i / per_kv * d + column] += std::fabs(static_cast<double>(rows->as<float>(r)[i]));
-            }
+  chooses->instruments().ObservePrefill([&](LayerId layer, const PrefillRows& unit) {
+    for (const ConstTensor* rows : {&unit.queries, &unit.keys}) {
+      const size_t width = static_cast<size_t>(rows->cols), per_kv = width / kv_heads;
+      for (int64_t r = 0; r < rows->rows; ++r)
+        for (size_t i = 0; i < width; ++i) {
+          const size_t column = i % d < 2 ? 1 - i % d : i % d;
+          sums[layer.index()][i / per_kv * d + column] += std::fabs(static_cast<double>(rows->as<float>(r)[i]));
         }
-      });
+    }
+  });
   const std::vector<int32_t> ids = model.Ids(620, 12);  // more than one chunk
   const std::vector<float> ours = Decode(*chooses, ids, 600);
   method.prompt_columns = false;
@@ -269,7 +310,7 @@ TEST_P(SelectingAtAnyLength, MoreThreadsThanHeadsSelectTheSameRows) {
       const std::unique_ptr<Executor> executor =
           MakeExecutor(model.config, model.weights,
                        {.threads = threads, .max_tokens = 9000, .kv_type = StoreType::kF32, .method = method},
-                       {.bases = model.bases})
+                       {.bases = model.bases, .tails = model.tails})
               .value();
       const SeqSlot slot = executor->Admit(9000).value();
       executor->instruments().FillSynthetic(slot, 8999, 5);
@@ -286,6 +327,9 @@ constexpr auto kCaseName = [](const auto& test) { return test.param.name; };
 INSTANTIATE_TEST_SUITE_P(Models, Selecting, testing::ValuesIn(Cases()), kCaseName);
 INSTANTIATE_TEST_SUITE_P(Models, SelectingBySketch,
                          testing::ValuesIn(Cases([](const Case& c) { return c.select->uses_basis; })), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Models, SelectingByColumns,
+                         testing::ValuesIn(Cases([](const Case& c) { return c.select->uses_basis && !c.tail; })),
+                         kCaseName);
 INSTANTIATE_TEST_SUITE_P(Models, SelectingAtAnyLength, testing::ValuesIn(Cases([](const Case& c) {
                            return c.config.positions != PositionKind::kLearned;  // learned positions are too few
                          })),

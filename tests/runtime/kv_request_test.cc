@@ -94,10 +94,13 @@ TEST(KvRequest, Defaults) {
   EXPECT_EQ(method.rule.alpha, kDefaultAlpha);
   EXPECT_EQ(method.rule.cap, kDefaultCap);
   EXPECT_EQ(method.rule.min_rows, kDefaultMinRows);
+  EXPECT_EQ(method.rule.whole_rows, 0);
   EXPECT_EQ(method.rule.sinks, kDefaultSinks);
   EXPECT_EQ(method.rule.window, kDefaultWindow);
   EXPECT_EQ(method.rule.force_count, 0);
-  EXPECT_EQ(method.sketch_type, SketchType::kInt8);
+  EXPECT_FALSE(method.rule.tail || method.has_tail());
+  EXPECT_EQ(method.rule.mass, 0.0f);
+  EXPECT_EQ(method.sketch.type, SketchType::kInt8);
   EXPECT_FALSE(method.mean_counts || method.prompt_columns || method.measure_mass);
 }
 
@@ -155,14 +158,14 @@ TEST(KvRequest, EveryFlagArrives) {
   EXPECT_EQ(method.rule.window, 9);
   EXPECT_EQ(method.rule.force_count, 11);
   EXPECT_EQ(method.from, GuessSource::kPrevMid);
-  EXPECT_EQ(method.sketch_type, SketchType::kInt4);
+  EXPECT_EQ(method.sketch.type, SketchType::kInt4);
   EXPECT_FLOAT_EQ(static_cast<float>(method.ratio), 0.25f);
   EXPECT_TRUE(method.mean_counts && method.prompt_columns && method.measure_mass);
   EXPECT_TRUE(std::isinf(Method({"--kv-alpha", "inf"}).rule.alpha));
   EXPECT_EQ(Method({"--kv-cap", "1"}).rule.cap, 1.0f);
   EXPECT_EQ(Method({"--kv-cap", "0.05"}).rule.cap, 0.05);
   EXPECT_EQ(Method({"--kv-projection", "pair"}).projection, ProjectionKind::kPair);
-  EXPECT_EQ(Method({"--kv-sketch-type", "bf16"}).sketch_type, SketchType::kBF16);
+  EXPECT_EQ(Method({"--kv-sketch-type", "bf16"}).sketch.type, SketchType::kBF16);
   EXPECT_EQ(Method({"--kv-from", "prev-layer"}).from, GuessSource::kPrevLayer);
   EXPECT_EQ(Method({"--kv-from", "prev-step"}).from, GuessSource::kPrevStep);
 }
@@ -203,6 +206,51 @@ TEST(KvRequest, StoredTypes) {
   EXPECT_EQ(requests[0].store_type(), StoreType::kInt8);
   EXPECT_EQ(requests[1].store_type(), std::nullopt) << "a preset's type is its own";
   EXPECT_EQ(requests[2].store_type(), StoreType::kInt4);
+}
+
+TEST(KvRequest, Tails) {
+  const KvMethod on = Method({"--kv-tail", "on"});
+  EXPECT_TRUE(on.rule.tail && on.has_tail());
+  EXPECT_EQ(on.rule.cap, kTailCap);
+  EXPECT_EQ(on.rule.window, kTailWindow);
+  EXPECT_EQ(on.rule.whole_rows, kTailWholeRows);
+  EXPECT_EQ(on.sketch.type, SketchType::kInt4);
+  EXPECT_EQ(on.sketch.scale_dims, kTailScaleDims);
+  EXPECT_EQ(on.sketch.value_dims, kTailValueDims);
+  for (const Arguments& arguments : std::vector<Arguments>{{"--kv", "quest"},
+                                                           {"--kv", "oracle"},
+                                                           {"--kv", "full"},
+                                                           {"--kv-projection", "none"},
+                                                           {"--kv-columns", "prompt"}}) {
+    EXPECT_FALSE(Method(arguments).rule.tail) << arguments.back();
+    Arguments asked = arguments;
+    asked.insert(asked.end(), {"--kv-tail", "on"});
+    EXPECT_THAT(Refusal(asked), HasSubstr("--kv-tail on")) << arguments.back();
+  }
+  const KvMethod mass = Method({"--kv-mass", "0.95"});
+  EXPECT_EQ(mass.rule.mass, 0.95f);
+  EXPECT_TRUE(std::isinf(mass.rule.alpha));
+  EXPECT_EQ(mass.rule.cap, kMassCap);
+  EXPECT_EQ(Method({"--kv-mass", "95%", "--kv-cap", "10%"}).rule.cap, 0.1);
+  EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv-alpha", "4"}), HasSubstr("--kv-alpha"));
+  EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv-counts", "mean"}), HasSubstr("--kv-counts"));
+  EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv", "quest"}), HasSubstr("no sketches"));
+}
+
+TEST(KvRequest, SketchesByOneDescription) {
+  const auto sketch = [](const char* text) { return Resolve({"--kv-sketch", text}, ModelOf(12, 64), 8192)->sketch; };
+  EXPECT_EQ(sketch("48x4/16").dims, 48);
+  EXPECT_EQ(sketch("48x4/16").scale_dims, 16);
+  EXPECT_EQ(sketch("3/4x4/16").dims, 48);
+  EXPECT_EQ(sketch("0.3x8").dims, 24);
+  EXPECT_EQ(sketch("24x8").type, SketchType::kInt8);
+  EXPECT_EQ(sketch("24x8").scale_dims, 0);
+  EXPECT_EQ(sketch("16x16").type, SketchType::kBF16);
+  EXPECT_EQ(sketch("500x4").dims, 64) << "at most the whole key";
+  EXPECT_EQ(sketch("16x4/16").scale_dims, 0) << "one group is one scale";
+  for (const char* text : {"48", "x4", "48x5", "48x4/", "48x4/7", "0x4", "3/0x4", "5/4x4", "48x4/16/2", "-8x4"})
+    EXPECT_NE(Line().Parse({"--kv-sketch", text}), "") << text;
+  EXPECT_THAT(Refusal({"--kv-sketch", "24x8", "--kv-ratio", "0.3"}), HasSubstr("--kv-sketch"));
 }
 
 // Quest keeps its own values unless a flag sets them, even if the flag's value is the default of other presets.
@@ -343,9 +391,11 @@ TEST(KvRequest, EvictionThatMakesNoSenseIsRefused) {
 // ---- fitted to a model ----
 
 TEST(ResolveMethod, SketchAndDenseLayers) {
-  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch_dims, 24);
-  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch_dims, 40);
-  EXPECT_EQ(Resolve({"--kv-ratio", "1"}, ModelOf(12, 64), 8192)->sketch_dims, 64);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch.dims, 24);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch.dims, 40);
+  EXPECT_EQ(Resolve({"--kv-tail", "on"}, ModelOf(12, 64), 8192)->sketch.dims, 48);
+  EXPECT_EQ(Resolve({"--kv-tail", "on"}, ModelOf(12, 128), 8192)->sketch.dims, 96);
+  EXPECT_EQ(Resolve({"--kv-ratio", "1"}, ModelOf(12, 64), 8192)->sketch.dims, 64);
   EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->dense_layers, 0);
   for (const char* source : {"prev-layer", "prev-mid", "prev-step"})
     EXPECT_EQ(Resolve({"--kv-from", source}, ModelOf(12, 64), 8192)->dense_layers, 2) << source;
@@ -391,6 +441,10 @@ TEST(ResolveMethod, WhereNothingCanBeLeftOutNothingIsSelected) {
   };
   EXPECT_EQ(select({}, 581), &kSelectAll) << "4 sinks, 576 in the window, the current token";
   EXPECT_EQ(select({}, 582), &kSelectSketch);
+  EXPECT_EQ(select({"--kv-tail", "on"}, 1024), &kSelectAll) << "short caches are attended to whole";
+  EXPECT_EQ(select({"--kv-tail", "on"}, 1025), &kSelectSketch);
+  EXPECT_EQ(select({"--kv-tail", "on", "--kv-min", "32"}, 69), &kSelectAll) << "4 sinks, 64 in the window, this token";
+  EXPECT_EQ(select({"--kv-tail", "on", "--kv-min", "32"}, 70), &kSelectSketch);
   EXPECT_EQ(select({"--kv-min", "600"}, 600), &kSelectAll);
   EXPECT_EQ(select({"--kv-min", "600"}, 601), &kSelectSketch);
   EXPECT_EQ(select({"--kv-force-count", "5"}, 10), &kSelectSketch) << "a forced count is never ignored";

@@ -135,7 +135,7 @@ TEST(MemoryPlanning, SketchesArePlannedFor) {
   ExecutorOptions options{.max_tokens = 512, .max_batch = 2, .kv_type = StoreType::kF16};
   const RunPlan full = PlanOptions(config, 0, options, std::nullopt, kGiB);
   EXPECT_EQ(full.parts.sketch_bytes, 0u);
-  options.method = {.preset = "infinigen", .select = &kSelectSketch, .dense_layers = 1, .sketch_dims = 16};
+  options.method = {.preset = "infinigen", .select = &kSelectSketch, .dense_layers = 1, .sketch = {.dims = 16}};
   const RunPlan plan = PlanOptions(config, 0, options, std::nullopt, kGiB);
   // 2 sequences x 1 layer x 2 heads x 512 rows x (16 numbers and a scale of 2 bytes)
   EXPECT_EQ(plan.parts.sketch_bytes, 2u * 2 * 512 * (16 + 2));

@@ -46,8 +46,8 @@ TEST(Report, ParametersOfAMethod) {
                     .from = GuessSource::kPrevMid,
                     .rule = {.alpha = 5.0f, .cap = 0.2, .min_rows = 3, .sinks = 4, .window = 8},
                     .dense_layers = 2,
-                    .ratio = 0.3,
-                    .sketch_dims = 24};
+                    .sketch = {.dims = 24},
+                    .ratio = 0.3};
   auto json = KvJson(options);
   EXPECT_EQ(json["alpha"], 5.0);
   EXPECT_EQ(json["cap"], 0.2) << "the number that was written, not the nearest float";

@@ -75,6 +75,17 @@ TEST(Access, ForeignHostsAreRefusedWithoutKeys) {
   EXPECT_EQ(StatusOf(access, Head("/health", "evil.example")), 200);
 }
 
+// An origin without a host must not make every malformed Host fit.
+TEST(Access, MalformedHostsNeverFit) {
+  const Access access({.keys = {}, .cors_origins = {"http://", "https://u:pw@x", "*"}, .host = ""});
+  for (const char* host : {"", "evil.com:1@x", "[evil.com", ":80", "x:1:2"})
+    EXPECT_FALSE(access.HostFits(host)) << host;
+  for (const char* origin : {"https://page.example", "http://localhost:8080", "http://[::1]:80", "app://x"})
+    EXPECT_TRUE(IsOrigin(origin)) << origin;
+  for (const char* other : {"", "foo", "http://", "https://u:pw@x", "https://x/", "https://x:y", "://", "http://[::1"})
+    EXPECT_FALSE(IsOrigin(other)) << other;
+}
+
 TEST(Access, ForeignOriginsAreRefused) {
   const Access access({.keys = {}, .cors_origins = {"https://page.example"}, .host = "127.0.0.1"});
   EXPECT_EQ(StatusOf(access, Head("/", "localhost:8080", "http://localhost:8080")), 200);

@@ -55,13 +55,14 @@ TEST(Description, SaysHowEveryRouteCanEnd) {
 TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
   Api api({}, {.log_requests = false});
   const HttpHandler handler = api.handler();
-  const auto check = [&](int status, const std::string& type, const std::string& code, bool retry) {
-    const HttpReply reply = handler.fail({.request_id = "mine-1", .peer = "10.0.0.1"}, status, "why");
+  const auto check = [&](int status, const std::string& type, const std::string& code, bool retry,
+                         HttpCause cause = HttpCause::kByStatus) {
+    const HttpReply reply = handler.fail({.request_id = "mine-1", .peer = "10.0.0.1"}, status, "why", cause);
     const nlohmann::json error = nlohmann::json::parse(reply.body)["error"];
     EXPECT_EQ(reply.status, status);
     EXPECT_EQ(error["type"], type) << status;
     EXPECT_EQ(error["code"], code) << status;
-    EXPECT_EQ(error["message"], "why");
+    EXPECT_EQ(error["message"] == "why", status != 503 || cause == HttpCause::kTooManyConnections);
     std::set<std::pair<std::string, std::string>> headers(reply.headers.begin(), reply.headers.end());
     EXPECT_TRUE(headers.contains({"X-Request-Id", "mine-1"})) << status;
     EXPECT_EQ(headers.contains({"Retry-After", "1"}), retry) << status;
@@ -71,10 +72,12 @@ TEST(Errors, OfTheConnectionHaveTypeCodeAndId) {
   check(413, "invalid_request_error", "too_large", false);
   check(431, "invalid_request_error", "too_large", false);
   check(429, "rate_limit_error", "too_many_bodies", true);
-  check(503, "server_error", "too_many_connections", true);
-  handler.cut();  // from here on there is one reason
-  const HttpReply reply = handler.fail({}, 503, "why");
-  EXPECT_EQ(nlohmann::json::parse(reply.body)["error"]["code"], "shutting_down");
+  check(415, "invalid_request_error", "unsupported_encoding", false);
+  check(500, "server_error", "internal_error", false);
+  check(505, "invalid_request_error", "bad_request", false);
+  check(503, "server_error", "too_many_connections", true, HttpCause::kTooManyConnections);
+  check(503, "server_error", "out_of_memory", true, HttpCause::kOutOfMemory);
+  check(503, "server_error", "shutting_down", false);
 }
 
 TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {

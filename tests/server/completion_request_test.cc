@@ -132,7 +132,8 @@ TEST(CompletionRequest, ForeignNamesAreQuotedEscapedAndShort) {
       for (const char c : text) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << text;
     }
   }
-  EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().message, "'kv.presets': is unknown; known are preset, alpha and cap");
+  EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().message,
+            "'kv.presets': is unknown; known are preset, alpha, cap, mass and tail");
   EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().parameter, "kv.presets");
 }
 

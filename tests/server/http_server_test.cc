@@ -77,12 +77,14 @@ class Served {
                           if (head.path != "/refused") return nullptr;
                           return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
                         },
+                        .client = [](const HttpRequest& head) { return head.authorization; },
                         .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
                         .fail =
-                            [](const HttpRequest& head, int status, std::string_view reason) {
+                            [](const HttpRequest& head, int status, std::string_view reason, HttpCause) {
                               return HttpReply{.status = status,
                                                .body = head.peer + " " + head.path + ": " + std::string(reason)};
                             },
+                        .dropped = [this](const HttpRequest& head, const std::string&) { dropped_ += head.path; },
                         .drain = [this] { drained_ = true; },
                         .cut = [this] { cut_ = true; }};
     server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
@@ -97,6 +99,7 @@ class Served {
   HttpServer& server() { return *server_; }
   int gone() const { return gone_; }
   int slow() const { return slow_; }
+  std::string dropped() const { return dropped_; }
   void DropHeld() {
     const std::lock_guard lock(mutex_);
     held_.clear();
@@ -111,6 +114,11 @@ class Served {
     const std::lock_guard lock(mutex_);
     for (const auto& exchange : held_) exchange->Abort({.status = 503, .body = "why"});
     held_.clear();
+  }
+  void AbandonHeld() {
+    while (held() == 0) std::this_thread::yield();
+    const std::lock_guard lock(mutex_);
+    for (const auto& exchange : held_) exchange->Abandon();
   }
   size_t held() {
     const std::lock_guard lock(mutex_);
@@ -149,6 +157,9 @@ class Served {
           exchange->Write(piece);
           if (path == "/endless") std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
+      } else if (path == "/burst") {  // far more at once than a backlog may have
+        exchange->Begin({.type = "text/plain", .body = std::string(8 << 20, 'x')});
+        for (int i = 0; i < 4; ++i) exchange->Write(std::string(300 << 10, 'x'));
       } else if (path == "/stream") {
         exchange->Begin({.type = "text/plain", .body = "one,"});
         exchange->Write("two,");
@@ -167,6 +178,7 @@ class Served {
   std::vector<std::shared_ptr<HttpExchange>> held_;
   std::atomic<bool> ending_{false}, drained_{false}, cut_{false};
   std::atomic<int> gone_{0}, slow_{0};
+  std::string dropped_;  // written before the connection counts as closed
 };
 
 template <class F>
@@ -191,6 +203,16 @@ TEST(HttpServer, RepliesInOrderOnOneConnection) {
   EXPECT_LT(stream, refused);
   EXPECT_NE(refused, std::string::npos);
   EXPECT_EQ(served.gone(), 0);
+}
+
+TEST(HttpServer, TheReplyToHeadHasNoBody) {
+  Served served;
+  Peer client(served.port());
+  client.Send("HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string head = client.Read("\r\n\r\n");
+  EXPECT_NE(head.find("chunked"), std::string::npos);
+  client.Send(Peer::Get("/later"));
+  EXPECT_EQ(client.Read("later").substr(0, 15), "HTTP/1.1 200 OK") << "nothing stands between the replies";
 }
 
 TEST(HttpServer, WhoLeavesIsNoticed) {
@@ -366,6 +388,26 @@ TEST(HttpServer, WhoDoesNotReadIsDropped) {
   EXPECT_EQ(served.slow(), 1);
 }
 
+TEST(HttpServer, ABurstOfTheServerIsNotASlowReader) {
+  Served served;
+  Peer client(served.port());
+  client.Send(Peer::Get("/burst"));
+  const std::string text = client.Read("\r\n0\r\n\r\n");
+  EXPECT_GT(text.size(), size_t{9} << 20);
+  EXPECT_TRUE(text.ends_with("\r\n0\r\n\r\n"));
+  EXPECT_EQ(served.server().counters().dropped_slow, 0u);
+}
+
+// Its owner keeps it, because there was no memory to end it.
+TEST(HttpServer, AnAbandonedExchangeIsClosed) {
+  Served served;
+  Peer client(served.port());
+  client.Send(Peer::Get("/held"));
+  served.AbandonHeld();
+  EXPECT_EQ(client.Read(""), "");
+  EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+}
+
 TEST(HttpServer, AnExchangeThatNobodyAnswersIsClosed) {
   Served served;
   Peer client(served.port());
@@ -396,7 +438,7 @@ TEST(HttpServer, Limits) {
 
 TEST(HttpServer, ABodyCountsUntilItIsFreed) {
   HttpLimits limits;
-  limits.memory_bytes = 100'000;
+  limits.memory_bytes = 140'000;
   Served served(limits);
   const auto post = [](const std::string& path) {
     return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + std::string(60'000, 'x');
@@ -413,6 +455,52 @@ TEST(HttpServer, ABodyCountsUntilItIsFreed) {
   EXPECT_EQ(echo(), "HTTP/1.1 429") << "the client is gone, but its body still counts";
   served.DropHeld();
   EXPECT_TRUE(Eventually([&] { return echo() == "HTTP/1.1 200"; }));
+}
+
+// What costs memory counts: a connection itself, and the head of a request whose body does not come.
+TEST(HttpServer, ConnectionsAndHeadsCount) {
+  Served served;
+  const auto used = [&] { return served.server().counters().memory_bytes; };
+  {
+    Peer silent(served.port());
+    ASSERT_TRUE(Eventually([&] { return used() >= 16 << 10; }));
+    silent.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nAuthorization: " + std::string(12 << 10, 'a') +
+                "\r\n\r\n");
+    EXPECT_TRUE(Eventually([&] { return used() >= 28 << 10; })) << used();
+  }
+  EXPECT_TRUE(Eventually([&] { return used() == 0; })) << used();
+}
+
+TEST(HttpServer, AConnectionForWhichThereIsNoMemoryIsRefused) {
+  HttpLimits limits;
+  limits.memory_bytes = 50'000;
+  Served served(limits);
+  Peer one(served.port()), two(served.port());
+  ASSERT_TRUE(Eventually([&] { return served.server().counters().connections == 2; }));
+  EXPECT_EQ(Peer(served.port()).Read("").substr(9, 3), "503");
+}
+
+// A connection counts for the key of its latest request.
+TEST(HttpServer, AKeyHasItsShareOfConnections) {
+  HttpLimits limits;
+  limits.connections = 4;
+  limits.client_share = 0.5;
+  Served served(limits);
+  const auto ask = [](Peer& peer, const std::string& key) {
+    peer.Send("GET /later HTTP/1.1\r\nHost: x\r\nAuthorization: " + key + "\r\n\r\n");
+    return peer.Read("later").substr(9, 3);
+  };
+  Peer one(served.port()), two(served.port());
+  EXPECT_EQ(ask(one, "a") + ask(one, "a") + ask(two, "a"), "200200200");
+  {
+    Peer three(served.port());
+    EXPECT_EQ(ask(three, "a"), "503");
+  }
+  Peer other(served.port());
+  EXPECT_EQ(ask(other, "b"), "200");
+  EXPECT_EQ(ask(two, "b"), "200") << "now it is a connection of the other key";
+  Peer again(served.port());
+  EXPECT_EQ(ask(again, "a"), "200");
 }
 
 // Input that was sent ahead takes memory while it waits, and none when it is parsed.
@@ -451,6 +539,7 @@ TEST(HttpServer, AReaderMustKeepTheLeastRate) {
   EXPECT_LT(got, body.size()) << "it was disconnected";
   EXPECT_EQ(served.server().counters().dropped_slow, 1u);
   EXPECT_TRUE(Eventually([&] { return served.server().counters().memory_bytes < 64 << 10; }));
+  EXPECT_EQ(served.dropped(), "/echo") << "its exchange was over, so that the handler is told";
 }
 
 // A stream's reader need not keep the rate: only what waits for it counts.
@@ -528,7 +617,12 @@ TEST(Clients, ProxiesAreBelievedOnlyWhereTheyAreTrusted) {
       << "the first is its own word";
   EXPECT_EQ(ClientAddress("192.0.2.9", "1.1.1.1", proxies), "192.0.2.9");
   EXPECT_EQ(ClientAddress("10.0.0.1", "", proxies), "10.0.0.1");
-  EXPECT_EQ(ClientAddress("10.0.0.1", "nonsense", proxies), "10.0.0.1");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "9.9.9.9:1234", proxies), "9.9.9.9");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "[2001:db8::1]:443", proxies), "2001:db8::1");
+  EXPECT_EQ(ClientAddress("10.0.0.1", "[2001:db8::1], 10.0.0.2:80", proxies), "2001:db8::1");
+  for (const char* other : {"nonsense", "unknown", "[2001:db8::1", "[::1]x", "9.9.9.9:1:2", ":80", "1.1.1.1, nonsense"})
+    EXPECT_EQ(ClientAddress("10.0.0.1", other, proxies), "unknown") << other << ": limited, and not the proxy";
+  EXPECT_NE(ClientOf("unknown"), "");
   EXPECT_EQ(ClientAddress("10.0.0.1", "192.0.2.7", {}), "10.0.0.1");
 }
 

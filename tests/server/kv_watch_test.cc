@@ -20,6 +20,7 @@ class Watcher : public HttpExchange {
   void End() override {}
   void Abort(HttpReply) override {}
   void OnGone(std::function<void(HttpGone why)>) override {}
+  void Abandon() noexcept override {}
   const std::shared_ptr<Client>& client() const override { return client_; }
 
   std::vector<nlohmann::json> events;

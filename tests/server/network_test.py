@@ -75,6 +75,10 @@ class Malformed(Shared):
         for name, text in {
                 "both lengths": head + f"Content-Length: {n}\r\n" + chunked + "\r\n" + chunks,
                 "both, other order": head + chunked + f"Content-Length: {n}\r\n\r\n" + chunks,
+                "two equal lengths": head + f"Content-Length: {n}\r\nContent-Length: {n}\r\n\r\n" + body,
+                "a list of equal lengths": head + f"Content-Length: {n}, {n}\r\n\r\n" + body,
+                "bare line feeds": head.replace("\r", "") + f"Content-Length: {n}\n\n" + body,
+                "a coded body": head + f"Content-Encoding: gzip\r\nContent-Length: {n}\r\n\r\n" + body,
                 "two lengths": head + f"Content-Length: {n}\r\nContent-Length: 50\r\n\r\n" + body,
                 "a list of lengths": head + f"Content-Length: {n}, 50\r\n\r\n" + body,
                 "a negative length": head + "Content-Length: -1\r\n\r\n",
@@ -110,7 +114,7 @@ class Malformed(Shared):
                 start = time.monotonic()
                 answer = self.server.raw((text + smuggled).encode("latin-1"), seconds=4)
                 self.assertLess(time.monotonic() - start, 3.5 * served.SLOW, "the connection is closed")
-                self.assertRegex(answer, rb"^HTTP/1\.1 (400|413|505) ")
+                self.assertRegex(answer, rb"^HTTP/1\.1 (400|413|415|505) ")
                 self.assertIn(b'"error"', answer)
                 self.assertNotIn(b'{"status":"ok"}', answer)
                 self.assertEqual(answer.count(b"HTTP/1.1 "), 1, answer)
@@ -277,17 +281,18 @@ class Many(unittest.TestCase):
             connections = [server.socket(60) for _ in range(1000)]
             server.await_metric("http_connections", 1001)
             for i, connection in enumerate(connections):
-                connection.sendall(request(TEXT, {"prompt": f"canary{i}x", "echo": True, "max_tokens": 2}))
-            codes = {}
+                connection.sendall(request(TEXT, {"prompt": f"canary{i}x", "echo": True, "max_tokens": 2, "stream": i % 2 == 0}))
+            codes, streams = {}, 0
             for i, connection in enumerate(connections):
                 answer = b""
-                while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+                while b"\r\n\r\n" not in answer or not answer.endswith(b"0\r\n\r\n" if b"chunked" in answer else b"}"):
                     chunk = connection.recv(65536)
                     self.assertTrue(chunk, f"connection {i} was closed after {answer!r}")
                     answer += chunk
                 code = int(answer.split()[1])
                 codes[code] = codes.get(code, 0) + 1
                 if code == 200:
+                    streams += b"data: [DONE]" in answer
                     self.assertIn(f'"text":"canary{i}x'.encode(), answer)
                 else:
                     self.assertIn(b"Retry-After: ", answer)
@@ -295,6 +300,7 @@ class Many(unittest.TestCase):
             self.assertLessEqual(set(codes), {200, 429})
             self.assertGreaterEqual(codes[200], 108)
             self.assertGreater(codes[429], 0)
+            self.assertGreater(streams, 0)
             # Each has buffers of 16 KiB or so; 108 are let in. docs/serving-design.md says less than 256 MiB.
             self.assertLess(server.memory("VmHWM"), before + 256, "MiB")
             server.await_metric("http_connections", 1)
@@ -343,6 +349,37 @@ class Large(unittest.TestCase):
         finally:
             self.assertEqual(server.stop(), 0)
 
+    def test_heads_and_connections_are_counted(self):
+        server = Server(BINARY, "--quiet")
+        try:
+            before = server.memory("RssAnon")
+            start = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n"
+            many = start + b"a:\r\n" * 4000 + b"\r\n"
+            self.assertRegex(server.raw(many[:16380] + b"\r\n\r\n", 2), rb"^HTTP/1\.1 431 [\s\S]*too_large")
+            # As large as a head may be, with as many fields: most of it is not kept.
+            full = start + b"".join(b"x%d: %s\r\n" % (i, b"y" * 150) for i in range(97)) + b"\r\n"
+            authorization = start + b"Authorization: " + b"k" * 15000 + b"\r\n\r\n"
+            for head, most in ((full, 40), (authorization, 80)):
+                connections = [server.socket() for _ in range(800)]
+                for connection in connections:
+                    connection.sendall(head)
+                deadline = time.monotonic() + 10 * served.SLOW
+                while server.metric("http_connections") < 801 and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                time.sleep(0.3)
+                grown, counted = server.memory("RssAnon") - before, server.metric("http_memory_bytes") / 2**20
+                self.assertLess(grown, most, "MiB")
+                if not served.SLOW > 1:
+                    self.assertLess(grown, counted + 16, "MiB: what is not counted")
+                for connection in connections:
+                    connection.close()
+                server.await_metric("http_connections", 1)
+            time.sleep(0.3)
+            if not served.SLOW > 1:
+                self.assertLess(server.memory("RssAnon"), before + 24, "freed memory goes back to the system")
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_others_go_on_while_large_bodies_are_read(self):
         text = "".join(chr(97 + (i * 7919 >> 3) % 26) + ("" if i % 6 else " ") for i in range(2_000_000))
         body = json.dumps({"prompt": text}).encode()
@@ -360,6 +397,13 @@ class Large(unittest.TestCase):
         self.assertEqual(statuses, [400, 400])  # beyond the context
         self.assertLess(slowest, (time.monotonic() - start) / 3)
 
+    def test_long_echoes_are_no_slow_reader(self):
+        prompt = "The lamp in the hall was lit. " * 600
+        body = {"prompt": prompt, "max_tokens": 1, "ignore_eos": True, "echo": True, "n": 64}
+        events, done = self.server.stream(TEXT, body)
+        self.assertTrue(done)
+        for index in (0, 63):
+            self.assertTrue(served.text_of(events, index).startswith(prompt))
 
     def test_bodies_whose_clients_left_are_not_read(self):
         def left():
@@ -485,13 +529,15 @@ class Access(unittest.TestCase):
                 self.assertEqual(server.stop(), 0)
 
     def test_wrong_flags(self):
-        def fails(*arguments):
+        def fails(*arguments, code=1):
             run = subprocess.run([BINARY, "serve", *arguments], capture_output=True, text=True, timeout=30, check=False)
-            self.assertEqual(run.returncode, 1, run)
+            self.assertEqual(run.returncode, code, run)
             self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
             return run.stderr
 
-        self.assertIn("must be given together", fails("--tls-cert", "x"))
+        self.assertIn("must be given together", fails("--tls-cert", "x", code=2))
+        self.assertIn("must be given together", fails("--tls-key", "x", code=2))
+        self.assertIn("--trusted-proxy", fails("--trusted-proxy", "foo", code=2))
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
         with tempfile.TemporaryDirectory() as folder:
             key, cert = os.path.join(folder, "key.pem"), os.path.join(folder, "cert.pem")
@@ -500,18 +546,19 @@ class Access(unittest.TestCase):
             said = fails("--tls-cert", cert, "--tls-key", key)
             self.assertIn(f"--tls-key {key}: the key is encrypted", said)
         self.assertIn("--api-key-file", fails("--api-key-file", "/nothing"))
-        self.assertIn("empty", fails("--api-key", ""))
-        self.assertIn("empty", fails("--api-key", " "))
-        self.assertIn("empty", fails("--api-key", "a-good-one", "--api-key", "\t \n"))
-        self.assertIn("empty", fails("--api-key-file", ""))
+        self.assertIn("empty", fails("--api-key", "", code=2))
+        self.assertIn("empty", fails("--api-key", " ", code=2))
+        self.assertIn("empty", fails("--api-key", "a-good-one", "--api-key", "\t \n", code=2))
+        self.assertIn("empty", fails("--api-key-file", "", code=2))
         for name, value in (("INFINIGEN_API_KEY", ""), ("INFINIGEN_API_KEY", " "), ("INFINIGEN_API_KEY_FILE", "")):
             run = subprocess.run([BINARY, "serve", "--port", "0"], capture_output=True, text=True, timeout=30, check=False,
                                  env={**os.environ, name: value})
-            self.assertEqual((run.returncode, run.stdout, len(run.stderr.splitlines())), (1, "", 1), run)
+            self.assertEqual((run.returncode, run.stdout, len(run.stderr.splitlines())), (2, "", 1), run)
             self.assertIn("empty", run.stderr)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.assertIn("--port", fails("--port", str(taken.getsockname()[1])))
-        self.assertIn("--cors-origin foo", fails("--cors-origin", "foo"))
+        for origin in ("foo", "http://", "https://u:pw@x", "https://x/"):
+            self.assertIn(f"--cors-origin {origin}", fails("--cors-origin", origin, code=2))
         self.assertIn("--host", fails("--host", "no.such.host.invalid", "--api-key", "x"))
 
 
@@ -604,6 +651,20 @@ class Tenants(unittest.TestCase):
 
 
 class Faults(unittest.TestCase):
+    def test_closed_standard_streams_stay_apart(self):
+        """Started with 2>&-: no file or socket of the server may become the stream to which messages go."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
+        with subprocess.Popen(["sh", "-c", 'exec "$0" serve --port 0 -t 2 2>&- <&-', BINARY], stdout=subprocess.PIPE,
+                              env=environment) as process:
+            port = int(process.stdout.readline().decode().rsplit(":", 1)[1])
+            for fd in (0, 2):
+                self.assertEqual(os.readlink(f"/proc/{process.pid}/fd/{fd}"), "/dev/null")
+            with socket.create_connection(("127.0.0.1", port), timeout=20 * served.SLOW) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                self.assertTrue(connection.recv(65536).startswith(b"HTTP/1.1 "))
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(60 * served.SLOW), 0)
+
     def test_a_log_that_is_not_read_stops_nothing(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
         with subprocess.Popen([BINARY, "serve", "--port", "0", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -636,8 +697,8 @@ class Faults(unittest.TestCase):
             weights = next(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".safetensors"))
             os.truncate(weights, 4096)
             with self.assertRaises(OSError):
-                server.post(TEXT, {"prompt": "The old house", "max_tokens": 8})
-                raise ConnectionError("an answer without weights")
+                reply = server.post(TEXT, {"prompt": "The old house", "max_tokens": 8})
+                self.fail(f"an answer without weights: {reply.status} {reply.body}")
             self.assertEqual(server.wait(), 1)
             self.assertTrue(any(f"{weights}: the file cannot be read any more" in line for line in server.log), server.log)
 

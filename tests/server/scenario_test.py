@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Scenarios of docs/reliability.md that no other test has: numbers at their limits, broken text, regression files of loaders,
-paths that lead elsewhere, a flood beside a second key, leaving by the hundred, SIGTERM under mixed load. Standard library only.
+paths that lead elsewhere, leaving by the hundred, SIGTERM under mixed load. Standard library only.
 
 usage: scenario_test.py INFINIGEN [unittest arguments]
 """
 
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -135,8 +136,12 @@ class Files(unittest.TestCase):
     """Files that once broke loaders: one line with the file's name, exit code 1."""
 
     def fails(self, folder, *words):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run = subprocess.run([BINARY, "generate", "-m", folder, "-p", "a", "-n", "1"], capture_output=True, text=True, timeout=60,
                              check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        self.assertLess(seconds, 1 * served.SLOW, "of CPU time, which other processes do not change")
         self.assertEqual((run.returncode, run.stdout, run.stderr.count("\n")), (1, "", 1), run)
         for word in words:
             self.assertIn(word, run.stderr)

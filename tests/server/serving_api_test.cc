@@ -31,19 +31,29 @@ class Exchange : public HttpExchange {
     if (no_memory_for_route) throw std::bad_alloc();
     return client_;
   }
-  void Reply(HttpReply reply) override { Settle(std::move(reply)); }
+  void Reply(HttpReply reply) override {
+    if (no_memory_at_all) throw std::bad_alloc();
+    Settle(std::move(reply));
+  }
   void Begin(HttpReply head) override {
+    if (no_memory_at_all) throw std::bad_alloc();
     const std::lock_guard lock(mutex_);
+    body_ += head.body;
     status_ = head.status;
   }
   void Write(std::string bytes) override {
+    if (no_memory_at_all) throw std::bad_alloc();
     if (no_memory_for_writes && bytes.find("\"error\"") == bytes.npos) throw std::bad_alloc();
     const std::lock_guard lock(mutex_);
     body_ += bytes;
   }
   void End() override { Settle({}); }
-  void Abort(HttpReply error) override { Settle(std::move(error)); }
+  void Abort(HttpReply error) override {
+    if (no_memory_at_all) throw std::bad_alloc();
+    Settle(std::move(error));
+  }
   void OnGone(std::function<void(HttpGone why)>) override {}
+  void Abandon() noexcept override { abandoned = true; }
 
   bool done() const {
     const std::lock_guard lock(mutex_);
@@ -57,6 +67,7 @@ class Exchange : public HttpExchange {
   std::thread::id replier() const { return replier_; }
 
   bool no_memory_for_route = false, no_memory_for_writes = false;
+  std::atomic<bool> no_memory_at_all{false}, abandoned{false};
 
  private:
   void Settle(HttpReply reply) {
@@ -136,7 +147,7 @@ TEST(Stall, TheWatchdogWaitsSpeaksAndEnds) {
   WatchdogTimes times;
   times.poll = std::chrono::hours(1);  // this test calls Check itself
   Watchdog watchdog(
-      heartbeat, times, [&] { ++words; }, [&](const std::string& message) { ends.push_back(message); });
+      heartbeat, times, [&] { ++words; }, [&](std::string_view message) { ends.emplace_back(message); });
   const auto at = [&](int second) { return start + seconds(1000 + second); };
   watchdog.Check(at(0));
   EXPECT_FALSE(watchdog.stalled(at(0))) << "an idle engine is healthy, however long";
@@ -165,7 +176,7 @@ TEST(Stall, AtTheEndItWaitsLess) {
   WatchdogTimes times;
   times.poll = std::chrono::hours(1);
   Watchdog watchdog(
-      heartbeat, times, [&] { ++words; }, [](const std::string&) {});
+      heartbeat, times, [&] { ++words; }, [](std::string_view) {});
   watchdog.Check(start + seconds(20));
   EXPECT_EQ(words, 0);
   watchdog.SetStopping();
@@ -178,12 +189,12 @@ TEST(Stall, AHungStepIsNoticedAndTold) {
   using std::chrono::milliseconds;
   std::atomic<bool> hung{true}, ended{false};
   ApiOptions options;
-  options.watchdog = {.least = milliseconds(100),
+  options.watchdog = {.least_bound = milliseconds(100),
                       .longest_factor = 0,
-                      .further = milliseconds(100),
+                      .end_after = milliseconds(100),
                       .last_words = milliseconds(1),
                       .poll = milliseconds(10)};
-  options.end_process = [&](const std::string&) { ended = true; };
+  options.end_process = [&](std::string_view) { ended = true; };
   Served served(std::move(options));
   EXPECT_EQ(served.Ask("/health")->status(), 200);
   served.executor.on_step = [&] {
@@ -250,6 +261,27 @@ TEST(Exceptions, ARouteOrAStreamWithoutMemoryEndsAlone) {
   EXPECT_NE(stream->body().find("out_of_memory"), std::string::npos) << stream->body();
   EXPECT_EQ(other->status(), 200);
   EXPECT_EQ(Json::parse(other->body())["usage"]["completion_tokens"], 50);
+}
+
+// A request that cannot even be told so is abandoned: its connection closes.
+TEST(Exceptions, WhoCannotBeToldIsAbandoned) {
+  Served served;
+  for (const bool stream : {false, true}) {
+    for (const char* more : {"", ",\"logprobs\":2"}) {
+      const auto exchange = served.Make("/v1/completions", Served::Prompt(20, stream, more));
+      std::atomic<int> steps{0};
+      served.executor.on_step = [&] {
+        if (++steps == 3) exchange->no_memory_at_all = true;
+      };
+      served.api->handler().handle(exchange);
+      EXPECT_TRUE(Eventually([&] { return exchange->abandoned.load(); })) << stream << more;
+      EXPECT_FALSE(exchange->done());
+    }
+  }
+  served.executor.on_step = {};
+  const auto next = served.Ask("/v1/completions", Served::Prompt(5));
+  ASSERT_TRUE(Eventually([&] { return next->done(); }));
+  EXPECT_EQ(next->status(), 200);
 }
 
 TEST(Answers, LogprobsAreFormattedOnAThreadOfTheirOwn) {

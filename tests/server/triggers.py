@@ -122,6 +122,132 @@ def tenants(binary):
         server.stop()
 
 
+def markers(server):
+    """A chat of `<`, of which any may begin a special token."""
+    start = time.monotonic()
+    reply = server.post(CHAT, {"messages": [{"role": "user", "content": "<" * ((8 << 20) - 200)}], "max_tokens": 1})
+    return f"{(time.monotonic() - start) * 1e3:.0f} ms, {reply.status}"
+
+
+def heads(binary):
+    """2,000 connections with heads of 16 KiB: as many fields as fit, and one long field."""
+    figures = []
+    for fields in (b"a:\r\n" * 4000, b"Authorization: " + b"k" * 20000):
+        server = Server(binary, "--quiet")
+        try:
+            before = server.memory("RssAnon")
+            start = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n"
+            wires = [server.socket() for _ in range(2000)]
+            for wire in wires:
+                try:
+                    wire.sendall((start + fields)[:16380 - 16380 % 4] + b"\r\n\r\n")
+                except OSError:
+                    pass
+            time.sleep(2)
+            peak, counted = server.memory("RssAnon") - before, server.metric("http_memory_bytes") / 2**20
+            for wire in wires:
+                wire.close()
+            time.sleep(2)
+            figures.append(f"+{peak:.0f} MiB ({counted:.0f} counted), kept {server.memory('RssAnon') - before:+.0f} MiB")
+        finally:
+            server.stop()
+    return "; ".join(figures)
+
+
+def refusals(server):
+    """The status of requests that were answered wrongly."""
+    raw = {"OPTIONS without Origin": b"OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+           "Host: localhost:1@evil": b"GET /props HTTP/1.1\r\nHost: localhost:1@evil\r\nConnection: close\r\n\r\n",
+           "HTTP/2.0": b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n",
+           "gzip": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+           "two lengths": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}"}
+    seen = {name: server.raw(data, 3).split()[1].decode() for name, data in raw.items()}
+    seen["1e400"] = server.post(TEXT, b'{"prompt":"a","temperature":1e400}').status
+    return ", ".join(f"{name}: {status}" for name, status in seen.items())
+
+
+def watched(binary):
+    """What a second key sees at /kv while the first one's request runs."""
+    server = Server(binary, "--api-key", "one", "--api-key", "two", "--quiet")
+    try:
+        body = json.dumps({"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
+        with server.socket() as wire, server.socket() as watcher:
+            wire.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Length: %d\r\n\r\n" %
+                         (TEXT.encode(), len(body)) + body)
+            wire.recv(65536)
+            watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer two\r\n\r\n")
+            watcher.settimeout(2)
+            seen = b""
+            try:
+                while b'"request"' not in seen:
+                    seen += watcher.recv(65536)
+            except TimeoutError:
+                pass
+        return "requests of another key: " + ("shown" if b'"request"' in seen else "not shown")
+    finally:
+        server.stop()
+
+
+def connections(binary):
+    """One key opens as many connections as it can."""
+    server = Server(binary, "--api-key", "one", "--api-key", "two", "--quiet")
+    wires, got = [], {}
+    try:
+        for _ in range(1200):
+            wires.append(server.socket())
+            wires[-1].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\n\r\n")
+            status = wires[-1].recv(65536).split()[1].decode()
+            got[status] = got.get(status, 0) + 1
+        return f"{got}; the other key gets {server.get('/v1/models', {'Authorization': 'Bearer two'}).status}"
+    finally:
+        for wire in wires:
+            wire.close()
+        server.stop()
+
+
+def flood(binary):
+    """Requests of one key, alone and while 40 clients of another keep the batch full."""
+    server = Server(binary, "--api-key", "one", "--api-key", "two", "--quiet")
+    stop = threading.Event()
+
+    def median():
+        times = []
+        for _ in range(9):
+            start = time.monotonic()
+            server.post(TEXT, {"prompt": "The old house", "max_tokens": 32, "ignore_eos": True, "temperature": 0},
+                        {"Authorization": "Bearer two"})
+            times.append(time.monotonic() - start)
+        return sorted(times)[4]
+
+    def ask():
+        while not stop.is_set():
+            server.post(TEXT, {"prompt": "flood ", "max_tokens": 300, "ignore_eos": True}, {"Authorization": "Bearer one"}, timeout=120)
+
+    try:
+        alone = median()
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        time.sleep(4)
+        beside = median()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        return f"{alone * 1e3:.0f} ms alone, {beside * 1e3:.0f} ms beside the flood"
+    finally:
+        server.stop()
+
+
+def raw_bytes(binary):
+    """A byte that is no UTF-8 and an escape in a config.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "wb") as file:
+            file.write(b'{"model_type": "\xff\x1b[31m')
+        run = subprocess.run([binary, "inspect", "-m", folder], capture_output=True, check=False)
+        raw = any(byte >= 0x80 or (byte < 32 and byte != 10) for byte in run.stderr)
+        return f"exit {run.returncode}, raw bytes on stderr: {'yes' if raw else 'no'}"
+
+
 def main():
     binary = sys.argv[1]
     server = Server(binary, "--quiet")
@@ -132,7 +258,10 @@ def main():
             ("8 MiB of spaces to /tokenize", lambda: large(binary, "/tokenize", {"content": " " * 8_000_000})),
             ("/detokenize of 4.2 M ids", lambda: large(binary, "/detokenize", b'{"tokens":[' + b"9," * 4_190_000 + b"9]}")),
             ("stderr is a full pipe", lambda: full_pipe(binary)), ("a model file is truncated", lambda: shrunk(binary)),
-            ("a second key sends the same prompt", lambda: tenants(binary))]
+            ("a second key sends the same prompt", lambda: tenants(binary)), ("a chat of 8 MiB of <", lambda: markers(server)),
+            ("2,000 heads of 4,000 fields; of one long field", lambda: heads(binary)),
+            ("requests that were answered wrongly", lambda: refusals(server)), ("a second key watches /kv", lambda: watched(binary)),
+            ("40 clients of another key", lambda: flood(binary)), ("1,200 connections of one key", lambda: connections(binary)), ("foreign bytes in messages", lambda: raw_bytes(binary))]
     for name, figure in rows:
         print(f"{name:<48} {figure()}", flush=True)
     return server.stop()

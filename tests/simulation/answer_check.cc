@@ -176,7 +176,8 @@ std::string AnswerCheck::Check(const SimRequest& request, const SimExchange& exc
     return fmt::format("{} cached tokens, but texts of its salt have at most {}", cached, excuses.most_cached);
   // Entries of an answer's own selecting steps are another computation than a prefill.
   const bool full = request.body.kv.full.value_or(false) || history_.variant->exact_steps();
-  const bool knows_cached = !reply.usage.is_null() && cached <= *request.continues / kExtentTokens * kExtentTokens;
+  const bool knows_cached =
+      request.continues && !reply.usage.is_null() && cached <= *request.continues / kExtentTokens * kExtentTokens;
   if (request.continues && !full && !knows_cached) {
     counts_.uncompared += static_cast<int64_t>(count);
     return {};

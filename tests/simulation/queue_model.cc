@@ -19,6 +19,7 @@ RequestId QueueModel::Submitted(const std::string& client) {
     if (!client.empty() && other.client == client)
       own += other.announced || engine_.StateOf(RequestId(other.id)).has_value();
   const int64_t id = next_id_++;
+  if (!client.empty()) seen_[client] = turn_;
   requests_.push_back({.id = id, .client = client, .rank = id + own * kRanksForEachOwn});
   return RequestId(id);
 }
@@ -36,12 +37,19 @@ void QueueModel::Look() {
   }
 }
 
+int64_t QueueModel::Slots(const std::string& client) const {
+  if (client.empty() || client_running_ >= batch_) return batch_;
+  for (const auto& [other, turn] : seen_)
+    if (other != client && turn_ - turn <= kSharedTurns) return std::min((batch_ + 1) / 2, client_running_);
+  return client_running_;
+}
+
 bool QueueModel::AtLimit(const std::string& client) const {
   if (client.empty() || client_running_ >= batch_) return false;
   int64_t held = 0;
   for (const Tracked& request : requests_)
     held += request.client == client && (request.before == Place::kRunning || request.after != Place::kWaiting);
-  return held >= client_running_;
+  return held >= Slots(client);
 }
 
 std::string QueueModel::CheckOrder() const {
@@ -61,6 +69,10 @@ std::string QueueModel::CheckOrder() const {
     if (request.after == Place::kRunning && !request.client.empty()) ++running[request.client];
   for (const auto& [client, count] : running)
     if (count > client_running_) return fmt::format("client '{}' runs in {} slots", client, count);
+  for (const Tracked& request : requests_)
+    if (request.is_new() && request.admitted < 0 && !request.client.empty() &&
+        running[request.client] > Slots(request.client))
+      return fmt::format("client '{}' got slot {}, though others need theirs", request.client, running[request.client]);
   return {};
 }
 
@@ -75,6 +87,7 @@ std::string QueueModel::CheckOldest() const {
 
 std::string QueueModel::AfterTurn(bool threw, bool worked) {
   Look();
+  ++turn_;
   std::string problem;
   if (!threw) problem = CheckOrder();
   if (!threw && problem.empty()) problem = CheckOldest();
@@ -89,7 +102,10 @@ std::string QueueModel::AfterTurn(bool threw, bool worked) {
     if ((request.after == Place::kRunning || request.preempted) && request.admitted < 0) fresh.push_back(&request);
   std::ranges::sort(fresh, {}, [](const Tracked* request) { return request->rank; });
   for (Tracked* request : fresh) request->admitted = admissions_++;
-  for (Tracked& request : requests_) request.before = request.after;
+  for (Tracked& request : requests_) {
+    request.before = request.after;
+    if (!request.client.empty()) seen_[request.client] = turn_;
+  }
   std::erase_if(requests_, [](const Tracked& request) { return request.after == Place::kDone; });
   return problem;
 }

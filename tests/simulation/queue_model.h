@@ -3,6 +3,8 @@
 //
 //   - among requests that were never admitted, the one with the smallest rank is admitted first, where the rank is its
 //     arrival plus 128 for each unfinished request of its client; only a client that runs in all its slots is passed
+//   - a client gets no more than half of the slots where another has requests, or had one in the last kSharedTurns
+//   turns
 //   - a preempted request is admitted before every other
 //   - the oldest request is never preempted, unless it is alone
 //   - every turn computes something or ends a request
@@ -47,6 +49,8 @@ class QueueModel {
   };
 
   void Look();
+  // The slots in which a client may run.
+  int64_t Slots(const std::string& client) const;
   // A client that was at its limit at some time in the turn.
   bool AtLimit(const std::string& client) const;
   std::string CheckOrder() const;
@@ -54,7 +58,9 @@ class QueueModel {
 
   const Engine& engine_;
   const int64_t client_running_, batch_;
-  std::vector<Tracked> requests_;  // unfinished before the turn
+  std::vector<Tracked> requests_;        // unfinished before the turn
+  std::map<std::string, int64_t> seen_;  // the latest turn in which a client had a request
+  int64_t turn_ = 0;
   int64_t next_id_ = 0, admissions_ = 0, running_ = 0, unfinished_ = 0;
   int idle_turns_ = 0;
 };

@@ -33,6 +33,8 @@ class SimExchange final : public HttpExchange {
     if (begun || ended) Complain("a stream begins twice");
     begun = true;
     status = head.status;
+    if (!head.body.empty()) Sent();
+    body += head.body;
   }
   void Write(std::string bytes) override {
     if (aborted) return;
@@ -42,15 +44,13 @@ class SimExchange final : public HttpExchange {
       throw std::bad_alloc();
     }
     if (gone) return;
-    // A stream that begins with a comment sends its head at the same time.
-    if (now_s_ > last_sent_s) silence_s_ = now_s_ - last_sent_s;
+    Sent();
     if (bytes.starts_with(": ")) {
       ++comments;
       shortest_silence_s = std::min(shortest_silence_s, silence_s_);
     } else {
       body += bytes;
     }
-    last_sent_s = now_s_;
   }
   void End() override {
     if (aborted) return;
@@ -61,6 +61,11 @@ class SimExchange final : public HttpExchange {
     if (ended || gone) return;
     aborted = true;
     if (status == 0) status = error.status;
+    Finish();
+  }
+  void Abandon() noexcept override {
+    if (ended || gone) return;
+    aborted = true;
     Finish();
   }
   void OnGone(std::function<void(HttpGone why)> gone_callback) override { on_gone = std::move(gone_callback); }
@@ -84,6 +89,11 @@ class SimExchange final : public HttpExchange {
  private:
   void Complain(const char* what) { problem = what; }
   void Finish() { ended = true; }
+  // A stream that begins with a comment sends its head at the same time.
+  void Sent() {
+    if (now_s_ > last_sent_s) silence_s_ = now_s_ - last_sent_s;
+    last_sent_s = now_s_;
+  }
 
   const double& now_s_;
   HttpRequest request_;

@@ -53,6 +53,8 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
   const std::set<int64_t>& held() const { return held_; }
   int64_t throws() const { return throws_; }
   const std::string& misuse() const { return misuse_; }
+  // Called before a call throws.
+  void OnThrow(std::function<void()> on_throw) { on_throw_ = std::move(on_throw); }
   // With kCancelLeaksSlot: the next release is skipped.
   void LeakNextSlot() { leak_ = defect_ == Defect::kCancelLeaksSlot; }
   Executor& inner() { return *inner_; }
@@ -179,6 +181,7 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
     for (const SimFault& fault : faults_) {
       if (fault.call != call) continue;
       ++throws_;
+      if (on_throw_) on_throw_();
       if (fault.out_of_memory) throw std::bad_alloc();
       throw std::runtime_error("injected");
     }
@@ -197,6 +200,7 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
   const std::vector<SimFault> faults_;
   const Defect defect_;
   const std::function<void()> work_;
+  std::function<void()> on_throw_;
   std::set<int64_t> held_;
   int64_t calls_ = 0, throws_ = 0, steps_ = 0;
   bool leak_ = false;

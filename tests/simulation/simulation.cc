@@ -46,11 +46,17 @@ Simulation::Simulation(const History& history, Alone& alone, Defect defect, SimC
                                 .reuses_prefixes = history.reuses_prefixes,
                                 .prefix_limit_bytes = history.prefix_limit_bytes,
                                 .turn_prefill_tokens = history.turn_prefill_tokens,
-                                .client_running = defect == Defect::kClientLimitIgnored ? history.batch : slots});
+                                .client_running = defect == Defect::kClientLimitIgnored ? history.batch : slots,
+                                .now = [this] { return Now(); }});
+  // Only requests that hold a slot may end with the turn; those that wait stay.
+  executor_->OnThrow([this] {
+    for (Flow& flow : flows_)
+      for (const RequestId id : flow.ids) flow.faulted = flow.faulted || engine_->SlotOf(id).has_value();
+  });
   const NowFunction now = [this] { return Now(); };
   watch_.emplace(*engine_, metrics_, history.prefix_limit_bytes, /*samples=*/history.seed % 2 == 0, now);
   loop_.emplace(
-      *engine_, [this] { AfterTurn(); }, [](const std::string&) {}, now);
+      *engine_, [this] { AfterTurn(); }, [](std::string_view, bool) {}, now);
   WatchdogTimes times;
   times.poll = times.poll.zero();
   watchdog_.emplace(
@@ -60,7 +66,7 @@ Simulation::Simulation(const History& history, Alone& alone, Defect defect, SimC
         for (const Flow& flow : flows_)
           if (flow.submitted) flow.exchange->Abort({.status = 503});
       },
-      [this](const std::string&) { process_ended_ = true; });
+      [this](std::string_view) { process_ended_ = true; });
   queue_.emplace(*engine_, slots, history.batch);
   for (const SimRequest& request : history.requests) flows_.push_back({.request = &request});
   for (const SimWatcher& watcher : history.watchers) watching_.push_back({.watcher = &watcher});
@@ -240,7 +246,6 @@ void Simulation::Turn() {
   loop_->Pass(tasks_);
   longest_turn_s_ = std::max(longest_turn_s_, now_s_ - turn_began_s_);
   const bool threw = executor_->throws() > throws;
-  for (Flow& flow : flows_) flow.faulted = flow.faulted || (threw && flow.submitted);
   CheckTurn(threw, works_ > works);
   ++turns_;
   // The formatter is a thread of its own: it may lag behind.

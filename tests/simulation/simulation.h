@@ -49,7 +49,7 @@ class Simulation {
     std::shared_ptr<SimExchange> exchange;  // null: not arrived
     std::string salt;                       // of tenant and request
     bool submitted = false;                 // a Completion has it
-    bool faulted = false;                   // a turn threw while it was in the engine
+    bool faulted = false;                   // a turn threw while it held a slot
     std::vector<RequestId> ids;
     std::optional<int64_t> left_turn;  // the turn before which the engine was told that the client left
   };

@@ -26,10 +26,13 @@ def plan_of(binary, flags):
 
 
 class Cgroup:
-    """A memory cgroup inside this process's own, of version 1 or 2. `name` is None where none can be made."""
+    """A memory cgroup inside this process's own, of version 1 or 2. `name` is None where none can be made, or
+    where there is no limit (None)."""
 
     def __init__(self, limit):
-        self.path, self.name, self.why = None, None, []
+        self.path, self.name, self.why = None, None, [] if limit else ["not wanted"]
+        if limit is None:
+            return
         for make in (self.version1, self.version2):
             try:
                 make(limit)

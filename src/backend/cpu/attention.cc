@@ -25,6 +25,27 @@ void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t first, i
   Finish(total, plan.dim, IsPaired(plan, plan.group), out);
 }
 
+// Adds the tail `sums` of one query head to its attention `out` [dim], whose state {maximum, sum} is `total`. Returns
+// the tail's share of the attention.
+float AddTailSums(const float* total, const float* sums, const TailBasis& basis, int64_t kv_head, float* out) {
+  const float maximum = sums[0] * kLog2E, joint = std::max(total[0], maximum);
+  const DT d;
+  TileNumbers factors;
+  factors.at[0] = total[0] - joint;
+  factors.at[1] = maximum - joint;
+  hn::Store(Exp2NonPositive(d, hn::Load(d, factors.at)), d, factors.at);
+  const float inside = total[1] * factors.at[0], all = inside + sums[1] * factors.at[1];
+  const float keep = inside / all, add = factors.at[1] / all;
+  const float* mean = basis.ValueMean(kv_head);
+  const float* columns = basis.Value(kv_head);
+  for (int64_t i = 0; i < basis.head_dim; ++i, columns += basis.value_dims) {
+    float value = sums[1] * mean[i];
+    for (int64_t c = 0; c < basis.value_dims; ++c) value += columns[c] * sums[2 + c];
+    out[i] = out[i] * keep + value * add;
+  }
+  return sums[1] * add;
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace infinigen::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -34,6 +55,7 @@ namespace infinigen {
 namespace {
 
 HWY_EXPORT(MergeChunks);
+HWY_EXPORT(AddTailSums);
 
 void CheckOperands(const ConstTensor& queries, int64_t tokens, const AttentionShape& shape, const LayerEntries& entries,
                    const Tensor& out) {
@@ -79,7 +101,7 @@ void CpuBackend::AttendPrefill(Queue, const ConstTensor& queries, const TokenRun
 
 template <class TaskOf>
 void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of,
-                                const Tensor& out) {
+                                const TailView& tail, const Tensor& out) {
   const int64_t heads = plan.entries.layout.kv_heads, chunks = ChunkCount(longest);
   // Partial results: [token][head][chunk][group][state]. A task is a run of chunks of one (token, head). Longer runs
   // prefetch better, but each thread should get several tasks. Runs past the end of a short sequence are empty.
@@ -109,8 +131,18 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
       HWY_DYNAMIC_DISPATCH(MergeChunks)
       (plan, parts + (token * heads + head) * chunks * part + g * plan.state_floats(), FirstChunk(plan, task),
        ChunkCount(task.length), part, total, out.as<float>(token) + query_head * plan.dim);
+      if (!tail) continue;
+      float* sums = tail.Sums(token, query_head);
+      if (!(sums[1] > 0)) continue;
+      // Where the largest score was, the share stays until all are counted.
+      sums[0] = HWY_DYNAMIC_DISPATCH(AddTailSums)(total, sums, tail.basis, head,
+                                                  out.as<float>(token) + query_head * plan.dim);
     }
   });
+  for (int64_t i = 0; i < tokens * query_heads && tail; ++i) {
+    const float* sums = tail.Sums(i / query_heads, i % query_heads);
+    if (sums[1] > 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
+  }
 }
 
 void CpuBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatch& batch, int64_t max_rows,
@@ -122,11 +154,12 @@ void CpuBackend::AttendDecode(Queue, const ConstTensor& queries, const TokenBatc
                       .slot = batch.slots[token],
                       .length = batch.rows[token] + 1};
   };
-  AttendInChunks(plan, batch.count, max_rows, task_of, out);
+  AttendInChunks(plan, batch.count, max_rows, task_of, {}, out);
 }
 
 void CpuBackend::AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                                const AttentionShape& shape, const LayerEntries& entries, const Tensor& out) {
+                                const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                                const Tensor& out) {
   CheckOperands(queries, batch.count, shape, entries, out);
   CHECK(selection.kv_heads == entries.layout.kv_heads);
   const AttentionPlan plan(entries, shape);
@@ -139,7 +172,7 @@ void CpuBackend::AttendSelected(Queue, const ConstTensor& queries, const TokenBa
                       .length = selection.Count(token, head),
                       .rows = selection.Rows(token, head)};
   };
-  AttendInChunks(plan, batch.count, longest, task_of, out);
+  AttendInChunks(plan, batch.count, longest, task_of, tail, out);
 }
 
 }  // namespace infinigen

@@ -19,7 +19,9 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -74,8 +76,34 @@ class Chooser {
   }
 
   int64_t CountPassing() {
+    if (c_.rule.mass > 0) return CountForMass();
     Collect(-c_.rule.alpha);
     return found_ * c_.page;
+  }
+
+  // The number of rows that hold the rule's mass (kv/select.h). A histogram of shares by their leading bits finds the
+  // range in which the last counted row lies; only the shares in that range are sorted.
+  int64_t CountForMass() {
+    const DI di;
+    const int64_t blocks = ScoreBlocks(c_.visible);
+    for (int64_t g = 0; g < c_.group; ++g) {
+      uint64_t sum = 0;
+      for (int64_t b = 0; b < blocks; ++b) {
+        HWY_ALIGN int32_t weights[kScoreBlock];
+        for (int64_t v = 0; v < kScoreBlock; v += kLanes)
+          hn::Store(hn::ConvertTo(di, Weights(g, b, v, kMassUnit)), di, weights + v);
+        for (const int32_t weight : weights) sum += static_cast<uint64_t>(weight);
+      }
+      const float per_unit = sum == 0 ? 0.0f : kMassUnit / static_cast<float>(sum) * kMassUnit;
+      for (int64_t b = 0; b < blocks; ++b) {
+        for (int64_t v = 0; v < kScoreBlock; v += kLanes) {
+          int32_t* share = s_.rows + b * kScoreBlock + v;
+          const auto own = hn::ConvertTo(di, Weights(g, b, v, per_unit));
+          hn::StoreU(g == 0 ? own : hn::Max(own, hn::LoadU(di, share)), di, share);
+        }
+      }
+    }
+    return RowsThatHold(c_.rule.mass, s_.rows, blocks * kScoreBlock);
   }
 
   Chosen Choose(int32_t* rows, int64_t capacity) {
@@ -144,6 +172,43 @@ class Chooser {
  private:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   using DI = hn::RebindToSigned<DF>;
+
+  // e^{score − largest score of head g} · factor, for kLanes rows; zero for rows without a score.
+  HWY_INLINE VF Weights(int64_t g, int64_t block, int64_t v, float factor) const {
+    const DF d;
+    const VF score = hn::Load(d, s_.scores + (block * c_.group + g) * kScoreBlock + v);
+    const VF x = hn::Mul(hn::Sub(score, hn::Set(d, s_.maxima[g])), hn::Set(d, 1.44269504089f));
+    return hn::Mul(hn::IfThenElseZero(hn::Eq(x, x), Exp2NonPositive(d, x)), hn::Set(d, factor));
+  }
+
+  // The number of shares, largest first, whose sum reaches the share `mass` of all.
+  int64_t RowsThatHold(float mass, const int32_t* shares, int64_t count) const {
+    // Bin of a share: its leading bits as a float, eight bins for each power of two. Zero goes to bin 0.
+    constexpr int kShift = 20, kLowest = 0x3f8, kBins = 256;
+    const auto bin_of = [](int32_t share) {
+      return share <= 0 ? 0 : static_cast<int>(std::bit_cast<uint32_t>(static_cast<float>(share)) >> kShift) - kLowest;
+    };
+    int64_t counts[kBins] = {};
+    uint64_t sums[kBins] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      const int bin = bin_of(shares[i]);
+      ++counts[bin];
+      sums[bin] += static_cast<uint64_t>(shares[i]);
+    }
+    const uint64_t target = MassTarget(mass, std::accumulate(std::begin(sums), std::end(sums), uint64_t{0}));
+    int64_t rows = 0;
+    uint64_t sum = 0;
+    int bin = kBins - 1;
+    for (; bin >= 0 && sum + sums[bin] < target; --bin) sum += sums[bin], rows += counts[bin];
+    if (bin < 0) return rows;
+    auto* in_bin = reinterpret_cast<int32_t*>(s_.ties);
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; ++i)
+      if (bin_of(shares[i]) == bin) in_bin[found++] = shares[i];
+    std::sort(in_bin, in_bin + found, std::greater<>());
+    for (int64_t i = 0; i < found && sum < target; ++i, ++rows) sum += static_cast<uint64_t>(in_bin[i]);
+    return rows;
+  }
 
   // The maxima as vectors for kGroup heads; kGroup = 0: any number of heads, from memory.
   template <int kGroup>
@@ -248,7 +313,7 @@ class Chooser {
       const int64_t count = std::min(c_.visible * c_.page, std::clamp<int64_t>(passing, rule.min_rows, most));
       return WholePages(count, c_.page) / c_.page;
     };
-    if (c_.passing < 0) {
+    if (c_.passing < 0 && rule.mass == 0) {
       const float floor = CollectBest((most + c_.page - 1) / c_.page, -rule.alpha);
       // At the threshold itself, all rows that pass were found; above it, at least as many as may be chosen.
       const int64_t count = floor == -rule.alpha ? chosen(found_ * c_.page) : chosen(most);
@@ -256,7 +321,7 @@ class Chooser {
       CollectBest(count, -kInfinity);
       return count;
     }
-    const int64_t count = chosen(c_.passing);
+    const int64_t count = chosen(c_.passing < 0 ? CountForMass() : c_.passing);
     CollectBest(count, -kInfinity);
     return count;
   }

@@ -42,14 +42,15 @@ Status CpuBackend::Reserve(int64_t max_tokens, int64_t max_batch, int64_t heads,
   // Sketches are no wider than heads. SelectBy keeps a tally per (token, head) in the memory of attention's partial
   // results.
   const SketchLayout widest{SketchType::kInt8, kv_heads,
-                            (head_dim + kSketchDimStep - 1) / kSketchDimStep * kSketchDimStep};
-  const int64_t select = ChoiceScratch::Floats(plan.group, max_tokens, 1) +
-                         std::max(SketchQuery::Floats(widest, plan.group), plan.scratch_floats(plan.group));
+                            (head_dim + kSketchDimStep - 1) / kSketchDimStep * kSketchDimStep, kSketchDimStep};
+  const int64_t select = ChoiceScratch::Floats(plan.group, std::max(max_tokens, kTailChunk), 1) +
+                         std::max(SketchQuery::Floats(widest, plan.group), plan.scratch_floats(plan.group)) + 16;
   // With fewer tasks than half the threads, several threads share the scores of a task.
   const int64_t split = std::min(max_batch * kv_heads, threads() / int64_t{2});
   const int64_t scored = split >= kv_heads ? split * ChoiceScratch::Floats(plan.group, max_tokens, threads()) : 0;
+  const int64_t tails = max_batch * heads * TailChunks(max_tokens) * (2 + kMostValueDims);
   RETURN_IF_ERROR(shared_.ReserveAhead(
-      std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats + 16 + scored)));
+      std::max(plan.parts_floats(max_batch, max_tokens), max_batch * kv_heads * kTallyFloats + tails + 48 + scored)));
   for (Scratch& scratch : private_)
     RETURN_IF_ERROR(scratch.ReserveAhead(std::max(plan.scratch_floats(plan.group), select)));
   return Ok();

@@ -102,6 +102,12 @@ class CpuBackend : public HostBackend {
                      const SketchBasis& basis, const Tensor& out);
   void Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
               const LayerSketches& sketches, const Selection& selection);
+  void AppendValueSketches(Queue, const TokenBatch& batch, const ConstTensor& values, const TailBasis& basis,
+                           const LayerSketches& sketches);
+  void QueryLevels(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                   const TailView& tail);
+  void SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                const LayerSketches& sketches, const Selection& selection);
   void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
@@ -111,7 +117,8 @@ class CpuBackend : public HostBackend {
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                      const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+                      const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                      const Tensor& out);
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
@@ -131,6 +138,9 @@ class CpuBackend : public HostBackend {
   template <class Body>
   void ForRows(int64_t rows, int64_t row_work, Body&& body);
 
+  template <class Body>
+  void ForTokensOfHeads(int64_t tokens, int64_t heads, int64_t token_work, Body&& body);
+
   // The activations of a MatMul call, as the kernels of plain and of quantised weights read them.
   void PackActivations(CpuMatMulPlan& plan, float* memory);
   void QuantiseActivations(const ConstTensor& x, const BlockPlan& plan);
@@ -138,13 +148,15 @@ class CpuBackend : public HostBackend {
   // Attention of `tokens` tokens, with one task per (token, KV head, run of chunks). task_of(token, head) describes
   // what a task reads.
   template <class TaskOf>
-  void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of, const Tensor& out);
+  void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of,
+                      const TailView& tail, const Tensor& out);
 
   // Selection by scores. score(token, head, ScoredRows, scratch) writes the scores and maxima of some rows of one KV
-  // head (select.h).
-  template <class Score>
+  // head. tail(token, head, first, last, scores, parts), if call.tail is not null, sums the tail of rows [first, last)
+  // from their scores (select.h).
+  template <class Score, class Tail>
   void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
-                const Selection& selection, int64_t scratch_floats, Score&& score);
+                const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail);
 
   ThreadPool pool_;
   const bool vnni_;                    // score integer sketches with AVX512-VNNI (sketch_query.h)

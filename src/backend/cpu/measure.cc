@@ -109,7 +109,8 @@ void CpuBackend::SelectExact(Queue, const ConstTensor& queries, const TokenBatch
     ScoreEntries(plan, queries, batch, token, head, rows.first, rows.last, rows.scores, scratch);
     HWY_DYNAMIC_DISPATCH(FindMaxima)(rows, plan.group);
   };
-  SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.scratch_floats(plan.group), score);
+  SelectBy(batch, call, entries.layout.kv_heads, plan.group, selection, plan.scratch_floats(plan.group), score,
+           NoTail());
 }
 
 void CpuBackend::MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,

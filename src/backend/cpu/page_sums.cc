@@ -95,7 +95,7 @@ void CpuBackend::SelectPageMeans(Queue, const ConstTensor& queries, const TokenB
         ScaleQueries(queries.as<float>(token) + head * group * layout.head_dim, layout.head_dim, group, scale, scratch);
     HWY_DYNAMIC_DISPATCH(ScoreSums)(query, sums.Page(batch.slots[token], head, 0), pages);
   };
-  SelectBy(batch, call, layout.kv_heads, group, selection, group * PageQuery::Stride(layout.head_dim), score);
+  SelectBy(batch, call, layout.kv_heads, group, selection, group * PageQuery::Stride(layout.head_dim), score, NoTail());
 }
 
 }  // namespace infinigen

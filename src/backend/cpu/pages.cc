@@ -111,7 +111,8 @@ void CpuBackend::SelectPages(Queue, const ConstTensor& queries, const TokenBatch
         SplitQueries(queries.as<float>(token) + head * group * layout.head_dim, layout, group, shape.scale, scratch);
     HWY_DYNAMIC_DISPATCH(ScoreBounds)(query, bounds.Page(batch.slots[token], head, 0), pages);
   };
-  SelectBy(batch, call, layout.kv_heads, group, selection, group * PageQuery::Stride(layout.page_numbers()), score);
+  SelectBy(batch, call, layout.kv_heads, group, selection, group * PageQuery::Stride(layout.page_numbers()), score,
+           NoTail());
 }
 
 }  // namespace infinigen

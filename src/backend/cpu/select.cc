@@ -1,5 +1,9 @@
-// Select: scores of sketches (sketch_score-inl.h); and the choice of rows from scores, for all select operations.
+// Select and SumTails: scores of sketches (sketch_score-inl.h) and tails (tail-inl.h); and the choice of rows from
+// scores, for all select operations.
 #include "backend/cpu/select.h"
+
+#include <cmath>
+#include <limits>
 
 #include "backend/cpu/sketch_query.h"
 
@@ -11,6 +15,7 @@
 
 #include "backend/cpu/choose-inl.h"
 #include "backend/cpu/sketch_score-inl.h"
+#include "backend/cpu/tail-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
@@ -32,10 +37,17 @@ void ScoreSketchRows(const SketchQuery& query, const std::byte* head, bool vnni,
   for (int64_t start = rows.first; start < rows.last; start += kScoreBlock) {
     for (int64_t byte = 0; byte < block_bytes; byte += 64) PrefetchL2(block + kBlocksAhead * block_bytes + byte);
     ScoreBlock(query, block, vnni, scores);
+    for (int64_t g = 0; g < query.group && HWY_UNLIKELY(rows.levels != nullptr); ++g)
+      for (int64_t i = 0; i < kScoreBlock; ++i) scores[g * kScoreBlock + i] += rows.levels[g];
     maxima.Add(scores, std::min(kScoreBlock, rows.last - start));
     block += block_bytes;
     scores += query.group * kScoreBlock;
   }
+}
+
+void SumTailRowsHere(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
+                     const float* scores, float* parts) {
+  SumTailRows(layout, head, group, first, last, scores, parts);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -49,8 +61,37 @@ namespace {
 HWY_EXPORT(ChooseScoredHere);
 HWY_EXPORT(CountScoredHere);
 HWY_EXPORT(ScoreSketchRows);
+HWY_EXPORT(SumTailRowsHere);
 
 }  // namespace
+
+void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t last, int64_t group, float* scores) {
+  const int32_t* row = std::lower_bound(rows, rows + count, static_cast<int32_t>(first));
+  for (; row < rows + count && *row < last; ++row) {
+    const int64_t at = *row - first;
+    float* of_row = scores + at / kScoreBlock * group * kScoreBlock + at % kScoreBlock;
+    for (int64_t g = 0; g < group; ++g) of_row[g * kScoreBlock] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+void MergeTails(const float* parts, int64_t chunks, int64_t group, bool levels, const TailView& tail, int64_t token,
+                int64_t query_head) {
+  const int64_t floats = tail.sums_floats();
+  for (int64_t g = 0; g < group; ++g) {
+    float* to = tail.Sums(token, query_head + g);
+    std::fill_n(to, floats, 0.0f);
+    to[0] = -std::numeric_limits<float>::infinity();
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const float* part = parts + (chunk * group + g) * floats;
+      if (!(part[1] > 0)) continue;
+      const float joint = std::max(to[0], part[0]);
+      const float keep = std::exp(to[0] - joint), add = std::exp(part[0] - joint);
+      for (int64_t i = 1; i < floats; ++i) to[i] = to[i] * keep + part[i] * add;
+      to[0] = joint;
+    }
+    if (levels) to[0] += tail.Levels(token)[query_head + g];
+  }
+}
 
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity) {
   return HWY_DYNAMIC_DISPATCH(ChooseScoredHere)(choice, scratch, rows, capacity);
@@ -70,7 +111,42 @@ void CpuBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBat
     const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
     HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), vnni_, rows);
   };
-  SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score);
+  const auto tail = [&](int64_t token, int64_t head, int64_t first, int64_t last, float* scores, float* parts) {
+    HWY_DYNAMIC_DISPATCH(SumTailRowsHere)
+    (layout, sketches.Head(batch.slots[token], head), group, first, last, scores, parts);
+  };
+  SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score, tail);
+}
+
+void CpuBackend::SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                          const LayerSketches& sketches, const Selection& selection) {
+  const SketchLayout& layout = sketches.layout;
+  const int64_t heads = layout.kv_heads, group = sketch_queries.cols / layout.dims / heads;
+  const int64_t part_floats = group * call.tail.sums_floats(), most = TailChunks(call.max_rows);
+  float* parts = shared_.Reserve(batch.count * heads * most * part_floats);
+  const auto chunks_of = [&](int64_t token) {
+    return call.rules[batch.slots[token]].tail ? TailChunks(call.Visible(batch.rows[token])) : 0;
+  };
+  const int64_t query_floats = SketchQuery::Floats(layout, group), padded = (query_floats + 15) / 16 * 16;
+  pool_.Run(batch.count * heads * most, [&](int64_t index, int thread) {
+    const int64_t token = index / (heads * most), head = index / most % heads, chunk = index % most;
+    if (chunk >= chunks_of(token)) return;
+    const int64_t first = chunk * kTailChunk, last = std::min(first + kTailChunk, call.Visible(batch.rows[token]));
+    float* scratch = private_[static_cast<size_t>(thread)].Reserve(padded + group * (kTailChunk + 16));
+    float* scores = scratch + padded;
+    const float* levels = call.soft_cap > 0 ? call.tail.Levels(token) + head * group : nullptr;
+    const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
+    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)
+    (query, sketches.Head(batch.slots[token], head), vnni_,
+     ScoredRows{first, last, scores, scores + group * kTailChunk, call.soft_cap, levels});
+    LeaveOutSelected(selection.Rows(token, head), selection.Count(token, head), first, last, group, scores);
+    HWY_DYNAMIC_DISPATCH(SumTailRowsHere)
+    (layout, sketches.Head(batch.slots[token], head), group, first, last, scores, parts + index * part_floats);
+  });
+  for (int64_t token = 0; token < batch.count; ++token)
+    for (int64_t head = 0; head < heads; ++head)
+      MergeTails(parts + (token * heads + head) * most * part_floats, chunks_of(token), group, call.soft_cap == 0,
+                 call.tail, token, head * group);
 }
 
 }  // namespace infinigen

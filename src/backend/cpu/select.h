@@ -1,5 +1,6 @@
-// Selection in two steps: scores of all visible rows of a KV head go to scratch, then rows are chosen from them.
-// kv/select.h defines the choice. Private to the CPU backend.
+// Selection in two steps: scores of all visible rows of a KV head go to scratch, then rows are chosen from them. Where
+// the method has a tail, a third step sums the tail from the same scores. kv/select.h defines the choice, kv/tail.h the
+// tail. Private to the CPU backend.
 //
 // Scores are [blocks][group][64]: a block's scores of all query heads are adjacent, so that choosing reads forward
 // once. They pass through L2 (16 bytes per row at group 4) rather than being computed twice: a relative score needs the
@@ -22,9 +23,14 @@ inline constexpr int64_t kLeastSampled = 1024;  // with fewer rows, all are cand
 inline constexpr int64_t kMostSample = 2048;    // relative scores in the sample that the floor is estimated from
 inline constexpr int64_t kChoiceBins = 1024;
 
+// Rows whose tail is summed at once. Chunks are merged in ascending order, so that the number of threads does not
+// matter.
+inline constexpr int64_t kTailChunk = 1024;
+
 // Rows per task, at least, when several threads compute the scores of one head.
 inline constexpr int64_t kLeastSegment = 4096;
 
+inline int64_t TailChunks(int64_t rows) { return (rows + kTailChunk - 1) / kTailChunk; }
 inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
 
 // Working memory of one choice, inside a Scratch.
@@ -82,6 +88,8 @@ struct ScoredRows {
   float* scores = nullptr;  // [blocks][group][64], NaN from `last` on
   float* maxima = nullptr;  // [group][16]: the largest score per lane
   float soft_cap = 0;       // applied to the scores; 0: none
+  // [group] Added to the scores before the soft cap; null: nothing. Without a soft cap, a tail adds the level later.
+  const float* levels = nullptr;
 };
 
 // Counts of one (token, KV head), kept until the totals are added up.
@@ -93,12 +101,23 @@ inline constexpr int64_t kTallyFloats = static_cast<int64_t>(sizeof(Tally) / siz
 
 // Writes the attended rows, ascending, to rows [capacity]. scratch holds the scores and the segments' maxima.
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity);
-// The number of rows that pass the threshold.
+// The number of rows that pass the threshold, or that hold the rule's mass.
 int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
 
-template <class Score>
+// For selections without a tail.
+struct NoTail {
+  void operator()(int64_t, int64_t, int64_t, int64_t, float*, float*) const {}
+};
+// Sets the scores [blocks][group][64] of selected rows in [first, last) to −inf. rows [count] ascends.
+void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t last, int64_t group, float* scores);
+// Merges the tails of chunks, parts [chunks][group][2 + value_dims], in order into the sums of a token's query heads
+// from `query_head` on. `levels`: add the levels to the largest scores.
+void MergeTails(const float* parts, int64_t chunks, int64_t group, bool levels, const TailView& tail, int64_t token,
+                int64_t query_head);
+
+template <class Score, class Tail>
 void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
-                          const Selection& selection, int64_t scratch_floats, Score&& score) {
+                          const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail) {
   CHECK(selection.kv_heads == heads);
   const int64_t tasks = batch.count * heads;
   if (tasks == 0) return;
@@ -109,8 +128,11 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   const int64_t most = (call.max_rows + call.page - 1) / call.page;
   const int64_t segment_rows = (ScoreBlocks(most) + segments - 1) / segments * kScoreBlock;
   const int64_t floats = ChoiceScratch::Floats(group, most, segments);
-  float* shared = shared_.Reserve(tasks * kTallyFloats + 16 + (segments > 1 ? tasks * floats : 0));
-  float* scored = shared + (tasks * kTallyFloats + 15) / 16 * 16;
+  const int64_t part_floats = call.tail ? group * call.tail.sums_floats() : 0;  // of a chunk's tail
+  const int64_t tail_floats = TailChunks(call.max_rows) * part_floats;
+  float* shared = shared_.Reserve(tasks * (kTallyFloats + tail_floats) + 32 + (segments > 1 ? tasks * floats : 0));
+  float* tail_parts = shared + (tasks * kTallyFloats + 15) / 16 * 16;
+  float* scored = tail_parts + (tasks * tail_floats + 15) / 16 * 16;
   auto* tallies = reinterpret_cast<Tally*>(shared);
   std::fill_n(tallies, tasks, Tally{});
 
@@ -131,8 +153,24 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     const int64_t first = segment * segment_rows;
     const int64_t last = std::min(first + segment_rows, choice_of(task).visible);
     score(task / heads, task % heads,
-          ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16, call.soft_cap},
+          ScoredRows{first, last, scratch.scores + first * group, scratch.maxima + segment * group * 16, call.soft_cap,
+                     call.tail && call.soft_cap > 0 ? call.tail.Levels(task / heads) + task % heads * group : nullptr},
           query);
+  };
+  // The tails of chunks [first, last) of a task, whose rows are chosen.
+  const auto sum_chunks = [&](int64_t task, int64_t first, int64_t last, const ChoiceScratch& scratch) {
+    const int64_t token = task / heads, head = task % heads, visible = choice_of(task).visible;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t row = chunk * kTailChunk, end = std::min(row + kTailChunk, visible);
+      float* scores = scratch.scores + row * group;
+      LeaveOutSelected(selection.Rows(token, head), selection.Count(token, head), row, end, group, scores);
+      tail(token, head, row, end, scores, tail_parts + task * tail_floats + chunk * part_floats);
+    }
+  };
+  const auto has_tail = [&](int64_t task) { return call.tail && call.rules[batch.slots[task / heads]].tail; };
+  const auto merge_chunks = [&](int64_t task) {
+    MergeTails(tail_parts + task * tail_floats, has_tail(task) ? TailChunks(choice_of(task).visible) : 0, group,
+               call.soft_cap == 0, call.tail, task / heads, task % heads * group);
   };
   // Scores every (token, head), then calls finish for it.
   const auto run = [&](auto&& finish) {
@@ -167,7 +205,17 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     const int64_t token = task / heads, head = task % heads;
     tallies[task].chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
     selection.Count(token, head) = static_cast<int32_t>(tallies[task].chosen.attended);
+    if (segments == 1 && has_tail(task)) sum_chunks(task, 0, TailChunks(choice.visible), scratch);
   });
+  if (call.tail && segments > 1) {
+    pool_.Run(tasks * segments, [&](int64_t index, int) {
+      const int64_t task = index / segments, part = index % segments, chunks = TailChunks(choice_of(task).visible);
+      if (has_tail(task))
+        sum_chunks(task, chunks * part / segments, chunks * (part + 1) / segments,
+                   ChoiceScratch(scored + task * floats, group, most, segments));
+    });
+  }
+  for (int64_t task = 0; task < tasks && call.tail; ++task) merge_chunks(task);
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t token = task / heads;
     SelectionTotals& totals = call.totals[batch.slots[token]];

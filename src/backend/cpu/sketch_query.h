@@ -15,7 +15,9 @@ inline constexpr float kSketchQueryRange = 16319.0f;  // 127 · 128 + 63: two by
 
 class SketchQuery {
  public:
-  static int64_t Floats(const SketchLayout& layout, int64_t group) { return (2 * layout.dims + 2) * group; }
+  static int64_t Floats(const SketchLayout& layout, int64_t group) {
+    return (2 * layout.dims + layout.groups() + 1) * group;
+  }
 
   // numbers [group][dims]; scratch [Floats] receives the prepared form and must outlive this object.
   SketchQuery(const SketchLayout& l, int64_t g, const float* n, float* scratch) : layout(l), group(g), numbers(n) {
@@ -24,7 +26,7 @@ class SketchQuery {
     quads = values + group * layout.dims;
     pairs = quads + group * layout.dims / 2;
     bias = pairs + group * layout.dims / 2;
-    scale = reinterpret_cast<float*>(bias + group);
+    scale = reinterpret_cast<float*>(bias + layout.groups() * group);
     for (int64_t head = 0; head < group; ++head) Quantise(head);
   }
 
@@ -36,7 +38,7 @@ class SketchQuery {
   int32_t* quads = nullptr;
   // [dims / 4][group][2], words of two halves: values 0 and 2 of the four, then 1 and 3.
   int32_t* pairs = nullptr;
-  int32_t* bias = nullptr;  // [group]: excess of a sum, since keys are stored as value + 128 or value + 8
+  int32_t* bias = nullptr;  // [scale groups][group]: excess of a sum, since keys are stored as value + 128 or value + 8
   float* scale = nullptr;   // [group]
 
  private:
@@ -49,15 +51,15 @@ class SketchQuery {
     scale[head] = largest / kSketchQueryRange;
     const float inverse = 1.0f / scale[head];
     const bool usable = scale[head] > 0 && std::isfinite(inverse);
-    int32_t sum = 0;
+    for (int64_t g = 0; g < layout.groups(); ++g) bias[g * group + head] = 0;
+    const int32_t excess = layout.type == SketchType::kInt8 ? 128 : 8;
     for (int64_t i = 0; i < layout.dims; ++i) {
       to[i] = 0;
       if (usable && std::isfinite(from[i]))
         to[i] =
             static_cast<int32_t>(std::clamp(std::nearbyint(from[i] * inverse), -kSketchQueryRange, kSketchQueryRange));
-      sum += to[i];
+      bias[i / layout.group_dims() * group + head] += to[i] * excess;
     }
-    bias[head] = sum * (layout.type == SketchType::kInt8 ? 128 : 8);
     for (int64_t quad = 0; quad < layout.dims / 4; ++quad) {
       uint32_t high = 0, low = 0;
       for (int64_t b = 0; b < 4; ++b) {

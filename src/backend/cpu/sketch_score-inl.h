@@ -34,9 +34,9 @@ HWY_INLINE VI MulPairs(VI a, VI b) {
 #endif
 }
 
-// The scales of kLanes rows.
-HWY_INLINE VF LoadScales(const SketchLayout& layout, const std::byte* block, int64_t row) {
-  return LoadF32(DF(), reinterpret_cast<const BF16*>(block + layout.scales_offset()) + row);
+// The scales of kLanes rows, of one group of numbers.
+HWY_INLINE VF LoadScales(const SketchLayout& layout, const std::byte* block, int64_t group, int64_t row) {
+  return LoadF32(DF(), reinterpret_cast<const BF16*>(block + layout.scales_offset()) + group * kSketchBlock + row);
 }
 
 HWY_INLINE VI LoadUnits(const std::byte* block, int64_t unit, int64_t row) {
@@ -58,27 +58,30 @@ HWY_INLINE void AddQuad(VI bytes, const int32_t* pairs, VI (&sums)[kHeads]) {
 template <int kHeads, SketchType kType>
 HWY_NOINLINE void ScoreIntegers(const SketchQuery& q, int64_t first, const std::byte* block, float* scores) {
   const DI d;
+  const int64_t units = q.layout.units(), group_units = q.layout.group_dims() / q.layout.per_unit();
   for (int64_t row = 0; row < kSketchBlock; row += kLanes) {
-    VI sums[kHeads];
-    INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) sums[h] = hn::Set(d, -q.bias[first + h]);
     const int32_t* pairs = q.pairs + 2 * first;
-    for (int64_t unit = 0; unit < q.layout.units(); ++unit) {
-      const VI units = LoadUnits(block, unit, row);
-      if constexpr (kType == SketchType::kInt8) {
-        AddQuad<kHeads>(units, pairs, sums);
-        pairs += 2 * q.group;
-      } else {
-        const VI mask = hn::Set(d, 0x0f0f0f0f);
-        AddQuad<kHeads>(hn::And(units, mask), pairs, sums);
-        AddQuad<kHeads>(hn::And(hn::ShiftRight<4>(units), mask), pairs + 2 * q.group, sums);
-        pairs += 4 * q.group;
+    for (int64_t group = 0, unit = 0; unit < units; ++group) {
+      VI sums[kHeads];
+      INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) sums[h] = hn::Set(d, -q.bias[group * q.group + first + h]);
+      for (const int64_t end = std::min(unit + group_units, units); unit < end; ++unit) {
+        const VI stored = LoadUnits(block, unit, row);
+        if constexpr (kType == SketchType::kInt8) {
+          AddQuad<kHeads>(stored, pairs, sums);
+          pairs += 2 * q.group;
+        } else {
+          const VI mask = hn::Set(d, 0x0f0f0f0f);
+          AddQuad<kHeads>(hn::And(stored, mask), pairs, sums);
+          AddQuad<kHeads>(hn::And(hn::ShiftRight<4>(stored), mask), pairs + 2 * q.group, sums);
+          pairs += 4 * q.group;
+        }
       }
-    }
-    const VF scales = LoadScales(q.layout, block, row);
-    INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) {
-      const VF sum = hn::ConvertTo(DF(), sums[h]);
-      hn::Store(hn::Mul(hn::Mul(sum, hn::Set(DF(), q.scale[first + h])), scales), DF(),
-                scores + (first + h) * kScoreBlock + row);
+      const VF scales = LoadScales(q.layout, block, group, row);
+      INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) {
+        float* score = scores + (first + h) * kScoreBlock + row;
+        const VF part = hn::Mul(hn::Mul(hn::ConvertTo(DF(), sums[h]), hn::Set(DF(), q.scale[first + h])), scales);
+        hn::Store(group == 0 ? part : hn::Add(hn::Load(DF(), score), part), DF(), score);
+      }
     }
   }
 }

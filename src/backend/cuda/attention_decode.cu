@@ -5,7 +5,8 @@
 // A list is divided into chunks of 256 items (one extent if the list holds all rows), and a chunk into equal shares for
 // the warps of a block. A warp walks its share in tiles of 16 (attention_tile.cuh), with its own pipeline of
 // asynchronous copies and no barriers with other warps. The partial results (largest score, sum of weights, weighted
-// sum of values) of the shares are merged in order; a second kernel merges those of the chunks. Divisions and order
+// sum of values) of the shares are merged in order; a second kernel merges those of the chunks, and the tail of the
+// selection (kv/tail.h), if it has one. Divisions and order
 // depend on positions in the list only. So the list of all rows gives AttendDecode's result bit for bit, and other
 // tokens of the batch change nothing.
 #include <algorithm>
@@ -28,11 +29,13 @@ struct DecodeCall {
   Selection selection;  // no rows: all rows
   LayerEntries entries;
   FetchBuffer buffer;  // if it has data, rows are cells of it, or rows of the pool
+  TailView tail;       // of the selections; null: none
   int group = 0;       // query heads per KV head
   int parts = 0;       // parts of a group, 8 heads each
   int heads = 0;
   float scale = 0;     // scale of scores, to base 2
   float soft_cap = 0;  // of scores, to base 2; 0: none
+  float shift = 0;     // weights are 2^(score − largest + shift)
   int window = 0;      // attends to the last rows only; 0: to all
   uint32_t piece_inverse = 0;
   int stage_bytes = 0;
@@ -239,6 +242,37 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
   }
 }
 
+// The tail of one (token, query head) as one more partial result: scores and weights to base 2, as those of chunks.
+struct TailState {
+  __device__ TailState(const TailView& tail, int64_t token, int64_t head) {
+    if (!tail) return;
+    sums = tail.Sums(token, head);
+    sum = sums[1];
+    top = sums[0] * kLog2E;
+  }
+  __device__ bool empty() const { return !(sum > 0); }
+  // Number `at` of the weighted sum of values: sum · mean + basis · sketch.
+  __device__ float Value(const TailBasis& basis, int64_t kv_head, int at) const {
+    float value = sum * basis.ValueMean(kv_head)[at];
+    const float* columns = basis.Value(kv_head) + at * basis.value_dims;
+    for (int c = 0; c < basis.value_dims; ++c) value = fmaf(columns[c], sums[2 + c], value);
+    return value;
+  }
+
+  const float* sums = nullptr;
+  float top = kNoScore, sum = 0;
+};
+
+// Adds a tail's share of the attention; called by one thread.
+__device__ void AddShare(MassTotals& mass, float share) {
+  using Word = unsigned long long;
+  share = share > 0 ? fminf(share, 1.0f) : 0.0f;  // NaN counts as 0
+  atomicAdd(reinterpret_cast<Word*>(&mass.count), Word{1});
+  atomicAdd(&mass.sum, static_cast<double>(share));
+  atomicAdd(reinterpret_cast<Word*>(&mass.bins[static_cast<int>(static_cast<double>(share) * MassTotals::kBins)]),
+            Word{1});
+}
+
 // Merges the chunks of one (head, token) in a fixed order: each slice of threads takes every kSlices-th chunk, then the
 // slices are merged in order.
 constexpr int kMergeThreads = 512;
@@ -252,6 +286,11 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
   const int64_t token = blockIdx.y, head = blockIdx.x;
   const int chunks = static_cast<int>(DecodeChunks(call.Items(token, head / call.group)) - call.FirstChunk(token));
   const float2* in = call.tops + call.Chunk(token, head, 0);
+  const int dim = static_cast<int>(call.entries.layout.head_dim), mine = threadIdx.x;
+  static_assert(kDim <= kMergeThreads);
+  // Needs no chunk, so its loads are in flight while the chunks are merged.
+  const TailState tail(call.tail, token, head);
+  const float tail_value = tail.empty() || mine >= dim ? 0.0f : tail.Value(call.tail.basis, head / call.group, mine);
 
   float top = kNoScore;
   for (int c = threadIdx.x; c < chunks; c += kMergeThreads) top = fmaxf(top, in[c].x);
@@ -262,7 +301,6 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
   for (float x : tops) top = fmaxf(top, x);
 
   const int column = threadIdx.x % kColumns, slice = threadIdx.x / kColumns;
-  const int dim = static_cast<int>(call.entries.layout.head_dim);
   float4 value = {};
   float sum = 0;
   if (column * 4 < dim) {
@@ -282,20 +320,28 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
   if (column == 0) sums[slice] = sum;
   __syncthreads();
 
-  for (int at = threadIdx.x; at < dim; at += kMergeThreads) {
-    float total = 0, divisor = 0;
-    for (int s = 0; s < min(kSlices, chunks); ++s) {
-      total += reinterpret_cast<const float*>(values[s])[at];
-      divisor += sums[s];
-    }
-    StoreNumber(call.out, token * call.out.stride + head * dim + at, total / divisor);
+  if (mine >= dim) return;
+  float total = 0, divisor = 0;
+  for (int s = 0; s < min(kSlices, chunks); ++s) {
+    total += reinterpret_cast<const float*>(values[s])[mine];
+    divisor += sums[s];
   }
+  if (!tail.empty()) {
+    const float joint = fmaxf(top, tail.top);
+    const float keep = Exp2(top - joint), add = Exp2(tail.top - joint + call.shift);
+    const float outside = tail.sum * add;
+    total = fmaf(total, keep, tail_value * add);
+    divisor = fmaf(divisor, keep, outside);
+    if (mine == 0) AddShare(*call.tail.mass, outside / divisor);
+  }
+  StoreNumber(call.out, token * call.out.stride + head * dim + mine, total / divisor);
 }
 
 template <class Tile>
 void Launch(const CudaContext& context, DecodeCall call, int64_t tokens, int64_t blocks, cudaStream_t stream) {
   const EntryLayout& layout = call.entries.layout;
   call.stage_bytes = Tile::StageBytes(layout);
+  call.shift = Tile::kShift;
   if constexpr (requires { Tile::PieceInverse(0); })
     call.piece_inverse = Tile::PieceInverse(static_cast<int>(layout.entry_bytes()));
   const int shared =
@@ -317,6 +363,7 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
   const EntryLayout& layout = call.entries.layout;
   CHECK(CudaAttentionSupports(layout));
   CHECK(shape.heads % layout.kv_heads == 0);
+  if (call.tail) CHECK(call.tail.heads == shape.heads && call.tail.basis.head_dim == layout.head_dim);
   if (tokens == 0) return;
   call.group = static_cast<int>(shape.heads / layout.kv_heads);
   call.parts = (call.group + kTileHeads - 1) / kTileHeads;
@@ -379,8 +426,8 @@ void CudaBackend::AttendDecode(Queue queue, const ConstTensor& queries, const To
 }
 
 void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
-                                 const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
-                                 const Tensor& out) {
+                                 const Selection& selection, const TailView& tail, const AttentionShape& shape,
+                                 const LayerEntries& entries, const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   DecodeCall call;
@@ -388,13 +435,15 @@ void CudaBackend::AttendSelected(Queue queue, const ConstTensor& queries, const 
   call.out = out;
   call.slots = batch.slots;
   call.selection = selection;
+  call.tail = tail;
   call.entries = entries;
   AttendLists(*context_, call, shape, batch.count, context_->stream(queue));
 }
 
 void CudaBackend::AttendFetched(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
-                                const Selection& selection, const AttentionShape& shape, const LayerEntries& entries,
-                                const FetchBuffer& buffer, const FetchList& list, const Tensor& out) {
+                                const Selection& selection, const TailView& tail, const AttentionShape& shape,
+                                const LayerEntries& entries, const FetchBuffer& buffer, const FetchList& list,
+                                const Tensor& out) {
   if (skipped_.compute) return;
   const ZoneClock::Scope timed(context_->zones, CudaZone::kAttention, context_->stream(queue));
   CHECK(list.capacity == selection.capacity && list.kv_heads == selection.kv_heads);
@@ -404,6 +453,7 @@ void CudaBackend::AttendFetched(Queue queue, const ConstTensor& queries, const T
   call.slots = batch.slots;
   call.selection = selection;
   call.selection.rows = list.cells;
+  call.tail = tail;
   call.entries = entries;
   call.buffer = buffer;
   AttendLists(*context_, call, shape, batch.count, context_->stream(queue));

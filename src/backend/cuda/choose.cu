@@ -4,6 +4,7 @@
 // (radix_select.cuh) and writes the attended rows in ascending order. For many rows, one block would read memory
 // repeatedly while most of the GPU is idle: choose_split.cu.
 #include "backend/cuda/choose.cuh"
+#include "backend/cuda/choose_mass.cuh"
 
 namespace infinigen {
 namespace {
@@ -31,11 +32,14 @@ __global__ __launch_bounds__(kThreads) void ChooseRowsKernel(TokenBatch batch, S
                                                              Selection selection) {
   extern __shared__ __align__(16) uint32_t keys[];
   __shared__ RadixScratch radix;
+  __shared__ MassScratch mass;
   __shared__ float maxima[kMaxGroup];
   const Task task(batch, call, table, blockIdx.x);
   LoadMaxima(table, blockIdx.x, task.items, maxima);
+  // The memory of the keys holds the shares first.
+  const int64_t by_mass = task.CountsByMass() ? CountForMass(table, blockIdx.x, task, maxima, keys, mass) : 0;
 
-  const uint32_t least = LeastKey(task.rule.alpha);
+  const uint32_t least = task.Threshold();
   uint32_t passing = 0, candidates = 0;
   const auto make = [&](int i) { return MakeKey(table, blockIdx.x, i, maxima); };
   ForItems<4>(task.items, make, [&](int i, uint32_t key) {
@@ -48,6 +52,7 @@ __global__ __launch_bounds__(kThreads) void ChooseRowsKernel(TokenBatch batch, S
   candidates = sums.y;
 
   int64_t count = task.rule.force_count > 0 ? task.CountForced(CountExtras(task, radix))
+                  : task.CountsByMass()     ? task.CountChosen(by_mass)
                                             : task.CountChosen(static_cast<int64_t>(sums.x) * task.page);
   count = min(count, static_cast<int64_t>(candidates));
 

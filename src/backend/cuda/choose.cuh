@@ -66,6 +66,11 @@ struct Task {
   // A forced count is reached with rows other than the extras.
   __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1; }
 
+  // The number of rows follows from their estimated attention (choose_mass.cuh), not from the threshold.
+  __device__ bool CountsByMass() const { return rule.mass > 0 && rule.force_count == 0; }
+  // The least key that passes the threshold; above all keys if there is none.
+  __device__ uint32_t Threshold() const { return CountsByMass() ? 0xffffffffu : LeastKey(rule.alpha); }
+
   // Number of items chosen by threshold and cap (ChosenCount of kv/select.h).
   __device__ int64_t CountChosen(int64_t passing) const {
     const int64_t least = rule.min_rows, most = max(rule.Capped(n), least);

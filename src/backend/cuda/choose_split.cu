@@ -1,5 +1,6 @@
 // Chooses among many rows; several blocks share the work of one (token, KV head). kv/select.h defines the choice.
 //
+//   0. CountMassKernel: only for rules with a mass, counts the rows that hold it.
 //   1. MakeKeysKernel: turns scores into keys, builds a histogram of the keys and counts those that pass the threshold.
 //   2. CutKernel: the number of chosen items, and the bin that the last of them falls into, are now known. Items above
 //      the bin are chosen; items in the bin go on a list, the edge (a few items in a thousand). The last block to
@@ -10,6 +11,7 @@
 // is a set, so the result does not depend on the order of blocks. If all keys are equal, the edge holds everything and
 // one block processes it: slow, but correct.
 #include "backend/cuda/choose.cuh"
+#include "backend/cuda/choose_mass.cuh"
 
 namespace infinigen {
 namespace {
@@ -42,6 +44,19 @@ __device__ uint32_t LeastOfBin(uint32_t bin) {
   if (bin > static_cast<uint32_t>(kLastLevel)) return kNoKey;
   const uint32_t level = static_cast<uint32_t>(kFirstLevel + kLastLevel) - bin;
   return kTopKey - (((level + 1) << kBinShift) - 1);
+}
+
+// Grid (tasks). One block per task, which reads its scores twice: a count by mass is slower than one by threshold.
+constexpr int kMassThreads = 1024;
+__global__ __launch_bounds__(kMassThreads) void CountMassKernel(TokenBatch batch, SelectCall call, ScoreTable table) {
+  __shared__ MassScratch mass;
+  __shared__ float maxima[kMaxGroup];
+  const Task task(batch, call, table, blockIdx.x);
+  if (!task.CountsByMass()) return;
+  LoadMaxima(table, blockIdx.x, task.items, maxima);
+  // The memory of the keys holds the shares first.
+  const int64_t rows = CountForMass(table, blockIdx.x, task, maxima, table.Keys(blockIdx.x), mass);
+  if (threadIdx.x == 0) table.tallies[blockIdx.x].passing = static_cast<uint32_t>(rows);
 }
 
 // ---- Keys.
@@ -97,7 +112,7 @@ __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, Sel
 
   const Task task(batch, call, table, index);
   const bool drops = task.DropsExtras();
-  const uint32_t least = LeastKey(task.rule.alpha);
+  const uint32_t least = task.Threshold();
   uint32_t keys[kPerThread], passing = 0, extras = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -137,11 +152,12 @@ __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTab
   const ChoiceTally& own = table.tallies[index];
   if (task.rule.force_count > 0)
     return task.CountForced(task.positions == nullptr ? task.PlainExtras() : static_cast<int64_t>(own.extras));
-  int64_t passing = static_cast<int64_t>(own.passing) * task.page;
+  const int64_t rows = task.CountsByMass() ? 1 : task.page;  // that one counted item stands for
+  int64_t passing = static_cast<int64_t>(own.passing) * rows;
   if (mean_counts) {
     passing = 0;
     for (int64_t head = 0; head < table.heads; ++head)
-      passing += static_cast<int64_t>(table.tallies[task.token * table.heads + head].passing) * task.page;
+      passing += static_cast<int64_t>(table.tallies[task.token * table.heads + head].passing) * rows;
     passing /= table.heads;
   }
   return task.CountChosen(passing);
@@ -324,6 +340,8 @@ void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectC
   };
   const dim3 shares = grid(call.max_rows);
   CHECK(shares.y <= table.chunk_count);  // the table has one offset per share
+  CountMassKernel<<<static_cast<unsigned>(batch.count * table.heads), kMassThreads, 0, stream>>>(batch, call, table);
+  CUDA_CHECK_LAUNCH();
   MakeKeysKernel<<<grid(table.items), kThreads, 0, stream>>>(batch, call, table);
   CUDA_CHECK_LAUNCH();
   CutKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);

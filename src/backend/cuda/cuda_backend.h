@@ -132,6 +132,12 @@ class CudaBackend {
                      const SketchBasis& basis, const Tensor& out);
   void Select(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
               const LayerSketches& sketches, const Selection& selection);
+  void AppendValueSketches(Queue queue, const TokenBatch& batch, const ConstTensor& values, const TailBasis& basis,
+                           const LayerSketches& sketches);
+  void QueryLevels(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                   const TailView& tail);
+  void SumTails(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                const LayerSketches& sketches, const Selection& selection);
   void AppendBounds(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
@@ -141,7 +147,8 @@ class CudaBackend {
   void SelectExact(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                      const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+                      const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                      const Tensor& out);
   void MeasureMass(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
@@ -164,8 +171,8 @@ class CudaBackend {
   void AppendFetched(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                      const FetchBuffer& buffer, const FetchList& list);
   void AttendFetched(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                     const AttentionShape& shape, const LayerEntries& entries, const FetchBuffer& buffer,
-                     const FetchList& list, const Tensor& out);
+                     const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                     const FetchBuffer& buffer, const FetchList& list, const Tensor& out);
 
  private:
   CudaBackend(const CudaOptions& options, std::unique_ptr<CudaContext> context);

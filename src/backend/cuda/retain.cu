@@ -175,7 +175,23 @@ __device__ void CopyBytes(const std::byte* from, std::byte* to, int64_t bytes) {
     copy(uint8_t{});
 }
 
-// Grid (parts of the rows, kv_heads): copies entry, sketch and priority of every survivor, one warp each.
+// Copies the sketches of one row with one warp (CopySketch of kv/index_view.h).
+__device__ void CopySketchOf(const SketchLayout& layout, const std::byte* from, int64_t from_row, std::byte* to,
+                             int64_t to_row) {
+  // Copies one element of each of `count` arrays [64] that begin at `offset`.
+  const auto copy = [&](size_t offset, int64_t count, auto element) {
+    using Element = decltype(element);
+    for (int64_t i = Lane(); i < count; i += 32)
+      reinterpret_cast<Element*>(to + offset)[i * kSketchBlock + to_row] =
+          reinterpret_cast<const Element*>(from + offset)[i * kSketchBlock + from_row];
+  };
+  copy(0, layout.units(), uint32_t{});
+  copy(layout.scales_offset(), layout.groups(), uint16_t{});
+  copy(layout.values_offset(), layout.value_units(), uint32_t{});
+  copy(layout.value_scales_offset(), layout.has_values() ? 1 : 0, uint16_t{});
+}
+
+// Grid (parts of the rows, kv_heads): copies entry, sketches and priority of every survivor, one warp each.
 __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache from, int64_t rows, int64_t slot,
                                                                       LayerCache to) {
   const int64_t head = blockIdx.y, quota = min(rows, static_cast<int64_t>(to.retained.quotas[slot]));
@@ -187,14 +203,8 @@ __global__ __launch_bounds__(kRetainThreads) void MoveSurvivorsKernel(LayerCache
               static_cast<int64_t>(from.entries.layout.entry_bytes()));
     if (Lane() == 0) to.retained.Priorities(slot, head)[row] = from.retained.Priorities(0, head)[source];
     if (!from.sketches) continue;
-    const std::byte* source_block = from.sketches.Block(0, head, source / kSketchBlock);
-    std::byte* block = to.sketches.Block(slot, head, row / kSketchBlock);
-    for (int64_t unit = Lane(); unit < layout.units(); unit += 32)
-      reinterpret_cast<uint32_t*>(block)[unit * kSketchBlock + row % kSketchBlock] =
-          reinterpret_cast<const uint32_t*>(source_block)[unit * kSketchBlock + source % kSketchBlock];
-    if (layout.has_scales() && Lane() == 0)
-      reinterpret_cast<uint16_t*>(block + layout.scales_offset())[row % kSketchBlock] =
-          reinterpret_cast<const uint16_t*>(source_block + layout.scales_offset())[source % kSketchBlock];
+    CopySketchOf(layout, from.sketches.Block(0, head, source / kSketchBlock), source % kSketchBlock,
+                 to.sketches.Block(slot, head, row / kSketchBlock), row % kSketchBlock);
   }
 }
 

@@ -47,7 +47,7 @@ struct Numbers {
 // Shared state of the blocks of one task that choose together (choose_split.cu); zero before they start.
 struct alignas(16) ChoiceTally {
   uint32_t bins[kRadixBins];  // candidates by key
-  uint32_t passing;           // items that pass the threshold
+  uint32_t passing;           // items that pass the threshold, or rows that hold the rule's mass
   uint32_t extras;            // rows attended regardless of score, if they have to be counted
   uint32_t listed, arrived;   // items on the edge's list; blocks that have added theirs
   RadixCut cut;
@@ -158,6 +158,16 @@ void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
   CHECK(bytes <= static_cast<size_t>(context.max_shared_bytes()));
   if (bytes > size_t{32} << 10)
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
+// SumTails. Defined in tail.cu.
+void LaunchTails(CudaContext& context, cudaStream_t stream, const ConstTensor& sketch_queries, const TokenBatch& batch,
+                 const SelectCall& call, const LayerSketches& sketches, const Selection& selection);
+// Scratch of SumTails.
+inline size_t TailScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads) {
+  return static_cast<size_t>(max_batch * heads * ((max_tokens + kScoreChunk - 1) / kScoreChunk) *
+                             (2 + kMostValueDims)) *
+         sizeof(float);
 }
 
 // Whether several blocks share the choice of a task, which takes memory. Defined in choose.cu.

@@ -1,11 +1,11 @@
-// AppendSketches and SketchQueries: small products with a basis, and the quantisation of key sketches into their
-// blocks.
+// AppendSketches, AppendValueSketches and SketchQueries: small products with a basis, and the quantisation of sketches
+// into their blocks. QueryLevels: products of queries with the mean key.
 //
-// Both compute x · matrix, with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key, or one of
-// the `group` queries of a token that share the KV head. A block takes up to 32 items of one KV head and loads slabs of
-// the matrix into shared memory. A warp owns four items (or one, if there are few), a lane two columns, so every number
-// of the matrix is used for four items. Each output is one chain of fused multiply-adds over head_dim, ascending: a
-// sketch depends on its own row and the basis only, however many are computed together.
+// The first three compute x · matrix, with matrix [head_dim][dims] of one KV head. An item is a row of x: a token's key
+// or value, or one of the `group` queries of a token that share the KV head. A block takes up to 32 items of one KV
+// head and loads slabs of the matrix into shared memory. A warp owns four items (or one, if there are few), a lane two
+// columns, so every number of the matrix is used for four items. Each output is one chain of fused multiply-adds over
+// head_dim, ascending: a sketch depends on its own row and the basis only, however many are computed together.
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
@@ -24,6 +24,32 @@ constexpr int kMostItems = kSketchThreads / 32 * kItemsPerWarp;
 constexpr int kColumns = 64;    // columns of the matrix per pass: two per lane
 constexpr int kSlabRows = 128;  // rows of the matrix per slab; 32 KiB at most
 
+// How the numbers of keys, or of values, lie in a block of sketches (kv/index_view.h).
+struct NumbersLayout {
+  SketchType type = SketchType::kBF16;
+  int units = 0;
+  int group = 0, groups = 0;           // numbers that share a scale; groups of a row
+  size_t units_at = 0, scales_at = 0;  // offsets in the block
+
+  static NumbersLayout OfKeys(const SketchLayout& layout) {
+    return {layout.type,
+            static_cast<int>(layout.units()),
+            static_cast<int>(layout.group_dims()),
+            static_cast<int>(layout.groups()),
+            0,
+            layout.scales_offset()};
+  }
+  static NumbersLayout OfValues(const SketchLayout& layout) {
+    return {SketchType::kInt4,
+            static_cast<int>(layout.value_units()),
+            static_cast<int>(layout.value_dims),
+            1,
+            layout.values_offset(),
+            layout.value_scales_offset()};
+  }
+  __device__ int largest() const { return type == SketchType::kInt8 ? 127 : SketchLayout::kLargestInt4; }
+};
+
 struct ProjectCall {
   Numbers x;  // [tokens][kv_heads · group · head_dim]
   TokenBatch batch;
@@ -32,24 +58,25 @@ struct ProjectCall {
   int64_t group = 1;
   int items = kMostItems;  // items per block
   // For queries:
-  float* out = nullptr;  // [tokens][kv_heads · group · dims]; null: keys
+  float* out = nullptr;  // [tokens][kv_heads · group · dims]; null: keys or values
   int64_t out_stride = 0;
   float scale = 1.0f;
-  // For keys:
+  // For keys and values:
   LayerSketches sketches;
+  NumbersLayout layout;
 };
 
 // Layout of shared memory.
 struct ProjectShared {
-  __device__ ProjectShared(float* memory, int items, int64_t head_dim, int64_t dims)
-      : x(memory), numbers(x + items * head_dim), scales(numbers + items * dims), slab(scales + kMostItems) {}
-  static size_t Bytes(int items, int64_t head_dim, int64_t dims) {
+  __device__ ProjectShared(float* memory, int items, int64_t head_dim, int64_t dims, int groups)
+      : x(memory), numbers(x + items * head_dim), scales(numbers + items * dims), slab(scales + kMostItems * groups) {}
+  static size_t Bytes(int items, int64_t head_dim, int64_t dims, int groups) {
     const int64_t slab = std::min<int64_t>(head_dim, kSlabRows) * std::min<int64_t>(dims, kColumns);
-    return static_cast<size_t>(items * (head_dim + dims) + kMostItems + slab) * sizeof(float);
+    return static_cast<size_t>(items * (head_dim + dims) + kMostItems * groups + slab) * sizeof(float);
   }
   float* x;        // [items][head_dim]
   float* numbers;  // [items][dims]
-  float* scales;   // [items] inverse scales of integer sketches
+  float* scales;   // [items][groups] inverse scales of integer sketches
   float* slab;     // up to [kSlabRows][kColumns]
 };
 
@@ -141,34 +168,37 @@ __device__ uint16_t RoundUpToBF16(float value) {
   return up < 0x7f800000u ? static_cast<uint16_t>(up >> 16) : ToBF16(value).bits;
 }
 
-// Quantises sketches as kv/index.h defines: first the scale of every item, then unit by unit. Adjacent items are
+// Quantises sketches as kv/index.h defines: first the scales of every item, then unit by unit. Adjacent items are
 // usually adjacent rows, so consecutive threads take consecutive items.
 __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, int64_t head, int64_t first_token,
                               int items) {
-  const SketchLayout& layout = call.sketches.layout;
-  const int dims = static_cast<int>(layout.dims), units = static_cast<int>(layout.units());
+  const NumbersLayout& layout = call.layout;
+  const int dims = static_cast<int>(call.basis.dims), groups = layout.groups;
   const auto block_of = [&](int item, int64_t row) {
     return call.sketches.Block(call.batch.slots[first_token + item], head, row / kSketchBlock);
   };
   const float most = static_cast<float>(layout.largest());
-  if (layout.has_scales()) {
-    for (int item = Warp(); item < items; item += kSketchThreads / 32) {
+  if (groups > 0) {
+    for (int i = Warp(); i < items * groups; i += kSketchThreads / 32) {
+      const int item = i / groups, group = i % groups, end = min((group + 1) * layout.group, dims);
       float largest = 0;
-      for (int i = Lane(); i < dims; i += 32) largest = fmaxf(largest, fabsf(Finite(s.numbers[item * dims + i])));
+      for (int n = group * layout.group + Lane(); n < end; n += 32)
+        largest = fmaxf(largest, fabsf(Finite(s.numbers[item * dims + n])));
       const uint16_t scale = RoundUpToBF16(__fdiv_rn(WarpMax(largest), most));
       if (Lane() != 0) continue;
       const float inverse = __fdiv_rn(1.0f, ToFloat(BF16{scale}));
-      s.scales[item] = fabsf(inverse) <= 3.402823466e38f ? inverse : 0.0f;
+      s.scales[i] = fabsf(inverse) <= 3.402823466e38f ? inverse : 0.0f;
       const int64_t row = call.batch.OwnRow(first_token + item, head);
-      reinterpret_cast<uint16_t*>(block_of(item, row) + layout.scales_offset())[row % kSketchBlock] = scale;
+      reinterpret_cast<uint16_t*>(block_of(item, row) + layout.scales_at)[group * kSketchBlock + row % kSketchBlock] =
+          scale;
     }
     __syncthreads();
   }
-  for (int i = static_cast<int>(threadIdx.x); i < items * units; i += kSketchThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < items * layout.units; i += kSketchThreads) {
     const int item = i % items, unit = i / items;
     const float* numbers = s.numbers + item * dims;
     const auto value = [&](int n) {
-      const float rounded = rintf(__fmul_rn(Finite(numbers[n]), s.scales[item]));
+      const float rounded = rintf(__fmul_rn(Finite(numbers[n]), s.scales[item * groups + n / layout.group]));
       return static_cast<uint32_t>(static_cast<int32_t>(fminf(fmaxf(rounded, -most), most)) + layout.largest() + 1);
     };
     uint32_t bits = 0;
@@ -181,7 +211,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
       for (int b = 0; b < 4; ++b) bits |= (value(8 * unit + b) | value(8 * unit + 4 + b) << 4) << (8 * b);
     }
     const int64_t row = call.batch.OwnRow(first_token + item, head);
-    reinterpret_cast<uint32_t*>(block_of(item, row))[unit * kSketchBlock + row % kSketchBlock] = bits;
+    reinterpret_cast<uint32_t*>(block_of(item, row) + layout.units_at)[unit * kSketchBlock + row % kSketchBlock] = bits;
   }
 }
 
@@ -190,7 +220,7 @@ __global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call
   extern __shared__ __align__(16) float memory[];
   const int64_t head = blockIdx.y, group = call.group;
   const int d = static_cast<int>(call.basis.head_dim), dims = static_cast<int>(call.basis.dims);
-  const ProjectShared s(memory, call.items, d, dims);
+  const ProjectShared s(memory, call.items, d, dims, call.layout.groups);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * call.items;
   const int items = static_cast<int>(min(static_cast<int64_t>(call.items), call.batch.count * group - first));
   const auto token_of = [&](int item) { return (first + item) / group; };
@@ -233,7 +263,9 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
   // Few items: one per warp, so that more multiprocessors share the work; if every sequence has its own matrix, one
   // sequence per block.
   if (all <= 64) call.items = call.basis.per_slot ? static_cast<int>(std::min<int64_t>(call.group, 8)) : 8;
-  const auto bytes_of = [&] { return ProjectShared::Bytes(call.items, call.basis.head_dim, call.basis.dims); };
+  const auto bytes_of = [&] {
+    return ProjectShared::Bytes(call.items, call.basis.head_dim, call.basis.dims, call.layout.groups);
+  };
   while (call.items > 1 && bytes_of() > static_cast<size_t>(context.max_shared_bytes())) call.items /= 2;
   const size_t bytes = bytes_of();
   AllowShared(context, ProjectKernel, bytes);
@@ -241,6 +273,20 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
                   static_cast<unsigned>(call.basis.kv_heads));
   ProjectKernel<<<grid, kSketchThreads, bytes, stream>>>(call);
   CUDA_CHECK_LAUNCH();
+}
+
+// One warp per (token, query head).
+__global__ __launch_bounds__(kSketchThreads) void QueryLevelsKernel(Numbers queries, int64_t tokens, int group,
+                                                                    float scale, TailView tail) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kSketchThreads / 32) + Warp();
+  if (index >= tokens * tail.heads) return;
+  const int64_t token = index / tail.heads, head = index % tail.heads;
+  const int d = static_cast<int>(tail.basis.head_dim);
+  const float* mean = tail.basis.KeyMean(head / group);
+  float sum = 0;
+  for (int i = Lane(); i < d; i += 32) sum = __fmaf_rn(queries(token, head * d + i), mean[i], sum);
+  sum = WarpSum(sum);
+  if (Lane() == 0) tail.Levels(token)[head] = __fmul_rn(sum, scale);
 }
 
 }  // namespace
@@ -252,7 +298,33 @@ void CudaBackend::AppendSketches(Queue queue, const TokenBatch& batch, const Con
   CHECK(layout.dims % kSketchDimStep == 0 && layout.dims == basis.dims && layout.kv_heads == basis.kv_heads);
   CHECK(keys.cols == basis.kv_heads * basis.head_dim && keys.rows >= batch.count);
   LaunchProject(*context_, context_->stream(queue),
-                {.x = Numbers(keys), .batch = batch, .basis = basis, .matrices = basis.key, .sketches = sketches});
+                {.x = Numbers(keys),
+                 .batch = batch,
+                 .basis = basis,
+                 .matrices = basis.key,
+                 .sketches = sketches,
+                 .layout = NumbersLayout::OfKeys(layout)});
+}
+
+void CudaBackend::AppendValueSketches(Queue queue, const TokenBatch& batch, const ConstTensor& values,
+                                      const TailBasis& basis, const LayerSketches& sketches) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
+  const SketchLayout& layout = sketches.layout;
+  CHECK(layout.has_values() && layout.value_dims % SketchLayout::kInt4PerUnit == 0);
+  CHECK(layout.value_dims == basis.value_dims && layout.kv_heads == basis.kv_heads);
+  CHECK(values.cols == basis.kv_heads * basis.head_dim && values.rows >= batch.count);
+  const SketchBasis of_values{.kv_heads = basis.kv_heads,
+                              .head_dim = basis.head_dim,
+                              .dims = basis.value_dims,
+                              .key = basis.value,
+                              .key_offset = basis.value_offset};
+  LaunchProject(*context_, context_->stream(queue),
+                {.x = Numbers(values),
+                 .batch = batch,
+                 .basis = of_values,
+                 .matrices = basis.value,
+                 .sketches = sketches,
+                 .layout = NumbersLayout::OfValues(layout)});
 }
 
 void CudaBackend::SketchQueries(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
@@ -270,7 +342,21 @@ void CudaBackend::SketchQueries(Queue queue, const ConstTensor& queries, const T
                  .out = out.as<float>(),
                  .out_stride = out.stride,
                  .scale = shape.scale,
-                 .sketches = {}});
+                 .sketches = {},
+                 .layout = {}});
+}
+
+void CudaBackend::QueryLevels(Queue queue, const ConstTensor& queries, const TokenBatch& batch,
+                              const AttentionShape& shape, const TailView& tail) {
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, context_->stream(queue));
+  CHECK(shape.heads == tail.heads && shape.heads % tail.basis.kv_heads == 0);
+  CHECK(queries.cols == shape.heads * tail.basis.head_dim && queries.rows >= batch.count);
+  if (batch.count == 0) return;
+  constexpr int64_t kWarps = kSketchThreads / 32;
+  const auto blocks = static_cast<unsigned>((batch.count * shape.heads + kWarps - 1) / kWarps);
+  QueryLevelsKernel<<<blocks, kSketchThreads, 0, context_->stream(queue)>>>(
+      Numbers(queries), batch.count, static_cast<int>(shape.heads / tail.basis.kv_heads), shape.scale, tail);
+  CUDA_CHECK_LAUNCH();
 }
 
 }  // namespace infinigen

@@ -8,11 +8,12 @@
 #include "backend/reference/reference_backend.h"
 #include "kv/select.h"
 #include "kv/store.h"
+#include "kv/tail.h"
 
 namespace infinigen {
 
 std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                                    const AttentionShape& shape, const LayerEntries& entries) {
+                                    const AttentionShape& shape, const LayerEntries& entries, SoftmaxNorm* norm) {
   const EntryLayout& layout = entries.layout;
   std::vector<float> weights, key(static_cast<size_t>(layout.head_dim));
   float largest = -INFINITY;
@@ -26,19 +27,32 @@ std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t he
   float sum = 0;
   for (float& weight : weights) sum += weight = std::exp(weight - largest);
   for (float& weight : weights) weight /= sum;
+  if (norm != nullptr) *norm = {largest, sum};
   return weights;
 }
 
-void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                const AttentionShape& shape, const LayerEntries& entries, float* out) {
+SoftmaxNorm AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                       const AttentionShape& shape, const LayerEntries& entries, float* out) {
   const EntryLayout& layout = entries.layout;
-  const std::vector<float> weights = AttentionWeights(query, slot, head, rows, shape, entries);
+  SoftmaxNorm norm;
+  const std::vector<float> weights = AttentionWeights(query, slot, head, rows, shape, entries, &norm);
   std::vector<float> value(static_cast<size_t>(layout.head_dim));
   std::fill_n(out, layout.head_dim, 0.0f);
   for (size_t j = 0; j < rows.size(); ++j) {
     LoadRow(layout.type, entries.Entry(slot, head, rows[j]) + layout.key_bytes(), value);
     for (size_t i = 0; i < value.size(); ++i) out[i] += weights[j] * value[i];
   }
+  return norm;
+}
+
+void AttendToTail(const TailView& tail, int64_t token, int64_t query_head, const SoftmaxNorm& norm, float* out) {
+  const float* sums = tail.Sums(token, query_head);
+  if (!(sums[1] > 0)) return;
+  const TailSums of_head{sums[0], sums[1], {sums + 2, sums + tail.sums_floats()}};
+  const int64_t kv_head = query_head / (tail.heads / tail.basis.kv_heads);
+  const float share =
+      AddTail(of_head, tail.basis, kv_head, norm.largest, norm.sum, {out, static_cast<size_t>(tail.basis.head_dim)});
+  tail.mass->Add(static_cast<double>(share));
 }
 
 namespace {
@@ -76,15 +90,17 @@ void ReferenceBackend::AttendDecode(Queue, const ConstTensor& queries, const Tok
 }
 
 void ReferenceBackend::AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch,
-                                      const Selection& selection, const AttentionShape& shape,
+                                      const Selection& selection, const TailView& tail, const AttentionShape& shape,
                                       const LayerEntries& entries, const Tensor& out) {
   const int64_t group = shape.heads / entries.layout.kv_heads, dim = entries.layout.head_dim;
   for (int64_t t = 0; t < batch.count; ++t) {
     for (int64_t head = 0; head < shape.heads; ++head) {
       const int64_t kv_head = head / group;
       const std::span rows(selection.Rows(t, kv_head), static_cast<size_t>(selection.Count(t, kv_head)));
-      AttendHead(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, rows, shape, entries,
-                 out.as<float>(t) + head * dim);
+      float* const to = out.as<float>(t) + head * dim;
+      const SoftmaxNorm norm =
+          AttendHead(queries.as<float>(t) + head * dim, batch.slots[t], kv_head, rows, shape, entries, to);
+      if (tail) AttendToTail(tail, t, head, norm, to);
     }
   }
 }
@@ -103,9 +119,7 @@ void ReferenceBackend::MeasureMass(Queue, const ConstTensor& queries, const Toke
       for (int64_t j = 0; j < selection.Count(t, kv_head); ++j)
         inside += weights[static_cast<size_t>(selection.Rows(t, kv_head)[j])];
       inside = std::clamp(inside, 0.0, 1.0);
-      ++mass->count;
-      mass->sum += inside;
-      ++mass->bins[static_cast<int>(inside * MassTotals::kBins)];
+      mass->Add(inside);
     }
   }
 }

@@ -181,7 +181,7 @@ void ReferenceBackend::AppendFetched(Queue, const TokenBatch& batch, const Const
 }
 
 void ReferenceBackend::AttendFetched(Queue, const ConstTensor& queries, const TokenBatch& batch,
-                                     const Selection& selection, const AttentionShape& shape,
+                                     const Selection& selection, const TailView& tail, const AttentionShape& shape,
                                      const LayerEntries& entries, const FetchBuffer& buffer, const FetchList& list,
                                      const Tensor& out) {
   const int64_t group = shape.heads / buffer.layout.kv_heads, dim = buffer.layout.head_dim;
@@ -191,8 +191,11 @@ void ReferenceBackend::AttendFetched(Queue, const ConstTensor& queries, const To
       const ListAsEntries copy(entries, buffer, batch.slots[t], kv_head, cells);
       std::vector<int32_t> all(cells.size());
       std::iota(all.begin(), all.end(), 0);
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        AttendHead(queries.as<float>(t) + head * dim, 0, 0, all, shape, copy.view(), out.as<float>(t) + head * dim);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        float* const to = out.as<float>(t) + head * dim;
+        const SoftmaxNorm norm = AttendHead(queries.as<float>(t) + head * dim, 0, 0, all, shape, copy.view(), to);
+        if (tail) AttendToTail(tail, t, head, norm, to);
+      }
     }
   }
 }

@@ -47,6 +47,12 @@ class ReferenceBackend : public HostBackend {
                      const SketchBasis& basis, const Tensor& out);
   void Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
               const LayerSketches& sketches, const Selection& selection);
+  void AppendValueSketches(Queue, const TokenBatch& batch, const ConstTensor& values, const TailBasis& basis,
+                           const LayerSketches& sketches);
+  void QueryLevels(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
+                   const TailView& tail);
+  void SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                const LayerSketches& sketches, const Selection& selection);
   void AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys, const LayerPageBounds& bounds);
   void SelectPages(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerPageBounds& bounds, const Selection& selection);
@@ -56,7 +62,8 @@ class ReferenceBackend : public HostBackend {
   void SelectExact(Queue, const ConstTensor& queries, const TokenBatch& batch, const SelectCall& call,
                    const AttentionShape& shape, const LayerEntries& entries, const Selection& selection);
   void AttendSelected(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                      const AttentionShape& shape, const LayerEntries& entries, const Tensor& out);
+                      const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                      const Tensor& out);
   void MeasureMass(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
                    const AttentionShape& shape, const LayerEntries& entries, MassTotals* mass);
 
@@ -78,17 +85,24 @@ class ReferenceBackend : public HostBackend {
   void AppendFetched(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                      const FetchBuffer& buffer, const FetchList& list);
   void AttendFetched(Queue, const ConstTensor& queries, const TokenBatch& batch, const Selection& selection,
-                     const AttentionShape& shape, const LayerEntries& entries, const FetchBuffer& buffer,
-                     const FetchList& list, const Tensor& out);
+                     const TailView& tail, const AttentionShape& shape, const LayerEntries& entries,
+                     const FetchBuffer& buffer, const FetchList& list, const Tensor& out);
 };
 
 static_assert(FetchingBackend<ReferenceBackend>);
 
-// softmax(query · keys · scale) over the listed rows of one KV head.
+// The largest score of some rows, and Σ e^{score − largest}.
+struct SoftmaxNorm {
+  float largest = 0, sum = 0;
+};
+// softmax(query · keys · scale) over the listed rows of one KV head. `norm` may be null.
 std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                                    const AttentionShape& shape, const LayerEntries& entries);
+                                    const AttentionShape& shape, const LayerEntries& entries,
+                                    SoftmaxNorm* norm = nullptr);
 // The output of one query head: the values of the listed rows, weighted by AttentionWeights.
-void AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
-                const AttentionShape& shape, const LayerEntries& entries, float* out);
+SoftmaxNorm AttendHead(const float* query, int64_t slot, int64_t head, std::span<const int32_t> rows,
+                       const AttentionShape& shape, const LayerEntries& entries, float* out);
+// Adds the tail of a token's query head to `out`, and its share of the attention to tail.mass.
+void AttendToTail(const TailView& tail, int64_t token, int64_t query_head, const SoftmaxNorm& norm, float* out);
 
 }  // namespace infinigen

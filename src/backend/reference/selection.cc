@@ -10,6 +10,7 @@
 #include "kv/page_sums.h"
 #include "kv/select.h"
 #include "kv/store.h"
+#include "kv/tail.h"
 
 namespace infinigen {
 namespace {
@@ -38,10 +39,14 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
     std::vector<int64_t> passing;
     for (int64_t head = 0; head < heads; ++head) {
       std::vector<float> scores;
-      for (int64_t g = 0; g < group; ++g)
-        for (const float score : scores_of(t, head, g, visible)) scores.push_back(SoftCapped(score, call.soft_cap));
+      for (int64_t g = 0; g < group; ++g) {
+        const float level = call.tail && call.soft_cap > 0 ? call.tail.Levels(t)[head * group + g] : 0;
+        for (const float score : scores_of(t, head, g, visible))
+          scores.push_back(SoftCapped(score + level, call.soft_cap));
+      }
       relative.push_back(RelativeScores(scores, group));
-      passing.push_back(CountPassing(relative.back(), rule.alpha));
+      passing.push_back(rule.mass > 0 ? CountForMass(scores, group, rule.mass)
+                                      : CountPassing(relative.back(), rule.alpha));
     }
     if (call.mean_counts)
       std::fill(passing.begin(), passing.end(), std::accumulate(passing.begin(), passing.end(), int64_t{0}) / heads);
@@ -90,8 +95,8 @@ void ReferenceBackend::SketchQueries(Queue, const ConstTensor& queries, const To
   }
 }
 
-void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
-                              const LayerSketches& sketches, const Selection& selection) {
+void ReferenceBackend::Select(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch,
+                              const SelectCall& call, const LayerSketches& sketches, const Selection& selection) {
   const SketchLayout& layout = sketches.layout;
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
   SelectBy(batch, call, layout.kv_heads, group, selection, [&](int64_t t, int64_t head, int64_t g, int64_t rows) {
@@ -99,6 +104,53 @@ void ReferenceBackend::Select(Queue, const ConstTensor& sketch_queries, const To
                           static_cast<size_t>(layout.dims));
     return ScoreSketches(layout, sketches.Head(batch.slots[t], head), rows, query);
   });
+  if (call.tail) SumTails(queue, sketch_queries, batch, call, sketches, selection);
+}
+
+void ReferenceBackend::AppendValueSketches(Queue, const TokenBatch& batch, const ConstTensor& values,
+                                           const TailBasis& basis, const LayerSketches& sketches) {
+  for (int64_t t = 0; t < batch.count; ++t) {
+    for (int64_t head = 0; head < sketches.layout.kv_heads; ++head) {
+      const int64_t row = batch.OwnRow(t, head);
+      StoreValueSketch(sketches.layout, sketches.Block(batch.slots[t], head, row / kSketchBlock), row % kSketchBlock,
+                       Project(values.as<float>(t) + head * basis.head_dim, basis.Value(head), basis.ValueOffset(head),
+                               basis.head_dim, basis.value_dims));
+    }
+  }
+}
+
+void ReferenceBackend::QueryLevels(Queue, const ConstTensor& queries, const TokenBatch& batch,
+                                   const AttentionShape& shape, const TailView& tail) {
+  const TailBasis& basis = tail.basis;
+  const int64_t group = shape.heads / basis.kv_heads;
+  for (int64_t t = 0; t < batch.count; ++t)
+    for (int64_t head = 0; head < shape.heads; ++head)
+      tail.Levels(t)[head] = Project(queries.as<float>(t) + head * basis.head_dim, basis.KeyMean(head / group), nullptr,
+                                     basis.head_dim, 1)[0] *
+                             shape.scale;
+}
+
+void ReferenceBackend::SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch,
+                                const SelectCall& call, const LayerSketches& sketches, const Selection& selection) {
+  const SketchLayout& layout = sketches.layout;
+  const int64_t heads = sketch_queries.cols / layout.dims, group = heads / layout.kv_heads;
+  for (int64_t t = 0; t < batch.count; ++t) {
+    const int64_t slot = batch.slots[t], visible = call.Visible(batch.rows[t]);
+    for (int64_t head = 0; head < heads; ++head) {
+      const std::byte* blocks = sketches.Head(slot, head / group);
+      std::vector<float> scores =
+          ScoreSketches(layout, blocks, visible,
+                        {sketch_queries.as<float>(t) + head * layout.dims, static_cast<size_t>(layout.dims)});
+      for (float& score : scores) score = SoftCapped(score + call.tail.Levels(t)[head], call.soft_cap);
+      if (!call.rules[slot].tail) scores.clear();
+      const std::span selected(selection.Rows(t, head / group), static_cast<size_t>(selection.Count(t, head / group)));
+      const TailSums tail = SumTail(layout, blocks, scores, selected);
+      float* to = call.tail.Sums(t, head);
+      to[0] = tail.maximum;
+      to[1] = tail.sum;
+      std::copy(tail.values.begin(), tail.values.end(), to + 2);
+    }
+  }
 }
 
 void ReferenceBackend::AppendBounds(Queue, const TokenBatch& batch, const ConstTensor& keys,

@@ -5,8 +5,7 @@ namespace infinigen {
 namespace {
 
 IndexLayout SketchIndex(const IndexShape& shape) {
-  const SketchLayout layout{.type = shape.sketch_type, .dims = shape.sketch_dims};
-  return {.block_rows = kSketchBlock, .block_bytes = layout.block_bytes()};
+  return {.block_rows = kSketchBlock, .block_bytes = shape.sketch.block_bytes()};
 }
 
 }  // namespace
