@@ -62,7 +62,7 @@ run_ctest() {
     failed=$((failed + 1)) && failures+=("ctest $preset")
   else
     passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && grep -E -A60 '\*\*\*(Failed|Timeout|Exception|Not Run)|\[  FAILED  \]|ERROR: .*Sanitizer|WARNING: ThreadSanitizer' "$log" | head -n 400
+    [ "$bad" -gt 0 ] && failures+=("ctest $preset") && grep -E -A120 '\*\*\*(Failed|Timeout|Exception|Not Run)|\[  FAILED  \]|ERROR: .*Sanitizer|WARNING: ThreadSanitizer' "$log" | head -n 400
     echo "$([ "$bad" -eq 0 ] && echo 'ok      ' || echo 'FAILED  ') ctest $preset: $good passed, $bad failed, $skip skipped"
   fi
   rm -f "$log" "$log.counts"
