@@ -233,6 +233,9 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.Select(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
   // Stores the sketches of values [count][kv_heads·d] in the tokens' own rows.
   { b.AppendValueSketches(queue, batch, c, tail_basis, sketches) } -> std::same_as<void>;
+  // Stores the means of the blocks that the tokens' rows complete, from the values of their entries, which are appended
+  // already. Not for layers that evict.
+  { b.AppendBlockMeans(queue, batch, entries, tail_basis, sketches) } -> std::same_as<void>;
   // tail.levels = queries · key_mean · scale.          queries [count][heads·d]
   { b.QueryLevels(queue, c, batch, shape, tail) } -> std::same_as<void>;
   // call.tail.sums = the tails of the selections (kv/tail.h), empty for sequences whose rule has no tail. Sketch

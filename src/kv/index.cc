@@ -131,6 +131,35 @@ std::vector<float> LoadValueSketch(const SketchLayout& layout, const std::byte* 
   return LoadNumbers(Numbers::OfValues(layout), block, row);
 }
 
+void StoreBlockMean(const SketchLayout& layout, std::byte* block, std::span<const float> values,
+                    std::span<const float> value_mean) {
+  CHECK(layout.has_means() && values.size() == static_cast<size_t>(kSketchBlock * layout.mean_dims));
+  std::vector<float> mean(static_cast<size_t>(layout.mean_dims));
+  for (size_t i = 0; i < mean.size(); ++i) {
+    for (size_t row = 0; row < kSketchBlock; ++row) mean[i] += values[row * mean.size() + i];
+    mean[i] = mean[i] * (1.0f / kSketchBlock) - value_mean[i];
+  }
+  const float most = static_cast<float>(SketchLayout::kLargestMean);
+  const BF16 scale = RoundUp(LargestMagnitude(mean) / most);
+  std::memcpy(block + layout.mean_scale_offset(), &scale, sizeof(BF16));
+  const float wanted = 1.0f / ToFloat(scale), inverse = std::isfinite(wanted) ? wanted : 0.0f;
+  for (size_t i = 0; i < mean.size(); ++i) {
+    const float value = std::isfinite(mean[i]) ? std::nearbyint(mean[i] * inverse) : 0.0f;
+    block[layout.means_offset() + i] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(value, -most, most)));
+  }
+}
+
+std::vector<float> LoadBlockMean(const SketchLayout& layout, const std::byte* block) {
+  CHECK(layout.has_means());
+  BF16 scale;
+  std::memcpy(&scale, block + layout.mean_scale_offset(), sizeof(BF16));
+  std::vector<float> mean;
+  for (int64_t i = 0; i < layout.mean_dims; ++i)
+    mean.push_back(static_cast<float>(static_cast<int8_t>(block[layout.means_offset() + static_cast<size_t>(i)])) *
+                   ToFloat(scale));
+  return mean;
+}
+
 QuantisedQuery QuantiseQuery(std::span<const float> numbers) {
   QuantisedQuery query{.values = std::vector<int32_t>(numbers.size()),
                        .scale = LargestMagnitude(numbers) / static_cast<float>(kLargestQueryValue)};

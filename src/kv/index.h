@@ -7,6 +7,9 @@
 // 16319, so that a sum of 512 products fits into 32 bits. A group gives (float(Σ query value · key value) · t) · s; the
 // score is the sum over the groups, ascending. The integer sums are exact, so the score is the same on every machine.
 //
+// Means of blocks. mean = (Σ values in ascending order) / 64 − value_mean, stored with one scale as a group above, with
+// ±127 as largest value.
+//
 // bf16 sketches. score = Σ query · key in ascending order, by fused multiply-adds.
 //
 // Page bounds (Quest, docs/quest.md).
@@ -40,6 +43,13 @@ void StoreValueSketch(const SketchLayout& layout, std::byte* block, int64_t row,
 // The stored numbers of a row's key, or value.
 std::vector<float> LoadSketch(const SketchLayout& layout, const std::byte* block, int64_t row);
 std::vector<float> LoadValueSketch(const SketchLayout& layout, const std::byte* block, int64_t row);
+
+// Stores the mean of a block: values [64][mean_dims] of its rows, as read back from their entries. Sums are not finite
+// where values are not; such numbers are stored as zero.
+void StoreBlockMean(const SketchLayout& layout, std::byte* block, std::span<const float> values,
+                    std::span<const float> value_mean);
+// The stored mean [mean_dims].
+std::vector<float> LoadBlockMean(const SketchLayout& layout, const std::byte* block);
 
 struct QuantisedQuery {
   std::vector<int32_t> values;

@@ -15,6 +15,7 @@
 //
 //     block: [dims / per_unit][64 rows] units of 4 bytes, [scale groups][64] scales        of keys
 //            [value_dims / 8][64 rows] int4 units, [64] scales                             of values
+//            [mean_dims] int8, padded to 4 bytes, scale, 2 bytes unused                    mean of the block's values
 //
 // A unit holds per_unit consecutive numbers of one row:
 //     bf16   2 numbers, no scales
@@ -22,6 +23,10 @@
 //     int4   8 numbers: byte b has number b in its low half and number 4 + b in its high half, each as value + 8
 // number = value · scale. Scales are bf16; `scale_dims` consecutive numbers of a key share one (the last group may be
 // shorter), and all numbers of a value do. Values stay within ±127 and ±7.
+//
+// The mean is that of the block's 64 values as stored, less the mean of all values (TailBasis::value_mean). It is
+// written when the block's last row is appended, and is read only where all 64 rows are visible. Layers that evict have
+// none: their rows are replaced one by one.
 //
 // Page bounds. A page is 16 rows of one KV head; its bounds are the least and the greatest key component in every
 // dimension:
@@ -111,6 +116,7 @@ struct SketchLayout {
   int64_t dims = 0;        // numbers of a key
   int64_t scale_dims = 0;  // consecutive numbers of a key that share a scale, a multiple of 8; 0: all of them
   int64_t value_dims = 0;  // numbers of a value, a multiple of 8; 0: values have no sketch
+  int64_t mean_dims = 0;   // numbers of the mean of a block's values: head_dim; 0: blocks have no mean
 
   constexpr int64_t per_unit() const { return type == SketchType::kBF16 ? 2 : type == SketchType::kInt8 ? 4 : 8; }
   constexpr int64_t units() const { return dims / per_unit(); }
@@ -120,6 +126,7 @@ struct SketchLayout {
   constexpr int64_t group_dims() const { return scale_dims == 0 ? dims : scale_dims; }
   constexpr int64_t groups() const { return has_scales() && dims > 0 ? (dims + group_dims() - 1) / group_dims() : 0; }
   constexpr bool has_values() const { return value_dims > 0; }
+  constexpr bool has_means() const { return mean_dims > 0; }
   constexpr int64_t value_units() const { return value_dims / kInt4PerUnit; }
 
   constexpr size_t scales_offset() const { return static_cast<size_t>(units() * kSketchBlock * kSketchUnitBytes); }
@@ -129,9 +136,11 @@ struct SketchLayout {
   constexpr size_t value_scales_offset() const {
     return values_offset() + static_cast<size_t>(value_units() * kSketchBlock * kSketchUnitBytes);
   }
-  constexpr size_t block_bytes() const {
+  constexpr size_t means_offset() const {
     return value_scales_offset() + (has_values() ? kSketchBlock * sizeof(uint16_t) : 0);
   }
+  constexpr size_t mean_scale_offset() const { return means_offset() + static_cast<size_t>((mean_dims + 3) / 4 * 4); }
+  constexpr size_t block_bytes() const { return has_means() ? mean_scale_offset() + 4 : means_offset(); }
   // Bytes of one head with room for `rows` rows.
   constexpr size_t head_bytes(int64_t rows) const {
     return static_cast<size_t>((rows + kSketchBlock - 1) / kSketchBlock) * block_bytes();
@@ -139,6 +148,7 @@ struct SketchLayout {
 
   static constexpr int64_t kInt4PerUnit = 8;
   static constexpr int32_t kLargestInt4 = 7;
+  static constexpr int32_t kLargestMean = 127;
 };
 
 // Copies the sketches of one row; rows are counted within their blocks.
@@ -180,6 +190,8 @@ struct LayerSketches {
     return Head(slot, head) + static_cast<size_t>(block) * layout.block_bytes();
   }
 };
+// Whether an entry in `row` makes its block complete, so that the block gets its mean.
+constexpr bool CompletesBlock(int64_t row) { return row % kSketchBlock == kSketchBlock - 1; }
 
 // Projects a layer's queries and keys to their sketches:
 //     query sketch = q · query              [dims] = [head_dim] · [head_dim][dims]

@@ -193,7 +193,7 @@ class CacheAttention {
   // A chunk in a layer that retains everything. The caller appends the index.
   void Prefill(const LayerPlan& plan, const TokenRun& run, const TokenBatch& batch, const LayerHeads& heads) {
     const LayerEntries entries = Entries(plan);
-    backend_.Append(Queue::kCompute, batch, heads.k, heads.v, entries);
+    AppendEntries(plan, batch, heads.k, heads.v, entries);
     backend_.AttendPrefill(Queue::kCompute, heads.q, run, Attention(plan), entries, heads.out);
   }
 
@@ -277,7 +277,7 @@ class CacheAttention {
       }
       return;
     }
-    backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, Entries(plan));
+    AppendEntries(plan, tokens.batch, heads.k, heads.v, Entries(plan));
     AppendIndex(plan, tokens.batch, heads.k, heads.v);
     // There is memory for the selections of this many tokens.
     const int64_t part = plan.selects ? shape_.select_tokens() : count;
@@ -295,7 +295,7 @@ class CacheAttention {
 
   // Appends entries and index of a batch to the pool.
   void AppendInPlace(const LayerPlan& plan, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
-    backend_.Append(Queue::kCompute, batch, k, v, views_.Entries(plan.layer));
+    AppendEntries(plan, batch, k, v, views_.Entries(plan.layer));
     AppendIndex(plan, batch, k, v);
   }
   // Writes the eviction state of a sequence of `tokens` tokens whose newest rows are retained.
@@ -335,6 +335,13 @@ class CacheAttention {
             .window = plan.spec->window};
   }
 
+  // Appends the entries of a batch, and the means of the blocks that they complete.
+  void AppendEntries(const LayerPlan& plan, const TokenBatch& batch, const Tensor& keys, const Tensor& values,
+                     const LayerEntries& entries) {
+    backend_.Append(Queue::kCompute, batch, keys, values, entries);
+    if (plan.has_index) index_.AppendMeans(plan.layer, batch, entries);
+  }
+
   // Assigns a row to each new entry: the next free one, or in a full cache that of the evicted entry.
   void AssignRows(const LayerPlan& plan, const TokenBatch& batch, int32_t* rows) {
     backend_.AssignRows(Queue::kCompute, batch, method_.retain_rule(), views_.Cache(plan.layer), rows);
@@ -343,7 +350,7 @@ class CacheAttention {
   // `rows`: where an evicting layer stores the rows that it assigns to the batch.
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads, int32_t* rows) {
     if (plan.evicts && !plan.ahead) AssignRows(plan, tokens.batch, rows);
-    backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Entries(plan.layer));
+    AppendEntries(plan, tokens.batch, heads.k, heads.v, views_.Entries(plan.layer));
     if (plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
     if (plan.selects && !plan.ahead) Select(plan, tokens, heads.select);
     if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);

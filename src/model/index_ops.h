@@ -30,6 +30,12 @@ class IndexOps {
       backend_.AppendValueSketches(Queue::kCompute, batch, values, tail.basis, views_.Sketches(index));
   }
 
+  // Appends the means of the blocks that the batch completes, whose entries are appended.
+  void AppendMeans(LayerId layer, const TokenBatch& batch, const LayerEntries& entries) {
+    if (const TailView tail = views_.TailOf(layer); tail.mean_dims > 0)
+      backend_.AppendBlockMeans(Queue::kCompute, batch, entries, tail.basis, views_.Sketches(views_.Index(layer)));
+  }
+
   // Selects the rows of `cache` that each token attends to, by queries [count][heads·head_dim]. With call.tail, which
   // requires the layer's own queries, also computes the tails of the selections.
   void Select(LayerId layer, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,

@@ -121,6 +121,7 @@ class LayerViews {
             .heads = shape_.owned.heads,
             .levels = work_.tail_levels,
             .sums = work_.tail_sums,
+            .mean_dims = method_.sketch.mean_dims,
             .mass = work_.tail_mass + layer.value()};
   }
 

@@ -70,7 +70,7 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   const int64_t values = method.sketch.value_dims;
   w.tail_basis = carver.Array<float>(shape.index().layers * heads * (config.head_dim * (values + 2) + values));
   w.tail_levels = carver.Array<float>(tokens * shape.owned.heads);
-  w.tail_sums = carver.Array<float>(tokens * shape.owned.heads * (2 + values));
+  w.tail_sums = carver.Array<float>(tokens * shape.owned.heads * (2 + values + method.sketch.mean_dims));
   w.tail_mass = carver.Array<MassTotals>(config.layers);
 }
 

@@ -158,7 +158,7 @@ struct Workspace {
   // Only for methods with a tail.
   float* tail_basis = nullptr;      // [index layers] of the arrays of a TailBasis, see LayerViews::TailOf
   float* tail_levels = nullptr;     // [S][heads]
-  float* tail_sums = nullptr;       // [S][heads][2 + value_dims]
+  float* tail_sums = nullptr;       // [S][heads][2 + value_dims + mean_dims]
   MassTotals* tail_mass = nullptr;  // [layers]
 
   static size_t Bytes(const WorkspaceShape& shape);

@@ -151,7 +151,7 @@ GuessSource SourceOf(const KvRequest& request, bool fetches) {
 }
 
 // The sketches of one KV head. A description that asks for more numbers than a head has gets as many as it has.
-SketchLayout SketchOf(const KvRequest& request, int64_t head_dim) {
+SketchLayout SketchOf(const KvRequest& request, int64_t head_dim, bool evicts) {
   const bool tail = request.has_tail();
   SketchLayout layout{.type = request.sketch_type.value_or(tail ? SketchType::kInt4 : SketchType::kInt8),
                       .dims = SketchDims(head_dim, request.ratio.value_or(tail ? kTailRatio : kDefaultRatio)),
@@ -164,6 +164,7 @@ SketchLayout SketchOf(const KvRequest& request, int64_t head_dim) {
   }
   if (layout.scale_dims >= layout.dims || !layout.has_scales()) layout.scale_dims = 0;
   if (tail) layout.value_dims = kTailValueDims;
+  if (tail && !evicts) layout.mean_dims = head_dim;
   return layout;
 }
 
@@ -230,7 +231,7 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
         dense_layers, config.layers);
 
   const SelectRule rule = RuleOf(request);
-  const SketchLayout sketch = SketchOf(request, config.head_dim);
+  const SketchLayout sketch = SketchOf(request, config.head_dim, retain != nullptr);
   const int64_t always =
       std::max<int64_t>({rule.min_rows, int64_t{rule.sinks} + rule.window + 1, int64_t{rule.whole_rows}});
   const bool whole = rule.force_count == 0 && always >= inputs.max_tokens && retain == nullptr;

@@ -27,7 +27,8 @@ void MergeChunks(const AttentionPlan& plan, const float* parts, int64_t first, i
 
 // Adds the tail `sums` of one query head to its attention `out` [dim], whose state {maximum, sum} is `total`. Returns
 // the tail's share of the attention.
-float AddTailSums(const float* total, const float* sums, const TailBasis& basis, int64_t kv_head, float* out) {
+float AddTailSums(const float* total, const float* sums, const TailView& tail, int64_t kv_head, float* out) {
+  const TailBasis& basis = tail.basis;
   const float maximum = sums[0] * kLog2E, joint = std::max(total[0], maximum);
   const DT d;
   TileNumbers factors;
@@ -38,9 +39,15 @@ float AddTailSums(const float* total, const float* sums, const TailBasis& basis,
   const float keep = inside / all, add = factors.at[1] / all;
   const float* mean = basis.ValueMean(kv_head);
   const float* columns = basis.Value(kv_head);
+  // What the means of blocks have in the directions of the sketches is left to the sketches.
+  const float* means = sums + 2 + basis.value_dims;
+  float sketch[kMostValueDims];
+  std::copy_n(sums + 2, basis.value_dims, sketch);
+  for (int64_t i = 0; i < tail.mean_dims; ++i)
+    for (int64_t c = 0; c < basis.value_dims; ++c) sketch[c] -= columns[i * basis.value_dims + c] * means[i];
   for (int64_t i = 0; i < basis.head_dim; ++i, columns += basis.value_dims) {
-    float value = sums[1] * mean[i];
-    for (int64_t c = 0; c < basis.value_dims; ++c) value += columns[c] * sums[2 + c];
+    float value = sums[1] * mean[i] + (tail.mean_dims > 0 ? means[i] : 0.0f);
+    for (int64_t c = 0; c < basis.value_dims; ++c) value += columns[c] * sketch[c];
     out[i] = out[i] * keep + value * add;
   }
   return sums[1] * add;
@@ -133,15 +140,16 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
        ChunkCount(task.length), part, total, out.as<float>(token) + query_head * plan.dim);
       if (!tail) continue;
       float* sums = tail.Sums(token, query_head);
-      if (!(sums[1] > 0)) continue;
+      if (sums[1] < 0) continue;
       // Where the largest score was, the share stays until all are counted.
-      sums[0] = HWY_DYNAMIC_DISPATCH(AddTailSums)(total, sums, tail.basis, head,
-                                                  out.as<float>(token) + query_head * plan.dim);
+      sums[0] = sums[1] == 0 ? 0.0f
+                             : HWY_DYNAMIC_DISPATCH(AddTailSums)(total, sums, tail, head,
+                                                                 out.as<float>(token) + query_head * plan.dim);
     }
   });
   for (int64_t i = 0; i < tokens * query_heads && tail; ++i) {
     const float* sums = tail.Sums(i / query_heads, i % query_heads);
-    if (sums[1] > 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
+    if (sums[1] >= 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
   }
 }
 

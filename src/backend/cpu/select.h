@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "backend/cpu/cpu_backend.h"
 #include "kv/index_view.h"
@@ -30,6 +31,10 @@ inline constexpr int64_t kTailChunk = 1024;
 // Rows per task, at least, when several threads compute the scores of one head.
 inline constexpr int64_t kLeastSegment = 4096;
 
+inline constexpr int64_t kTailBlocks = kTailChunk / kSketchBlock;
+
+// Blocks of a sequence before this row are complete, so they have a mean. row: of the newest entry.
+inline int64_t CompleteRows(int64_t row) { return (row + 1) / kSketchBlock * kSketchBlock; }
 inline int64_t TailChunks(int64_t rows) { return (rows + kTailChunk - 1) / kTailChunk; }
 inline int64_t ScoreBlocks(int64_t visible) { return (visible + kScoreBlock - 1) / kScoreBlock; }
 
@@ -110,10 +115,10 @@ struct NoTail {
 };
 // Sets the scores [blocks][group][64] of selected rows in [first, last) to −inf. rows [count] ascends.
 void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t last, int64_t group, float* scores);
-// Merges the tails of chunks, parts [chunks][group][2 + value_dims], in order into the sums of a token's query heads
-// from `query_head` on. `levels`: add the levels to the largest scores.
-void MergeTails(const float* parts, int64_t chunks, int64_t group, bool levels, const TailView& tail, int64_t token,
-                int64_t query_head);
+// Merges the tails of chunks, parts [chunks][group][sums_floats], in order into the sums of a token's query heads
+// from `query_head` on. No chunks: the token has no tail. `levels`: add the levels to the largest scores.
+void MergeTails(const float* parts, std::optional<int64_t> chunks, int64_t group, bool levels, const TailView& tail,
+                int64_t token, int64_t query_head);
 
 template <class Score, class Tail>
 void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
@@ -169,7 +174,8 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   };
   const auto has_tail = [&](int64_t task) { return call.tail && call.rules[batch.slots[task / heads]].tail; };
   const auto merge_chunks = [&](int64_t task) {
-    MergeTails(tail_parts + task * tail_floats, has_tail(task) ? TailChunks(choice_of(task).visible) : 0, group,
+    MergeTails(tail_parts + task * tail_floats,
+               has_tail(task) ? std::optional(TailChunks(choice_of(task).visible)) : std::nullopt, group,
                call.soft_cap == 0, call.tail, task / heads, task % heads * group);
   };
   // Scores every (token, head), then calls finish for it.

@@ -134,6 +134,8 @@ class CudaBackend {
               const LayerSketches& sketches, const Selection& selection);
   void AppendValueSketches(Queue queue, const TokenBatch& batch, const ConstTensor& values, const TailBasis& basis,
                            const LayerSketches& sketches);
+  void AppendBlockMeans(Queue queue, const TokenBatch& batch, const LayerEntries& entries, const TailBasis& basis,
+                        const LayerSketches& sketches);
   void QueryLevels(Queue queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
                    const TailView& tail);
   void SumTails(Queue queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,

@@ -49,6 +49,8 @@ class ReferenceBackend : public HostBackend {
               const LayerSketches& sketches, const Selection& selection);
   void AppendValueSketches(Queue, const TokenBatch& batch, const ConstTensor& values, const TailBasis& basis,
                            const LayerSketches& sketches);
+  void AppendBlockMeans(Queue, const TokenBatch& batch, const LayerEntries& entries, const TailBasis& basis,
+                        const LayerSketches& sketches);
   void QueryLevels(Queue, const ConstTensor& queries, const TokenBatch& batch, const AttentionShape& shape,
                    const TailView& tail);
   void SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,

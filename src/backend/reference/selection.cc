@@ -119,6 +119,24 @@ void ReferenceBackend::AppendValueSketches(Queue, const TokenBatch& batch, const
   }
 }
 
+void ReferenceBackend::AppendBlockMeans(Queue, const TokenBatch& batch, const LayerEntries& entries,
+                                        const TailBasis& basis, const LayerSketches& sketches) {
+  const size_t d = static_cast<size_t>(basis.head_dim);
+  std::vector<float> values(kSketchBlock * d);
+  for (int64_t t = 0; t < batch.count; ++t) {
+    const int64_t slot = batch.slots[t], last = batch.rows[t];
+    if (!CompletesBlock(last)) continue;
+    for (int64_t head = 0; head < sketches.layout.kv_heads; ++head) {
+      for (int64_t i = 0; i < kSketchBlock; ++i)
+        LoadRow(entries.layout.type,
+                entries.Entry(slot, head, last + 1 - kSketchBlock + i) + entries.layout.key_bytes(),
+                std::span(values).subspan(static_cast<size_t>(i) * d, d));
+      StoreBlockMean(sketches.layout, sketches.Block(slot, head, last / kSketchBlock), values,
+                     {basis.ValueMean(head), d});
+    }
+  }
+}
+
 void ReferenceBackend::QueryLevels(Queue, const ConstTensor& queries, const TokenBatch& batch,
                                    const AttentionShape& shape, const TailView& tail) {
   const TailBasis& basis = tail.basis;
@@ -144,11 +162,12 @@ void ReferenceBackend::SumTails(Queue, const ConstTensor& sketch_queries, const 
       for (float& score : scores) score = SoftCapped(score + call.tail.Levels(t)[head], call.soft_cap);
       if (!call.rules[slot].tail) scores.clear();
       const std::span selected(selection.Rows(t, head / group), static_cast<size_t>(selection.Count(t, head / group)));
-      const TailSums tail = SumTail(layout, blocks, scores, selected);
+      const int64_t complete = (batch.rows[t] + 1) / kSketchBlock * kSketchBlock;
+      const TailSums tail = SumTail(layout, blocks, scores, selected, complete);
       float* to = call.tail.Sums(t, head);
       to[0] = tail.maximum;
-      to[1] = tail.sum;
-      std::copy(tail.values.begin(), tail.values.end(), to + 2);
+      to[1] = call.rules[slot].tail ? tail.sum : TailView::kNoTail;
+      std::copy(tail.means.begin(), tail.means.end(), std::copy(tail.values.begin(), tail.values.end(), to + 2));
     }
   }
 }
