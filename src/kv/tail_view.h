@@ -7,8 +7,9 @@
 
 namespace infinigen {
 
-// A histogram of shares of attention, one sample per query head and token: the share inside a selection as measured, or
-// the share outside it as estimated.
+// A histogram of shares of attention, one sample per query head and token of a layer that selects: the share inside a
+// selection as measured, or the share outside it as estimated. Both have the same samples, except that sequences whose
+// rule has no tail have no estimate.
 struct MassTotals {
   static constexpr int kBins = 1000;
   uint64_t count = 0;
@@ -38,8 +39,12 @@ struct TailView {
   TailBasis basis;
   int64_t heads = 0;        // query heads
   float* levels = nullptr;  // [tokens][heads] what all scores of a query head have in common: q · key_mean · scale
-  float* sums = nullptr;    // [tokens][heads][2 + value_dims]: largest score, sum of weights, weighted value sketches
+  // [tokens][heads][2 + value_dims]: largest score, sum of weights (0: the tail is empty; kNoTail: the sequence's rule
+  // has no tail), weighted value sketches.
+  float* sums = nullptr;
   MassTotals* mass = nullptr;  // [1] of the layer: estimated shares of attention outside selections
+
+  static constexpr float kNoTail = -1;
 
   constexpr explicit operator bool() const { return sums != nullptr; }
   constexpr int64_t sums_floats() const { return 2 + basis.value_dims; }

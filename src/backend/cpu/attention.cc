@@ -133,15 +133,16 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
        ChunkCount(task.length), part, total, out.as<float>(token) + query_head * plan.dim);
       if (!tail) continue;
       float* sums = tail.Sums(token, query_head);
-      if (!(sums[1] > 0)) continue;
+      if (sums[1] < 0) continue;
       // Where the largest score was, the share stays until all are counted.
-      sums[0] = HWY_DYNAMIC_DISPATCH(AddTailSums)(total, sums, tail.basis, head,
-                                                  out.as<float>(token) + query_head * plan.dim);
+      sums[0] = sums[1] == 0 ? 0.0f
+                             : HWY_DYNAMIC_DISPATCH(AddTailSums)(total, sums, tail.basis, head,
+                                                                 out.as<float>(token) + query_head * plan.dim);
     }
   });
   for (int64_t i = 0; i < tokens * query_heads && tail; ++i) {
     const float* sums = tail.Sums(i / query_heads, i % query_heads);
-    if (sums[1] > 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
+    if (sums[1] >= 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
   }
 }
 

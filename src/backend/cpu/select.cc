@@ -46,7 +46,7 @@ void ScoreSketchRows(const SketchQuery& query, const std::byte* head, bool vnni,
 }
 
 void SumTailRowsHere(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
-                     const float* scores, float* parts) {
+                     float* scores, float* parts) {
   SumTailRows(layout, head, group, first, last, scores, parts);
 }
 
@@ -74,14 +74,15 @@ void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t
   }
 }
 
-void MergeTails(const float* parts, int64_t chunks, int64_t group, bool levels, const TailView& tail, int64_t token,
-                int64_t query_head) {
+void MergeTails(const float* parts, std::optional<int64_t> chunks, int64_t group, bool levels, const TailView& tail,
+                int64_t token, int64_t query_head) {
   const int64_t floats = tail.sums_floats();
   for (int64_t g = 0; g < group; ++g) {
     float* to = tail.Sums(token, query_head + g);
     std::fill_n(to, floats, 0.0f);
     to[0] = -std::numeric_limits<float>::infinity();
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (!chunks) to[1] = TailView::kNoTail;
+    for (int64_t chunk = 0; chunk < chunks.value_or(0); ++chunk) {
       const float* part = parts + (chunk * group + g) * floats;
       if (!(part[1] > 0)) continue;
       const float joint = std::max(to[0], part[0]);
@@ -125,12 +126,13 @@ void CpuBackend::SumTails(Queue, const ConstTensor& sketch_queries, const TokenB
   const int64_t part_floats = group * call.tail.sums_floats(), most = TailChunks(call.max_rows);
   float* parts = shared_.Reserve(batch.count * heads * most * part_floats);
   const auto chunks_of = [&](int64_t token) {
-    return call.rules[batch.slots[token]].tail ? TailChunks(call.Visible(batch.rows[token])) : 0;
+    return call.rules[batch.slots[token]].tail ? std::optional(TailChunks(call.Visible(batch.rows[token])))
+                                               : std::nullopt;
   };
   const int64_t query_floats = SketchQuery::Floats(layout, group), padded = (query_floats + 15) / 16 * 16;
   pool_.Run(batch.count * heads * most, [&](int64_t index, int thread) {
     const int64_t token = index / (heads * most), head = index / most % heads, chunk = index % most;
-    if (chunk >= chunks_of(token)) return;
+    if (chunk >= chunks_of(token).value_or(0)) return;
     const int64_t first = chunk * kTailChunk, last = std::min(first + kTailChunk, call.Visible(batch.rows[token]));
     float* scratch = private_[static_cast<size_t>(thread)].Reserve(padded + group * (kTailChunk + 16));
     float* scores = scratch + padded;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "backend/cpu/cpu_backend.h"
 #include "kv/index_view.h"
@@ -111,9 +112,9 @@ struct NoTail {
 // Sets the scores [blocks][group][64] of selected rows in [first, last) to −inf. rows [count] ascends.
 void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t last, int64_t group, float* scores);
 // Merges the tails of chunks, parts [chunks][group][2 + value_dims], in order into the sums of a token's query heads
-// from `query_head` on. `levels`: add the levels to the largest scores.
-void MergeTails(const float* parts, int64_t chunks, int64_t group, bool levels, const TailView& tail, int64_t token,
-                int64_t query_head);
+// from `query_head` on. No chunks: the token has no tail. `levels`: add the levels to the largest scores.
+void MergeTails(const float* parts, std::optional<int64_t> chunks, int64_t group, bool levels, const TailView& tail,
+                int64_t token, int64_t query_head);
 
 template <class Score, class Tail>
 void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
@@ -169,7 +170,8 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
   };
   const auto has_tail = [&](int64_t task) { return call.tail && call.rules[batch.slots[task / heads]].tail; };
   const auto merge_chunks = [&](int64_t task) {
-    MergeTails(tail_parts + task * tail_floats, has_tail(task) ? TailChunks(choice_of(task).visible) : 0, group,
+    MergeTails(tail_parts + task * tail_floats,
+               has_tail(task) ? std::optional(TailChunks(choice_of(task).visible)) : std::nullopt, group,
                call.soft_cap == 0, call.tail, task / heads, task % heads * group);
   };
   // Scores every (token, head), then calls finish for it.

@@ -47,7 +47,7 @@ SoftmaxNorm AttendHead(const float* query, int64_t slot, int64_t head, std::span
 
 void AttendToTail(const TailView& tail, int64_t token, int64_t query_head, const SoftmaxNorm& norm, float* out) {
   const float* sums = tail.Sums(token, query_head);
-  if (!(sums[1] > 0)) return;
+  if (sums[1] < 0) return;
   const TailSums of_head{sums[0], sums[1], {sums + 2, sums + tail.sums_floats()}};
   const int64_t kv_head = query_head / (tail.heads / tail.basis.kv_heads);
   const float share =

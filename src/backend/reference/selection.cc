@@ -147,7 +147,7 @@ void ReferenceBackend::SumTails(Queue, const ConstTensor& sketch_queries, const 
       const TailSums tail = SumTail(layout, blocks, scores, selected);
       float* to = call.tail.Sums(t, head);
       to[0] = tail.maximum;
-      to[1] = tail.sum;
+      to[1] = call.rules[slot].tail ? tail.sum : TailView::kNoTail;
       std::copy(tail.values.begin(), tail.values.end(), to + 2);
     }
   }
