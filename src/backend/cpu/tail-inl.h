@@ -1,5 +1,6 @@
 // Sums of the tail (kv/tail.h) over a chunk of rows, compiled once per SIMD target. Rows are in lanes; a chunk's sums
-// cross lanes once, at its end.
+// cross lanes once, at its end. Two passes over the chunk, whose scores stay in L1: scores become weights, then weights
+// multiply the numbers of values, which are unpacked once for all query heads.
 #if defined(INFINIGEN_CPU_TAIL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef INFINIGEN_CPU_TAIL_INL_H_
 #undef INFINIGEN_CPU_TAIL_INL_H_
@@ -18,58 +19,37 @@
 HWY_BEFORE_NAMESPACE();
 namespace infinigen::HWY_NAMESPACE {
 
-inline constexpr int64_t kUnitValues = SketchLayout::kInt4PerUnit;
-inline constexpr int64_t kHeadsTogether = 8;  // query heads that share unpacked values
+inline constexpr int64_t kHalfValues = SketchLayout::kInt4PerUnit / 2;
+inline constexpr int64_t kHeadsTogether = 4;  // query heads that share unpacked values: 16 sums stay in registers
 
-// One unit of a block's value sketches as numbers: out [kUnitValues][64].
-HWY_INLINE void LoadValueUnit(const SketchLayout& layout, const std::byte* block, int64_t unit, float* out) {
+// 2^x for x <= 0 by a polynomial of degree 4: within 3e-6, where sketches of 4 bits are wrong by percents. Zero for
+// -inf and NaN, and below 2^-126.
+HWY_INLINE VF TailPower(VF x) {
   const DF d;
   const hn::RebindToSigned<DF> di;
-  const auto* units = reinterpret_cast<const int32_t*>(block + layout.values_offset()) + unit * kSketchBlock;
-  const auto* scales = reinterpret_cast<const BF16*>(block + layout.value_scales_offset());
-  const auto nibble = hn::Set(di, 15), bias = hn::Set(di, 8);
-  for (int64_t v = 0; v < kSketchBlock; v += kLanes) {
-    // Memory of a row that has no sketch yet may hold anything; its weight is zero, so its number need only be finite.
-    const VF stored = LoadF32(d, scales + v);
-    const VF scale = hn::IfThenElseZero(hn::Le(hn::Abs(stored), hn::Set(d, std::numeric_limits<float>::max())), stored);
-    auto low = hn::LoadU(di, units + v);
-    auto high = hn::ShiftRight<4>(low);
-    for (int64_t b = 0; b < 4; ++b) {
-      const auto number = [&](auto bits) HWY_ATTR {
-        return hn::Mul(hn::ConvertTo(d, hn::Sub(hn::And(bits, nibble), bias)), scale);
-      };
-      hn::Store(number(low), d, out + b * kSketchBlock + v);
-      hn::Store(number(high), d, out + (4 + b) * kSketchBlock + v);
-      low = hn::ShiftRight<8>(low);
-      high = hn::ShiftRight<8>(high);
-    }
-  }
+  // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits; shifted, it adds to an exponent.
+  const VF magic = hn::Set(d, 12582912.0f), shifted = hn::Add(x, magic);
+  const VF f = hn::Sub(x, hn::Sub(shifted, magic));  // [-0.5, 0.5]
+  VF p = hn::Set(d, 9.582853792e-3f);
+  p = hn::MulAdd(p, f, hn::Set(d, 5.590642784e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.2402409862f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.6931241930f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto power = hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
+  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -126.0f)), hn::BitCast(d, power));
 }
 
-// Adds the weights e^{score − maximum} of a block's rows, and their values [kUnitValues][64], to sums per lane. Rows
-// whose score is NaN have no weight.
-struct TailLanes {
-  HWY_ALIGN float weights[kMostLanes] = {};
-  HWY_ALIGN float values[kUnitValues * kMostLanes] = {};
-
-  HWY_INLINE void Add(const float* scores, float maximum, const float* block_values) {
-    const DF d;
-    const VF largest = hn::Set(d, maximum), log2e = hn::Set(d, 1.44269504089f);
-    VF sum = hn::Load(d, weights), sums[kUnitValues];
-    INFINIGEN_UNROLL for (int64_t i = 0; i < kUnitValues; ++i) sums[i] = hn::Load(d, values + i * kMostLanes);
-    for (int64_t v = 0; v < kSketchBlock; v += kLanes) {
-      const VF score = hn::Load(d, scores + v);
-      const VF weight =
-          hn::IfThenElseZero(hn::Eq(score, score), Exp2NonPositive(d, hn::Mul(hn::Sub(score, largest), log2e)));
-      sum = hn::Add(sum, weight);
-      INFINIGEN_UNROLL for (int64_t i = 0; i < kUnitValues; ++i) sums[i] =
-          hn::MulAdd(weight, hn::Load(d, block_values + i * kSketchBlock + v), sums[i]);
-    }
-    hn::Store(sum, d, weights);
-    INFINIGEN_UNROLL for (int64_t i = 0; i < kUnitValues; ++i) hn::Store(sums[i], d, values + i * kMostLanes);
-  }
-  static HWY_INLINE float Total(const float* lanes) { return hn::GetLane(hn::SumOfLanes(DF(), hn::Load(DF(), lanes))); }
-};
+// The number in the low four bits of each lane.
+HWY_INLINE VF LowNumber(hn::Vec<hn::RebindToSigned<DF>> bits) {
+#if HWY_TARGET == HWY_AVX3
+  // The lookup reads no other bits of an index.
+  const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return VF{_mm512_permutexvar_ps(bits.raw, numbers)};
+#else
+  const hn::RebindToSigned<DF> di;
+  return hn::ConvertTo(DF(), hn::Sub(hn::And(bits, hn::Set(di, 15)), hn::Set(di, 8)));
+#endif
+}
 
 // The largest score of one query head in a chunk; −inf if all are NaN.
 HWY_INLINE float LargestScore(const float* scores, int64_t blocks, int64_t stride) {
@@ -80,37 +60,119 @@ HWY_INLINE float LargestScore(const float* scores, int64_t blocks, int64_t strid
   return hn::GetLane(hn::MaxOfLanes(d, best));
 }
 
-// The tail of rows [first, last), which are one chunk, or its part that exists. scores [blocks][group][64] of these
-// rows: −inf for selected rows, NaN for rows without a score. parts [group][2 + value_dims].
-inline void SumTailRows(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
-                        const float* scores, float* parts) {
-  const int64_t blocks = (last - first + kSketchBlock - 1) / kSketchBlock, stride = group * kSketchBlock;
-  const int64_t floats = 2 + layout.value_dims;
-  const std::byte* from = head + static_cast<size_t>(first / kSketchBlock) * layout.block_bytes();
-  for (int64_t g = 0; g < group; ++g) {
-    float* part = parts + g * floats;
-    std::fill_n(part, floats, 0.0f);
-    part[0] = LargestScore(scores + g * kSketchBlock, blocks, stride);
+// Some query heads of one chunk.
+struct TailChunk {
+  const SketchLayout& layout;
+  const std::byte* from;  // the chunk's first block
+  int64_t blocks;
+  float* scores;   // [blocks][group][64] of the first of these query heads
+  int64_t stride;  // floats from block to block
+  float* parts;    // [heads][floats]
+  int64_t floats;
+
+  const std::byte* Block(int64_t b) const { return from + static_cast<size_t>(b) * layout.block_bytes(); }
+};
+
+// Replaces scores by weight · scale of the value, where weight = e^{score − maximum}, and sums the weights.
+template <int kHeads>
+HWY_INLINE void WeighRows(const TailChunk& chunk) {
+  const DF d;
+  const VF log2e = hn::Set(d, 1.44269504089f);
+  VF largest[kHeads], sums[kHeads];
+  INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) {
+    chunk.parts[h * chunk.floats] = LargestScore(chunk.scores + h * kSketchBlock, chunk.blocks, chunk.stride);
+    largest[h] = hn::Set(d, chunk.parts[h * chunk.floats]);
+    sums[h] = hn::Zero(d);
   }
-  HWY_ALIGN float values[kUnitValues * kSketchBlock];
-  for (int64_t unit = 0; unit < layout.value_units(); ++unit) {
-    for (int64_t g0 = 0; g0 < group; g0 += kHeadsTogether) {
-      TailLanes lanes[kHeadsTogether];
-      const int64_t heads = std::min<int64_t>(kHeadsTogether, group - g0);
-      for (int64_t b = 0; b < blocks; ++b) {
-        LoadValueUnit(layout, from + static_cast<size_t>(b) * layout.block_bytes(), unit, values);
-        for (int64_t g = 0; g < heads; ++g) {
-          const float maximum = parts[(g0 + g) * floats];
-          if (maximum == -std::numeric_limits<float>::infinity()) continue;
-          lanes[g].Add(scores + b * stride + (g0 + g) * kSketchBlock, maximum, values);
-        }
+  const size_t value_bytes = chunk.layout.block_bytes() - chunk.layout.values_offset();
+  for (int64_t b = 0; b < chunk.blocks; ++b) {
+    const std::byte* block = chunk.Block(b);
+    // The same block of the next chunk: the hardware does not predict the distance between the values of blocks.
+    const std::byte* ahead = chunk.Block(b + kTailChunk / kSketchBlock) + chunk.layout.values_offset();
+    for (size_t byte = 0; byte < value_bytes; byte += 64) PrefetchL2(ahead + byte);
+    const auto* scales = reinterpret_cast<const BF16*>(block + chunk.layout.value_scales_offset());
+    for (int64_t v = 0; v < kSketchBlock; v += kLanes) {
+      // Memory of a row that has no sketch yet may hold anything; its weight is zero, so its scale need only be finite.
+      const VF stored = LoadF32(d, scales + v);
+      const VF scale =
+          hn::IfThenElseZero(hn::Le(hn::Abs(stored), hn::Set(d, std::numeric_limits<float>::max())), stored);
+      INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) {
+        float* at = chunk.scores + b * chunk.stride + h * kSketchBlock + v;
+        const VF weight = TailPower(hn::Mul(hn::Sub(hn::Load(d, at), largest[h]), log2e));
+        sums[h] = hn::Add(sums[h], weight);
+        hn::Store(hn::Mul(weight, scale), d, at);
       }
-      for (int64_t g = 0; g < heads; ++g) {
-        float* part = parts + (g0 + g) * floats;
-        part[1] = TailLanes::Total(lanes[g].weights);
-        for (int64_t i = 0; i < kUnitValues; ++i)
-          part[2 + unit * kUnitValues + i] = TailLanes::Total(lanes[g].values + i * kMostLanes);
+    }
+  }
+  INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) chunk.parts[h * chunk.floats + 1] =
+      hn::GetLane(hn::SumOfLanes(d, sums[h]));
+}
+
+// Sums the numbers of half a unit of values: those in the low or in the high halves of the unit's bytes.
+template <int kHeads, bool kHigh>
+HWY_INLINE void SumHalfUnit(const TailChunk& chunk, int64_t unit) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  VF sums[kHeads][kHalfValues];
+  INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) INFINIGEN_UNROLL for (int64_t i = 0; i < kHalfValues; ++i)
+      sums[h][i] = hn::Zero(d);
+  for (int64_t b = 0; b < chunk.blocks; ++b) {
+    const auto* units =
+        reinterpret_cast<const int32_t*>(chunk.Block(b) + chunk.layout.values_offset()) + unit * kSketchBlock;
+    const float* weights = chunk.scores + b * chunk.stride;
+    for (int64_t v = 0; v < kSketchBlock; v += kLanes) {
+      auto bits = hn::LoadU(di, units + v);
+      if constexpr (kHigh) bits = hn::ShiftRight<4>(bits);
+      VF weight[kHeads];
+      INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) weight[h] = hn::Load(d, weights + h * kSketchBlock + v);
+      INFINIGEN_UNROLL for (int64_t i = 0; i < kHalfValues; ++i) {
+        const VF number = LowNumber(bits);
+        bits = hn::ShiftRight<8>(bits);
+        INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) sums[h][i] = hn::MulAdd(weight[h], number, sums[h][i]);
       }
+    }
+  }
+  INFINIGEN_UNROLL for (int h = 0; h < kHeads; ++h) {
+    float* to = chunk.parts + h * chunk.floats + 2 + unit * 2 * kHalfValues + (kHigh ? kHalfValues : 0);
+    INFINIGEN_UNROLL for (int64_t i = 0; i < kHalfValues; ++i) to[i] = hn::GetLane(hn::SumOfLanes(d, sums[h][i]));
+  }
+}
+
+template <int kHeads>
+HWY_NOINLINE void SumTailHeads(const TailChunk& chunk) {
+  WeighRows<kHeads>(chunk);
+  for (int64_t unit = 0; unit < chunk.layout.value_units(); ++unit) {
+    SumHalfUnit<kHeads, false>(chunk, unit);
+    SumHalfUnit<kHeads, true>(chunk, unit);
+  }
+}
+
+// The tail of rows [first, last), which are one chunk, or its part that exists. scores [blocks][group][64] of these
+// rows: −inf for selected rows, NaN for rows without a score; overwritten. parts [group][2 + value_dims].
+inline void SumTailRows(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
+                        float* scores, float* parts) {
+  const int64_t floats = 2 + layout.value_dims;
+  for (int64_t g = 0; g < group; g += kHeadsTogether) {
+    const TailChunk chunk{.layout = layout,
+                          .from = head + static_cast<size_t>(first / kSketchBlock) * layout.block_bytes(),
+                          .blocks = (last - first + kSketchBlock - 1) / kSketchBlock,
+                          .scores = scores + g * kSketchBlock,
+                          .stride = group * kSketchBlock,
+                          .parts = parts + g * floats,
+                          .floats = floats};
+    switch (group - g) {
+      case 1:
+        SumTailHeads<1>(chunk);
+        break;
+      case 2:
+        SumTailHeads<2>(chunk);
+        break;
+      case 3:
+        SumTailHeads<3>(chunk);
+        break;
+      default:
+        SumTailHeads<kHeadsTogether>(chunk);
+        break;
     }
   }
 }
