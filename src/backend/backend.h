@@ -238,7 +238,7 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   { b.AppendBlockMeans(queue, batch, entries, tail_basis, sketches) } -> std::same_as<void>;
   // tail.levels = queries · key_mean · scale.          queries [count][heads·d]
   { b.QueryLevels(queue, c, batch, shape, tail) } -> std::same_as<void>;
-  // call.tail.sums = the tails of the selections (kv/tail.h), empty for sequences whose rule has no tail. Sketch
+  // call.tail.sums = the tails of the selections (kv/tail.h), kNoTail for sequences whose rule has none. Sketch
   // queries and call.tail.levels are of the layer's own queries.
   { b.SumTails(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
   // Quest: extends the page bounds to include keys [count][kv_heads·d]. The rows of a sequence must arrive in ascending

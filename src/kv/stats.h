@@ -17,6 +17,9 @@ struct LayerKvStats {
   MassTotals mass;         // shares of the true attention inside selections; zero unless measured
   MassTotals tail_mass;    // shares outside selections as the tail estimates them; zero without a tail
 
+  // Both sides of the missed mass are known: its estimate, and its true value.
+  bool compares_missed() const { return mass.count > 0 && tail_mass.count > 0; }
+
   // Rows chosen by score / retained rows; 1 in a dense layer.
   double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }
   // Sinks, window and current token, as far as they were not chosen by score / retained rows.

@@ -96,11 +96,12 @@ std::string SetAlpha(const std::string& text, Request request) {
   return {};
 }
 
-std::string SetRatio(const std::string& text, Request request) {
-  double share = 0;
-  std::string wrong = ParseShare(text, &share);
-  if (wrong.empty() && share == 0) wrong = "the size of a sketch must be above 0";
-  if (wrong.empty()) request->ratio = share;
+// A share above 0. `zero`: why 0 is refused.
+std::string SetPositiveShare(const std::string& text, const char* zero, std::optional<double>* share) {
+  double parsed = 0;
+  std::string wrong = ParseShare(text, &parsed);
+  if (wrong.empty() && parsed == 0) wrong = zero;
+  if (wrong.empty()) *share = parsed;
   return wrong;
 }
 
@@ -141,14 +142,6 @@ std::string SetSketch(const std::string& all, Request request) {
     return fmt::format("'{}': the numbers that share a scale must be a multiple of {}", text, kSketchDimStep);
   request->sketch = parsed;
   return {};
-}
-
-std::string SetMass(const std::string& text, Request request) {
-  double share = 0;
-  std::string wrong = ParseShare(text, &share);
-  if (wrong.empty() && share == 0) wrong = "the share must be above 0";
-  if (wrong.empty()) request->mass = share;
-  return wrong;
 }
 
 std::string SetLimit(const std::string& text, Request request) {
@@ -243,7 +236,9 @@ void AddSelection(std::vector<KvOption>& options) {
   options.push_back({"kv-mass", "SHARE",
                      "select the fewest entries that hold this share of the estimated attention, for example 0.95, "
                      "instead of those within --kv-alpha (default: off)",
-                     SetMass});
+                     [](const std::string& text, Request r) {
+                       return SetPositiveShare(text, "the share must be above 0", &r->mass);
+                     }});
   options.push_back({"kv-tail", Words<bool>(kOnOff),
                      "attend to the entries that are not selected by their sketches, which then include the values; "
                      "needs a calibrated projection (default off)",
@@ -287,7 +282,9 @@ void AddSketches(std::vector<KvOption>& options) {
   options.push_back({"kv-ratio", "SHARE",
                      fmt::format("numbers of a key's sketch as a share of the key (default {}, with a tail {})",
                                  kDefaultRatio, kTailRatio),
-                     SetRatio});
+                     [](const std::string& text, Request r) {
+                       return SetPositiveShare(text, "the size of a sketch must be above 0", &r->ratio);
+                     }});
   options.push_back(
       {"kv-sketch-type", Words<SketchType>(kSketchTypes),
        "stored type of a key's sketch (default int8, with a tail int4)",

@@ -29,7 +29,14 @@ std::string SketchName(const SketchLayout& sketch) {
          (sketch.scale_dims > 0 ? fmt::format("/{}", sketch.scale_dims) : std::string());
 }
 
-Json MassJson(const MassTotals& mass) { return {{"mean", MeanShare(mass)}, {"p5", SharePercentile(mass, 5)}}; }
+// Adds what is known of the attention inside and outside the selections of one layer, or of all.
+void AddMass(const LayerKvStats& of, Json& json) {
+  if (of.tail_mass.count > 0)
+    json["tail_mass"] = {{"mean", MeanShare(of.tail_mass)}, {"p95", SharePercentile(of.tail_mass, 95)}};
+  if (of.mass.count > 0) json["mass_recall"] = {{"mean", MeanShare(of.mass)}, {"p5", SharePercentile(of.mass, 5)}};
+  if (of.compares_missed())
+    json["missed_mass"] = {{"estimated", MeanShare(of.tail_mass)}, {"true", 1 - MeanShare(of.mass)}};
+}
 
 }  // namespace
 
@@ -141,12 +148,8 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
       {"hot_bytes", stats.hot_bytes}};
   // A step that attends to everything has recall 1.
   const Json whole = OrNull(stats.steps > 0, 1.0);
-  if (selecting.tail_mass.count > 0)
-    json["tail_mass"] = {{"mean", MeanShare(selecting.tail_mass)}, {"p95", SharePercentile(selecting.tail_mass, 95)}};
-  if (selecting.mass.count > 0)
-    json["mass_recall"] = MassJson(selecting.mass);
-  else if (detail.mass_recall)
-    json["mass_recall"] = {{"mean", whole}, {"p5", whole}};
+  AddMass(selecting, json);
+  if (selecting.mass.count == 0 && detail.mass_recall) json["mass_recall"] = {{"mean", whole}, {"p5", whole}};
   if (!detail.per_layer) return json;
   json["layers"] = Json::array();
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
@@ -156,9 +159,7 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
                                                    {"selected_ratio", of.selected_ratio()},
                                                    {"extra_ratio", of.extra_ratio()},
                                                    {"attended_ratio", of.attended_ratio()}});
-    if (of.mass.count > 0) entry["mass_recall"] = MassJson(of.mass);
-    if (of.tail_mass.count > 0)
-      entry["tail_mass"] = {{"mean", MeanShare(of.tail_mass)}, {"p95", SharePercentile(of.tail_mass, 95)}};
+    AddMass(of, entry);
   }
   return json;
 }
@@ -280,6 +281,9 @@ std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options) 
     text += fmt::format(
         "{:.1f} % of the attention, by estimate, was outside the selection (95th percentile {:.1f} %): the tail\n",
         100 * MeanShare(selecting.tail_mass), 100 * SharePercentile(selecting.tail_mass, 95));
+  if (selecting.compares_missed())
+    text += fmt::format("outside the selection: {:.2f} % of the attention by estimate, {:.2f} % in truth\n",
+                        100 * MeanShare(selecting.tail_mass), 100 * (1 - MeanShare(selecting.mass)));
   return text;
 }
 
@@ -296,9 +300,11 @@ std::string StatisticsLines(const Timing& timing, int64_t generated, const PoolU
 }
 
 std::string LayerTable(const KvStats& stats) {
-  const bool mass = stats.All().mass.count > 0;
-  std::string text = fmt::format("| layer | selected | extra | attended |{}\n|--:|--:|--:|--:|{}\n",
-                                 mass ? " mass recall | 5th percentile |" : "", mass ? "--:|--:|" : "");
+  const bool mass = stats.All().mass.count > 0, missed = stats.All().compares_missed();
+  std::string text =
+      fmt::format("| layer | selected | extra | attended |{}{}\n|--:|--:|--:|--:|{}{}\n",
+                  mass ? " mass recall | 5th percentile |" : "", missed ? " missed, estimated | missed, true |" : "",
+                  mass ? "--:|--:|" : "", missed ? "--:|--:|" : "");
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const LayerKvStats& of = stats.layers[layer];
     text += fmt::format("| {} | {:.1f} % | {:.1f} % | {:.1f} % |", layer, 100 * of.selected_ratio(),
@@ -307,6 +313,11 @@ std::string LayerTable(const KvStats& stats) {
       text += of.mass.count > 0
                   ? fmt::format(" {:.1f} % | {:.1f} % |", 100 * MeanShare(of.mass), 100 * SharePercentile(of.mass, 5))
                   : std::string(" all | all |");
+    }
+    if (missed) {
+      text += of.compares_missed()
+                  ? fmt::format(" {:.2f} % | {:.2f} % |", 100 * MeanShare(of.tail_mass), 100 * (1 - MeanShare(of.mass)))
+                  : std::string(" none | none |");
     }
     text += "\n";
   }

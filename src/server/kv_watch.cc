@@ -200,6 +200,7 @@ void KvWatch::Send() {
   const Sequence& sequence = *Find(*followed_);
   Executor& executor = engine_.executor();
   const KvStats stats = executor.instruments().Stats(), recent = stats - before_;
+  const LayerKvStats selecting = recent.Selecting();
   if (recent.steps == 0 || !drawn_) return;
   const double seconds = std::chrono::duration<double>(now - last_event_).count();
   const auto per_second = [&](uint64_t bytes) { return static_cast<double>(bytes) / std::max(seconds, 1e-6); };
@@ -207,22 +208,24 @@ void KvWatch::Send() {
   before_ = stats;
   // Rows of the step that is shown. Without selection, all rows; the newest token has no entry yet.
   const int64_t rows = selects_ ? picture_.rows() : std::max<int64_t>(sequence.rows - 1, 1);
-  const Json event = {{"request", sequence.name},
-                      {"rows", rows},
-                      {"columns", KvPicture::Columns(rows)},
-                      {"layers", picture_.Layers(rows)},
-                      {"selected_ratio", recent.Selecting().selected_ratio()},
-                      {"attended_ratio", recent.All().attended_ratio()},
-                      {"hit_ratio", recent.fetches ? Json(recent.hit_ratio()) : Json(nullptr)},
-                      {"bytes_per_s", per_second(recent.read_bytes)},
-                      {"fetched_bytes_per_s", recent.fetches ? Json(per_second(recent.fetched_bytes)) : Json(nullptr)},
-                      {"pool_bytes", engine_.stats().pool_bytes},
-                      {"pool_limit_bytes", pool_limit_bytes_},
-                      {"prefix_bytes", engine_.stats().prefix_bytes},
-                      {"prefix_limit_bytes", prefix_limit_bytes_},
-                      {"kv", sequence.preset},
-                      {"running", metrics_.running()},
-                      {"waiting", metrics_.waiting()}};
+  const Json event = {
+      {"request", sequence.name},
+      {"rows", rows},
+      {"columns", KvPicture::Columns(rows)},
+      {"layers", picture_.Layers(rows)},
+      {"selected_ratio", selecting.selected_ratio()},
+      {"attended_ratio", recent.All().attended_ratio()},
+      {"hit_ratio", recent.fetches ? Json(recent.hit_ratio()) : Json(nullptr)},
+      {"tail_mass", selecting.tail_mass.count > 0 ? Json(MeanShare(selecting.tail_mass)) : Json(nullptr)},
+      {"bytes_per_s", per_second(recent.read_bytes)},
+      {"fetched_bytes_per_s", recent.fetches ? Json(per_second(recent.fetched_bytes)) : Json(nullptr)},
+      {"pool_bytes", engine_.stats().pool_bytes},
+      {"pool_limit_bytes", pool_limit_bytes_},
+      {"prefix_bytes", engine_.stats().prefix_bytes},
+      {"prefix_limit_bytes", prefix_limit_bytes_},
+      {"kv", sequence.preset},
+      {"running", metrics_.running()},
+      {"waiting", metrics_.waiting()}};
   const std::string text = Event(event);
   bool others = false;
   for (const Watcher& watcher : watchers_) {

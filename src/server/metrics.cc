@@ -141,10 +141,15 @@ std::string Metrics::Render(const HttpCounters& http, uint64_t dropped_log_lines
     text += fmt::format("infinigen_request_failures_total{{reason=\"{}\"}} {}\n", reason, count);
   Value("kv_fetched_bytes_total", "counter", "Bytes of KV entries that attention fetched or read from the pool.",
         real(engine_.kv.fetched_bytes), &text);
+  const LayerKvStats selecting = engine_.kv.Selecting();
+  const double unknown = std::numeric_limits<double>::quiet_NaN();
   Value("kv_selected_ratio", "gauge", "Share of the cache chosen by score, over all decode steps.",
-        engine_.kv.layers.empty() ? 1.0 : engine_.kv.Selecting().selected_ratio(), &text);
+        engine_.kv.layers.empty() ? 1.0 : selecting.selected_ratio(), &text);
+  Value("kv_tail_mass", "gauge",
+        "Estimated share of the attention outside selections, over all decode steps; NaN without a tail.",
+        selecting.tail_mass.count > 0 ? MeanShare(selecting.tail_mass) : unknown, &text);
   Value("kv_hit_ratio", "gauge", "Share of selected entries found in the hot set; NaN if nothing is fetched.",
-        engine_.kv.fetches ? engine_.kv.hit_ratio() : std::numeric_limits<double>::quiet_NaN(), &text);
+        engine_.kv.fetches ? engine_.kv.hit_ratio() : unknown, &text);
   Value("kv_fetch_stall_seconds_total", "counter",
         "Time that steps waited for fetched entries, summed over layers; 0 if nothing is fetched.",
         real(engine_.kv.stall_ns) * 1e-9, &text);

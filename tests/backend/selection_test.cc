@@ -22,25 +22,8 @@ constexpr SketchType kSketchTypes[] = {SketchType::kBF16, SketchType::kInt8, Ske
 struct Shape {
   SketchType type = SketchType::kInt8;
   int64_t kv_heads = 2, group = 4, dims = 24, head_dim = 64;
-};
 
-// The sketches of one layer, in memory of a backend; there are gaps between heads and slots.
-template <class B>
-class TestSketches {
- public:
-  TestSketches(B& backend, const Shape& shape, int64_t slots, int64_t rows)
-      : layout_{shape.type, shape.kv_heads, shape.dims},
-        head_stride_(layout_.head_bytes(rows) + 128),
-        slot_stride_(head_stride_ * static_cast<size_t>(shape.kv_heads) + 64),
-        bytes_(backend, slot_stride_ * static_cast<size_t>(slots)) {}
-  LayerSketches view() const { return {layout_, bytes_.template as<std::byte>(), head_stride_, slot_stride_}; }
-  std::vector<std::byte> Get() const { return bytes_.template Get<std::byte>(); }
-  void Put(const std::vector<std::byte>& bytes) { bytes_.Put(bytes); }
-
- private:
-  SketchLayout layout_;
-  size_t head_stride_, slot_stride_;
-  DeviceBytes<B> bytes_;
+  SketchLayout layout() const { return {type, kv_heads, dims}; }
 };
 
 template <class B>
@@ -88,8 +71,8 @@ class Scene {
       : backend_(backend),
         reference_(reference),
         shape_(shape),
-        mine_(backend, shape, slots, rows),
-        theirs_(reference, shape, slots, rows) {
+        mine_(backend, shape.layout(), slots, rows),
+        theirs_(reference, shape.layout(), slots, rows) {
     // The basis is the identity on the first columns: sketches are the keys themselves.
     const int64_t per_head = shape.dims * shape.dims;
     std::vector<float> identity(static_cast<size_t>(shape.kv_heads * per_head));
@@ -151,8 +134,8 @@ void CheckAppended(B& backend, ReferenceBackend& reference, SketchType type, boo
                    DType activation, Random& random) {
   const Shape shape{type, 3, 1, dims, 72};
   const int64_t slots = 3, count = 150;
-  TestSketches mine(backend, shape, slots, 200);
-  TestSketches theirs(reference, shape, slots, 200);
+  TestSketches mine(backend, shape.layout(), slots, 200);
+  TestSketches theirs(reference, shape.layout(), slots, 200);
   TestBasis basis(backend, shape, slots, per_slot, 41);
   TestBasis other(reference, shape, slots, per_slot, 41);
   HostTensor keys = HostTensor::Normal(random, activation, count, shape.kv_heads * shape.head_dim, 2.0f, 3);
@@ -302,8 +285,8 @@ TYPED_TEST(SelectionTest, ClusteredRows) {
   const Shape shape{SketchType::kInt8, 1, 1, 8};
   const int64_t rows = 8192;
   for (const int64_t period : {2, 5, 64, 256, 1000}) {
-    TestSketches mine(this->backend(), shape, 1, rows);
-    TestSketches theirs(this->reference(), shape, 1, rows);
+    TestSketches mine(this->backend(), shape.layout(), 1, rows);
+    TestSketches theirs(this->reference(), shape.layout(), 1, rows);
     for (int64_t r = 0; r < rows; ++r) {
       std::vector<float> numbers(8);
       numbers[0] = r / 16 % period == 0 ? 3.0f + random.Normal(0.1f) : random.Normal(0.1f);
@@ -335,7 +318,7 @@ TYPED_TEST(SelectionTest, TiesGoToTheNewer) {
   Random random(47);
   const Shape shape{SketchType::kInt8, 1, 2, 8};
   for (const int64_t rows : {100, 6000}) {
-    TestSketches mine(this->backend(), shape, 1, rows);
+    TestSketches mine(this->backend(), shape.layout(), 1, rows);
     for (int64_t block = 0; block < (rows + 63) / 64; ++block) {
       std::vector<std::byte> bytes(mine.view().layout.block_bytes());
       for (int64_t row = 0; row < kSketchBlock; ++row)

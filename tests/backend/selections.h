@@ -48,6 +48,25 @@ class DeviceBytes {
   Buffer buffer_;
 };
 
+// The sketches of one layer in memory of a backend; there are gaps between heads and slots.
+template <class B>
+class TestSketches {
+ public:
+  TestSketches(B& backend, const SketchLayout& layout, int64_t slots, int64_t rows)
+      : layout_(layout),
+        head_stride_(layout.head_bytes(rows) + 128),
+        slot_stride_(head_stride_ * static_cast<size_t>(layout.kv_heads) + 64),
+        bytes_(backend, slot_stride_ * static_cast<size_t>(slots)) {}
+  LayerSketches view() const { return {layout_, bytes_.template as<std::byte>(), head_stride_, slot_stride_}; }
+  std::vector<std::byte> Get() const { return bytes_.template Get<std::byte>(); }
+  void Put(const std::vector<std::byte>& bytes) { bytes_.Put(bytes); }
+
+ private:
+  SketchLayout layout_;
+  size_t head_stride_, slot_stride_;
+  DeviceBytes<B> bytes_;
+};
+
 struct Batch {
   std::vector<int32_t> slots, rows;
   int64_t count() const { return std::ssize(rows); }

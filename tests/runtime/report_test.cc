@@ -13,6 +13,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<std::string> Keys(const nlohmann::ordered_json& json) {
   std::vector<std::string> keys;
@@ -129,6 +130,27 @@ TEST(Report, StatisticsOnRequest) {
   options.method.select = &kSelectSketch;
   EXPECT_THAT(AttendedWords(stats, options), HasSubstr("attended to 57.5 % of the cache (selected 10.0 %"));
   EXPECT_THAT(AttendedWords(stats, options), HasSubstr("75.0 % of the true attention was inside the selection"));
+}
+
+TEST(Report, MissedAttentionByEstimateAndInTruth) {
+  KvStats stats = SomeStats();
+  ExecutorOptions options;
+  options.method.select = &kSelectSketch;
+  for (const double share : {0.1, 0.3}) stats.layers[1].tail_mass.Add(share);
+  auto json = KvStatsJson({}, stats, {.per_layer = true});
+  EXPECT_DOUBLE_EQ(json["tail_mass"]["mean"], 0.2);
+  EXPECT_FALSE(json.contains("missed_mass")) << "the truth was not measured";
+  EXPECT_THAT(LayerTable(stats), Not(HasSubstr("missed")));
+  EXPECT_THAT(AttendedWords(stats, options), Not(HasSubstr("in truth")));
+  for (const double share : {0.5, 1.0}) stats.layers[1].mass.Add(share);
+  json = KvStatsJson({}, stats, {.per_layer = true});
+  EXPECT_DOUBLE_EQ(json["missed_mass"]["estimated"], 0.2);
+  EXPECT_DOUBLE_EQ(json["missed_mass"]["true"], 0.25);
+  EXPECT_EQ(json["layers"][1]["missed_mass"], json["missed_mass"]);
+  EXPECT_FALSE(json["layers"][0].contains("missed_mass")) << "a dense layer misses nothing";
+  EXPECT_THAT(LayerTable(stats), HasSubstr("| 75.0 % | 50.0 % | 20.00 % | 25.00 % |"));
+  EXPECT_THAT(LayerTable(stats), HasSubstr("| all | all | none | none |"));
+  EXPECT_THAT(AttendedWords(stats, options), HasSubstr("20.00 % of the attention by estimate, 25.00 % in truth"));
 }
 
 TEST(Report, TimingOfNothingIsNull) {

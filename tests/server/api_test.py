@@ -146,10 +146,11 @@ class Routes(Case):
         text = SERVER.get("/metrics").body.decode()
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
                      "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_count",
-                     "e2e_request_latency_seconds_sum", "kv_fetched_bytes_total", "kv_selected_ratio",
+                     "e2e_request_latency_seconds_sum", "kv_fetched_bytes_total", "kv_selected_ratio", "kv_tail_mass",
                      "kv_fetch_stall_seconds_total", 'request_success_total{finished_reason="length"}'):
             self.assertIn(f"\ninfinigen_{name}", text)
         self.assertIn("\ninfinigen_kv_hit_ratio NaN\n", text)  # on a CPU nothing is fetched
+        self.assertIn("\ninfinigen_kv_tail_mass NaN\n", text)  # without --kv-tail nothing is estimated
         self.assertNotIn('request_success_total{finished_reason="cancelled"}', text)
         counts = [int(line.split()[-1]) for line in text.splitlines()
                   if line.startswith("infinigen_inter_token_latency_seconds_bucket")]

@@ -130,7 +130,8 @@ def picture(name, request, running):
     lit = sum(map(sum, layers)) / (255 * LAYERS * columns)
     step_bytes = rows * LAYERS * 2 * 256 * lit
     return {"request": name, "rows": rows, "columns": columns, "layers": layers, "selected_ratio": lit * 0.8,
-            "hit_ratio": None if request["kv"] == "full" else 0.93, "bytes_per_s": step_bytes * 55,
+            "hit_ratio": None if request["kv"] == "full" else 0.93,
+            "tail_mass": None if request["kv"] == "full" else 0.034, "bytes_per_s": step_bytes * 55,
             "fetched_bytes_per_s": None, "pool_bytes": rows * 12288, "pool_limit_bytes": POOL_LIMIT // 4,
             "prefix_bytes": 3 << 20, "prefix_limit_bytes": POOL_LIMIT // 8,
             "kv": request["kv"], "running": running, "waiting": 0}

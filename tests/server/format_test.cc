@@ -109,7 +109,20 @@ TEST(Metrics, HitsAreSaidWhereEntriesAreFetched) {
   EngineSnapshot fetching;
   fetching.kv.fetches = true;
   metrics.Update(fetching);
-  EXPECT_EQ(metrics.Render({}).find(" NaN\n"), std::string::npos);
+  EXPECT_EQ(metrics.Render({}).find("hit_ratio NaN\n"), std::string::npos);
+}
+
+TEST(Metrics, MissedAttentionIsSaidWhereItIsEstimated) {
+  Metrics metrics;
+  metrics.Update({.pool_bytes = 1});
+  EXPECT_NE(metrics.Render({}).find("\ninfinigen_kv_tail_mass NaN\n"), std::string::npos);
+  EngineSnapshot estimating;
+  estimating.kv.layers.resize(2);
+  estimating.kv.layers[1].selects = true;
+  estimating.kv.layers[1].tail_mass.Add(0.5);
+  estimating.kv.layers[1].tail_mass.Add(0.25);
+  metrics.Update(estimating);
+  EXPECT_NE(metrics.Render({}).find("\ninfinigen_kv_tail_mass 0.375\n"), std::string::npos);
 }
 
 TEST(Metrics, HistogramsAreCumulative) {

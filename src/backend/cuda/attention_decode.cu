@@ -251,6 +251,7 @@ struct TailState {
     top = sums[0] * kLog2E;
   }
   __device__ bool empty() const { return !(sum > 0); }
+  __device__ bool exists() const { return sums != nullptr && sum >= 0; }
   // Number `at` of the weighted sum of values: sum · mean + basis · sketch.
   __device__ float Value(const TailBasis& basis, int64_t kv_head, int at) const {
     float value = sum * basis.ValueMean(kv_head)[at];
@@ -333,6 +334,8 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
     total = fmaf(total, keep, tail_value * add);
     divisor = fmaf(divisor, keep, outside);
     if (mine == 0) AddShare(*call.tail.mass, outside / divisor);
+  } else if (mine == 0 && tail.exists()) {
+    AddShare(*call.tail.mass, 0.0f);
   }
   StoreNumber(call.out, token * call.out.stride + head * dim + mine, total / divisor);
 }

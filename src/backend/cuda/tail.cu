@@ -247,6 +247,7 @@ __global__ __launch_bounds__(kScoreThreads) void MergeTailsKernel(const __grid_c
   }
   // Without a cap, the level is common to all scores.
   if (Lane() == 0) sum = c.call.soft_cap > 0 ? top : top + tail.Levels(token)[head];
+  if (Lane() == 1 && !c.call.rules[c.batch.slots[token]].tail) sum = TailView::kNoTail;
   if (Lane() < floats) tail.Sums(token, head)[Lane()] = sum;
 }
 

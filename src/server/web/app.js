@@ -430,7 +430,7 @@ async function meet() {
     const model = models.data?.[0];
     const kv = props.kv?.preset ?? 'infinigen';
     server = { model: model?.id, kv, switchable: kv === 'infinigen', context: props.n_ctx ?? model?.max_model_len ?? 8192 };
-    if (!server.switchable) saveSettings({ kv: '', alpha: '', cap: '' });
+    if (!server.switchable) saveSettings({ kv: '', alpha: '', mass: '', cap: '' });
     if (waited) clearTroubles();
     waited = false;
     $('model').textContent = `${server.model ?? ''}, ${whole(server.context)} tokens of context`;

@@ -125,6 +125,8 @@ export class Panel {
     set('extent', `${whole(event.rows)} tokens, ${event.layers.length} layers`);
     set('n-lit', percent(lit));
     set('n-selected', percent(event.selected_ratio));
+    $('missed').hidden = !Number.isFinite(event.tail_mass);
+    set('n-missed', percent(event.tail_mass));
     set('n-hits', percent(event.hit_ratio));
     set('n-bytes', event.bytes_per_s === null ? '–' : `${bytes(event.bytes_per_s)}/s`);
     $('fetched').hidden = !Number.isFinite(event.fetched_bytes_per_s);
@@ -141,8 +143,9 @@ export class Panel {
   }
 
   #say(event, lit, used) {
+    const missed = Number.isFinite(event.tail_mass) ? `, ${percent(event.tail_mass)} of the attention went to the rest by estimate` : '';
     const hits = Number.isFinite(event.hit_ratio) ? `, hit ratio ${percent(event.hit_ratio)}` : '';
-    const text = `${whole(event.rows)} tokens in ${event.layers.length} layers: the last step read ${percent(lit)} of the cache${hits}; ` +
+    const text = `${whole(event.rows)} tokens in ${event.layers.length} layers: the last step read ${percent(lit)} of the cache${missed}${hits}; ` +
       `the pool is ${percent(used)} full.`;
     $('picture').setAttribute('aria-label', text);
     if (performance.now() - this.#saidAt < SAY_MS) return;

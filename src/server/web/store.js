@@ -42,7 +42,7 @@ export const deleteChat = (chat) => localStorage.removeItem(CHAT + chat.id);
 // For listeners of 'storage': whether another tab changed a conversation.
 export const isChatKey = (name) => name === null || name.startsWith(CHAT);
 
-export const settings = { system: '', temperature: '', top_p: '', max_tokens: '', seed: '', kv: '', alpha: '', cap: '', ...read(SETTINGS) };
+export const settings = { system: '', temperature: '', top_p: '', max_tokens: '', seed: '', kv: '', alpha: '', mass: '', cap: '', ...read(SETTINGS) };
 
 export function saveSettings(changes) {
   Object.assign(settings, changes);
@@ -59,7 +59,9 @@ export function requestFields() {
   const kv = {};
   if (settings.kv) kv.preset = settings.kv;
   if (settings.kv !== 'full') {
-    if (settings.alpha !== '') kv.alpha = Number(settings.alpha);
+    // The server accepts only one of the two.
+    if (settings.mass !== '') kv.mass = Number(settings.mass) / 100;
+    else if (settings.alpha !== '') kv.alpha = Number(settings.alpha);
     if (settings.cap !== '') kv.cap = Number(settings.cap) / 100;
   }
   if (Object.keys(kv).length) fields.kv = kv;
