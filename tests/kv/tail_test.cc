@@ -71,7 +71,7 @@ TEST(Tail, WithExactSketchesItIsAttentionToAllRows) {
   head.Attend(all, want);
   for (const std::vector<int32_t>& selected : {std::vector<int32_t>{149}, {0, 1, 63, 64, 100, 149}, {77, 149}}) {
     const auto [largest, sum] = head.Attend(selected, got);
-    const TailSums tail = SumTail(kTailLayout, head.blocks.data(), head.scores, selected);
+    const TailSums tail = SumTail(kTailLayout, head.blocks.data(), head.scores, selected, 0);
     const float share = AddTail(tail, head.basis(), 0, largest, sum, got);
     for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-4);
     double outside = 0, everything = 0;
@@ -95,7 +95,7 @@ TEST(Tail, RowsWithoutAScoreAreNotInIt) {
   head.Attend(rest, want);
   const std::vector<int32_t> selected = {1, 2, 149};
   const auto [largest, sum] = head.Attend(selected, got);
-  AddTail(SumTail(kTailLayout, head.blocks.data(), head.scores, selected), head.basis(), 0, largest, sum, got);
+  AddTail(SumTail(kTailLayout, head.blocks.data(), head.scores, selected, 0), head.basis(), 0, largest, sum, got);
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-4);
 }
 
@@ -103,12 +103,77 @@ TEST(Tail, WhereEverythingIsSelectedItIsEmptyAndChangesNoBit) {
   const TailHead head;
   std::vector<int32_t> all;
   for (int32_t row = 0; row < kTailRows; ++row) all.push_back(row);
-  const TailSums tail = SumTail(kTailLayout, head.blocks.data(), head.scores, all);
+  const TailSums tail = SumTail(kTailLayout, head.blocks.data(), head.scores, all, 0);
   EXPECT_EQ(tail.sum, 0.0f);
   std::vector<float> out = {1.0f, 2.0f};
   EXPECT_EQ(AddTail(tail, head.basis(), 0, 0.0f, 1.0f, out), 0.0f);
   EXPECT_EQ(out, (std::vector<float>{1.0f, 2.0f}));
-  EXPECT_EQ(SumTail(kTailLayout, head.blocks.data(), std::vector<float>(5, kNoScore), {}).sum, 0.0f);
+  EXPECT_EQ(SumTail(kTailLayout, head.blocks.data(), std::vector<float>(5, kNoScore), {}, 0).sum, 0.0f);
+}
+
+// Values of a block that share what their sketches leave out: with its mean, the tail is attention to all rows again;
+// without it, or for a block that is not complete, it is not.
+TEST(Tail, MeansOfBlocksStandInForWhatSketchesLeaveOut) {
+  SketchLayout layout = kTailLayout;
+  layout.mean_dims = kTailDim;
+  const TailHead sketched;
+  TailHead head;
+  head.blocks.assign(layout.head_bytes(kTailRows), std::byte{0});
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (int64_t row = 0; row < kTailRows; ++row) {
+    std::byte* block = head.blocks.data() + static_cast<size_t>(row / kSketchBlock) * layout.block_bytes();
+    StoreValueSketch(
+        layout, block, row % kSketchBlock,
+        LoadValueSketch(kTailLayout,
+                        sketched.blocks.data() + static_cast<size_t>(row / kSketchBlock) * kTailLayout.block_bytes(),
+                        row % kSketchBlock));
+    static std::vector<float> shared(kTailDim);
+    if (row % kSketchBlock == 0)
+      for (size_t i = kTailValues; i < shared.size(); ++i) shared[i] = normal(random);
+    for (size_t i = kTailValues; i < shared.size(); ++i) head.values[static_cast<size_t>(row)][i] += shared[i];
+    if (!CompletesBlock(row)) continue;
+    std::vector<float> values;
+    for (int64_t r = row + 1 - kSketchBlock; r <= row; ++r)
+      values.insert(values.end(), head.values[static_cast<size_t>(r)].begin(),
+                    head.values[static_cast<size_t>(r)].end());
+    StoreBlockMean(layout, block, values, head.mean);
+  }
+  std::vector<int32_t> all, selected = {3, 70};
+  for (int32_t row = 0; row < kTailRows; ++row) all.push_back(row);
+  for (int32_t row = 128; row < kTailRows; ++row) selected.push_back(row);  // the block that is not complete
+  std::vector<float> want;
+  head.Attend(all, want);
+  const auto error = [&](int64_t complete) {
+    std::vector<float> got;
+    const auto [largest, sum] = head.Attend(selected, got);
+    AddTail(SumTail(layout, head.blocks.data(), head.scores, selected, complete), head.basis(), 0, largest, sum, got);
+    float most = 0;
+    for (size_t i = 0; i < want.size(); ++i) most = std::max(most, std::fabs(got[i] - want[i]));
+    return most;
+  };
+  EXPECT_LT(error(128), 0.02f);  // the means are rounded to 8 bits
+  EXPECT_GT(error(64), 0.1f);
+  EXPECT_GT(error(0), 0.1f);
+}
+
+TEST(BlockMean, IsTheMeanWithinARounding) {
+  SketchLayout layout = kTailLayout;
+  layout.mean_dims = 18;
+  std::vector<std::byte> block(layout.block_bytes());
+  std::vector<float> values(kSketchBlock * 18), mean(18, 0.5f);
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (float& number : values) number = normal(random);
+  values[3] = std::numeric_limits<float>::infinity();
+  StoreBlockMean(layout, block.data(), values, mean);
+  const std::vector<float> got = LoadBlockMean(layout, block.data());
+  for (size_t i = 0; i < 18; ++i) {
+    double sum = 0;
+    for (size_t row = 0; row < kSketchBlock; ++row) sum += static_cast<double>(values[row * 18 + i]);
+    if (i != 3) EXPECT_NEAR(got[i], sum / kSketchBlock - 0.5, 1.0 / 127);
+  }
+  EXPECT_EQ(got[3], 0.0f) << "sums that are not finite are zero";
 }
 
 TEST(MassTotals, SumsAndDifferences) {
