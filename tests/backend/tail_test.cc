@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -26,13 +27,16 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 struct Shape {
   SketchType type = SketchType::kInt4;
   int64_t kv_heads = 2, group = 4, head_dim = 64, dims = 48, scale_dims = 16, value_dims = 8;
+  bool means = false;  // blocks have a mean of their values
 
-  SketchLayout layout() const { return {type, kv_heads, dims, scale_dims, value_dims}; }
+  int64_t mean_dims() const { return means ? head_dim : 0; }
+  SketchLayout layout() const { return {type, kv_heads, dims, scale_dims, value_dims, mean_dims()}; }
   int64_t heads() const { return kv_heads * group; }
+  int64_t sums_floats() const { return 2 + value_dims + mean_dims(); }
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "type " << static_cast<int>(s.type) << " group " << s.group << " head_dim " << s.head_dim << " sketch "
-             << s.dims << "/" << s.scale_dims << "+" << s.value_dims;
+             << s.dims << "/" << s.scale_dims << "+" << s.value_dims << (s.means ? " means" : "");
 }
 
 std::vector<float> NormalNumbers(Random& random, int64_t count, float scale) {
@@ -145,6 +149,57 @@ TYPED_TEST(TailTest, AppendedSketchesAreTheOraclesWithinARounding) {
     CheckAppended(this->backend(), this->reference(), {}, activation, random);
 }
 
+// Means of blocks are the oracle's bit for bit, whatever the chunks in which rows are appended. Rows that complete no
+// block change nothing, and a block whose rows are written anew gets a new mean.
+TYPED_TEST(TailTest, MeansOfBlocksAreTheOracles) {
+  using Tested = typename TypeParam::B;
+  Random random(58);
+  for (const StoreType type : kStoreTypes) {
+    for (const int64_t head_dim : {64, 80, 128, 256}) {
+      SCOPED_TRACE(::testing::Message() << Name(type) << " head_dim " << head_dim);
+      const Shape shape{.head_dim = head_dim, .means = true};
+      const int64_t slots = 2, rows = 330;
+      const EntryLayout stored{type, shape.kv_heads, head_dim};
+      TestSketches mine(this->backend(), shape.layout(), slots, rows);
+      TestSketches theirs(this->reference(), shape.layout(), slots, rows);
+      mine.Put(theirs.Get());
+      TestBases bases(this->backend(), shape, 71);
+      TestBases other(this->reference(), shape, 71);
+      TestEntries<Tested> entries(this->backend(), stored, slots, rows, random);
+      TestEntries<ReferenceBackend> their_entries(this->reference(), stored, slots, rows, random);
+      // The chunks of our calls; the oracle gets all rows at once. From row 200 on, slot 1 is written twice.
+      const std::vector<std::pair<int32_t, int32_t>> chunks = {{0, 1}, {1, 63}, {63, 64}, {64, 300}, {200, 330}};
+      for (int32_t slot = 0; slot < slots; ++slot) {
+        for (const auto& [first, last] : chunks) {
+          if (slot == 0 && first == 200) continue;
+          const int64_t count = last - first;
+          HostTensor keys = HostTensor::Normal(random, DType::kF32, count, shape.kv_heads * head_dim);
+          HostTensor values = HostTensor::Normal(random, DType::kF32, count, shape.kv_heads * head_dim, 2.0f, 3);
+          std::vector<int32_t> of(static_cast<size_t>(count), slot), at(static_cast<size_t>(count));
+          std::iota(at.begin(), at.end(), first);
+          DeviceTensor dkeys(this->backend(), keys), dvalues(this->backend(), values);
+          DeviceInts dslots(this->backend(), of), drows(this->backend(), at);
+          const TokenBatch batch{count, nullptr, dslots, drows}, host{count, nullptr, of.data(), at.data()};
+          this->backend().Append(Queue::kCompute, batch, dkeys, dvalues, entries.view());
+          this->backend().AppendBlockMeans(Queue::kCompute, batch, entries.view(), bases.values(), mine.view());
+          this->reference().Append(Queue::kCompute, host, keys.view(), values.view(), their_entries.view());
+        }
+        const int32_t end = slot == 0 ? 300 : 330;
+        std::vector<int32_t> of(static_cast<size_t>(end), slot), at(static_cast<size_t>(end));
+        std::iota(at.begin(), at.end(), 0);
+        this->reference().AppendBlockMeans(Queue::kCompute, {end, nullptr, of.data(), at.data()}, their_entries.view(),
+                                           other.values(), theirs.view());
+      }
+      const std::vector<std::byte> got = mine.Get(), want = theirs.Get();
+      ASSERT_EQ(got.size(), want.size());
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size()), 0);
+      const LayerSketches view{shape.layout(), const_cast<std::byte*>(want.data()), theirs.view().head_stride,
+                               theirs.view().slot_stride};
+      EXPECT_NE(LoadBlockMean(shape.layout(), view.Block(0, 0, 0)), LoadBlockMean(shape.layout(), view.Block(0, 1, 0)));
+    }
+  }
+}
+
 TYPED_TEST(TailTest, LevelsMatchTheOracle) {
   using Tested = typename TypeParam::B;
   Random random(61);
@@ -198,8 +253,17 @@ class TailScene {
       const TokenBatch batch{rows, nullptr, of.data(), at.data()};
       reference.AppendSketches(Queue::kCompute, batch, keys.view(), their_bases_.keys(), theirs_.view());
       reference.AppendValueSketches(Queue::kCompute, batch, values.view(), their_bases_.values(), theirs_.view());
+      if (shape.means) StoreMeans(slot, rows, random);
     }
     mine_.Put(theirs_.Get());
+  }
+  // Random means in all blocks, also in those that are not complete, where they must not count.
+  void StoreMeans(int64_t slot, int64_t rows, Random& random) {
+    const std::vector<float> zeros(static_cast<size_t>(shape_.head_dim));
+    for (int64_t block = 0; block * kSketchBlock < rows; ++block)
+      for (int64_t head = 0; head < shape_.kv_heads; ++head)
+        StoreBlockMean(shape_.layout(), theirs_.view().Block(slot, head, block),
+                       NormalNumbers(random, kSketchBlock * shape_.head_dim, 8.0f), zeros);
   }
 
   // Rows without sketches, as after AssignRows: no key's, and any bits as the value's.
@@ -230,7 +294,7 @@ class TailScene {
 
   struct Result {
     Outcome outcome;
-    std::vector<float> sums;  // [tokens][heads][2 + value_dims]
+    std::vector<float> sums;  // [tokens][heads][sums_floats]
   };
   // Runs Select with a tail or, if there are `lists`, SumTails for them.
   template <class Any>
@@ -239,12 +303,13 @@ class TailScene {
     DeviceTensor queries(backend, queries_);
     DeviceBytes<Any> levels(backend, levels_.size() * sizeof(float));
     levels.Put(levels_);
-    const size_t floats = static_cast<size_t>(2 + shape_.value_dims);
+    const size_t floats = static_cast<size_t>(shape_.sums_floats());
     DeviceBytes<Any> sums(backend, levels_.size() * floats * sizeof(float));
     call.tail = {.basis = bases.values(),
                  .heads = shape_.heads(),
                  .levels = levels.template as<float>(),
-                 .sums = sums.template as<float>()};
+                 .sums = sums.template as<float>(),
+                 .mean_dims = shape_.mean_dims()};
     const auto run = [&](const TokenBatch& tokens, const SelectCall& c, const Selection& selection) {
       if (lists == nullptr) return backend.Select(Queue::kCompute, queries, tokens, c, sketches.view(), selection);
       std::vector<int32_t> all(lists->size() * static_cast<size_t>(selection.capacity), -1), counts;
@@ -270,7 +335,7 @@ class TailScene {
   }
 
   void CompareSums(const Result& got, const Result& want, const Batch& batch) {
-    const int64_t floats = 2 + shape_.value_dims;
+    const int64_t floats = shape_.sums_floats();
     for (int64_t i = 0; i < batch.count() * shape_.heads(); ++i) {
       SCOPED_TRACE(::testing::Message() << "token " << i / shape_.heads() << " head " << i % shape_.heads());
       const float *a = got.sums.data() + i * floats, *b = want.sums.data() + i * floats;
@@ -326,6 +391,9 @@ TYPED_TEST(TailTest, SumsMatchTheOracle) {
   for (const int64_t scale_dims : {0, 8, 32}) shapes.push_back({.scale_dims = scale_dims, .value_dims = 16});
   shapes.push_back({.type = SketchType::kInt8, .dims = 40, .scale_dims = 16});
   shapes.push_back({.kv_heads = 1, .group = 9, .dims = 8, .scale_dims = 8});
+  for (const int64_t group : {1, 2, 3, 4, 8}) shapes.push_back({.group = group, .means = true});
+  for (const int64_t head_dim : {80, 128, 256})
+    shapes.push_back({.head_dim = head_dim, .dims = head_dim * 3 / 4 / 8 * 8, .means = true});
   for (const Shape& shape : shapes) {
     SCOPED_TRACE(::testing::Message() << shape);
     TailScene scene(this->backend(), this->reference(), shape, 3, 2500, random);
@@ -363,7 +431,8 @@ TYPED_TEST(TailTest, SumsWhereWholeRunsAreSelected) {
 TYPED_TEST(TailTest, SumsOfManyRows) {
   Random random(64);
   for (const int64_t group : {1, 4}) {
-    TailScene scene(this->backend(), this->reference(), {.kv_heads = 1, .group = group}, 1, 40000, random);
+    TailScene scene(this->backend(), this->reference(), {.kv_heads = 1, .group = group, .means = group == 4}, 1, 40000,
+                    random);
     const Batch batch{{0, 0}, {39999, 36863}};
     scene.Ask(batch, 0.3f, random);
     scene.CompareLists(batch, 0.05, kTailRules, {}, random);
@@ -382,7 +451,7 @@ TYPED_TEST(TailTest, SumsOfHugeScores) {
 // A tail does not depend on the other tokens of the batch.
 TYPED_TEST(TailTest, SumsAreTheSameAloneAndInABatch) {
   Random random(66);
-  TailScene scene(this->backend(), this->reference(), {}, 3, 2500, random);
+  TailScene scene(this->backend(), this->reference(), {.means = true}, 3, 2500, random);
   const Batch batch{{0, 1, 2, 1, 0}, {2499, 2299, 700, 2299, 64}};
   std::vector<std::vector<int32_t>> lists;
   for (const int32_t row : batch.rows)
@@ -402,7 +471,7 @@ TYPED_TEST(TailTest, SelectChoosesAndSums) {
   Random random(67);
   for (const SketchType type : {SketchType::kInt4, SketchType::kInt8}) {
     for (const int64_t group : {1, 3, 4, 8}) {
-      const Shape shape{.type = type, .group = group};
+      const Shape shape{.type = type, .group = group, .means = group > 1};
       TailScene scene(this->backend(), this->reference(), shape, 3, 6000, random);
       scene.Void(0, {0, 5, 63, 64, 777, 1023, 1024, 2490});
       const Batch batch{{0, 1, 2, 0, 1}, {5999, 5000, 4200, 700, 30}};
@@ -480,7 +549,7 @@ std::vector<float> RandomSums(const Shape& shape, int64_t tokens, Random& random
     const bool empty = i % 3 == 2;
     sums.push_back(empty ? -kInfinity : random.Normal(1.5f));
     sums.push_back(empty ? (i % 6 == 2 ? TailView::kNoTail : 0) : std::fabs(random.Normal(20.0f)) + 0.01f);
-    for (int64_t n = 0; n < shape.value_dims; ++n) sums.push_back(empty ? 0 : random.Normal(5.0f));
+    for (int64_t n = 2; n < shape.sums_floats(); ++n) sums.push_back(empty ? 0 : random.Normal(5.0f));
   }
   return sums;
 }
@@ -523,6 +592,7 @@ struct AttendedLayer {
       tail = {.basis = bases.values(),
               .heads = shape.heads(),
               .sums = dsums.template as<float>(),
+              .mean_dims = shape.mean_dims(),
               .mass = mass.template as<MassTotals>()};
     HostTensor typed = queries, out(queries.type, batch.count(), queries.cols, 5);
     DeviceTensor dqueries(backend, typed), dout(backend, out);
@@ -592,6 +662,9 @@ TYPED_TEST(TailTest, AttendsToTheTail) {
                                  random);
   CheckAttended<TypeParam>(this->backend(), this->reference(), {.head_dim = 256, .value_dims = 16}, StoreType::kBF16,
                            random);
+  for (const int64_t head_dim : {64, 80, 128})
+    CheckAttended<TypeParam>(this->backend(), this->reference(), {.head_dim = head_dim, .means = true},
+                             StoreType::kBF16, random);
 }
 
 // ---- The same from fetched entries
