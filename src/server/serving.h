@@ -34,7 +34,7 @@ inline constexpr size_t kMostWaitingBodies = 64;
 inline constexpr size_t kInPlaceBytes = 16 << 10;
 // A model whose chat template once took longer than this for a small body has all chats rendered by the worker, not on
 // the threads that send streams. Published templates take less than a millisecond, a hostile one up to a second or two.
-inline constexpr std::chrono::milliseconds kSlowChat{50};
+inline constexpr std::chrono::milliseconds kSlowChat{10};
 
 // Random digits from the operating system: "5f3c…".
 std::string RandomHex(int digits);
