@@ -6,7 +6,7 @@ if(INFINIGEN_CCACHE)
 endif()
 
 add_library(infinigen_options INTERFACE)
-target_include_directories(infinigen_options INTERFACE ${PROJECT_SOURCE_DIR}/src/json/before ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_include_directories(infinigen_options INTERFACE ${PROJECT_SOURCE_DIR}/src/json/wrapper ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 # Of g++ alone: nvcc has others, where its target is made.
 function(infinigen_options_for_cxx)
   foreach(flag ${ARGN})

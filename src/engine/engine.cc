@@ -41,10 +41,10 @@ constexpr int64_t kLeastUnitTokens = 32;
 // For each unfinished request of its client, a request comes so many arrivals later in the queue. So clients take
 // turns, and none waits for more than so many later arrivals of others for each request of its own.
 constexpr int64_t kOwnCost = 128;
-// Steps of a turn for the clients that decode few requests, at most; and the turns until they are tried again where one
-// took more than half of a common step.
+// Steps of a turn for the clients that decode few requests, at most. Where one took more than half of a common step,
+// they are tried again in the next turn, then after 2, 4, … turns: a single slow step may be the machine's doing.
 constexpr int kMostLightSteps = 16;
-constexpr int64_t kLightPause = 64;
+constexpr int64_t kLongestLightPause = 64;
 
 }  // namespace
 
@@ -260,8 +260,10 @@ void Engine::RunDecodeSteps() {
     const std::chrono::nanoseconds before = further;
     if (!RunDecodeStep(/*light=*/true, &further)) return;
     const std::chrono::nanoseconds step = further - before;
-    if (2 * step > common) next_light_turn_ = turn_ + kLightPause;
-    if (2 * step > common || further + step > common) return;
+    const bool pays = 2 * step <= common;
+    if (!pays) next_light_turn_ = turn_ + light_pause_;
+    light_pause_ = pays ? 1 : std::min(2 * light_pause_, kLongestLightPause);
+    if (!pays || further + step > common) return;
   }
 }
 

@@ -197,6 +197,7 @@ class Engine {
   std::vector<Seen> seen_;
   int64_t turn_ = 0;
   int64_t next_light_turn_ = 0;  // further steps were not worth it before
+  int64_t light_pause_ = 1;      // turns until they are tried again where they are not
   EngineStats stats_;
 
   // Scratch memory of a step, allocated once.

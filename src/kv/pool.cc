@@ -1,6 +1,7 @@
 #include "kv/pool.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/size.h"
 
@@ -83,6 +84,7 @@ Status Pool::Extend(SeqSlot slot, const RowQuota& have, const RowQuota& quota) {
   for (size_t space = 0; space < spaces_.size(); ++space) {
     if (demands[space].last_bytes == 0) continue;
     ASSIGN_OR_RETURN(last[space], Buffer::Make(*spaces_[space].memory, demands[space].last_bytes));
+    if (options_.poisons) std::memset(last[space].data(), kPoison, last[space].bytes());
   }
 
   // From here on nothing fails.
@@ -150,6 +152,7 @@ void Pool::DropFreeSlabs(Space& space) {
 Status Pool::MapSlab(Space& space, size_t extents) {
   const size_t extent_bytes = options_.layout.extent_bytes();
   ASSIGN_OR_RETURN(Buffer memory, Buffer::Make(*space.memory, extents * extent_bytes));
+  if (options_.poisons) std::memset(memory.data(), kPoison, memory.bytes());
   const auto vacant =
       std::find_if(space.slabs.begin(), space.slabs.end(), [](const Slab& s) { return s.extents == 0; });
   const size_t index = static_cast<size_t>(vacant - space.slabs.begin());
@@ -196,6 +199,7 @@ void Pool::SetRows(SeqSlot slot, int64_t tokens) {
 }
 
 void Pool::GiveBack(int64_t layer, std::byte* data, size_t slab) {
+  if (options_.poisons) std::memset(data, kPoison, options_.layout.extent_bytes());
   Space& space = spaces_[SpaceOf(layer)];
   space.free.push_back({data, slab});
   ++space.slabs[slab].free;

@@ -29,6 +29,9 @@
 
 namespace infinigen {
 
+// NaN as f32, f16 and as the scale of quantised rows: what reads such a row computes NaN.
+inline constexpr int kPoison = 0xFF;
+
 struct PoolOptions {
   EntryLayout layout;
   int64_t layers = 0;
@@ -42,6 +45,7 @@ struct PoolOptions {
   int64_t ring_rows = 0;              // most rows that a layer with a window has memory for; whole extents
   bool device_windows = false;        // layers with a window lie in device memory
   size_t index_bytes = 0;             // index that is saved with a shared extent
+  bool poisons = false;               // for tests: rows that are not written yet are kPoison bytes; host memory only
 
   bool has_window(int64_t layer) const { return !windowed.empty() && windowed[static_cast<size_t>(layer)]; }
   bool evicts(int64_t layer) const { return layer >= evicting_from && !has_window(layer); }

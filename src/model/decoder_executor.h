@@ -42,7 +42,8 @@ PoolOptions PoolFor(const ModelConfig& config, const ExecutorOptions& options) {
                    .max_tokens = options.max_tokens,
                    .limit_bytes = options.pool_limit_bytes,
                    .evicting_from = options.method.evicts() ? options.method.dense_layers : INT64_MAX,
-                   .device_layers = DeviceLayers(options)};
+                   .device_layers = DeviceLayers(options),
+                   .poisons = options.poisons};
   if (const int64_t window = config.window(); window > 0) {
     pool.window = window;
     for (const LayerSpec& spec : config.specs) pool.windowed.push_back(spec.window > 0);
@@ -135,6 +136,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   void Release(SeqSlot slot) override {
     EndPrefill(slot);
     AwaitQueues();  // no queue may still use the sequence's memory
+    if (options_.poisons) PoisonIndex(slot);
     pool_.Release(slot);
   }
 
@@ -145,6 +147,7 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
       job.reset();
     }
     decoder_->ObserveSelection({}, std::nullopt);
+    for (int64_t slot = 0; options_.poisons && slot < options_.max_batch; ++slot) PoisonIndex(SeqSlot(slot));
     pool_.ReleaseAll();
   }
 
@@ -221,6 +224,13 @@ class DecoderExecutor final : public Executor, public Sharing, public Instrument
   void Begin(SeqSlot slot) {
     decoder_->BeginSequence(slot);
     if (options_.method.selects()) SetRule(slot, options_.method.rule);
+  }
+  // Of whole extents: the last one of a slot may be shorter. An evicting method has an index of fewer rows.
+  void PoisonIndex(SeqSlot slot) {
+    if (pool_.options().index_bytes == 0 || options_.method.evicts()) return;
+    const std::vector<std::byte> poison(pool_.options().index_bytes, std::byte{kPoison});
+    for (int64_t extent = 0; extent < options_.max_tokens / kExtentTokens; ++extent)
+      decoder_->LoadIndex(slot, extent, poison.data());
   }
   QuotaRule Quotas() const { return QuotasOf(options_.method, pool_.options()); }
   int64_t WholeExtents(int64_t rows) const {

@@ -45,6 +45,10 @@ struct ExecutorOptions {
   int64_t hot_rows = 0;                       // hot-set cells of each (sequence, layer, KV head); 0: no hot set
   double forced_hits = 0;  // for benchmarks without a hot set: this share of a selection counts as hits
 
+  // For tests on a CPU: memory of rows that are not written yet, or no longer used, is NaN (kPoison). So a computation
+  // that reads a row of an earlier sequence shows.
+  bool poisons = false;
+
   // The heads that weights, sketches and pool contain; none: all heads of the model.
   std::optional<OwnedHeads> owned;
 

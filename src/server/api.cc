@@ -25,8 +25,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
-constexpr size_t kInPlaceBytes = 16 << 10;
 // Larger replies are counted before they are sent, and refused where there is no memory for them.
 constexpr size_t kSmallReplyBytes = 64 << 10;
 // A token id in a list: at most seven digits and a comma, in a text that grows.
@@ -259,7 +257,8 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   Call call{.exchange = exchange, .id = RequestName(head.request_id), .serving = serving_};
   const Route* route = FindRoute(head.path);  // not null: Admit checked it
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
-  if (head.body.size() <= kInPlaceBytes || !route->needs_model) return Run(call, *route);
+  const bool quick = head.body.size() <= kInPlaceBytes && !(route->run == &Api::Chat && call.serving->slow_chats);
+  if (quick || !route->needs_model) return Run(call, *route);
   call.settled = std::make_shared<std::atomic<bool>>(false);
   // If the client disconnects before the worker reads the body, the task is withdrawn. The route later replaces this
   // OnGone with its own.

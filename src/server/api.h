@@ -75,7 +75,6 @@ class Api {
  private:
   struct Serving;
   struct Call;  // one HTTP exchange and its request id
-  struct QueuePlaces;
   struct Route;
 
   std::unique_ptr<HttpReply> Admit(const HttpRequest& head);
@@ -108,8 +107,6 @@ class Api {
   std::shared_ptr<const void> WatchPlace(const std::shared_ptr<Client>& client);
   void File(Call& call);
   void Complete(Call& call, ApiKind kind);
-  // Takes places for all choices of a request, of the queue's and of the client's.
-  ApiResult<QueuePlaces> EnterQueue(const std::shared_ptr<Client>& client, int64_t choices, int64_t places);
   CompletionContext ContextOf(const Call& call, const CompletionRequest& request);
 
   // Reply, log one line and count the reply; without effect if the call is already settled. Completions and streams do

@@ -1,15 +1,13 @@
 // /v1/chat/completions and /v1/completions: parse the body, encode the prompts, and submit a Completion to the engine.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <atomic>
 #include <memory>
 #include <random>
-#include <span>
 #include <utility>
 
 #include "json/parse.h"
 #include "runtime/requests.h"
+#include "server/admission.h"
 #include "server/openai_format.h"
 #include "server/request_memory.h"
 #include "server/serving.h"
@@ -19,11 +17,6 @@ namespace {
 
 // OpenAI's default for /v1/completions. A chat answer has no default limit.
 constexpr int64_t kDefaultTextTokens = 16;
-// A token with its logprob: 12 bytes as numbers, about 70 as JSON.
-constexpr uint64_t kLogprobBytes = 96;
-// Copies of a prompt that a choice echoes: as its text, and in the reply as it is made.
-constexpr uint64_t kEchoCopies = 2;
-
 }  // namespace
 
 void Api::Chat(Call& call) { Complete(call, ApiKind::kChat); }
@@ -66,51 +59,6 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
   return all;
 }
 
-// Upper bound of the tokens with logprobs that an answer holds until its end. A stream sends them with their text.
-int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts, int64_t context) {
-  if (!request.logprobs || request.stream) return 0;
-  int64_t tokens = 0;
-  for (const std::vector<int32_t>& prompt : prompts)
-    tokens += request.n * std::min(request.max_tokens, context - std::ssize(prompt) + 1);
-  return tokens * (request.sampling.top_logprobs + 1);
-}
-
-// Memory of a request in the engine: the ids of every prompt, once here and once a choice; its texts; its logprobs,
-// once as numbers and once as JSON.
-uint64_t KeptBytes(const CompletionRequest& request, std::span<const std::vector<int32_t>> prompts, int64_t context) {
-  uint64_t ids = 0, texts = 0;
-  for (const std::vector<int32_t>& prompt : prompts) ids += prompt.size();
-  for (const PromptText& prompt : request.prompts)
-    if (const auto* text = std::get_if<std::string>(&prompt)) texts += text->size();
-  if (request.echo) texts += kEchoCopies * static_cast<uint64_t>(request.n) * texts;
-  for (const ChatMessage& message : request.messages) texts += message.content.size();
-  return ids * sizeof(int32_t) * (static_cast<uint64_t>(request.n) + 1) + texts +
-         static_cast<uint64_t>(KeptLogprobs(request, prompts, context)) * kLogprobBytes;
-}
-
-// Reserves `count` of the logprobs that all unfinished answers may hold; released with the last copy of the result.
-ApiResult<std::shared_ptr<const void>> ReserveLogprobs(int64_t count, std::atomic<int64_t>* all) {
-  if (count > kMostLoggedTokens)
-    return ApiError{.message = fmt::format("'logprobs': the request needs up to {} tokens and alternatives, but an "
-                                           "answer holds {}; lower max_tokens, n or the alternatives, or set stream",
-                                           count, kMostLoggedTokens),
-                    .code = "too_many_logprobs",
-                    .parameter = "logprobs"};
-  int64_t taken = *all;
-  do {
-    if (taken + count > kMostLoggedTokensInAll)
-      return ApiError{.status = 429,
-                      .message = fmt::format("'logprobs': the request needs up to {} tokens and alternatives, but "
-                                             "unfinished answers hold {} of {}; try again later, or set stream",
-                                             count, taken, kMostLoggedTokensInAll),
-                      .type = "rate_limit_error",
-                      .code = "too_many_logprobs",
-                      .parameter = "logprobs",
-                      .retry_after_s = 1};
-  } while (!all->compare_exchange_weak(taken, taken + count));
-  return std::shared_ptr<const void>(all, [all, count](const void*) { *all -= count; });
-}
-
 // Refuses "kv" fields that the server's method does not support. The engine checks their values.
 std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& options) {
   const KvMethod& method = options.method;
@@ -140,51 +88,12 @@ std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenize
 
 }  // namespace
 
-// Places in the queue until they are released or a completion takes them over.
-struct Api::QueuePlaces {
-  struct Guard {
-    Guard(Metrics* metrics_, int64_t count_) : metrics(metrics_), count(count_) {}
-    Guard(Guard&& other) noexcept : metrics(std::exchange(other.metrics, nullptr)), count(other.count) {}
-    ~Guard() {
-      if (metrics != nullptr) metrics->Leave(count);
-    }
-    Metrics* metrics;
-    int64_t count;
-  };
-  ClientCount own;
-  Guard all;
-};
-
-ApiResult<Api::QueuePlaces> Api::EnterQueue(const std::shared_ptr<Client>& client, int64_t choices, int64_t places) {
-  if (choices > places)
-    return ApiError{
-        .message = fmt::format("the request needs {} choices, but the server has only {} places", choices, places),
-        .parameter = "n"};
-  const auto full = [&](const char* whose) {
-    return ApiError{.status = 429,
-                    .message = fmt::format("{} is full ({} places in all); try again later", whose, places),
-                    .type = "rate_limit_error",
-                    .code = "queue_full",
-                    .parameter = {},
-                    .retry_after_s = 1};
-  };
-  ClientCount own;
-  if (http_ != nullptr) {
-    own = http_->clients().TryCount(client, &Client::places, choices, places);
-    if (!own) return full("this client's share of the queue");
-  }
-  if (!metrics_.TryEnter(choices, places)) return full("the queue");
-  return QueuePlaces{std::move(own), QueuePlaces::Guard(&metrics_, choices)};
-}
-
 CompletionContext Api::ContextOf(const Call& call, const CompletionRequest& request) {
   Serving* serving = call.serving;
   const ServedModel& model = serving->model;
   const std::shared_ptr<HttpExchange> exchange = call.exchange;
   const std::string tenant = access_.TenantOf(call.head().authorization);
-  // A salt of the request never equals a tenant's name: it begins with a line end.
-  std::string salt = options_.share_prefixes ? std::string() : tenant;
-  if (!request.cache_salt.empty()) salt += "\n" + request.cache_salt;
+  std::string salt = CacheSalt(options_.share_prefixes ? std::string() : tenant, request.cache_salt);
   return {.metrics = metrics_,
           .watch = serving->watch,
           .tokenizer = model.tokenizer,
@@ -218,7 +127,10 @@ void Api::Complete(Call& call, ApiKind kind) {
   memory.GiveBack(tree);          // the request's own texts and ids are no longer than the body
   if (call.is_settled()) return;  // the client is gone: skip the encoding, which takes longer than the parsing
   if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
+  const auto began = Serving::Clock::now();
   ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context(), memory);
+  if (kind == ApiKind::kChat && body.size() <= kInPlaceBytes && Serving::Clock::now() - began > kSlowChat)
+    serving->slow_chats = true;
   if (!prompts.ok()) return refuse(prompts.error());
   if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
 
@@ -228,7 +140,8 @@ void Api::Complete(Call& call, ApiKind kind) {
   RequestMemory kept(exchange->client());
   if (const auto error = kept.Take(KeptBytes(*request, *prompts, serving->context()))) return refuse(*error);
   const int64_t places = model.executor->options().max_batch + model.max_waiting;
-  ApiResult<QueuePlaces> entered = EnterQueue(exchange->client(), choices, places);
+  ApiResult<QueuePlaces> entered =
+      EnterQueue(http_ != nullptr ? &http_->clients() : nullptr, metrics_, exchange->client(), choices, places);
   if (!entered.ok()) return refuse(entered.error());
   if (!call.Settle()) return;
   // From here on the Completion replies and logs.

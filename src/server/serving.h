@@ -2,7 +2,6 @@
 // api_complete.cc.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "runtime/engine_thread.h"
+#include "server/admission.h"
 #include "server/api.h"
 #include "server/completion.h"
 #include "server/kv_watch.h"
@@ -29,6 +29,12 @@ inline constexpr int64_t kTurnPrefillTokens = 256;
 inline constexpr std::chrono::milliseconds kBetweenSnapshots{250};
 // Large bodies that may wait for the worker: the 32 of 8 MiB that HttpLimits::memory_bytes allows, and as many small.
 inline constexpr size_t kMostWaitingBodies = 64;
+
+// Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
+inline constexpr size_t kInPlaceBytes = 16 << 10;
+// A model whose chat template once took longer than this for a small body has all chats rendered by the worker, not on
+// the threads that send streams. Published templates take less than a millisecond, a hostile one up to a second or two.
+inline constexpr std::chrono::milliseconds kSlowChat{10};
 
 // Random digits from the operating system: "5f3c…".
 std::string RandomHex(int digits);
@@ -59,6 +65,7 @@ struct Api::Serving {
   Engine engine;
   KvWatch watch;
   Clock::time_point last_snapshot{};
+  std::atomic<bool> slow_chats{false};
   std::vector<std::weak_ptr<Completion>> streams;  // used on the engine's thread only
   // Formats answers that are not streamed, which takes long where they have logprobs. Its tasks are as many as the
   // queue has places.
@@ -80,11 +87,6 @@ struct Api::Serving {
               /*samples=*/model.executor->options().device == Device::kCuda),
         thread(
             engine, [this] { AfterTurn(); }, std::move(on_exception)) {}
-
-  // All but one, so that another client finds a slot without waiting for the end of an answer.
-  static int64_t SlotsOfClient(int64_t batch, double share) {
-    return share < 1 ? std::max<int64_t>(batch - 1, 1) : batch;
-  }
 
   void AfterTurn() {
     watch.Turn();

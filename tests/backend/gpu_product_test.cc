@@ -67,5 +67,31 @@ TEST(GpuProductTest, LoadedWeightsAndBiases) {
   }
 }
 
+// Prompts of a server have any number of tokens: what the library needs for each must not be kept for ever.
+TEST(GpuProductTest, KeptPlansAreBounded) {
+  if (!FindCudaDevice().ok()) GTEST_SKIP() << "no GPU";
+  constexpr int64_t kRows = 2500, kInner = 64, kOutputs = 32;
+  Random random(111);
+  const std::unique_ptr<CudaBackend> b =
+      CudaBackend::Open({.activation = DType::kBF16, .pool_on_device = true}).value();
+  HostTensor x = HostTensor::Normal(random, DType::kBF16, kRows, kInner);
+  HostTensor weight = HostTensor::Normal(random, DType::kBF16, kOutputs, kInner);
+  HostTensor out = HostTensor::Normal(random, DType::kBF16, kRows, kOutputs);
+  const Result<WeightView> loaded = b->Load(weight.weight());
+  ASSERT_TRUE(loaded.ok());
+  DeviceTensor dx(*b, x), dout(*b, out);
+  size_t most = 0;
+  for (int64_t rows = 1; rows <= kRows; ++rows) {
+    const Tensor all_x = dx, all_out = dout;
+    const Projection product{*loaded, ConstTensor(), all_out.Rows(0, rows), Epilogue::kStore};
+    b->MatMul(Queue::kCompute, all_x.Rows(0, rows), {&product, 1});
+    most = std::max(most, b->product_plans());
+  }
+  EXPECT_GT(most, 100u);
+  EXPECT_LE(most, 1024u);
+  // Right after plans were dropped and made again.
+  Check(*b, {7, kInner, kOutputs}, DType::kBF16, DType::kBF16, Epilogue::kStore, false, random);
+}
+
 }  // namespace
 }  // namespace infinigen

@@ -5,15 +5,21 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../server"))
+from wire import Broken, Gone, Wire, events_of, request  # noqa: E402
+
 MODEL = "llama_gqa_tied"
 NEW_TOKENS = 24
+NEIGHBOUR_TOKENS = 200
+SECONDS_OF_REQUEST = 20  # after which it hangs
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}{{ message['content'] }}{% endfor %}_"
 PROMPT, CHAT = "_", [{"role": "user", "content": "Hello, you!"}]
+BESIDE = "The neighbour reads "
 
 
 class Problem(Exception):
@@ -125,8 +131,8 @@ class Calibrate:
 class Serve:
     name = "serve"
 
-    def __init__(self, arguments, text, chat, gpu):
-        self.arguments, self.text, self.chat, self.gpu = arguments, text, chat, gpu
+    def __init__(self, arguments, text, chat, beside, gpu):
+        self.arguments, self.text, self.chat, self.beside, self.gpu = arguments, text, chat, beside, gpu
 
     def check(self, run):
         problem = None
@@ -155,17 +161,39 @@ class Serve:
             return run.check_error()
         if run.lasting:
             self.outlast(run, port)
-        for step in (self.whole, self.stream, self.chatted, self.large, self.cancelled, self.others):
-            hit = run.faulted()
-            if step(port) or (run.faulted() and not hit):
-                continue
-            return f"{step.__name__}: failed {'after' if hit else 'without'} the fault"
+        failed = None
+        neighbour = Neighbour(self, port) if not run.lasting and not self.gpu else None  # on a GPU the batch decides the text
+        try:
+            for step in (self.whole, self.stream, self.chatted, self.large, self.cancelled, self.others):
+                hit = run.faulted()
+                if step(port):
+                    continue
+                failed = step.__name__
+                if hit or not run.faulted():
+                    return f"{failed}: failed {'after' if hit else 'without'} the fault"
+        finally:
+            if neighbour is not None:
+                neighbour.end()
+        if neighbour is not None:
+            self.check_neighbour(run, neighbour, failed)
         self.check_rest(run, port)
         run.process.send_signal(signal.SIGTERM)
         run.wait()
         if run.code == 0:
             return None
         return f"SIGTERM ended it with exit code {run.code}"
+
+    @staticmethod
+    def check_neighbour(run, neighbour, failed):
+        """One fault costs one request, unless it ended a step of the engine: then all that took part in it."""
+        if neighbour.problem:
+            raise Problem(neighbour.problem)
+        run.read()
+        ended_a_step = "an exception ended the running requests" in run.stderr
+        if neighbour.failed > 1 or (neighbour.failed and failed and not ended_a_step):
+            raise Problem(f"{neighbour.failed} streams of the neighbour failed, besides {failed or 'nothing else'}")
+        if neighbour.failed and not run.faulted():
+            raise Problem("a stream of the neighbour failed without the fault")
 
     def outlast(self, run, port):
         """Asks from several sides until the shortage is over. What is asked meanwhile may fail, but must end."""
@@ -220,26 +248,24 @@ class Serve:
                 break
         raise Problem("does not serve the rest")
 
-    def ask(self, port, method, path, body=None, padding=0, drop_after=None):
+    def ask(self, port, method, path, body=None, padding=0):
         """Status and body; None where the connection broke. One connection for each."""
-        data = b"" if body is None else json.dumps(body).encode() + b" " * padding
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-        reply = b""
+        data = None if body is None else json.dumps(body).encode() + b" " * padding
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-                connection.sendall(head.encode() + data)
-                while part := connection.recv(65536):
-                    reply += part
-                    if drop_after is not None and drop_after in reply:
-                        return 200, b""
-        except TimeoutError:
-            raise Problem(f"hangs: {method} {path} got {reply[-200:]!r}") from None
-        except OSError:
-            return None, b""
-        found = re.match(rb"HTTP/1.1 (\d+) ", reply)
-        if not found:
-            return None, b""
-        return int(found[1]), reply.split(b"\r\n\r\n", 1)[1]
+            with Wire(port, SECONDS_OF_REQUEST) as wire:
+                wire.send(request(method, path, data, headers=["Connection: close"]))
+                reply = wire.reply()
+                return reply.status, reply.body
+        except Gone as gone:
+            return self.broken(gone, f"{method} {path}")
+        except Broken as broken:
+            raise Problem(f"{method} {path}: {broken}") from None
+
+    @staticmethod
+    def broken(gone, what):
+        if gone.timed_out:
+            raise Problem(f"hangs: {what}")
+        return None, b""
 
     def health(self, port):
         return self.ask(port, "GET", "/health")[0] == 200
@@ -256,19 +282,16 @@ class Serve:
             if status not in (None, 500, 503):
                 raise Problem(f"{path}: status {status} {reply[:200]!r}")
             return False
-        try:
-            return self.same(path, text_of(json.loads(reply)["choices"][0]), expected)
-        except ValueError:  # the connection broke within the reply
-            return False
+        return self.same(path, text_of(json.loads(reply)["choices"][0]), expected)
 
-    def request(self, **more):
+    def body(self, **more):
         return {"prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, **more}
 
     def whole(self, port):
-        return self.completion(port, "/v1/completions", self.request(), lambda choice: choice["text"], self.text)
+        return self.completion(port, "/v1/completions", self.body(), lambda choice: choice["text"], self.text)
 
     def large(self, port):
-        return self.completion(port, "/v1/completions", self.request(logprobs=1), lambda choice: choice["text"], self.text,
+        return self.completion(port, "/v1/completions", self.body(logprobs=1), lambda choice: choice["text"], self.text,
                                padding=20000)
 
     def chatted(self, port):
@@ -276,20 +299,39 @@ class Serve:
                                lambda choice: choice["message"]["content"], self.chat)
 
     def stream(self, port):
-        status, reply = self.ask(port, "POST", "/v1/completions", self.request(stream=True))
-        if status != 200:
-            return False
-        events = re.findall(rb"data: (.*)\n\n", reply)
-        if not events or events[-1] != b"[DONE]":
-            return False
-        choices = [choice for event in events[:-1] for choice in json.loads(event).get("choices", [])]
-        if any("error" in json.loads(event) for event in events[:-1]):
-            return False
-        return self.same("stream", "".join(choice["text"] for choice in choices), self.text)
+        return self.streamed(port, self.body(stream=True), self.text, "stream")
+
+    def streamed(self, port, body, expected, what):
+        """Whether a stream came whole. What came of one that did not is a beginning of the right text."""
+        text, done = "", False
+        try:
+            with Wire(port, SECONDS_OF_REQUEST) as wire:
+                wire.send(request("POST", "/v1/completions", body, headers=["Connection: close"]))
+                status, headers = wire.head()
+                if status != 200:
+                    if status not in (500, 503):
+                        raise Problem(f"{what}: status {status} {wire.body(headers)[:200]!r}")
+                    return False
+                for data in wire.events():
+                    done = done or data == b"[DONE]"
+                    event = {} if done else json.loads(data)
+                    if "error" in event:
+                        break
+                    text += "".join(choice["text"] for choice in event.get("choices", []))
+        except Gone as gone:
+            self.broken(gone, what)
+        except Broken as broken:
+            raise Problem(f"{what}: {broken}") from None
+        return self.same(what, text, expected if done else expected[:len(text)]) and done
 
     def cancelled(self, port):
-        return self.ask(port, "POST", "/v1/completions", self.request(stream=True, max_tokens=400, ignore_eos=True),
-                        drop_after=b"data: ")[0] == 200
+        """A stream whose client leaves after the first event."""
+        try:
+            with Wire(port, SECONDS_OF_REQUEST) as wire:
+                wire.send(request("POST", "/v1/completions", self.body(stream=True, max_tokens=400, ignore_eos=True)))
+                return wire.head()[0] == 200 and next(wire.events(), None) is not None
+        except Gone as gone:
+            return self.broken(gone, "a stream")[0] == 200
 
     def others(self, port):
         good = [self.ask(port, "GET", path)[0] == 200 for path in ("/metrics", "/v1/models", "/")]
@@ -300,23 +342,41 @@ class Serve:
     def watched(self, port):
         """A completion while a client watches the cache, which then leaves."""
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as watcher:
-                watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-                reply, asked = b"", False
-                while b"data: " not in reply:
-                    if not asked and b": the picture" in reply:
-                        asked = True
-                        if not self.whole(port):
-                            return False
-                    part = watcher.recv(65536)
-                    if not part:
-                        return False
-                    reply += part
-        except TimeoutError:
-            raise Problem(f"hangs: GET /kv got {reply[-200:]!r}") from None
-        except OSError:
-            return False
-        return True
+            with Wire(port, SECONDS_OF_REQUEST) as watcher:
+                watcher.send(request("GET", "/kv", headers=["Connection: close"]))
+                if watcher.head()[0] != 200:
+                    return False
+                parts = watcher.chunks()
+                if b": the picture" not in next(parts, b"") or not self.whole(port):
+                    return False
+                return next(events_of(parts), None) is not None
+        except Gone as gone:
+            return self.broken(gone, "GET /kv")[0] == 200
+
+
+class Neighbour:
+    """A client that reads one stream after another beside the steps of Serve.check_served. Each must be whole and right; one that
+    the fault has ended must be a beginning of the right text."""
+
+    def __init__(self, serve, port):
+        self.serve, self.port = serve, port
+        self.failed, self.problem = 0, None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self):
+        body = self.serve.body(prompt=BESIDE, stream=True, max_tokens=NEIGHBOUR_TOKENS, ignore_eos=True)
+        try:
+            while not self.over.is_set() and self.failed < 2:
+                if not self.serve.streamed(self.port, body, self.serve.beside, "the neighbour's stream"):
+                    self.failed += 1
+        except Problem as caught:
+            self.problem = str(caught)
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
 
 
 def make_model(models, work):
@@ -365,6 +425,8 @@ def make(binary, models, work, gpu):
     if shown["tokens"] != golden["greedy"][:NEW_TOKENS]:
         raise SystemExit(f"wrong tokens without a fault: {shown['tokens']}")
     chat = json.loads(output(*generate, "-p", "uHello, you!_", "--json"))["text"]
+    long = ("-n", NEIGHBOUR_TOKENS, "--ignore-eos")
+    beside = json.loads(output(*generate, "-p", BESIDE, *long, "--json"))["text"]
     prompts = os.path.join(work, "prompts.jsonl")
     with open(prompts, "w", encoding="utf-8") as file:
         file.write(json.dumps(PROMPT) + "\n" + json.dumps({"prompt": "uHello, you!_"}) + "\n")
@@ -374,4 +436,4 @@ def make(binary, models, work, gpu):
         expected_skew = file.read()
     return [Command("load", load, output(*load)), Command("generate", one, output(*one)), Command("batch", many, output(*many)),
             Calibrate(calibrate, expected_skew),
-            Serve(("serve", "--port", 0, "-m", model, "--kv", "infinigen", *device), shown["text"], chat, gpu)]
+            Serve(("serve", "--port", 0, "-m", model, "--kv", "infinigen", *device), shown["text"], chat, beside, gpu)]

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <random>
@@ -494,8 +497,21 @@ class RandomPool {
   int stamp_ = 0;
 };
 
+// INFINIGEN_KV_STRESS=SECONDS tries further seeds for so long; INFINIGEN_KV_STRESS_SEED is the first.
 TEST(Pool, RandomOperationsKeepTheInvariants) {
-  for (unsigned seed = 1; seed <= (kSanitized ? 1u : 4u); ++seed) RandomPool(seed).Run(250);
+  using Clock = std::chrono::steady_clock;
+  const char *const seconds = std::getenv("INFINIGEN_KV_STRESS"), *const given =
+                                                                      std::getenv("INFINIGEN_KV_STRESS_SEED");
+  const unsigned first = given == nullptr ? 1 : static_cast<unsigned>(std::atoi(given));
+  const unsigned enough = first + (kSanitized ? 1 : 4);
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds == nullptr ? 0 : std::atof(seconds));
+  unsigned seed = first;
+  for (; seed < enough || Clock::now() < end; ++seed) {
+    SCOPED_TRACE(testing::Message() << "INFINIGEN_KV_STRESS_SEED=" << seed);
+    RandomPool(seed).Run(250);
+    ASSERT_FALSE(HasFailure());
+  }
+  if (seconds != nullptr) std::printf("seeds %u to %u, 250 operations each\n", first, seed - 1);
 }
 
 }  // namespace

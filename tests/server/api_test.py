@@ -12,6 +12,7 @@ import unittest
 
 import served
 from served import Server, text_of
+from wire import request
 
 BINARY = ""
 SERVER = None
@@ -433,18 +434,12 @@ class Load(Case):
 
 class Picture(Case):
     def test_events_while_it_decodes(self):
-        connection = SERVER.connect()
-        connection.request("GET", "/kv")
-        response = connection.getresponse()
-        self.assertEqual(response.headers["Content-Type"], "text/event-stream")
-        answer = self.text(prompt="The lamp in the hall was lit. " * 300, max_tokens=100, ignore_eos=True)
-        events = []
-        while not events:  # every answer has a last one
-            line = response.readline().decode()
-            self.assertTrue(line, "the stream ended")
-            if line.startswith("data: "):
-                events.append(json.loads(line[6:]))
-        connection.close()
+        with SERVER.wire() as watcher:
+            watcher.send(request("GET", "/kv"))
+            status, headers = watcher.head()
+            self.assertEqual((status, headers["Content-Type"]), (200, "text/event-stream"))
+            answer = self.text(prompt="The lamp in the hall was lit. " * 300, max_tokens=100, ignore_eos=True)
+            events = [json.loads(next(watcher.events()))]  # every answer has a last one
         event = events[-1]
         self.assertEqual(event["request"], answer["id"])
         self.assertEqual(event["columns"], 256)

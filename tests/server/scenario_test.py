@@ -8,6 +8,7 @@ usage: scenario_test.py INFINIGEN [unittest arguments]
 import json
 import os
 import resource
+import select
 import shutil
 import socket
 import struct
@@ -19,6 +20,7 @@ import unittest
 
 import served
 from served import Server, text_of
+from wire import request
 
 BINARY = ""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -48,6 +50,21 @@ class Requests(unittest.TestCase):
             if status == 400:
                 self.assertEqual(reply.error["code"], "context_length_exceeded")
                 self.assertIn("512", reply.error["message"])
+
+    def test_no_memory_in_proportion_to_what_is_refused(self):
+        """Prompts of 10, 100 and 1,000 contexts, and a body of 64 MiB: memory grows by the body and its parsed form at most, and is
+        given back; the large body is refused by its length, before it is read."""
+        token = self.server.post("/tokenize", {"content": " house"}).json["tokens"][-1]
+        before = self.server.memory("RssAnon")
+        for contexts in (10, 100, 1000):
+            body = json.dumps({"prompt": [token] * (512 * contexts), "max_tokens": 1}).encode()
+            reply = self.server.post(TEXT, body)
+            self.assertEqual((reply.status, reply.error["code"]), (400, "context_length_exceeded"))
+            allowed = 24 + 48 * len(body) / 2**20  # MiB; a number of 4 bytes is a value of 16, twice while the list grows
+            self.assertLess(self.server.memory("VmHWM") - before, allowed + self.server.memory("RssFile"), contexts)
+        answer = self.server.raw(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (TEXT.encode(), 64 << 20))
+        self.assertRegex(answer, rb"^HTTP/1\.1 413 ")
+        self.assertLess(self.server.memory("RssAnon"), before + 32)
 
     def test_integers_at_their_limits(self):
         before, known = self.server.memory(), self.golden()
@@ -92,10 +109,8 @@ class Requests(unittest.TestCase):
         known = self.golden()
         for i in range(300):
             connection = self.server.socket()
-            body = json.dumps({"prompt": "The lamp was lit. " * (60 if i % 3 == 0 else 1), "max_tokens": 400, "stream": True,
-                               "ignore_eos": True}).encode()
-            connection.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (TEXT.encode(), len(body)) +
-                               body)
+            connection.sendall(request("POST", TEXT, {"prompt": "The lamp was lit. " * (60 if i % 3 == 0 else 1), "max_tokens": 400,
+                                                      "stream": True, "ignore_eos": True}))
             if i % 3 == 1:
                 connection.recv(100)
             if i % 2:
@@ -104,6 +119,39 @@ class Requests(unittest.TestCase):
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             self.server.await_metric(name, 0)
         self.assertEqual(self.golden(), known)
+
+
+class Template(unittest.TestCase):
+    def test_a_hostile_template_does_not_stop_others(self):
+        """A template that computes until its limit: chats are refused, and once it is known to be slow they are rendered beside the
+        threads that serve other clients."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(SHIPPED):
+                os.symlink(os.path.abspath(os.path.join(SHIPPED, name)), os.path.join(folder, name))
+            path = os.path.join(folder, "chat_template.jinja")
+            if os.path.lexists(path):
+                os.remove(path)
+            with open(path, "w", encoding="ascii") as file:
+                file.write("{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}")
+            server = Server(BINARY, "-m", folder, "--quiet")
+            chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+            try:
+                first = server.post(CHAT, chat)
+                self.assertEqual(first.status, 400, first.body)
+                self.assertIn("too many steps", first.error["message"])
+                before = server.memory("RssAnon")
+                wires = [server.wire() for _ in range(8)]
+                for wire in wires:
+                    wire.send(request("POST", CHAT, chat))
+                self.assertEqual(server.get("/health").status, 200)
+                answered, _, _ = select.select([wire.socket for wire in wires], [], [], 0)
+                self.assertLessEqual(len(answered), 4, "/health was answered while chats were rendered")
+                for wire in wires:
+                    self.assertEqual(wire.reply().status, 400)
+                    wire.close()
+                self.assertLess(server.memory("RssAnon"), before + 64)
+            finally:
+                self.assertEqual(server.stop(), 0)
 
 
 class Ending(unittest.TestCase):

@@ -1,6 +1,5 @@
-"""A running `infinigen serve` for tests: started on a free port, asked over http.client or a bare socket, stopped."""
+"""A running `infinigen serve` for tests: started on a free port, asked, stopped."""
 
-import http.client
 import json
 import os
 import re
@@ -10,20 +9,9 @@ import subprocess
 import threading
 import time
 
+import wire
+
 SLOW = 1  # how much longer a sanitizer may take
-
-
-class Reply:
-    def __init__(self, status, headers, body):
-        self.status, self.headers, self.body = status, headers, body
-
-    @property
-    def json(self):
-        return json.loads(self.body)
-
-    @property
-    def error(self):
-        return self.json["error"]
 
 
 class Server:
@@ -60,21 +48,14 @@ class Server:
                 raise RuntimeError("not ready")
             time.sleep(0.05)
 
-    def connect(self, timeout=60):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLOW)
+    def wire(self, timeout=60):
+        return wire.Wire(self.port, timeout * SLOW)
 
     def socket(self, timeout=20):
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout * SLOW)
 
     def ask(self, method, path, body=None, headers=None, timeout=60):
-        connection = self.connect(timeout)
-        try:
-            data = None if body is None else body if isinstance(body, (bytes, str)) else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
-            response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
-        finally:
-            connection.close()
+        return wire.ask(self.port, method, path, body, timeout=timeout * SLOW, headers=headers or {})
 
     def get(self, path, headers=None):
         return self.ask("GET", path, None, headers)
@@ -89,16 +70,7 @@ class Server:
             raise AssertionError(f"{reply.status} {reply.body}")
         if reply.headers["Content-Type"] != "text/event-stream":
             raise AssertionError(reply.headers["Content-Type"])
-        events = reply.body.decode().split("\n\n")
-        if events.pop() != "":
-            raise AssertionError("the stream does not end with an empty line")
-        data = []
-        for event in events:
-            if event.startswith(": "):
-                continue
-            if not event.startswith("data: "):
-                raise AssertionError(event)
-            data.append(event[6:])
+        data = [event.decode() for event in wire.events_of([reply.body])]
         done = data[-1] == "[DONE]"
         return [json.loads(text) for text in (data[:-1] if done else data)], done
 

@@ -2,7 +2,7 @@
 """What once harmed a server, tried again: prints a table of each trigger with the figure now. docs/serving-safety.md has the
 figures before. Not a test (those are in network_test.py and beside it), but the way to see the figures.
 
-usage: triggers.py INFINIGEN
+usage: triggers.py INFINIGEN [WORD…]     those whose name has one of the words
 """
 
 import json
@@ -16,6 +16,7 @@ import threading
 import time
 
 from served import Server
+from wire import Wire, request
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -71,8 +72,7 @@ def logprobs(server):
     gap, last = 0, None
     while not done.is_set():
         with server.socket(60) as wire:
-            body = json.dumps({"prompt": "b", "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
-            wire.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (TEXT.encode(), len(body)) + body)
+            wire.sendall(request("POST", TEXT, {"prompt": "b", "max_tokens": 2000, "ignore_eos": True, "stream": True}))
             last = None
             data = b""
             while not done.is_set() and b"[DONE]" not in data and (data := wire.recv(65536)):
@@ -170,10 +170,9 @@ def watched(binary):
     """What a second key sees at /kv while the first one's request runs."""
     server = Server(binary, "--api-key", "one", "--api-key", "two", "--quiet")
     try:
-        body = json.dumps({"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
+        body = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         with server.socket() as wire, server.socket() as watcher:
-            wire.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Length: %d\r\n\r\n" %
-                         (TEXT.encode(), len(body)) + body)
+            wire.sendall(request("POST", TEXT, body, "one"))
             wire.recv(65536)
             watcher.sendall(b"GET /kv HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer two\r\n\r\n")
             watcher.settimeout(2)
@@ -238,6 +237,68 @@ def flood(binary):
         server.stop()
 
 
+def slow_readers(binary):
+    """The 99th percentile of the time between two tokens of three streams, beside four streams that are read at once, and beside the
+    same four read at 1 KB a second and 200 connections whose header arrives byte by byte. Five rounds of each in turn."""
+    server = Server(binary, "-t", "1", "--quiet")  # the other core is for the readers
+    gaps = {False: [], True: []}
+
+    def measured(slow):
+        with server.wire() as wire:
+            wire.send(request("POST", TEXT, {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "stream": True}))
+            wire.head()
+            last = None
+            for _ in wire.events():
+                now = time.monotonic()
+                gaps[slow] += [now - last] if last else []
+                last = now
+
+    def beside(slow, over):
+        with Wire(server.port, 60, 4096 if slow else 0) as wire:
+            wire.send(request("POST", TEXT, {"prompt": "b", "max_tokens": 400, "ignore_eos": True, "stream": True}))
+            try:
+                while not over.is_set():
+                    if not wire.socket.recv(512 if slow else 65536):
+                        return
+                    if slow:
+                        over.wait(0.5)
+            except OSError:
+                pass
+
+    def round_of(slow):
+        over = threading.Event()
+        others = [threading.Thread(target=beside, args=(slow, over)) for _ in range(4)]
+        drips = [server.socket() for _ in range(200)] if slow else []
+        for drip in drips:
+            drip.sendall(b"GET /health HTTP/1.1\r\n")
+        for thread in others:
+            thread.start()
+        time.sleep(0.3)
+        threads = [threading.Thread(target=measured, args=(slow,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for drip in drips[:20]:
+                try:
+                    drip.sendall(b"x")
+                except OSError:
+                    pass
+            time.sleep(0.1)
+        over.set()
+        for thread in others:
+            thread.join()
+        for drip in drips:
+            drip.close()
+
+    try:
+        for i in range(10):
+            round_of(i % 2 == 1)
+        fast, slow = (sorted(gaps[kind])[int(len(gaps[kind]) * 0.99)] * 1e3 for kind in (False, True))
+        return f"p99 between tokens {fast:.1f} ms beside quick readers, {slow:.1f} ms beside slow ones ({slow / fast - 1:+.1%})"
+    finally:
+        server.stop()
+
+
 def raw_bytes(binary):
     """A byte that is no UTF-8 and an escape in a config.json."""
     with tempfile.TemporaryDirectory() as folder:
@@ -261,8 +322,13 @@ def main():
             ("a second key sends the same prompt", lambda: tenants(binary)), ("a chat of 8 MiB of <", lambda: markers(server)),
             ("2,000 heads of 4,000 fields; of one long field", lambda: heads(binary)),
             ("requests that were answered wrongly", lambda: refusals(server)), ("a second key watches /kv", lambda: watched(binary)),
-            ("40 clients of another key", lambda: flood(binary)), ("1,200 connections of one key", lambda: connections(binary)), ("foreign bytes in messages", lambda: raw_bytes(binary))]
+            ("40 clients of another key", lambda: flood(binary)), ("1,200 connections of one key", lambda: connections(binary)),
+            ("foreign bytes in messages", lambda: raw_bytes(binary)),
+            ("slow readers beside streams", lambda: slow_readers(binary))]
+    chosen = sys.argv[2:]
     for name, figure in rows:
+        if chosen and not any(word in name for word in chosen):
+            continue
         print(f"{name:<48} {figure()}", flush=True)
     return server.stop()
 

@@ -231,7 +231,8 @@ std::unique_ptr<Executor> MakeSimModel(const SimVariant& variant, int64_t contex
                           .kv_type = variant.store,
                           .method = variant.method,
                           .pool_limit_bytes = pool_bytes,
-                          .side_tokens = side_tokens};
+                          .side_tokens = side_tokens,
+                          .poisons = true};
   options.method.largest_cap = 1.0;
   return MakeExecutor(model.config, model.weights, options, {.bases = model.bases}).value();
 }

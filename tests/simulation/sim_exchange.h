@@ -33,7 +33,7 @@ class SimExchange final : public HttpExchange {
     if (begun || ended) Complain("a stream begins twice");
     begun = true;
     status = head.status;
-    if (!head.body.empty()) Sent();
+    Sent();  // the head, also where it is all there is: it goes out at once
     body += head.body;
   }
   void Write(std::string bytes) override {

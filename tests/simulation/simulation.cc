@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "server/admission.h"
 #include "server/request_memory.h"
 
 namespace infinigen {
@@ -17,8 +18,6 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kBetweenBeats_s = 0.25;
 constexpr double kStallSlice_s = 0.5;
 constexpr int64_t kMostTurns = 100'000;
-
-int64_t SlotsOfClient(int64_t batch, double share) { return share < 1 ? std::max<int64_t>(batch - 1, 1) : batch; }
 
 }  // namespace
 
@@ -168,28 +167,25 @@ void Simulation::Arrive(Flow& flow) {
   ++counts_.requests;
   const std::shared_ptr<Client> client = clients_->Find(history_.clients[request.client]);
   flow.exchange = std::make_shared<SimExchange>(now_s_, client, request.write_throws);
-  flow.salt = history_.shares_prefixes ? std::string() : history_.clients[request.client];
-  if (!request.cache_salt.empty()) flow.salt += "\n" + request.cache_salt;
+  flow.salt =
+      CacheSalt(history_.shares_prefixes ? std::string() : history_.clients[request.client], request.cache_salt);
   const auto refuse = [&](const ApiError& error) {
     ++counts_.refused;
     flow.exchange->Reply(ErrorReply(error));
   };
   if (cut_) return refuse(ShuttingDown());
-  uint64_t ids = 0;
-  for (const std::vector<int32_t>& prompt : request.prompts) ids += prompt.size();
   RequestMemory memory(client);
-  if (const auto error = memory.Take(ids * sizeof(int32_t) * static_cast<uint64_t>(request.body.n + 1)))
-    return refuse(*error);
+  if (const auto error = memory.Take(KeptBytes(request.body, request.prompts, kSimContext))) return refuse(*error);
   const int64_t choices = std::ssize(request.prompts) * request.body.n;
   const int64_t places = history_.batch + history_.max_waiting;
-  if (choices > places) return refuse({.status = 400});
-  ClientCount own = clients_->TryCount(client, &Client::places, choices, places);
-  if (!own || !metrics_.TryEnter(choices, places)) return refuse({.status = 429});
+  ApiResult<QueuePlaces> entered = EnterQueue(&*clients_, metrics_, client, choices, places);
+  if (!entered.ok()) return refuse(entered.error());
+  entered->all.metrics = nullptr;  // from here on the completion releases its places
   flow.submitted = true;
 
   CompletionContext context = ContextOf(flow, client);
   context.memory = std::make_shared<const MemoryShare>(memory.TakeShare());
-  context.places = std::make_shared<const ClientCount>(std::move(own));
+  context.places = std::make_shared<const ClientCount>(std::move(entered->own));
   if (defect_ == Defect::kMemoryKept && history_.seed % 4 == 0) kept_.push_back(context.memory);
   if (defect_ == Defect::kPlaceKept && history_.seed % 4 == 0) kept_.push_back(context.places);
   CompletionRequest body = request.body;

@@ -365,7 +365,7 @@ def watchers(run, draw):
                 if time.monotonic() > until or run.resting():
                     break
         except Gone as error:
-            if not isinstance(error.__cause__, TimeoutError) and not run.ending.is_set():
+            if not error.timed_out and not run.ending.is_set():
                 raise
 
 

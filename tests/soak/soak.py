@@ -19,10 +19,11 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../server"))  # wire.py
 import cases
 import clients
 from host import MARGIN, Cgroup, Host, plan_of, unreachable
-from wire import Gone, ask
+from wire import Gone, Wire, ask, request
 
 KEYS = ["alpha", "beta", "gamma", "flood"]
 CONTEXT = 4096
@@ -112,6 +113,32 @@ def quiet_run(run):
         if wrong:
             run.book.fault("wrong answer", "quiet: " + wrong)
         case.expected = answer
+
+
+def warm_up(run):
+    """On a GPU the server records a graph of a step for each size of the batch and each power of two of the longest sequence, when
+    it meets them. All are made before memory is measured: rare ones would come late and look like a leak. One long answer, and beside
+    it answers of 8, 16, 24, … tokens, so that the batch shrinks from 8 to 1."""
+    def short(i):
+        ask(run.port, "POST", cases.TEXT, {"prompt": "a", "max_tokens": 8 * i, "ignore_eos": True}, KEYS[i % 3])
+
+    token = ask(run.port, "POST", "/tokenize", {"content": " house"}, KEYS[0]).json["tokens"][-1]
+    for rows in (256, 512, 1024, 2048, CONTEXT):
+        prompt = [token] * (rows // 2 + 1 if rows > 256 else 1)
+        with Wire(run.port) as wire:
+            wire.send(request("POST", cases.TEXT, {"prompt": prompt, "max_tokens": 230, "ignore_eos": True, "stream": True}, KEYS[0]))
+            status, _ = wire.head()
+            events = wire.events()
+            next(events)
+            threads = [threading.Thread(target=short, args=(i,)) for i in range(1, 8)]
+            for thread in threads:
+                thread.start()
+            for _ in events:
+                pass
+            for thread in threads:
+                thread.join()
+        if status != 200:
+            raise RuntimeError(f"warming up: status {status}")
 
 
 def slope_of(points):
@@ -267,6 +294,8 @@ def main():
             known = cases.catalogue(CONTEXT, small=arguments.minutes < 1)
             run = clients.Run(host.port, known, KEYS, CONTEXT, arguments.device == "cpu", arguments.plant)
             quiet_run(run)
+            if arguments.device == "cuda":
+                warm_up(run)
             try:
                 points = soak(run, host, arguments)
             except (Gone, OSError) as error:  # the server ended while it was asked at rest

@@ -81,6 +81,10 @@ class CudaContext {
 
   cublasLtHandle_t lt = nullptr;
   Buffer lt_workspace;
+  // A product's number of rows is that of a prompt's last chunk, so there are as many keys as there are lengths of it.
+  // Beyond kMostPlans all plans are dropped, and made again as they are needed; without a bound they would take tens of
+  // MiB of host memory over hours. A step has a few plans for each size of the batch.
+  static constexpr size_t kMostPlans = 1024;
   std::map<MatMulKey, std::unique_ptr<LtMatMulPlan>> plans;
   Buffer converted;  // activations in the weights' type or quantised, and expanded weights
 

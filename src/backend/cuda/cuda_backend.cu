@@ -116,6 +116,7 @@ Allocator& CudaBackend::compute_memory() { return *context_->device_memory; }
 Allocator& CudaBackend::host_memory() { return *context_->pinned_memory; }
 Allocator& CudaBackend::pool_memory() { return options_.pool_on_device ? compute_memory() : host_memory(); }
 
+size_t CudaBackend::product_plans() const { return context_->plans.size(); }
 uint64_t CudaBackend::used_bytes() const { return context_->device_memory->used_bytes(); }
 uint64_t CudaBackend::peak_bytes() const { return context_->device_memory->peak_bytes(); }
 double CudaBackend::pinning_s() const { return context_->pinned_memory->pinning_s(); }

@@ -99,6 +99,8 @@ class CudaBackend {
   void Skip(SkippedWork skipped) { skipped_ = skipped; }
   SkippedWork skipped() const { return skipped_; }
 
+  // Plans of the library's products that are kept, a bounded number.
+  size_t product_plans() const;
   // Device memory in use and its peak; time spent pinning host memory.
   uint64_t used_bytes() const;
   uint64_t peak_bytes() const;

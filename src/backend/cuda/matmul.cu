@@ -154,6 +154,8 @@ void CudaContext::Multiply(cudaStream_t stream, const ConstTensor& x, const Proj
                       .x_alignment = Alignment(x),
                       .weight_alignment = Alignment(p.weight.data, p.weight.row_bytes),
                       .out_alignment = Alignment(p.out)};
+  // The library has read a plan when its call returns, also where a graph records the call: it may be dropped then.
+  if (plans.size() >= kMostPlans && !plans.contains(key)) plans.clear();
   std::unique_ptr<LtMatMulPlan>& plan = plans[key];
   if (plan == nullptr) plan = MakePlan(*this, key);
   if (!plan->found) return MultiplyPlainly(stream, x, p);

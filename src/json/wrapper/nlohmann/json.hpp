@@ -1,8 +1,11 @@
-// Found before the library's own header of this name, which it includes. The destructor of an array or object in
-// nlohmann::json allocates a list of what it frees, also for the pairs of an initialiser list. Where memory is short,
-// that exception would leave a destructor and end the process. So arrays of JSON values come from an allocator that
-// has 256 KiB in reserve, for lists of up to 16,384 values. Larger trees are freed by FreeJson (json/parse.h), which
-// allocates nothing. Any thread.
+// A wrapper header: src/json/wrapper stands before the library's directory in the include path, so this file is found
+// for <nlohmann/json.hpp> and includes the library's own. It must be seen by every file that uses the library, because
+// it specialises std::allocator for JSON values, which the library names and gives no way to choose.
+//
+// Why: the destructor of an array or object in nlohmann::json allocates a list of what it frees, also for the pairs of
+// an initialiser list. Where memory is short, that exception would leave a destructor and end the process. So arrays of
+// JSON values come from an allocator that has 256 KiB in reserve, for lists of up to 16,384 values. Larger trees are
+// freed by FreeJson (json/parse.h), which allocates nothing. Any thread.
 #pragma once
 #pragma GCC system_header  // include_next is an extension
 
