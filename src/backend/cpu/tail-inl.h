@@ -81,7 +81,7 @@ HWY_INLINE float LargestScore(const float* scores, int64_t blocks, int64_t strid
 }
 
 // The tail of rows [first, last), which are one chunk, or its part that exists. scores [blocks][group][64] of these
-// rows: −inf for selected rows, NaN for rows without a score. parts [group][2 + value_dims].
+// rows: NaN for selected rows and for rows without a score. parts [group][2 + value_dims].
 inline void SumTailRows(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
                         const float* scores, float* parts) {
   const int64_t blocks = (last - first + kSketchBlock - 1) / kSketchBlock, stride = group * kSketchBlock;
