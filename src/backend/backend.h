@@ -239,7 +239,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // tail.levels = queries · key_mean · scale.          queries [count][heads·d]
   { b.QueryLevels(queue, c, batch, shape, tail) } -> std::same_as<void>;
   // call.tail.sums = the tails of the selections (kv/tail.h), kNoTail for sequences whose rule has none. Sketch
-  // queries and call.tail.levels are of the layer's own queries.
+  // queries and call.tail.levels are of the layer's own queries. With call.late, late rows join the selections first
+  // (kv/select.h): call.late receives the longer selections, and their tails are computed; adds to call.totals.
   { b.SumTails(queue, c, batch, call, sketches, selection) } -> std::same_as<void>;
   // Quest: extends the page bounds to include keys [count][kv_heads·d]. The rows of a sequence must arrive in ascending
   // order, within a call and from call to call.
@@ -280,12 +281,12 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
 
 // A backend that can fetch selected entries to the compute device instead of reading them over the link
 // (kv/selection_view.h). The steps of a layer: Select, AssignCells, FetchMisses while other work runs, AppendFetched,
-// AttendFetched. A call has at most one token per sequence.
+// where rows are late AssignLate and FetchMisses again, AttendFetched. A call has at most one token per sequence.
 template <class B>
 concept FetchingBackend = Backend<B> &&
     requires(B& b, Queue queue, ConstTensor c, Tensor t, TokenBatch batch, LayerEntries entries, Selection selection,
              TailView tail, AttentionShape shape, FetchBuffer buffer, FetchList list, FetchTotals* totals,
-             FetchClock* clock, SeqSlot slot, double forced_hits) {
+             LateSelection late, FetchClock* clock, SeqSlot slot, double forced_hits) {
   // Empties the hot set of `slot`. Required before a sequence's first step, and after any operation other than
   // AppendFetched has written rows that the hot set may hold.
   { b.ClearFetched(queue, buffer, slot) } -> std::same_as<void>;
@@ -297,6 +298,15 @@ concept FetchingBackend = Backend<B> &&
   //  * A selection with more rows than cells stays in the pool. The hot set then only drops the token's own row.
   // Updates the tables of the hot set and totals [slots].
   { b.AssignCells(queue, batch, selection, buffer, forced_hits, list, totals) } -> std::same_as<void>;
+  // Assigns cells to selections that late rows have joined. The first list is that of the selections before; the second
+  // is shaped like it and receives the cells of late.all and, as misses, the late rows to fetch.
+  //  * Rows of the selection before keep their cells. If they are in the pool, so are the late rows.
+  //  * Without a hot set, late rows take the cells after those of the selection, and all are misses.
+  //  * With a hot set, they get cells as in AssignCells; none of late.all is taken from.
+  //  * If there are fewer cells than late rows without one, these stay in the pool.
+  // Updates the tables of the hot set and totals [slots]. FetchMisses and AttendFetched then take late.all and the
+  // second list.
+  { b.AssignLate(queue, batch, late, buffer, list, list, totals) } -> std::same_as<void>;
   // Copies the missing entries from the pool to their cells, then notes their arrival on `clock`.
   { b.FetchMisses(queue, batch, selection, entries, buffer, list, clock) } -> std::same_as<void>;
   // Stores the tokens' keys and values in their cells, if they have one. (Append stores them in the pool.)

@@ -37,7 +37,12 @@ PrefixCache::Setting SettingOf(const SelectRule& rule, const KvMethod& method) {
   const bool everything = rule.alpha == std::numeric_limits<float>::infinity() && rule.cap >= 1.0 &&
                           rule.force_count == 0 && rule.mass == 0;
   if (!method.selects() || everything) return {};
-  return {.selects = true, .alpha = rule.alpha, .cap = rule.cap, .mass = rule.mass, .tail = rule.tail};
+  return {.selects = true,
+          .alpha = rule.alpha,
+          .cap = rule.cap,
+          .mass = rule.mass,
+          .tail = rule.tail,
+          .late = rule.LateRows()};
 }
 
 }  // namespace

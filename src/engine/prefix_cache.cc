@@ -40,6 +40,7 @@ uint64_t PrefixCache::HashOf(uint64_t before, const Setting& setting, std::span<
   uint64_t hash = Mix(before, setting.selects);
   hash = Mix(Mix(hash, std::bit_cast<uint32_t>(setting.alpha)), std::bit_cast<uint64_t>(setting.cap));
   hash = Mix(Mix(hash, std::bit_cast<uint32_t>(setting.mass)), setting.tail);
+  hash = Mix(hash, static_cast<uint32_t>(setting.late));
   for (const int32_t token : tokens) hash = Mix(hash, static_cast<uint32_t>(token));
   return hash;
 }

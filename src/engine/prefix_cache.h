@@ -52,6 +52,7 @@ class PrefixCache {
     double cap = 0;
     float mass = 0;
     bool tail = false;
+    int32_t late = 0;
     bool operator==(const Setting&) const = default;
   };
   // How a node's entries were computed.

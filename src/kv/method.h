@@ -52,6 +52,8 @@ struct KvMethod {
   bool selects(LayerId layer) const { return selects() && layer.value() >= dense_layers; }
   // Values have sketches, so rules may ask for a tail.
   bool has_tail() const { return select->uses_basis && sketch.has_values(); }
+  // A guess selects, and rows that it missed are attended to after all.
+  bool has_late() const { return has_tail() && rule.LateRows() > 0 && from != GuessSource::kSelf; }
   bool has_index() const { return select->index != nullptr; }
   bool has_index(LayerId layer) const { return has_index() && layer.value() >= dense_layers; }
   bool evicts() const { return retain != nullptr; }

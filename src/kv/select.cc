@@ -116,4 +116,33 @@ SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule,
   return result;
 }
 
+std::vector<int32_t> ChooseLateRows(std::span<const float> relative, std::span<const int32_t> attended, int64_t late,
+                                    const RetainedRows& retained) {
+  std::vector<int32_t> candidates;
+  for (int32_t row = 0; row < std::ssize(relative); ++row)
+    if (!std::isnan(relative[static_cast<size_t>(row)]) && !std::binary_search(attended.begin(), attended.end(), row))
+      candidates.push_back(row);
+  std::sort(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) {
+    const float ra = relative[static_cast<size_t>(a)], rb = relative[static_cast<size_t>(b)];
+    return ra != rb ? ra > rb : retained.PositionOf(a) > retained.PositionOf(b);
+  });
+  candidates.resize(std::min(candidates.size(), static_cast<size_t>(late)));
+  std::sort(candidates.begin(), candidates.end());
+  return candidates;
+}
+
+void MergeLateRows(std::span<const int32_t> attended, std::span<const int32_t> late, int32_t* all, int32_t* items) {
+  auto next = late.begin();
+  int32_t count = 0;
+  const auto put_late = [&] {
+    all[count] = *next++;
+    *items++ = count++;
+  };
+  for (const int32_t row : attended) {
+    while (next != late.end() && *next < row) put_late();
+    all[count++] = row;
+  }
+  while (next != late.end()) put_late();
+}
+
 }  // namespace infinigen

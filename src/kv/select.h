@@ -20,6 +20,11 @@
 //   3. chosen = the `count` rows with the largest r; among equals, newer rows first
 //   4. attended = chosen ∪ the first `sinks` tokens ∪ the `window` tokens before the current ∪ the current
 //
+// Late rows: where a guess of the query made the selection, the layer's own query may rank other rows higher. Once it
+// is known and has scored all rows for the tail, the `late` rows with the largest r, of the rows that have a score and
+// are not attended yet, are attended too; among equals, newer rows first. r is relative to maxima over all rows that
+// have a score. Late rows count as chosen, but do not raise the priorities of an evicting layer (kv/retain.h).
+//
 // "Newer", "first" and "before" refer to positions, which are equal to rows until a layer evicts. A score that is NaN
 // never passes. With force_count, steps 2 and 3 are replaced: the sinks, the window and the current token are taken
 // first, then the other rows with the largest r until there are force_count.
@@ -113,5 +118,12 @@ struct RetainedRows {
 // SelectCall::RuleFor.
 SelectedRows ChooseRows(std::span<const float> relative, const SelectRule& rule, int64_t count,
                         const RetainedRows& retained, int64_t page = 1);
+
+// The late rows, ascending. relative [visible] by the layer's own query; `attended` ascends.
+std::vector<int32_t> ChooseLateRows(std::span<const float> relative, std::span<const int32_t> attended, int64_t late,
+                                    const RetainedRows& retained);
+// Writes the union of two ascending lists without common rows to `all`, and the indices that late rows have in it to
+// `items`.
+void MergeLateRows(std::span<const int32_t> attended, std::span<const int32_t> late, int32_t* all, int32_t* items);
 
 }  // namespace infinigen

@@ -34,6 +34,10 @@ struct SelectRule {
   // > 0: instead of by alpha, rows are chosen until they hold this share of the estimated attention (kv/select.h).
   float mass = 0;
   bool tail = false;  // attend to the other rows by their sketches (kv/tail.h)
+  int32_t late = 0;   // rows that a guess missed and that are attended to after all, at most (kv/select.h)
+
+  // Late rows need the scores of the tail.
+  constexpr int32_t LateRows() const { return tail ? late : 0; }
 
   // ⌊cap · n⌋ with a margin for rounding: 0.29 · 100 is 29, though the double 0.29 is slightly less.
   constexpr int64_t Capped(int64_t n) const { return static_cast<int64_t>(cap * static_cast<double>(n) + 1e-9); }
@@ -50,14 +54,16 @@ inline constexpr double kMassCap = 0.5;
 
 // Selected rows of one sequence in one layer, summed over steps, tokens and KV heads.
 struct SelectionTotals {
-  uint64_t chosen = 0;    // by threshold and cap
+  uint64_t chosen = 0;    // by threshold and cap, and late rows
   uint64_t attended = 0;  // chosen, sinks, window, current token
   uint64_t retained = 0;  // rows in the cache
+  uint64_t late = 0;      // late rows
 
   constexpr void Add(const SelectionTotals& other) {
     chosen += other.chosen;
     attended += other.attended;
     retained += other.retained;
+    late += other.late;
   }
 };
 
@@ -71,6 +77,36 @@ struct Selection {
 
   constexpr int32_t* Rows(int64_t token, int64_t head) const { return rows + (token * kv_heads + head) * capacity; }
   constexpr int32_t& Count(int64_t token, int64_t head) const { return counts[token * kv_heads + head]; }
+  // The part for tokens from `first` on.
+  constexpr Selection From(int64_t first) const {
+    Selection part = *this;
+    if (rows != nullptr) part.rows = Rows(first, 0), part.counts = counts + first * kv_heads;
+    return part;
+  }
+};
+
+// Selections that late rows have joined. The selections that a guess made stay as they are: a fetch of their rows may
+// still be under way. Memory of the compute device.
+struct LateSelection {
+  Selection all;              // the rows of the selections and the late rows, ascending
+  int32_t* items = nullptr;   // [tokens][kv_heads][capacity] indices of the late rows in the lists of `all`, ascending
+  int32_t* counts = nullptr;  // [tokens][kv_heads] number of late rows
+  int64_t capacity = 0;       // most late rows of a list
+
+  constexpr explicit operator bool() const { return items != nullptr; }
+  constexpr int32_t* Items(int64_t token, int64_t head) const {
+    return items + (token * all.kv_heads + head) * capacity;
+  }
+  constexpr int32_t& Count(int64_t token, int64_t head) const { return counts[token * all.kv_heads + head]; }
+  // The part for tokens from `first` on.
+  constexpr LateSelection From(int64_t first) const {
+    LateSelection part = *this;
+    if (items == nullptr) return part;
+    part.all = all.From(first);
+    part.items = Items(first, 0);
+    part.counts = counts + first * all.kv_heads;
+    return part;
+  }
 };
 
 // Arguments of one selection, for all tokens of a batch. Arrays are memory of the compute device.
@@ -83,7 +119,9 @@ struct SelectCall {
   EvictionState retained;             // of an evicting layer: gives the positions of rows
   int64_t page = 1;                   // rows that are chosen together, see kv/select.h
   float soft_cap = 0;                 // of the layer's attention scores; 0: none
+  bool by_mass = true;                // some rule may have a mass
   TailView tail;                      // receives the tails of the selections, if the query is the layer's own
+  LateSelection late;                 // SumTails: receives the selections with late rows; null: no late rows
 
   // Rows that can have a score. With pages: the rows of pages that are complete before the current row. In an evicting
   // layer the current token's row is included; its score is NaN until its sketch is appended.

@@ -48,6 +48,7 @@ KvStats KvStats::operator-(const KvStats& before) const {
     layer.totals.chosen -= old.totals.chosen;
     layer.totals.attended -= old.totals.attended;
     layer.totals.retained -= old.totals.retained;
+    layer.totals.late -= old.totals.late;
     layer.seen -= old.seen;
     layer.mass.Subtract(old.mass);
     layer.tail_mass.Subtract(old.tail_mass);

@@ -20,10 +20,12 @@ struct LayerKvStats {
   // Both sides of the missed mass are known: its estimate, and its true value.
   bool compares_missed() const { return mass.count > 0 && tail_mass.count > 0; }
 
-  // Rows chosen by score / retained rows; 1 in a dense layer.
+  // Rows chosen by score, late rows among them / retained rows; 1 in a dense layer.
   double selected_ratio() const { return selects ? Share(totals.chosen) : 1.0; }
   // Sinks, window and current token, as far as they were not chosen by score / retained rows.
   double extra_ratio() const { return selects ? Share(totals.attended - totals.chosen) : 0.0; }
+  // Late rows / retained rows.
+  double late_ratio() const { return totals.late == 0 ? 0.0 : Share(totals.late); }
   // Attended rows / all tokens so far.
   double attended_ratio() const {
     return seen == 0 ? 1.0 : static_cast<double>(totals.attended) / static_cast<double>(seen);

@@ -17,8 +17,8 @@
 //
 // So a tail is one more (maximum, sum, value) state for the merge that attention does anyway, with value_dims +
 // mean_dims numbers. It uses the layer's own query, also where a guess selected the rows, and reads no entry: nothing
-// crosses a link. Rows whose score is NaN (evicted, or without a sketch yet) are in no tail. Where everything is
-// selected the tail is empty, and attention is unchanged bit for bit.
+// crosses a link. Late rows (kv/select.h) count as selected. Rows whose score is NaN (evicted, or without a sketch yet)
+// are in no tail. Where everything is selected the tail is empty, and attention is unchanged bit for bit.
 #pragma once
 
 #include <cstdint>

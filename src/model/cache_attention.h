@@ -6,7 +6,9 @@
 //   step      Prepare: in an evicting layer, assigns a row to each new entry, in a full cache by evicting one; appends
 //                      the entry and its index; selects rows, unless the layer before has done so (SelectAhead); starts
 //                      to fetch selected entries of a remote pool.
-//             Attend:  waits for the fetch, then attends to the selected rows, or to all rows.
+//                      Where a guess selected, the layer's own query then adds late rows and computes the tails; late
+//                      entries of a remote pool are fetched in a second trip.
+//             Attend:  waits for the fetches, then attends to the selected rows, or to all rows.
 //   run       A chunk of one sequence as steps: token by token in an evicting layer, otherwise several at a time.
 //
 // Where the pool is remote, operations that read all rows of a layer read them on a stage (model/layer_stage.h).
@@ -122,6 +124,8 @@ class CacheAttention {
 
   void SetRule(SeqSlot slot, const SelectRule& rule) {
     CHECK(method_.selects() && rule.cap <= method_.LargestCap() && (!rule.tail || method_.has_tail()));
+    CHECK(rule.LateRows() <= method_.rule.late);
+    by_mass_ = by_mass_ || rule.mass > 0;
     backend_.Upload(Queue::kCompute, &rule, sizeof(rule), work_.rules + slot.value());
   }
 
@@ -247,6 +251,8 @@ class CacheAttention {
   }
   // A step enqueues the same operations whatever the rows, and nothing is reported to the host.
   bool replayable() const { return !stages_steps() && !method_.measure_mass && !observer_; }
+  // Some rule has, or had, a mass. Steps then enqueue one operation more.
+  bool by_mass() const { return by_mass_; }
 
   // Selects a layer's rows by guessed queries before the layer runs, and starts to fetch them.
   void SelectAhead(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
@@ -355,6 +361,7 @@ class CacheAttention {
     if (plan.selects && !plan.ahead) Select(plan, tokens, heads.select);
     if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
     if (plan.selects) SumTails(plan, tokens, heads.q);
+    if (plan.entries == EntrySource::kFetched) FetchLate(plan, tokens.batch);
     if constexpr (FetchingBackend<B>)
       if (plan.entries == EntrySource::kFetched)
         backend_.AppendFetched(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Fetched(plan.layer),
@@ -365,7 +372,7 @@ class CacheAttention {
   void AttendTo(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if (plan.entries == EntrySource::kFetched) return AttendFetched(plan, tokens, heads);
     if (plan.selects)
-      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
+      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Attended(plan.layer),
                                      views_.TailOf(plan.layer), Attention(plan), Entries(plan), heads.out);
     AttendToAll(plan, tokens, heads);
   }
@@ -373,9 +380,9 @@ class CacheAttention {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Selected(plan.layer),
+      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Attended(plan.layer),
                              views_.TailOf(plan.layer), Attention(plan), views_.Entries(plan.layer),
-                             views_.Fetched(plan.layer), views_.List(plan.layer), heads.out);
+                             views_.Fetched(plan.layer), views_.AttendedList(plan.layer), heads.out);
     }
   }
   void AttendToAll(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
@@ -406,14 +413,16 @@ class CacheAttention {
             .max_rows = tokens.max_rows,
             .retained = views_.Retained(plan.layer),
             .page = method_.select->page_rows,
-            .soft_cap = plan.spec->attention_soft_cap};
+            .soft_cap = plan.spec->attention_soft_cap,
+            .by_mass = by_mass_};
   }
-  // A selection by the layer's own query has computed its tails; one by a guess computes them here.
+  // A selection by the layer's own query has computed its tails; one by a guess computes them here, with late rows.
   void SumTails(const LayerPlan& plan, const StepTokens& tokens, const Tensor& queries) {
     if (!method_.has_tail() || plan.knows_current()) return;
     SelectCall call = CallOf(plan, tokens);
     call.current_known = true;
     call.tail = views_.TailOf(plan.layer);
+    call.late = work_.late;
     index_.SumTails(plan.layer, tokens.batch, call, queries, Attention(plan), views_.Cache(plan.layer),
                     views_.Selected(plan.layer));
   }
@@ -440,6 +449,21 @@ class CacheAttention {
       backend_.Wait(Queue::kFetch, backend_.Record(queue));
       backend_.FetchMisses(Queue::kFetch, batch, views_.Selected(layer), views_.Entries(layer), views_.Fetched(layer),
                            views_.List(layer), Clock(layer));
+      fetched_[views_.Turn(layer)] = backend_.Record(Queue::kFetch);
+    }
+  }
+
+  // Starts to fetch the late rows that are not on the device. This trip follows the layer's first one on the link and
+  // precedes that of the next layer, which is selected later.
+  void FetchLate(const LayerPlan& plan, const TokenBatch& batch) {
+    if constexpr (FetchingBackend<B>) {
+      if (!method_.has_late()) return;
+      const LayerId layer = plan.layer;
+      backend_.AssignLate(Queue::kCompute, batch, work_.late, views_.Fetched(layer), views_.List(layer),
+                          work_.late_list, work_.fetch_totals + layer.value() * shape_.pool.max_sequences);
+      backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute));
+      backend_.FetchMisses(Queue::kFetch, batch, work_.late.all, views_.Entries(layer), views_.Fetched(layer),
+                           work_.late_list, Clock(layer));
       fetched_[views_.Turn(layer)] = backend_.Record(Queue::kFetch);
     }
   }
@@ -491,7 +515,7 @@ class CacheAttention {
 
   void Observe(const LayerPlan& plan, const TokenBatch& batch, const LayerHeads& heads) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Selected(plan.layer), Attention(plan), Entries(plan),
+      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Attended(plan.layer), Attention(plan), Entries(plan),
                            work_.mass + plan.layer.value());
     if (observer_) ReportSelection(plan.layer, batch);
   }
@@ -503,7 +527,7 @@ class CacheAttention {
       return host;
     };
     const int64_t heads = shape_.owned.kv_heads;
-    const Selection& selected = views_.Selected(layer);
+    const Selection& selected = views_.Attended(layer);
     const std::vector<int32_t> slots = fetch(batch.slots, batch.count);
     const std::vector<int32_t> counts = fetch(selected.counts, batch.count * heads);
     for (size_t i = 0; i < counts.size(); ++i) {
@@ -533,6 +557,7 @@ class CacheAttention {
   std::optional<SeqSlot> observed_;  // none: all slots
   std::array<Ticket, 2> fetched_;    // ends of the latest fetches, by LayerViews::Turn
   Buffer index_memory_, fetch_memory_;
+  bool by_mass_ = false;
   uint64_t tables_version_ = 0;  // Pool::table_version of the uploaded tables
 };
 

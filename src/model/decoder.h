@@ -316,7 +316,8 @@ class Decoder {
       const auto rows = static_cast<uint64_t>(std::max(max_rows, kExtentTokens));
       max_rows = std::min(pool_.options().max_tokens, static_cast<int64_t>(std::bit_ceil(rows)));
       const uint64_t key = static_cast<uint64_t>(max_rows) << 22 | uint64_t{backend_.skipped().fetch} << 21 |
-                           uint64_t{backend_.skipped().compute} << 20 | static_cast<uint64_t>(call.tokens.batch.count);
+                           uint64_t{backend_.skipped().compute} << 20 | uint64_t{cache_.by_mass()} << 19 |
+                           static_cast<uint64_t>(call.tokens.batch.count);
       if (backend_.LaunchGraph(key)) return;
       const bool recording = backend_.BeginGraph(key);
       RunLayers(call);

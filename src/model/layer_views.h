@@ -129,6 +129,9 @@ class LayerViews {
   size_t Turn(LayerId layer) const { return layer.index() % static_cast<size_t>(shape_.selections()); }
   const Selection& Selected(LayerId layer) const { return work_.selection[Turn(layer)]; }
   const FetchList& List(LayerId layer) const { return work_.fetch_lists[Turn(layer)]; }
+  // What a layer attends to once its late rows are known; without late rows, its selection.
+  const Selection& Attended(LayerId layer) const { return method_.has_late() ? work_.late.all : Selected(layer); }
+  const FetchList& AttendedList(LayerId layer) const { return method_.has_late() ? work_.late_list : List(layer); }
 
   // A layer's fetch buffer: its part of the hot set, or memory that all layers share in turn.
   FetchBuffer Fetched(LayerId layer) const {

@@ -45,19 +45,31 @@ void WalkSelection(Carver& carver, const WorkspaceShape& shape, Workspace& w) {
   if (method.select->uses_basis)
     w.sketch_q = carver.Matrix(DType::kF32, tokens, shape.owned.heads * method.sketch.dims);
   const int64_t heads = shape.owned.kv_heads, lists = tokens * heads, capacity = shape.pool.max_tokens;
-  for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
-    w.selection[i] = {.rows = carver.Array<int32_t>(lists * capacity),
-                      .counts = carver.Array<int32_t>(lists),
-                      .capacity = capacity,
-                      .kv_heads = heads};
-    if (!shape.fetches) continue;
+  const auto selection = [&]() -> Selection {
+    return {.rows = carver.Array<int32_t>(lists * capacity),
+            .counts = carver.Array<int32_t>(lists),
+            .capacity = capacity,
+            .kv_heads = heads};
+  };
+  const auto fetch_list = [&]() -> FetchList {
     const int64_t fetched = shape.max_batch * heads;  // only steps fetch
-    w.fetch_lists[i] = {.cells = carver.Array<int32_t>(fetched * capacity),
-                        .misses = carver.Array<int32_t>(fetched * capacity),
-                        .miss_counts = carver.Array<int32_t>(fetched),
-                        .own = carver.Array<int32_t>(fetched),
-                        .capacity = capacity,
-                        .kv_heads = heads};
+    return {.cells = carver.Array<int32_t>(fetched * capacity),
+            .misses = carver.Array<int32_t>(fetched * capacity),
+            .miss_counts = carver.Array<int32_t>(fetched),
+            .own = carver.Array<int32_t>(fetched),
+            .capacity = capacity,
+            .kv_heads = heads};
+  };
+  for (size_t i = 0; i < static_cast<size_t>(shape.selections()); ++i) {
+    w.selection[i] = selection();
+    if (shape.fetches) w.fetch_lists[i] = fetch_list();
+  }
+  if (method.has_late()) {
+    w.late = {.all = selection(),
+              .items = carver.Array<int32_t>(lists * shape.late_rows()),
+              .counts = carver.Array<int32_t>(lists),
+              .capacity = shape.late_rows()};
+    if (shape.fetches) w.late_list = fetch_list();
   }
   if (shape.fetches) w.fetch_totals = carver.Array<FetchTotals>(config.layers * sequences);
   w.rules = carver.Array<SelectRule>(sequences);

@@ -57,8 +57,9 @@ struct WorkspaceShape {
   // launches in every layer, and 8 tokens occupy a tenth of the multiprocessors.
   int64_t select_tokens() const {
     constexpr int64_t kRunListBytes = int64_t{32} << 20, kFewest = 8;
+    const int64_t lists = selections() + (method.has_late() ? 1 : 0);
     const int64_t token_bytes =
-        std::max<int64_t>(1, selections() * owned.kv_heads * pool.max_tokens) * int64_t{sizeof(int32_t)};
+        std::max<int64_t>(1, lists * owned.kv_heads * pool.max_tokens) * int64_t{sizeof(int32_t)};
     const int64_t fitting = std::clamp(kRunListBytes / token_bytes, kFewest, std::max(kFewest, chunk));
     return std::max(max_batch, fitting);
   }
@@ -84,13 +85,15 @@ struct WorkspaceShape {
   bool stages_prompts() const { return remote && method.selects() && (!method.evicts() || method.dense_layers > 0); }
   // The most rows of a sequence on a stage, where steps read all rows of a remote pool.
   int64_t stage_rows() const { return method.evicts() && method.dense_layers == 0 ? retained_rows() : pool.max_tokens; }
-  // The most rows that a step selects by the method's own rule. If a request sets a larger cap, its selections may not
-  // fit the fetch buffer; they are then read in the pool.
+  // The most late rows of a (token, KV head).
+  int64_t late_rows() const { return method.has_late() ? std::min<int64_t>(method.rule.late, retained_rows()) : 0; }
+  // The most rows that a step selects by the method's own rule, late rows included. If a request sets a larger cap, its
+  // selections may not fit the fetch buffer; they are then read in the pool.
   int64_t selected_rows() const {
     const SelectRule& rule = method.rule;
     const int64_t n = retained_rows(), page = method.select->page_rows;
-    if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page);
-    const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page;
+    if (rule.force_count > 0) return std::min<int64_t>(n, rule.force_count + page + late_rows());
+    const int64_t chosen = std::max<int64_t>(rule.Capped(n), rule.min_rows) + page + late_rows();
     return std::min<int64_t>(n, chosen + rule.sinks + std::max<int64_t>(rule.window, page) + 1);
   }
   // With kPrevLayer a layer's fetch starts while the layer before still uses its own selection, so two are needed.
@@ -150,11 +153,14 @@ struct Workspace {
   std::array<Selection, 2> selection;  // of S tokens; the second only if shape.selections() is 2
   std::array<FetchList, 2> fetch_lists;  // of max_batch tokens, if selections are fetched
   FetchTotals* fetch_totals = nullptr;   // [layers][max_sequences], if selections are fetched
-  FetchClock* clocks = nullptr;          // [layers], if the pool is remote
-  SelectRule* rules = nullptr;           // [max_sequences]
-  SelectionTotals* totals = nullptr;     // [layers][max_sequences]
-  MassTotals* mass = nullptr;            // [layers]
-  float* basis = nullptr;                // [index layers] of {query, key, key_offset}, see LayerViews::Basis
+  // Only for methods with late rows. Used by one layer at a time, between its tails and its attention.
+  LateSelection late;                 // of S tokens
+  FetchList late_list;                // of max_batch tokens, if selections are fetched
+  FetchClock* clocks = nullptr;       // [layers], if the pool is remote
+  SelectRule* rules = nullptr;        // [max_sequences]
+  SelectionTotals* totals = nullptr;  // [layers][max_sequences]
+  MassTotals* mass = nullptr;         // [layers]
+  float* basis = nullptr;             // [index layers] of {query, key, key_offset}, see LayerViews::Basis
   // Only for methods with a tail.
   float* tail_basis = nullptr;      // [index layers] of the arrays of a TailBasis, see LayerViews::TailOf
   float* tail_levels = nullptr;     // [S][heads]

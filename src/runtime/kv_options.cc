@@ -243,6 +243,10 @@ void AddSelection(std::vector<KvOption>& options) {
                      "attend to the entries that are not selected by their sketches, which then include the values; "
                      "needs a calibrated projection (default off)",
                      [](const std::string& text, Request r) { return SetWord<bool>(text, kOnOff, &r->tail); }});
+  options.push_back({"kv-late", "N",
+                     "attend to up to N more entries for each head, which the guessed query missed and the layer's own "
+                     "ranks highest; needs --kv-tail on and a guess (default 0)",
+                     [](const std::string& text, Request r) { return SetInteger(text, 0, &r->late); }});
   options.push_back({"kv-min", "N",
                      fmt::format("select at least N entries, so short texts are attended to in full (default {}, "
                                  "quest {}; with a tail {}, and caches of up to {} entries are attended to whole)",

@@ -91,6 +91,21 @@ std::string NoTail(const KvRequest& request) {
   return {};
 }
 
+// Late rows are those that a guess missed, by the scores of the tail. `from` as far as it is known.
+Status CheckLate(const KvRequest& request, std::optional<GuessSource> from) {
+  if (request.late.value_or(0) == 0 || request.one_of_several) return Ok();
+  const std::string reason = NoTail(request);
+  if (!reason.empty()) return Unsupported("--kv-late {}: {}", *request.late, reason);
+  if (!request.has_tail())
+    return Invalid("--kv-late {}: late rows are chosen by the scores of the tail; pass --kv-tail on", *request.late);
+  if (from == GuessSource::kSelf)
+    return Invalid(
+        "--kv-late {}: with --kv-from self the layer's own query selects, so no row is missed; pass --kv-from "
+        "prev-layer, prev-mid or prev-step",
+        *request.late);
+  return Ok();
+}
+
 Status CheckTail(const KvRequest& request) {
   const std::string reason = NoTail(request);
   if (request.tail == true && !reason.empty() && !request.one_of_several)
@@ -135,7 +150,8 @@ SelectRule RuleOf(const KvRequest& request) {
                   .whole_rows = tail && !request.min_rows ? kTailWholeRows : 0,
                   .force_count = request.force_count,
                   .mass = static_cast<float>(request.mass.value_or(0)),
-                  .tail = tail};
+                  .tail = tail,
+                  .late = tail ? request.late.value_or(0) : 0};
   if (rule.force_count > 0) {
     rule.sinks = std::min(rule.sinks, rule.force_count - 1);
     rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
@@ -204,6 +220,7 @@ Status CheckKvRequest(const KvRequest& request) {
   RETURN_IF_ERROR(CheckEviction(request));
   RETURN_IF_ERROR(CheckSketches(request));
   RETURN_IF_ERROR(CheckTail(request));
+  RETURN_IF_ERROR(CheckLate(request, request.from));
   const bool guesses = request.selects() && request.from.value_or(GuessSource::kSelf) != GuessSource::kSelf;
   if (guesses && request.dense_layers == 0)
     return Invalid(
@@ -217,6 +234,7 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
   const KvPreset& preset = *request.preset;
   const ModelConfig& config = inputs.config;
   const GuessSource from = SourceOf(request, inputs.fetches);
+  RETURN_IF_ERROR(CheckLate(request, from));
   const int64_t dense_layers =
       request.dense_layers.value_or(std::max<int64_t>(preset.dense_layers, from == GuessSource::kSelf ? 0 : 2));
   // Layers with a window attend to all of it and keep nothing else, whatever the method.
@@ -230,7 +248,8 @@ Result<KvMethod> ResolveMethod(const KvRequest& request, const MethodInputs& inp
         "--kv-dense-layers {}: all {} layers would be dense, and dense layers never evict, so --kv-limit cannot be met",
         dense_layers, config.layers);
 
-  const SelectRule rule = RuleOf(request);
+  SelectRule rule = RuleOf(request);
+  if (from == GuessSource::kSelf) rule.late = 0;
   const SketchLayout sketch = SketchOf(request, config.head_dim, retain != nullptr);
   const int64_t always =
       std::max<int64_t>({rule.min_rows, int64_t{rule.sinks} + rule.window + 1, int64_t{rule.whole_rows}});

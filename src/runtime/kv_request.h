@@ -81,8 +81,9 @@ struct KvRequest {
 
   std::optional<float> alpha;
   std::optional<double> cap;
-  std::optional<double> mass;  // share of the estimated attention that a selection must hold
-  std::optional<bool> tail;    // nullopt: off
+  std::optional<double> mass;   // share of the estimated attention that a selection must hold
+  std::optional<bool> tail;     // nullopt: off
+  std::optional<int32_t> late;  // rows that a guess missed and that are attended to after all; nullopt: 0
   std::optional<int32_t> sinks, window, min_rows;
   std::optional<int64_t> dense_layers;
   std::optional<GuessSource> from;  // nullopt: depends on the device

@@ -104,6 +104,7 @@ Json KvJson(const ExecutorOptions& options) {
   if (sketches)
     json.update({{"tail", method.rule.tail},
                  {"mass", OrNull(method.rule.mass > 0, Tidy(method.rule.mass))},
+                 {"late", method.has_late() ? method.rule.late : 0},
                  {"sketch", SketchName(method.sketch)},
                  {"value_dims", method.sketch.value_dims},
                  {"whole_rows", method.rule.whole_rows},
@@ -148,6 +149,7 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
       {"hot_bytes", stats.hot_bytes}};
   // A step that attends to everything has recall 1.
   const Json whole = OrNull(stats.steps > 0, 1.0);
+  if (selecting.totals.late > 0) json["late_ratio"] = selecting.late_ratio();
   AddMass(selecting, json);
   if (selecting.mass.count == 0 && detail.mass_recall) json["mass_recall"] = {{"mean", whole}, {"p5", whole}};
   if (!detail.per_layer) return json;
@@ -159,6 +161,7 @@ Json KvStatsJson(const PoolUse& pool, const KvStats& stats, const StatsDetail& d
                                                    {"selected_ratio", of.selected_ratio()},
                                                    {"extra_ratio", of.extra_ratio()},
                                                    {"attended_ratio", of.attended_ratio()}});
+    if (of.totals.late > 0) entry["late_ratio"] = of.late_ratio();
     AddMass(of, entry);
   }
   return json;
@@ -271,9 +274,10 @@ std::string AttendedWords(const KvStats& stats, const ExecutorOptions& options) 
   if (stats.steps == 0 || !options.method.selects()) return {};
   const LayerKvStats selecting = stats.Selecting();
   std::string text = fmt::format(
-      "attended to {:.1f} % of the cache (selected {:.1f} %, sinks and window {:.1f} %), {} read per step\n",
-      100 * stats.All().attended_ratio(), 100 * selecting.selected_ratio(), 100 * selecting.extra_ratio(),
-      FormatSize(stats.read_bytes / static_cast<uint64_t>(stats.steps)));
+      "attended to {:.1f} % of the cache (selected {:.1f} %{}, sinks and window {:.1f} %), {} read per step\n",
+      100 * stats.All().attended_ratio(), 100 * selecting.selected_ratio(),
+      selecting.totals.late > 0 ? fmt::format(", of these {:.1f} % late", 100 * selecting.late_ratio()) : std::string(),
+      100 * selecting.extra_ratio(), FormatSize(stats.read_bytes / static_cast<uint64_t>(stats.steps)));
   if (selecting.mass.count > 0)
     text += fmt::format("{:.1f} % of the true attention was inside the selection (5th percentile {:.1f} %)\n",
                         100 * MeanShare(selecting.mass), 100 * SharePercentile(selecting.mass, 5));

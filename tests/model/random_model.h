@@ -159,10 +159,11 @@ inline KvMethod Sparse(GuessSource from, const SelectMethod* select = &kSelectSk
 }
 
 // The method with a tail, and with sketches whose numbers do not all share a scale.
-inline KvMethod WithTail(KvMethod method) {
+inline KvMethod WithTail(KvMethod method, int64_t mean_dims = 0) {
   method.rule.tail = true;
   method.sketch.value_dims = kValueDims;
   method.sketch.scale_dims = 8;
+  method.sketch.mean_dims = mean_dims;
   return method;
 }
 

@@ -30,6 +30,8 @@ struct GuessMistakes {
   bool no_level = false;     // the tail's scores lack what all keys have in common
   bool next_value = false;   // the tail uses the value of the next row
   bool undead_tail = false;  // evicted rows are still in the tail
+  bool no_means = false;     // the tail's values lack the means of their blocks
+  bool early_mean = false;   // a block has the mean of the rows that it has so far
 };
 
 class SelectingModel {
@@ -247,16 +249,36 @@ class SelectingModel {
       std::vector<std::byte> block(method_.sketch.block_bytes());
       StoreValueSketch(method_.sketch, block.data(), 0, sketch);
       sketch = LoadValueSketch(method_.sketch, block.data(), 0);
+      const Vector mean = BlockMean(i, kv, row, at(tail.value_mean, d));
+      for (int64_t n = 0; n < values; ++n)
+        for (int64_t c = 0; c < d; ++c)
+          sketch[static_cast<size_t>(n)] -= at(tail.value, d * values)[c * values + n] * mean[static_cast<size_t>(c)];
       const double weight = std::exp(score - most);
       sum += weight;
       for (int64_t c = 0; c < d; ++c) {
-        double value = static_cast<double>(at(tail.value_mean, d)[c]);
+        double value = static_cast<double>(at(tail.value_mean, d)[c] + mean[static_cast<size_t>(c)]);
         for (int64_t n = 0; n < values; ++n)
           value += static_cast<double>(at(tail.value, d * values)[c * values + n]) *
                    static_cast<double>(sketch[static_cast<size_t>(n)]);
         mixed[static_cast<size_t>(c)] += weight * value;
       }
     }
+  }
+
+  // The mean that the block of a row has; zeros if it has none.
+  Vector BlockMean(size_t i, size_t kv, int64_t row, const float* value_mean) const {
+    const int64_t d = config_.head_dim, first = row / kSketchBlock * kSketchBlock;
+    const bool complete = first + kSketchBlock <= row_ + 1;
+    if (method_.sketch.mean_dims == 0 || mistakes_.no_means || !(complete || mistakes_.early_mean))
+      return Vector(static_cast<size_t>(d));
+    Vector values;
+    for (int64_t r = first; r < first + kSketchBlock; ++r) {
+      const Vector& value = layers_[i].values[kv][static_cast<size_t>(std::min(r, row_))];
+      values.insert(values.end(), value.begin(), value.end());
+    }
+    std::vector<std::byte> block(method_.sketch.block_bytes());
+    StoreBlockMean(method_.sketch, block.data(), values, {value_mean, static_cast<size_t>(d)});
+    return LoadBlockMean(method_.sketch, block.data());
   }
 
   // The attended positions. `known`: the current token has a sketch. `step`: not to seed the priorities of a prompt.

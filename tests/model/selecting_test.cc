@@ -48,7 +48,8 @@ class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
   const bool pages = GetParam().select->page_rows > 1;
-  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from)) : Sparse(GetParam().from, GetParam().select);
+  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from), GetParam().config.head_dim)
+                                    : Sparse(GetParam().from, GetParam().select);
 };
 class SelectingBySketch : public Selecting {};
 class SelectingByColumns : public Selecting {};
@@ -101,6 +102,8 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
     EXPECT_TRUE(seen({.no_tail = true}));
     EXPECT_TRUE(seen({.no_level = true}));
     EXPECT_TRUE(seen({.next_value = true}));
+    EXPECT_TRUE(seen({.no_means = true}));
+    EXPECT_TRUE(seen({.early_mean = true}));
   }
 }
 

@@ -169,6 +169,27 @@ class Chooser {
     return {count, attended};
   }
 
+  // The best `late` rows that have a score, ascending. Returns their number.
+  int64_t ChooseLate(int64_t late, int32_t* rows) {
+    if (late == 0) return 0;
+    CollectBest(late, -kInfinity);
+    const int64_t count = std::min(late, found_);
+    if (c_.positions == nullptr) {
+      KeepBest(count);
+      std::copy_n(s_.rows + first_, count, rows);
+      return count;
+    }
+    auto* candidates = reinterpret_cast<Scored*>(s_.ties);
+    for (int64_t i = 0; i < found_; ++i) candidates[i] = {s_.relative[first_ + i], s_.rows[first_ + i]};
+    if (count < found_)
+      std::nth_element(candidates, candidates + count, candidates + found_, [&](const Scored& a, const Scored& b) {
+        return a.relative != b.relative ? a.relative > b.relative : c_.positions[a.row] > c_.positions[b.row];
+      });
+    std::transform(candidates, candidates + count, rows, [](const Scored& scored) { return scored.row; });
+    std::sort(rows, rows + count);
+    return count;
+  }
+
  private:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   using DI = hn::RebindToSigned<DF>;

@@ -153,12 +153,22 @@ class CpuBackend : public HostBackend {
   void AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64_t longest, TaskOf&& task_of,
                       const TailView& tail, const Tensor& out);
 
+  // SumTails with late rows.
+  void SumLateTails(const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                    const LayerSketches& sketches, const Selection& selection);
+
   // Selection by scores. score(token, head, ScoredRows, scratch) writes the scores and maxima of some rows of one KV
   // head. tail(token, head, first, last, scores, parts), if call.tail is not null, sums the tail of rows [first, last)
   // from their scores (select.h).
   template <class Score, class Tail>
   void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
                 const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail);
+
+  // The same with choose(Choice, ChoiceScratch, token, head), which writes the attended rows to `selection` and returns
+  // by how many rows the totals grow.
+  template <class Score, class Tail, class Choose>
+  void ChooseBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
+                const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail, Choose&& choose);
 
   ThreadPool pool_;
   const bool vnni_;                    // score integer sketches with AVX512-VNNI (sketch_query.h)

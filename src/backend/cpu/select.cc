@@ -23,6 +23,9 @@ namespace infinigen::HWY_NAMESPACE {
 Chosen ChooseScoredHere(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity) {
   return Chooser(choice, scratch).Choose(rows, capacity);
 }
+int64_t ChooseLateHere(const Choice& choice, const ChoiceScratch& scratch, int64_t late, int32_t* rows) {
+  return Chooser(choice, scratch).ChooseLate(late, rows);
+}
 int64_t CountScoredHere(const Choice& choice, const ChoiceScratch& scratch) {
   return Chooser(choice, scratch).CountPassing();
 }
@@ -59,6 +62,7 @@ namespace infinigen {
 namespace {
 
 HWY_EXPORT(ChooseScoredHere);
+HWY_EXPORT(ChooseLateHere);
 HWY_EXPORT(CountScoredHere);
 HWY_EXPORT(ScoreSketchRows);
 HWY_EXPORT(SumTailRowsHere);
@@ -70,7 +74,7 @@ void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t
   for (; row < rows + count && *row < last; ++row) {
     const int64_t at = *row - first;
     float* of_row = scores + at / kScoreBlock * group * kScoreBlock + at % kScoreBlock;
-    for (int64_t g = 0; g < group; ++g) of_row[g * kScoreBlock] = -std::numeric_limits<float>::infinity();
+    for (int64_t g = 0; g < group; ++g) of_row[g * kScoreBlock] = std::numeric_limits<float>::quiet_NaN();
   }
 }
 
@@ -97,9 +101,49 @@ void MergeTails(const float* parts, std::optional<int64_t> chunks, int64_t group
 Chosen ChooseScored(const Choice& choice, const ChoiceScratch& scratch, int32_t* rows, int64_t capacity) {
   return HWY_DYNAMIC_DISPATCH(ChooseScoredHere)(choice, scratch, rows, capacity);
 }
+int64_t ChooseLateScored(const Choice& choice, const ChoiceScratch& scratch, int64_t late, int32_t* rows) {
+  return HWY_DYNAMIC_DISPATCH(ChooseLateHere)(choice, scratch, late, rows);
+}
 int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch) {
   return HWY_DYNAMIC_DISPATCH(CountScoredHere)(choice, scratch);
 }
+
+namespace {
+
+// Calls run(score, tail) with the functions that SelectBy takes.
+template <class Run>
+void WithSketches(const ConstTensor& sketch_queries, const TokenBatch& batch, const LayerSketches& sketches, bool vnni,
+                  Run&& run) {
+  const SketchLayout& layout = sketches.layout;
+  const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
+  const auto score = [&](int64_t token, int64_t head, const ScoredRows& rows, float* scratch) {
+    const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
+    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), vnni, rows);
+  };
+  const auto tail = [&](int64_t token, int64_t head, int64_t first, int64_t last, float* scores, float* parts) {
+    HWY_DYNAMIC_DISPATCH(SumTailRowsHere)
+    (layout, sketches.Head(batch.slots[token], head), group, first, last, CompleteRows(batch.rows[token]), scores,
+     parts);
+  };
+  run(score, tail);
+}
+
+// Merges late rows, which `items` holds, into a selection. Both ascend. The items become indices in `all`.
+void MergeLate(const int32_t* rows, int32_t count, int32_t* items, int64_t late, int32_t* all) {
+  int32_t at = 0;
+  int64_t next = 0;
+  const auto take_late = [&] {
+    all[at] = items[next];
+    items[next++] = at++;
+  };
+  for (int32_t i = 0; i < count; ++i) {
+    while (next < late && items[next] < rows[i]) take_late();
+    all[at++] = rows[i];
+  }
+  while (next < late) take_late();
+}
+
+}  // namespace
 
 void CpuBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
                         const LayerSketches& sketches, const Selection& selection) {
@@ -108,20 +152,39 @@ void CpuBackend::Select(Queue, const ConstTensor& sketch_queries, const TokenBat
   CHECK(sketch_queries.type == DType::kF32 && sketch_queries.cols % (layout.kv_heads * layout.dims) == 0 &&
         sketch_queries.rows >= batch.count);
   const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
-  const auto score = [&](int64_t token, int64_t head, const ScoredRows& rows, float* scratch) {
-    const SketchQuery query(layout, group, sketch_queries.as<float>(token) + head * group * layout.dims, scratch);
-    HWY_DYNAMIC_DISPATCH(ScoreSketchRows)(query, sketches.Head(batch.slots[token], head), vnni_, rows);
+  WithSketches(sketch_queries, batch, sketches, vnni_, [&](auto&& score, auto&& tail) {
+    SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score, tail);
+  });
+}
+
+// The late rows need the maxima over all rows, so the scores of a (token, KV head) are kept as in a selection.
+void CpuBackend::SumLateTails(const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
+                              const LayerSketches& sketches, const Selection& selection) {
+  const SketchLayout& layout = sketches.layout;
+  const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
+  const LateSelection& late = call.late;
+  const auto choose = [&](const Choice& choice, const ChoiceScratch& scratch, int64_t token, int64_t head) {
+    const int32_t* rows = selection.Rows(token, head);
+    const int32_t count = selection.Count(token, head);
+    LeaveOutSelected(rows, count, 0, choice.visible, group, scratch.scores);
+    int32_t* items = late.Items(token, head);  // first the rows
+    const int64_t most = std::min<int64_t>(choice.rule.LateRows(), choice.visible);
+    CHECK(most <= late.capacity);
+    const int64_t found = ChooseLateScored(choice, scratch, most, items);
+    CHECK(count + found <= late.all.capacity);
+    MergeLate(rows, count, items, found, late.all.Rows(token, head));
+    late.Count(token, head) = static_cast<int32_t>(found);
+    late.all.Count(token, head) = count + static_cast<int32_t>(found);
+    return Chosen{found, found};
   };
-  const auto tail = [&](int64_t token, int64_t head, int64_t first, int64_t last, float* scores, float* parts) {
-    HWY_DYNAMIC_DISPATCH(SumTailRowsHere)
-    (layout, sketches.Head(batch.slots[token], head), group, first, last, CompleteRows(batch.rows[token]), scores,
-     parts);
-  };
-  SelectBy(batch, call, layout.kv_heads, group, selection, SketchQuery::Floats(layout, group), score, tail);
+  WithSketches(sketch_queries, batch, sketches, vnni_, [&](auto&& score, auto&& tail) {
+    ChooseBy(batch, call, layout.kv_heads, group, late.all, SketchQuery::Floats(layout, group), score, tail, choose);
+  });
 }
 
 void CpuBackend::SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch, const SelectCall& call,
                           const LayerSketches& sketches, const Selection& selection) {
+  if (call.late) return SumLateTails(sketch_queries, batch, call, sketches, selection);
   const SketchLayout& layout = sketches.layout;
   const int64_t heads = layout.kv_heads, group = sketch_queries.cols / layout.dims / heads;
   const int64_t part_floats = group * call.tail.sums_floats(), most = TailChunks(call.max_rows);

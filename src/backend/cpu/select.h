@@ -113,7 +113,9 @@ int64_t CountScored(const Choice& choice, const ChoiceScratch& scratch);
 struct NoTail {
   void operator()(int64_t, int64_t, int64_t, int64_t, float*, float*) const {}
 };
-// Sets the scores [blocks][group][64] of selected rows in [first, last) to −inf. rows [count] ascends.
+// Chooses late rows, ascending, from rows whose score is not NaN. Returns their number.
+int64_t ChooseLateScored(const Choice& choice, const ChoiceScratch& scratch, int64_t late, int32_t* rows);
+// Sets the scores [blocks][group][64] of selected rows in [first, last) to NaN. rows [count] ascends.
 void LeaveOutSelected(const int32_t* rows, int64_t count, int64_t first, int64_t last, int64_t group, float* scores);
 // Merges the tails of chunks, parts [chunks][group][sums_floats], in order into the sums of a token's query heads
 // from `query_head` on. No chunks: the token has no tail. `levels`: add the levels to the largest scores.
@@ -123,6 +125,18 @@ void MergeTails(const float* parts, std::optional<int64_t> chunks, int64_t group
 template <class Score, class Tail>
 void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
                           const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail) {
+  ChooseBy(batch, call, heads, group, selection, scratch_floats, score, tail,
+           [&](const Choice& choice, const ChoiceScratch& scratch, int64_t token, int64_t head) {
+             const Chosen chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
+             selection.Count(token, head) = static_cast<int32_t>(chosen.attended);
+             return chosen;
+           });
+}
+
+template <class Score, class Tail, class Choose>
+void CpuBackend::ChooseBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, int64_t group,
+                          const Selection& selection, int64_t scratch_floats, Score&& score, Tail&& tail,
+                          Choose&& choose) {
   CHECK(selection.kv_heads == heads);
   const int64_t tasks = batch.count * heads;
   if (tasks == 0) return;
@@ -196,7 +210,7 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     });
     pool_.Run(tasks, [&](int64_t task, int) { finish(choice_of(task), scratch_of(task), task); });
   };
-  if (call.mean_counts) {
+  if (call.mean_counts && !call.late) {
     run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t task) {
       tallies[task].passing = CountScored(choice, scratch);
     });
@@ -208,9 +222,7 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     }
   }
   run([&](const Choice& choice, const ChoiceScratch& scratch, int64_t task) {
-    const int64_t token = task / heads, head = task % heads;
-    tallies[task].chosen = ChooseScored(choice, scratch, selection.Rows(token, head), selection.capacity);
-    selection.Count(token, head) = static_cast<int32_t>(tallies[task].chosen.attended);
+    tallies[task].chosen = choose(choice, scratch, task / heads, task % heads);
     if (segments == 1 && has_tail(task)) sum_chunks(task, 0, TailChunks(choice.visible), scratch);
   });
   if (call.tail && segments > 1) {
@@ -227,7 +239,11 @@ void CpuBackend::SelectBy(const TokenBatch& batch, const SelectCall& call, int64
     SelectionTotals& totals = call.totals[batch.slots[token]];
     totals.chosen += static_cast<uint64_t>(tallies[task].chosen.chosen);
     totals.attended += static_cast<uint64_t>(tallies[task].chosen.attended);
-    totals.retained += static_cast<uint64_t>(batch.rows[token] + 1);
+    // Late rows join a selection that has been counted.
+    if (call.late)
+      totals.late += static_cast<uint64_t>(tallies[task].chosen.chosen);
+    else
+      totals.retained += static_cast<uint64_t>(batch.rows[token] + 1);
   }
 }
 

@@ -201,7 +201,7 @@ HWY_NOINLINE void SumTailHeads(const TailChunk& chunk) {
 }
 
 // The tail of rows [first, last), which are one chunk, or its part that exists. scores [blocks][group][64] of these
-// rows: −inf for selected rows, NaN for rows without a score; overwritten. Blocks before row `complete` have a mean.
+// rows: NaN for selected rows and for rows without a score; overwritten. Blocks before row `complete` have a mean.
 // parts [group][2 + value_dims + mean_dims].
 inline void SumTailRows(const SketchLayout& layout, const std::byte* head, int64_t group, int64_t first, int64_t last,
                         int64_t complete, float* scores, float* parts) {

@@ -43,6 +43,30 @@ class HotHead {
     for (const int32_t cell : cells) used_[static_cast<size_t>(cell)] = position;
   }
 
+  // Gives cells to late rows: `items` of the list `rows`, whose other rows have cells. If cells are too few, rows
+  // without one stay in the pool, and there are no misses.
+  void AssignLate(std::span<const int32_t> rows, std::span<const int32_t> items, int32_t position,
+                  std::span<int32_t> cells, std::vector<int32_t>& misses) {
+    for (const int32_t item : items) {
+      cells[static_cast<size_t>(item)] = CellOf(rows[static_cast<size_t>(item)]);
+      if (cells[static_cast<size_t>(item)] < 0) misses.push_back(item);
+    }
+    if (rows.size() > holds_.size()) {
+      for (const int32_t item : misses)
+        cells[static_cast<size_t>(item)] = FetchList::InPool(rows[static_cast<size_t>(item)]);
+      misses.clear();
+    }
+    const std::vector<int32_t> free = LeastRecentlyUsed(rows, misses.size());
+    for (size_t i = 0; i < misses.size(); ++i) {
+      const size_t item = static_cast<size_t>(misses[i]);
+      cells[item] = free[i];
+      Put(rows[item], free[i]);
+    }
+    for (const int32_t item : items)
+      if (cells[static_cast<size_t>(item)] >= 0)
+        used_[static_cast<size_t>(cells[static_cast<size_t>(item)])] = position;
+  }
+
   void Drop(int32_t row) {
     if (CellOf(row) < 0) return;
     holds_[static_cast<size_t>(CellOf(row))] = -1;
@@ -146,6 +170,44 @@ void ReferenceBackend::AssignCells(Queue, const TokenBatch& batch, const Selecti
       list.Own(t, head) = cells[static_cast<size_t>(own_at - rows.begin())];
       totals[batch.slots[t]].wanted += count - 1;
       totals[batch.slots[t]].fetched += in_pool ? count - 1 : misses.size();
+    }
+  }
+}
+
+void ReferenceBackend::AssignLate(Queue, const TokenBatch& batch, const LateSelection& late, const FetchBuffer& buffer,
+                                  const FetchList& list, const FetchList& late_list, FetchTotals* totals) {
+  for (int64_t t = 0; t < batch.count; ++t) {
+    for (int64_t head = 0; head < late.all.kv_heads; ++head) {
+      const std::span<const int32_t> rows(late.all.Rows(t, head), static_cast<size_t>(late.all.Count(t, head)));
+      const std::span<const int32_t> items(late.Items(t, head), static_cast<size_t>(late.Count(t, head)));
+      const std::span<int32_t> cells(late_list.Cells(t, head), rows.size());
+      const size_t before = rows.size() - items.size();
+      const auto is_late = [&](size_t item) {
+        return std::binary_search(items.begin(), items.end(), static_cast<int32_t>(item));
+      };
+      const int32_t* next = list.Cells(t, head);
+      for (size_t i = 0; i < rows.size(); ++i)
+        if (!is_late(i)) cells[i] = *next++;
+      const bool in_pool = static_cast<int64_t>(before) > buffer.capacity;
+      std::vector<int32_t> misses;
+      size_t crossing = 0;  // read over the link
+      if (!in_pool && buffer.hot()) {
+        HotHead(buffer, batch.slots[t], head).AssignLate(rows, items, batch.Position(t), cells, misses);
+        for (const int32_t item : items) crossing += cells[static_cast<size_t>(item)] < 0 ? 1 : 0;
+      } else if (!in_pool && static_cast<int64_t>(rows.size()) <= buffer.capacity) {
+        misses.assign(items.begin(), items.end());
+        for (size_t i = 0; i < items.size(); ++i)
+          cells[static_cast<size_t>(items[i])] = static_cast<int32_t>(before + i);
+      } else {
+        for (const int32_t item : items)
+          cells[static_cast<size_t>(item)] = FetchList::InPool(rows[static_cast<size_t>(item)]);
+        crossing = items.size();
+      }
+      std::copy(misses.begin(), misses.end(), late_list.Misses(t, head));
+      late_list.MissCount(t, head) = static_cast<int32_t>(misses.size());
+      late_list.Own(t, head) = list.Own(t, head);
+      totals[batch.slots[t]].wanted += items.size();
+      totals[batch.slots[t]].fetched += misses.size() + crossing;
     }
   }
 }

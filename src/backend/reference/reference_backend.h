@@ -82,6 +82,8 @@ class ReferenceBackend : public HostBackend {
   void ClearFetched(Queue, const FetchBuffer& buffer, SeqSlot slot);
   void AssignCells(Queue, const TokenBatch& batch, const Selection& selection, const FetchBuffer& buffer,
                    double forced_hits, const FetchList& list, FetchTotals* totals);
+  void AssignLate(Queue, const TokenBatch& batch, const LateSelection& late, const FetchBuffer& buffer,
+                  const FetchList& list, const FetchList& late_list, FetchTotals* totals);
   void FetchMisses(Queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
                    const FetchBuffer& buffer, const FetchList& list, FetchClock* clock);
   void AppendFetched(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,

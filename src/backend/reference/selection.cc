@@ -65,6 +65,24 @@ void SelectBy(const TokenBatch& batch, const SelectCall& call, int64_t heads, in
   }
 }
 
+// Writes a selection and its late rows to call.late. Returns all of them.
+std::span<int32_t> AddLateRows(const TokenBatch& batch, const SelectCall& call, int64_t token, int64_t head,
+                               const std::vector<float>& relative, std::span<const int32_t> selected) {
+  const int64_t slot = batch.slots[token];
+  const std::vector<int32_t> rows = ChooseLateRows(
+      relative, selected, call.rules[slot].LateRows(),
+      {batch.rows[token] + 1, batch.Position(token), call.retained ? call.retained.Positions(slot, head) : nullptr});
+  const LateSelection& late = call.late;
+  CHECK(std::ssize(rows) <= late.capacity);
+  MergeLateRows(selected, rows, late.all.Rows(token, head), late.Items(token, head));
+  late.Count(token, head) = static_cast<int32_t>(rows.size());
+  late.all.Count(token, head) = static_cast<int32_t>(selected.size() + rows.size());
+  call.totals[slot].chosen += rows.size();
+  call.totals[slot].attended += rows.size();
+  call.totals[slot].late += rows.size();
+  return {late.all.Rows(token, head), selected.size() + rows.size()};
+}
+
 }  // namespace
 
 void ReferenceBackend::AppendSketches(Queue, const TokenBatch& batch, const ConstTensor& keys, const SketchBasis& basis,
@@ -151,23 +169,34 @@ void ReferenceBackend::QueryLevels(Queue, const ConstTensor& queries, const Toke
 void ReferenceBackend::SumTails(Queue, const ConstTensor& sketch_queries, const TokenBatch& batch,
                                 const SelectCall& call, const LayerSketches& sketches, const Selection& selection) {
   const SketchLayout& layout = sketches.layout;
-  const int64_t heads = sketch_queries.cols / layout.dims, group = heads / layout.kv_heads;
+  const int64_t group = sketch_queries.cols / layout.dims / layout.kv_heads;
   for (int64_t t = 0; t < batch.count; ++t) {
     const int64_t slot = batch.slots[t], visible = call.Visible(batch.rows[t]);
-    for (int64_t head = 0; head < heads; ++head) {
-      const std::byte* blocks = sketches.Head(slot, head / group);
-      std::vector<float> scores =
-          ScoreSketches(layout, blocks, visible,
-                        {sketch_queries.as<float>(t) + head * layout.dims, static_cast<size_t>(layout.dims)});
-      for (float& score : scores) score = SoftCapped(score + call.tail.Levels(t)[head], call.soft_cap);
-      if (!call.rules[slot].tail) scores.clear();
-      const std::span selected(selection.Rows(t, head / group), static_cast<size_t>(selection.Count(t, head / group)));
-      const int64_t complete = (batch.rows[t] + 1) / kSketchBlock * kSketchBlock;
-      const TailSums tail = SumTail(layout, blocks, scores, selected, complete);
-      float* to = call.tail.Sums(t, head);
-      to[0] = tail.maximum;
-      to[1] = call.rules[slot].tail ? tail.sum : TailView::kNoTail;
-      std::copy(tail.means.begin(), tail.means.end(), std::copy(tail.values.begin(), tail.values.end(), to + 2));
+    const int64_t complete = (batch.rows[t] + 1) / kSketchBlock * kSketchBlock;
+    for (int64_t kv_head = 0; kv_head < layout.kv_heads; ++kv_head) {
+      const std::byte* blocks = sketches.Head(slot, kv_head);
+      // Without a level, which all scores of a query head have in common, scores are exact integers times scales.
+      std::vector<float> plain;  // [group][visible]
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        const float level = call.soft_cap > 0 ? call.tail.Levels(t)[head] : 0;
+        for (const float score :
+             ScoreSketches(layout, blocks, visible,
+                           {sketch_queries.as<float>(t) + head * layout.dims, static_cast<size_t>(layout.dims)}))
+          plain.push_back(SoftCapped(score + level, call.soft_cap));
+      }
+      std::span selected(selection.Rows(t, kv_head), static_cast<size_t>(selection.Count(t, kv_head)));
+      if (call.late) selected = AddLateRows(batch, call, t, kv_head, RelativeScores(plain, group), selected);
+      for (int64_t g = 0; g < group; ++g) {
+        const int64_t head = kv_head * group + g;
+        std::vector<float> scores(plain.begin() + g * visible, plain.begin() + (g + 1) * visible);
+        for (float& score : scores) score += call.soft_cap > 0 ? 0 : call.tail.Levels(t)[head];
+        if (!call.rules[slot].tail) scores.clear();
+        const TailSums tail = SumTail(layout, blocks, scores, selected, complete);
+        float* to = call.tail.Sums(t, head);
+        to[0] = tail.maximum;
+        to[1] = call.rules[slot].tail ? tail.sum : TailView::kNoTail;
+        std::copy(tail.means.begin(), tail.means.end(), std::copy(tail.values.begin(), tail.values.end(), to + 2));
+      }
     }
   }
 }
