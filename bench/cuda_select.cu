@@ -1,8 +1,18 @@
 // What choosing rows costs a decode step: sketches of queries, scores and choice, and the sketch of the new key, at the
 // shapes of OPT-13B and Llama-3.1-8B. Several layers follow each other in a graph, as in a step, so that sketches come
-// from memory and not from the cache of the layer before. With value sketches, also what a tail costs: levels of
-// queries, sums over the rows outside the selection (which a guess needs in addition to its choice), the sketch of the
-// new value. Beside it the floor: the bytes of sketches, at the speed of a plain copy. Takes some seconds.
+// from memory and not from the cache of the layer before. Beside it the floor: the bytes of sketches, at the speed of a
+// plain copy. With value sketches, a second table: what a tail and late rows cost, in microseconds of a layer.
+//     levels     levels of the queries
+//     own        Select with a tail, by the layer's own query: one scoring for both
+//     tails      SumTails after a guess: scores again, by the layer's own query
+//     16, 64     SumTails with as many late rows
+//     cells      AssignLate with 16 late rows, in a hot set that holds few of them
+//     value      the sketch of the new value
+//     scores     of which, by difference: the scoring; its floor are the bytes of key sketches, read once
+//     sums       the tail from the scores; its floor are the bytes of scores and value sketches, read once
+//     choice     rows chosen from the scores
+//     late       16 late rows chosen from the scores and merged
+// Takes some seconds.
 //   build: part of the `cuda_select` target; run: build/release/cuda_select
 #include <cuda_bf16.h>
 
@@ -32,6 +42,13 @@ struct Setting {
   double sketch_bytes() const {
     return static_cast<double>(batch * kv_heads) * static_cast<double>(layout.head_bytes(rows));
   }
+  // Of key sketches alone.
+  double key_bytes() const {
+    return sketch_bytes() * static_cast<double>(layout.values_offset()) / static_cast<double>(layout.block_bytes());
+  }
+  double score_bytes() const { return static_cast<double>(batch * heads * rows) * sizeof(float); }
+  // Of a hot set with room for three selections.
+  int64_t cells() const { return std::min<int64_t>(rows, 3 * rows / 20 + 256); }
 };
 
 // Normal numbers, repeated: a block of sketches for all, whose rows have different scores.
@@ -74,6 +91,14 @@ class Step {
         rows_(backend, std::vector<int32_t>(static_cast<size_t>(s.batch), static_cast<int32_t>(s.rows - 1))),
         lists_(backend, static_cast<size_t>(s.batch * s.kv_heads * s.rows)),
         counts_(backend, static_cast<size_t>(s.batch * s.kv_heads)),
+        all_(backend, static_cast<size_t>(s.batch * s.kv_heads * s.rows)),
+        all_counts_(backend, static_cast<size_t>(s.batch * s.kv_heads)),
+        items_(backend, static_cast<size_t>(s.batch * s.kv_heads * kMostLate)),
+        late_counts_(backend, static_cast<size_t>(s.batch * s.kv_heads)),
+        // Cells, misses, counts and own cells of two fetch lists; holds, used and cell_of of a hot set.
+        fetch_(backend, static_cast<size_t>(s.batch * s.kv_heads) * static_cast<size_t>(4 * s.rows + 4)),
+        hot_(backend, std::vector<int32_t>(static_cast<size_t>(s.batch * s.kv_heads * (2 * s.cells() + s.rows)), -1)),
+        fetched_(backend, std::vector<FetchTotals>(static_cast<size_t>(s.batch))),
         rules_(backend, std::vector<SelectRule>(static_cast<size_t>(s.batch), s.rule)),
         totals_(backend, std::vector<SelectionTotals>(static_cast<size_t>(s.batch))) {
     const std::vector<std::byte> some = Sketches(s);
@@ -86,10 +111,10 @@ class Step {
     backend_.SketchQueries(Queue::kCompute, Matrix(queries_.get(), setting_.heads * kDim), batch(),
                            {setting_.heads, 0.0883883f}, basis(), query_sketches());
   }
-  void Select(int64_t layer) {
-    SelectCall call{.rules = rules_.get(), .totals = totals_.get(), .max_rows = Rounded()};
-    backend_.Select(Queue::kCompute, query_sketches(), batch(), call, sketches(layer),
-                    {lists_.get(), counts_.get(), setting_.rows, setting_.kv_heads});
+  void Select(int64_t layer, bool with_tail = false) {
+    SelectCall call = Call();
+    if (with_tail) call.tail = tail();
+    backend_.Select(Queue::kCompute, query_sketches(), batch(), call, sketches(layer), selection());
   }
   void Append(int64_t layer) {
     backend_.AppendSketches(Queue::kCompute, batch(), Matrix(keys_.get(), setting_.kv_heads * kDim), basis(),
@@ -100,10 +125,25 @@ class Step {
                          {setting_.heads, 0.0883883f}, tail());
   }
   // Of the selection that Select has made.
-  void SumTails(int64_t layer) {
-    SelectCall call{.rules = rules_.get(), .totals = totals_.get(), .max_rows = Rounded(), .tail = tail()};
-    backend_.SumTails(Queue::kCompute, query_sketches(), batch(), call, sketches(layer),
-                      {lists_.get(), counts_.get(), setting_.rows, setting_.kv_heads});
+  void SumTails(int64_t layer, bool with_late = false) {
+    SelectCall call = Call();
+    call.tail = tail();
+    if (with_late) call.late = late();
+    backend_.SumTails(Queue::kCompute, query_sketches(), batch(), call, sketches(layer), selection());
+  }
+  // Sets the number of late rows.
+  void SetLate(int32_t rows) {
+    SelectRule rule = setting_.rule;
+    rule.late = rows;
+    const std::vector<SelectRule> rules(static_cast<size_t>(setting_.batch), rule);
+    CUDA_CHECK(cudaMemcpy(rules_.get(), rules.data(), rules.size() * sizeof(SelectRule), cudaMemcpyHostToDevice));
+  }
+  // One hot set for all layers, so that most late rows are misses.
+  void AssignCells() {
+    backend_.AssignCells(Queue::kCompute, batch(), selection(), buffer(), 0, fetch_list(0), fetched_.get());
+  }
+  void AssignLate() {
+    backend_.AssignLate(Queue::kCompute, batch(), late(), buffer(), fetch_list(0), fetch_list(1), fetched_.get());
   }
   void AppendValues(int64_t layer) {
     backend_.AppendValueSketches(Queue::kCompute, batch(), Matrix(keys_.get(), setting_.kv_heads * kDim), tail().basis,
@@ -115,7 +155,35 @@ class Step {
     return std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
   }
 
+  static constexpr int64_t kMostLate = 64;
+
  private:
+  SelectCall Call() const {
+    return {.rules = rules_.get(), .totals = totals_.get(), .max_rows = Rounded(), .by_mass = setting_.rule.mass > 0};
+  }
+  Selection selection() const { return {lists_.get(), counts_.get(), setting_.rows, setting_.kv_heads}; }
+  LateSelection late() const {
+    return {.all = {all_.get(), all_counts_.get(), setting_.rows, setting_.kv_heads},
+            .items = items_.get(),
+            .counts = late_counts_.get(),
+            .capacity = kMostLate};
+  }
+  FetchList fetch_list(int64_t which) const {
+    const int64_t lists = setting_.batch * setting_.kv_heads;
+    int32_t* cells = fetch_.get() + which * lists * (2 * setting_.rows + 2);
+    int32_t* misses = cells + lists * setting_.rows;
+    return {cells,         misses,           misses + lists * setting_.rows, misses + lists * (setting_.rows + 1),
+            setting_.rows, setting_.kv_heads};
+  }
+  FetchBuffer buffer() const {
+    const int64_t cells = setting_.batch * setting_.kv_heads * setting_.cells();
+    return {.layout = {StoreType::kBF16, setting_.kv_heads, kDim},
+            .capacity = setting_.cells(),
+            .holds = hot_.get(),
+            .used = hot_.get() + cells,
+            .cell_of = hot_.get() + 2 * cells,
+            .rows = setting_.rows};
+  }
   static std::vector<float> Floats(int64_t count, float scale) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal(0, scale);
@@ -168,7 +236,8 @@ class Step {
   Device<std::byte> sketches_;
   Device<__nv_bfloat16> queries_, keys_;
   Device<float> basis_, offset_, value_basis_, levels_, sums_, query_sketches_;
-  Device<int32_t> slots_, rows_, lists_, counts_;
+  Device<int32_t> slots_, rows_, lists_, counts_, all_, all_counts_, items_, late_counts_, fetch_, hot_;
+  Device<FetchTotals> fetched_;
   Device<SelectRule> rules_;
   Device<SelectionTotals> totals_;
 };
@@ -204,15 +273,44 @@ void Run(CudaBackend& backend, const Setting& s) {
   const Device<std::byte> copies(backend, s.layer_bytes() * 2);
   const ByteMove move{copies.get(), copies.get() + s.layer_bytes(), s.layer_bytes()};
   const double copied = LayerTime(backend, [&](int64_t) { backend.Move(Queue::kCompute, {&move, 1}); });
-  std::printf("%-32s %8.0f %9.1f %8.1f %8.1f %8.1f %9.1f %7.1f", s.name, step.Attended(), queries, select, append, all,
-              s.sketch_bytes() * 1e-6, copied / 2);
-  if (s.layout.has_values()) {
-    const double levels = LayerTime(backend, [&](int64_t) { step.Levels(); });
-    const double tails = LayerTime(backend, [&](int64_t layer) { step.SumTails(layer); });
-    const double values = LayerTime(backend, [&](int64_t layer) { step.AppendValues(layer); });
-    std::printf(" %8.1f %8.1f %8.1f", levels, tails, values);
-  }
-  std::printf("\n");
+  std::printf("%-32s %8.0f %9.1f %8.1f %8.1f %8.1f %9.1f %7.1f\n", s.name, step.Attended(), queries, select, append,
+              all, s.sketch_bytes() * 1e-6, copied / 2);
+  std::fflush(stdout);
+}
+
+void RunTail(CudaBackend& backend, const Setting& s) {
+  Step step(backend, s);
+  step.SketchQueries();
+  const double levels = LayerTime(backend, [&](int64_t) { step.Levels(); });
+  const double own = LayerTime(backend, [&](int64_t layer) { step.Select(layer, true); });
+  const double select = LayerTime(backend, [&](int64_t layer) { step.Select(layer); });
+  const double tails = LayerTime(backend, [&](int64_t layer) { step.SumTails(layer); });
+  const auto with_late = [&](int32_t rows) {
+    step.SetLate(rows);
+    return LayerTime(backend, [&](int64_t layer) { step.SumTails(layer, true); });
+  };
+  const double late64 = with_late(64), late16 = with_late(16);
+  const auto whole = [&](bool assigns) {
+    return LayerTime(backend, [&](int64_t layer) {
+      step.Select(layer);
+      step.SumTails(layer, true);
+      step.AssignCells();
+      if (assigns) step.AssignLate();
+    });
+  };
+  const double before = whole(false), cells = whole(true) - before;
+  const double values = LayerTime(backend, [&](int64_t layer) { step.AppendValues(layer); });
+  const Device<std::byte> copies(backend, s.layer_bytes() * 2);
+  const ByteMove move{copies.get(), copies.get() + s.layer_bytes(), s.layer_bytes()};
+  const double byte_us = LayerTime(backend,
+                                   [&](int64_t) {
+                                     backend.Move(Queue::kCompute, {&move, 1});
+                                   }) /
+                         2 / static_cast<double>(s.layer_bytes());
+  const double sums = own - select, scores = tails - sums, value_bytes = s.sketch_bytes() - s.key_bytes();
+  std::printf("%-32s %7.1f %7.1f %7.1f %7.1f %7.1f %7.1f %7.1f | %7.1f (%5.1f) %7.1f (%5.1f) %7.1f %7.1f\n", s.name,
+              levels, own, tails, late16, late64, cells, values, scores, s.key_bytes() * byte_us, sums,
+              (value_bytes + s.score_bytes()) * byte_us, select - scores, late16 - tails);
   std::fflush(stdout);
 }
 
@@ -225,8 +323,7 @@ int Main() {
       CudaBackend::Open({.activation = DType::kBF16, .pool_on_device = true}).value();
   CudaBackend& backend = *opened;
   std::printf("us of a layer; attended: rows of a list; floor: MB of sketches and us to read them\n");
-  std::printf("%-32s %8s %9s %8s %8s %8s %17s %8s %8s %8s\n", "", "attended", "queries", "select", "append", "all",
-              "floor", "levels", "tails", "values");
+  std::printf("%-32s %8s %9s %8s %8s %8s %17s\n", "", "attended", "queries", "select", "append", "all", "floor");
   const SelectRule capped{.alpha = 1e30f, .cap = 0.05};
   const SelectRule threshold{.alpha = 5.0f, .cap = 0.2, .sinks = 4, .window = 64};
   const SelectRule forced{.sinks = 4, .window = 64, .force_count = 1600};
@@ -245,12 +342,17 @@ int Main() {
   mass.cap = 0.5;
   mass.mass = 0.95f;
   const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 96, 16, 8}; };
-  Run(backend, {"tail: OPT-13B 20 x 2,000", 40, 40, 20, 2000, tail, sketched(40)});
-  Run(backend, {"tail: Llama-3.1-8B 8 x 32,000", 32, 8, 8, 32000, tail, sketched(8)});
-  Run(backend, {"tail, mass 0.95: 8 x 32,000", 32, 8, 8, 32000, mass, sketched(8)});
-  Run(backend, {"tail: Llama-3.1-8B 1 x 128,000", 32, 8, 1, 128000, tail, sketched(8)});
-  Run(backend, {"tail, mass 0.95: 1 x 128,000", 32, 8, 1, 128000, mass, sketched(8)});
-  Run(backend, {"tail: Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, tail, sketched(8)});
+  const Setting tails[] = {{"tail: OPT-13B 20 x 2,000", 40, 40, 20, 2000, tail, sketched(40)},
+                           {"tail: Llama-3.1-8B 8 x 32,000", 32, 8, 8, 32000, tail, sketched(8)},
+                           {"tail, mass 0.95: 8 x 32,000", 32, 8, 8, 32000, mass, sketched(8)},
+                           {"tail: Llama-3.1-8B 1 x 128,000", 32, 8, 1, 128000, tail, sketched(8)},
+                           {"tail, mass 0.95: 1 x 128,000", 32, 8, 1, 128000, mass, sketched(8)},
+                           {"tail: Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, tail, sketched(8)}};
+  for (const Setting& s : tails) Run(backend, s);
+  std::printf("\ntails and late rows, us of a layer (floor)\n");
+  std::printf("%-32s %7s %7s %7s %7s %7s %7s %7s | %15s %15s %7s %7s\n", "", "levels", "own", "tails", "16", "64",
+              "cells", "value", "scores", "sums", "choice", "late");
+  for (const Setting& s : tails) RunTail(backend, s);
   return 0;
 }
 

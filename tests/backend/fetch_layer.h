@@ -34,6 +34,7 @@ struct FetchToken {
   int32_t slot = 0, position = 0;
   std::vector<int32_t> own;                 // [kv_heads] row of the token's own entry
   std::vector<std::vector<int32_t>> lists;  // [kv_heads] selected rows, ascending, including its own
+  std::vector<std::vector<int32_t>> late;   // [kv_heads] late rows, ascending; empty: the step has none
 };
 
 // Outcome for one (token, KV head).
@@ -64,7 +65,7 @@ class FetchLayer {
       all.reserve(static_cast<size_t>(shape.rows));
       for (int32_t row = 0; row < shape.rows; ++row)
         all.push_back(
-            {static_cast<int32_t>(slot), row, std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), row), {}});
+            {static_cast<int32_t>(slot), row, std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), row), {}, {}});
       Write(all);
     }
   }
@@ -117,6 +118,46 @@ class FetchLayer {
             pool_.Bytes(token.slot, head, row);
       }
     return step.Outcomes(tokens);
+  }
+
+  // AssignLate and FetchMisses for the tokens of the last step, some of whose first fetch may still run. Attend then
+  // reads the longer lists. Outcomes are those of the late rows: cells of whole lists, and misses.
+  std::vector<FetchOutcome> StepLate(const std::vector<FetchToken>& tokens) {
+    std::vector<FetchToken> joined = tokens;
+    std::vector<int32_t> items, counts;
+    size_t capacity = 1, most = 1;
+    for (FetchToken& token : joined)
+      for (size_t head = 0; head < token.lists.size(); ++head) {
+        auto& list = token.lists[head];
+        list.insert(list.end(), token.late[head].begin(), token.late[head].end());
+        std::sort(list.begin(), list.end());
+        capacity = std::max(capacity, list.size());
+        most = std::max(most, token.late[head].size());
+      }
+    for (const FetchToken& token : joined)
+      for (size_t head = 0; head < token.lists.size(); ++head) {
+        for (const int32_t row : token.late[head])
+          items.push_back(static_cast<int32_t>(
+              std::lower_bound(token.lists[head].begin(), token.lists[head].end(), row) - token.lists[head].begin()));
+        counts.push_back(static_cast<int32_t>(token.late[head].size()));
+        items.resize(counts.size() * most, -1);
+      }
+    auto late_step = std::make_unique<Operands>(*this, joined, static_cast<int64_t>(capacity) + 3);
+    DeviceBytes<B> ditems(backend_, items.size() * 4), dcounts(backend_, counts.size() * 4);
+    ditems.Put(items);
+    dcounts.Put(counts);
+    const LateSelection late{.all = late_step->selection(),
+                             .items = ditems.template as<int32_t>(),
+                             .counts = dcounts.template as<int32_t>(),
+                             .capacity = static_cast<int64_t>(most)};
+    backend_.AssignLate(Queue::kCompute, late_step->batch(), late, buffer(), step_->list(), late_step->list(),
+                        totals_.template as<FetchTotals>());
+    backend_.Wait(Queue::kFetch, backend_.Record(Queue::kCompute));
+    backend_.FetchMisses(Queue::kFetch, late_step->batch(), late.all, pool_.view(), buffer(), late_step->list(),
+                         clock());
+    backend_.Wait(Queue::kCompute, backend_.Record(Queue::kFetch));
+    step_ = std::move(late_step);
+    return step_->Outcomes(joined);
   }
 
   // Outputs of tokens [first, first + count) of the last step, as bytes, read from the cells or from the pool. tail: of
@@ -289,6 +330,50 @@ class HotModel {
       held_[cell_of[row]].used = position;
     }
     outcome.own = cell_of[own];
+    return outcome;
+  }
+
+  // Gives cells to late rows, after Assign for the list without them. `before`: the outcome of that.
+  FetchOutcome AssignLate(const std::vector<int32_t>& list, const std::vector<int32_t>& late,
+                          const FetchOutcome& before, int32_t position) {
+    std::vector<int32_t> joined = list;
+    joined.insert(joined.end(), late.begin(), late.end());
+    std::sort(joined.begin(), joined.end());
+    const auto index_of = [&](int32_t row) {
+      return static_cast<int32_t>(std::lower_bound(joined.begin(), joined.end(), row) - joined.begin());
+    };
+    FetchOutcome outcome{std::vector<int32_t>(joined.size()), {}, before.own};
+    for (size_t i = 0; i < list.size(); ++i) outcome.cells[static_cast<size_t>(index_of(list[i]))] = before.cells[i];
+    std::vector<int32_t> missing;
+    for (const int32_t row : late) {
+      int32_t& cell = outcome.cells[static_cast<size_t>(index_of(row))];
+      cell = FetchList::InPool(row);
+      const auto held = std::find_if(held_.begin(), held_.end(), [&](const auto& h) { return h.second.row == row; });
+      if (std::ssize(list) > capacity_) continue;
+      if (held == held_.end()) {
+        missing.push_back(row);
+      } else {
+        cell = held->first;
+        held->second.used = position;
+      }
+    }
+    if (std::ssize(joined) > capacity_) return outcome;
+    std::vector<std::pair<int32_t, int32_t>> reusable;  // used, cell
+    for (int32_t cell = 0; cell < capacity_; ++cell) {
+      const auto held = held_.find(cell);
+      if (held == held_.end())
+        reusable.emplace_back(-1, cell);
+      else if (!std::binary_search(joined.begin(), joined.end(), held->second.row))
+        reusable.emplace_back(held->second.used, cell);
+    }
+    std::sort(reusable.begin(), reusable.end());
+    reusable.resize(missing.size());
+    std::sort(reusable.begin(), reusable.end(), [](auto a, auto b) { return a.second < b.second; });
+    for (size_t i = 0; i < missing.size(); ++i) {
+      held_[reusable[i].second] = {missing[i], position, {}};
+      outcome.cells[static_cast<size_t>(index_of(missing[i]))] = reusable[i].second;
+      outcome.misses.push_back(index_of(missing[i]));
+    }
     return outcome;
   }
 

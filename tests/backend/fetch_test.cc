@@ -55,7 +55,7 @@ TYPED_TEST(FetchTest, WithoutAHotSetCellsFollowTheList) {
       std::vector<FetchToken> tokens;
       uint64_t wanted = 0;
       for (const int32_t slot : {2, 0}) {
-        FetchToken token{slot, 280, {}, {}};
+        FetchToken token{slot, 280, {}, {}, {}};
         for (const int64_t count : {int64_t{1}, random.Int(2, 60), int64_t{120}}) {
           token.own.push_back(slot == 0 ? 280 : static_cast<int32_t>(random.Int(0, 280)));
           token.lists.push_back(RandomList(random, 280, token.own.back(), count, {}));
@@ -87,7 +87,7 @@ TYPED_TEST(FetchTest, ForcedHitsAreAShareSpreadEvenly) {
   const FetchShape shape{.kv_heads = 2, .dim = 8, .slots = 1, .rows = 2000, .cells = 1500, .hot = false};
   typename TestFixture::Layer layer(this->backend(), shape, 2);
   for (const double hits : {0.0, 0.25, 0.6, 0.8, 0.97}) {
-    FetchToken token{0, 1999, {1999, 1000}, {}};
+    FetchToken token{0, 1999, {1999, 1000}, {}, {}};
     for (const int64_t count : {409, 1500})
       token.lists.push_back(RandomList(layer.random(), 1999, token.own[token.lists.size()], count, {}));
     const std::vector<FetchOutcome> outcomes = layer.Step({token}, hits);
@@ -108,7 +108,7 @@ TYPED_TEST(FetchTest, LeastRecentlyUsedCellsAreReused) {
   const FetchShape shape{.kv_heads = 1, .slots = 1, .rows = 60, .cells = 4};
   typename TestFixture::Layer layer(this->backend(), shape, 3);
   const auto step = [&](int32_t position, std::vector<int32_t> list) {
-    const std::vector<FetchToken> tokens = {{0, position, {position}, {std::move(list)}}};
+    const std::vector<FetchToken> tokens = {{0, position, {position}, {std::move(list)}, {}}};
     std::vector<FetchOutcome> outcomes = layer.Step(tokens);
     ExpectFetched(layer, tokens, outcomes);
     return outcomes[0];
@@ -133,12 +133,12 @@ TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilCleared) {
   for (const StoreType type : {StoreType::kBF16, StoreType::kInt8}) {
     const FetchShape shape{.type = type, .kv_heads = 1, .slots = 2, .rows = 60, .cells = 8};
     typename TestFixture::Layer layer(this->backend(), shape, 4);
-    std::vector<FetchToken> tokens = {{1, 10, {10}, {{2, 4, 10}}}, {0, 20, {20}, {{2, 20}}}};
+    std::vector<FetchToken> tokens = {{1, 10, {10}, {{2, 4, 10}}, {}}, {0, 20, {20}, {{2, 20}}, {}}};
     const std::vector<FetchOutcome> first = layer.Step(tokens);
     const Bytes two = layer.PoolEntry(1, 0, 2), other_two = layer.PoolEntry(0, 0, 2);
-    layer.Write({{1, 0, {2}, {}}, {1, 0, {6}, {}}, {0, 0, {2}, {}}});
+    layer.Write({{1, 0, {2}, {}, {}}, {1, 0, {6}, {}, {}}, {0, 0, {2}, {}, {}}});
     ASSERT_FALSE(layer.PoolEntry(1, 0, 2) == two);
-    tokens = {{0, 21, {21}, {{2, 21}}}, {1, 11, {11}, {{2, 4, 6, 11}}}};
+    tokens = {{0, 21, {21}, {{2, 21}}, {}}, {1, 11, {11}, {{2, 4, 6, 11}}, {}}};
     const std::vector<FetchOutcome> second = layer.Step(tokens);
     EXPECT_EQ(second[1].misses, std::vector<int32_t>{2});
     EXPECT_EQ(second[1].cells[0], first[0].cells[0]);
@@ -147,7 +147,7 @@ TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilCleared) {
     EXPECT_TRUE(layer.At(data, 1, 0, second[1].cells[2]) == layer.PoolEntry(1, 0, 6));
 
     layer.Clear(1);
-    tokens = {{0, 22, {22}, {{2, 22}}}, {1, 12, {12}, {{2, 4, 6, 12}}}};
+    tokens = {{0, 22, {22}, {{2, 22}}, {}}, {1, 12, {12}, {{2, 4, 6, 12}}, {}}};
     const std::vector<FetchOutcome> third = layer.Step(tokens);
     EXPECT_EQ(third[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(third[1].misses, (std::vector<int32_t>{0, 1, 2}));
@@ -162,10 +162,53 @@ TYPED_TEST(FetchTest, HitsAreNotFetchedAgainUntilCleared) {
   }
 }
 
-// Random steps of random sequences, with changes to the pool in between, against the model. `evicts`: the own row may
-// be any row, from the first step on.
+// The late rows of a step against the model. `before`: outcomes of the step without them.
 template <class Layer>
-void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
+void ReplayLate(Layer& layer, const std::vector<FetchToken>& tokens, const std::vector<FetchOutcome>& before,
+                std::vector<HotModel>& models) {
+  const FetchShape& shape = layer.shape();
+  const std::vector<FetchTotals> totals_before = layer.Totals();
+  const std::vector<FetchOutcome> got = layer.StepLate(tokens);
+  const std::vector<FetchTotals> totals = layer.Totals();
+  const Bytes data = layer.Data();
+  std::vector<FetchTotals> counted(totals.size());
+  size_t at = 0;
+  for (const FetchToken& token : tokens)
+    for (int64_t head = 0; head < shape.kv_heads; ++head, ++at) {
+      HotModel& model = models[static_cast<size_t>(token.slot * shape.kv_heads + head)];
+      const auto& list = token.lists[static_cast<size_t>(head)];
+      const auto& late = token.late[static_cast<size_t>(head)];
+      const FetchOutcome want = model.AssignLate(list, late, before[at], token.position);
+      std::vector<int32_t> joined = list;
+      joined.insert(joined.end(), late.begin(), late.end());
+      std::sort(joined.begin(), joined.end());
+      for (const int32_t item : want.misses)
+        model.At(want.cells[static_cast<size_t>(item)]) =
+            layer.PoolEntry(token.slot, head, joined[static_cast<size_t>(item)]);
+      ASSERT_EQ(got[at].cells, want.cells);
+      ASSERT_EQ(got[at].misses, want.misses);
+      ASSERT_EQ(got[at].own, want.own);
+      FetchTotals& sum = counted[static_cast<size_t>(token.slot)];
+      sum.wanted += late.size();
+      sum.fetched += want.misses.size();
+      for (const int32_t row : late)
+        sum.fetched +=
+            want.cells[static_cast<size_t>(std::lower_bound(joined.begin(), joined.end(), row) - joined.begin())] < 0;
+      for (const int32_t cell : want.cells) {
+        if (cell < 0) continue;
+        ASSERT_TRUE(layer.At(data, token.slot, head, cell) == model.At(cell)) << "cell " << cell;
+      }
+    }
+  for (size_t slot = 0; slot < totals.size(); ++slot) {
+    EXPECT_EQ(totals[slot].wanted - totals_before[slot].wanted, counted[slot].wanted);
+    EXPECT_EQ(totals[slot].fetched - totals_before[slot].fetched, counted[slot].fetched);
+  }
+}
+
+// Random steps of random sequences, with changes to the pool in between, against the model. `evicts`: the own row may
+// be any row, from the first step on. `late`: the most late rows of a list.
+template <class Layer>
+void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts, int64_t late = 0) {
   const FetchShape& shape = layer.shape();
   Random& random = layer.random();
   std::vector<HotModel> models(static_cast<size_t>(shape.slots * shape.kv_heads), HotModel(shape.cells));
@@ -178,15 +221,22 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
     std::shuffle(slots.begin(), slots.end(), random.engine());
     slots.resize(static_cast<size_t>(random.Int(1, shape.slots)));
     std::vector<FetchToken> tokens, changed;
+    std::vector<std::set<int32_t>> late_rows;
     for (const int32_t slot : slots) {
       const int32_t now = position[static_cast<size_t>(slot)]++;
       const int32_t last = evicts ? static_cast<int32_t>(shape.rows) - 1 : now;
-      FetchToken token{slot, now, {}, {}};
+      FetchToken token{slot, now, {}, {}, {}};
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         auto& list = before[static_cast<size_t>(slot * shape.kv_heads + head)];
         token.own.push_back(evicts ? static_cast<int32_t>(random.Int(0, last)) : now);
         list = RandomList(random, last, token.own.back(), random.Int(0, 5) == 0 ? most : random.Int(1, most), list);
         token.lists.push_back(list);
+        std::set<int32_t>& rows = late_rows.emplace_back();
+        for (int64_t i = random.Int(0, late); i > 0; --i) {
+          const auto row = static_cast<int32_t>(random.Int(0, last));
+          if (!std::binary_search(list.begin(), list.end(), row)) rows.insert(row);
+        }
+        token.late.emplace_back(rows.begin(), rows.end());
       }
       tokens.push_back(token);
       changed.push_back(
@@ -194,6 +244,7 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
            0,
            std::vector<int32_t>(static_cast<size_t>(shape.kv_heads),
                                 token.lists[0][static_cast<size_t>(random.Int(0, 1000)) % token.lists[0].size()]),
+           {},
            {}});
     }
     layer.Write(changed);
@@ -227,6 +278,8 @@ void Replay(Layer& layer, int64_t steps, int64_t most, bool evicts) {
       ++at;
     });
     if (::testing::Test::HasFatalFailure()) return;
+    if (late > 0) ReplayLate(layer, tokens, want, models);
+    if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -248,11 +301,50 @@ TYPED_TEST(FetchTest, ListsLongerThanTheBufferAreReadInThePool) {
   for (const bool hot : {false, true}) {
     typename TestFixture::Layer one(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 60, .cells = 4, .hot = hot},
                                     12);
-    const std::vector<FetchOutcome> outcomes = one.Step({{0, 9, {9}, {{1, 2, 5, 7, 9}}}});
+    const std::vector<FetchOutcome> outcomes = one.Step({{0, 9, {9}, {{1, 2, 5, 7, 9}}, {}}});
     EXPECT_EQ(outcomes[0].cells, (std::vector<int32_t>{~1, ~2, ~5, ~7, ~9}));
     EXPECT_EQ(outcomes[0].misses, std::vector<int32_t>{});
     EXPECT_EQ(one.Totals()[0].wanted, 4u);
     EXPECT_EQ(one.Totals()[0].fetched, 4u) << "rows read in the pool cross the link too";
+  }
+}
+
+// Late rows get cells after the others: more, fewer and as many as there are.
+TYPED_TEST(FetchTest, LateRowsInTheHotSetMatchThePlainModel) {
+  for (const int64_t cells : {24, 40, 70}) {
+    SCOPED_TRACE(cells);
+    typename TestFixture::Layer layer(this->backend(), {.slots = 3, .rows = 400, .cells = cells}, 14);
+    Replay(layer, 200, 30, false, 16);
+    typename TestFixture::Layer evicting(this->backend(), {.slots = 2, .rows = 310, .cells = cells}, 15);
+    Replay(evicting, 200, 30, true, 16);
+  }
+  typename TestFixture::Layer large(this->backend(), {.kv_heads = 1, .dim = 8, .slots = 1, .rows = 7000, .cells = 5000},
+                                    16);
+  Replay(large, 8, 4000, false, 900);
+}
+
+TYPED_TEST(FetchTest, WithoutAHotSetLateRowsFollowTheList) {
+  for (const int64_t cells : {6, 8}) {
+    const FetchShape shape{.kv_heads = 2, .dim = 64, .slots = 1, .rows = 60, .cells = cells, .hot = false};
+    typename TestFixture::Layer layer(this->backend(), shape, 17);
+    const FetchToken token{0, 40, {40, 40}, {{1, 9, 20, 40}, {3, 40}}, {{0, 10, 30, 39}, {}}};
+    layer.Step({token});
+    const std::vector<FetchOutcome> late = layer.StepLate({token});
+    using Ints = std::vector<int32_t>;
+    if (cells == 8) {
+      EXPECT_EQ(late[0].cells, (Ints{4, 0, 1, 5, 2, 6, 7, 3})) << "rows 0, 1, 9, 10, 20, 30, 39, 40";
+      EXPECT_EQ(late[0].misses, (Ints{0, 3, 5, 6}));
+    } else {
+      EXPECT_EQ(late[0].cells, (Ints{~0, 0, 1, ~10, 2, ~30, ~39, 3})) << "too few cells";
+      EXPECT_EQ(late[0].misses, Ints{});
+    }
+    EXPECT_EQ(late[0].own, 3);
+    EXPECT_EQ(late[1].cells, (Ints{0, 1}));
+    EXPECT_EQ(late[1].misses, Ints{});
+    EXPECT_EQ(layer.Totals()[0].wanted, 3u + 1u + 4u);
+    EXPECT_EQ(layer.Totals()[0].fetched, 3u + 1u + 4u);
+    const HostTensor queries = HostTensor::Normal(layer.random(), DType::kF32, 1, 2 * shape.group * shape.dim);
+    EXPECT_TRUE(layer.Attend(queries, 0, 1, true) == layer.Attend(queries, 0, 1, false));
   }
 }
 
@@ -261,7 +353,7 @@ TYPED_TEST(FetchTest, WaitsAreFromReadyToArrived) {
   typename TestFixture::Layer layer(this->backend(), {.kv_heads = 1, .slots = 1, .rows = 400, .cells = 60}, 13);
   int32_t position = 200;
   const auto step = [&] {
-    layer.Step({{0, position, {position}, {RandomList(layer.random(), position, position, 50, {})}}});
+    layer.Step({{0, position, {position}, {RandomList(layer.random(), position, position, 50, {})}, {}}});
     ++position;
   };
   DeviceBytes<typename TypeParam::B> memory(this->backend(), 2 * sizeof(FetchClock));
@@ -319,7 +411,7 @@ TYPED_TEST(FetchTest, AttentionIsThatOfThePool) {
         for (int32_t step = 0; step < (hot ? 3 : 1); ++step) {
           std::vector<FetchToken> tokens;
           for (const int32_t slot : {1, 2, 0}) {
-            FetchToken token{slot, 650 + step, {650 + step, 650 + step}, {}};
+            FetchToken token{slot, 650 + step, {650 + step, 650 + step}, {}, {}};
             for (int64_t head = 0; head < 2; ++head)
               token.lists.push_back(
                   RandomList(random, 650 + step, 650 + step, counts[(slot * 2 + head + step) % 6], {}));

@@ -88,7 +88,7 @@ Outcome RunSelect(B& backend, const Batch& batch, const std::vector<SelectRule>&
   DeviceBytes<B> drules(backend, rules.size() * sizeof(SelectRule));
   DeviceBytes<B> totals(backend, rules.size() * sizeof(SelectionTotals));
   drules.Put(rules);
-  totals.Put(std::vector<SelectionTotals>(rules.size(), SelectionTotals{7, 5, 3}));  // totals are added to, not set
+  totals.Put(std::vector<SelectionTotals>(rules.size(), SelectionTotals{7, 5, 3, 2}));  // totals are added to, not set
   DeviceInts slots(backend, batch.slots), tokens(backend, batch.rows);
   call.rules = drules.template as<SelectRule>();
   call.totals = totals.template as<SelectionTotals>();
@@ -113,6 +113,7 @@ inline void ExpectSame(const Outcome& got, const Outcome& want) {
     EXPECT_EQ(got.totals[s].chosen, want.totals[s].chosen) << "slot " << s;
     EXPECT_EQ(got.totals[s].attended, want.totals[s].attended) << "slot " << s;
     EXPECT_EQ(got.totals[s].retained, want.totals[s].retained) << "slot " << s;
+    EXPECT_EQ(got.totals[s].late, want.totals[s].late) << "slot " << s;
   }
 }
 

@@ -295,11 +295,14 @@ class TailScene {
   struct Result {
     Outcome outcome;
     std::vector<float> sums;  // [tokens][heads][sums_floats]
+    // With late rows: [tokens · kv_heads] the lists that they have joined, and their indices in these.
+    std::vector<std::vector<int32_t>> all, items;
   };
-  // Runs Select with a tail or, if there are `lists`, SumTails for them.
+  // Runs Select with a tail or, if there are `lists`, SumTails for them, with room for `late` late rows.
   template <class Any>
   Result Run(Any& backend, const TestSketches<Any>& sketches, const TestBases<Any>& bases, const Batch& batch,
-             const std::vector<SelectRule>& rules, SelectCall call, const std::vector<std::vector<int32_t>>* lists) {
+             const std::vector<SelectRule>& rules, SelectCall call, const std::vector<std::vector<int32_t>>* lists,
+             int64_t late) {
     DeviceTensor queries(backend, queries_);
     DeviceBytes<Any> levels(backend, levels_.size() * sizeof(float));
     levels.Put(levels_);
@@ -310,6 +313,16 @@ class TailScene {
                  .levels = levels.template as<float>(),
                  .sums = sums.template as<float>(),
                  .mean_dims = shape_.mean_dims()};
+    const size_t heads = static_cast<size_t>(batch.count() * shape_.kv_heads);
+    const auto room = static_cast<size_t>(batch.longest());
+    DeviceBytes<Any> all_rows(backend, heads * room * 4), all_counts(backend, heads * 4);
+    DeviceBytes<Any> items(backend, heads * static_cast<size_t>(late) * 4), late_counts(backend, heads * 4);
+    if (late > 0)
+      call.late = {
+          .all = {all_rows.template as<int32_t>(), all_counts.template as<int32_t>(), batch.longest(), shape_.kv_heads},
+          .items = items.template as<int32_t>(),
+          .counts = late_counts.template as<int32_t>(),
+          .capacity = late};
     const auto run = [&](const TokenBatch& tokens, const SelectCall& c, const Selection& selection) {
       if (lists == nullptr) return backend.Select(Queue::kCompute, queries, tokens, c, sketches.view(), selection);
       std::vector<int32_t> all(lists->size() * static_cast<size_t>(selection.capacity), -1), counts;
@@ -321,17 +334,29 @@ class TailScene {
       backend.Upload(Queue::kCompute, counts.data(), counts.size() * 4, selection.counts);
       backend.SumTails(Queue::kCompute, queries, tokens, c, sketches.view(), selection);
     };
-    Result result{RunSelect(backend, batch, rules, shape_.kv_heads, call, run), {}};
+    Result result{RunSelect(backend, batch, rules, shape_.kv_heads, call, run), {}, {}, {}};
     result.sums = sums.template Get<float>();
+    const auto read = [&](const auto& of, const auto& lengths, size_t capacity) {
+      const auto numbers = of.template Get<int32_t>();
+      std::vector<std::vector<int32_t>> read_lists;
+      for (const int32_t length : lengths.template Get<int32_t>()) {
+        const auto begin = numbers.begin() + static_cast<int64_t>(read_lists.size() * capacity);
+        EXPECT_TRUE(length >= 0 && static_cast<size_t>(length) <= capacity) << length;
+        read_lists.emplace_back(begin, begin + std::clamp<int64_t>(length, 0, static_cast<int64_t>(capacity)));
+      }
+      return read_lists;
+    };
+    if (late > 0) result.all = read(all_rows, all_counts, room);
+    if (late > 0) result.items = read(items, late_counts, static_cast<size_t>(late));
     return result;
   }
   Result Mine(const Batch& batch, const std::vector<SelectRule>& rules, const SelectCall& call,
-              const std::vector<std::vector<int32_t>>* lists = nullptr) {
-    return Run(backend_, mine_, my_bases_, batch, rules, call, lists);
+              const std::vector<std::vector<int32_t>>* lists = nullptr, int64_t late = 0) {
+    return Run(backend_, mine_, my_bases_, batch, rules, call, lists, late);
   }
   Result Theirs(const Batch& batch, const std::vector<SelectRule>& rules, const SelectCall& call,
-                const std::vector<std::vector<int32_t>>* lists = nullptr) {
-    return Run(reference_, theirs_, their_bases_, batch, rules, call, lists);
+                const std::vector<std::vector<int32_t>>* lists = nullptr, int64_t late = 0) {
+    return Run(reference_, theirs_, their_bases_, batch, rules, call, lists, late);
   }
 
   void CompareSums(const Result& got, const Result& want, const Batch& batch) {
@@ -354,6 +379,21 @@ class TailScene {
   // SumTails for random lists that keep this share of the rows, and the current row.
   void CompareLists(const Batch& batch, double keep, const std::vector<SelectRule>& rules, const SelectCall& call,
                     Random& random) {
+    const std::vector<std::vector<int32_t>> lists = Lists(batch, keep, random);
+    CompareSums(Mine(batch, rules, call, &lists), Theirs(batch, rules, call, &lists), batch);
+  }
+  // The same with late rows, which are exactly the oracle's: scores of integer sketches are.
+  void CompareLate(const Batch& batch, double keep, const std::vector<SelectRule>& rules, int64_t late,
+                   const SelectCall& call, Random& random) {
+    const std::vector<std::vector<int32_t>> lists = Lists(batch, keep, random);
+    const Result got = Mine(batch, rules, call, &lists, late), want = Theirs(batch, rules, call, &lists, late);
+    ASSERT_EQ(got.all, want.all);
+    ASSERT_EQ(got.items, want.items);
+    ExpectSame(got.outcome, want.outcome);
+    CompareSums(got, want, batch);
+  }
+  // Random lists that keep this share of the rows, and the current row.
+  std::vector<std::vector<int32_t>> Lists(const Batch& batch, double keep, Random& random) const {
     std::vector<std::vector<int32_t>> lists;
     for (int64_t i = 0; i < batch.count() * shape_.kv_heads; ++i) {
       const int32_t current = batch.rows[static_cast<size_t>(i / shape_.kv_heads)];
@@ -361,7 +401,7 @@ class TailScene {
       for (int32_t row = 0; row <= current; ++row)
         if (row == current || static_cast<double>(random.Int(0, 9999)) < keep * 1e4) list.push_back(row);
     }
-    CompareSums(Mine(batch, rules, call, &lists), Theirs(batch, rules, call, &lists), batch);
+    return lists;
   }
 
  private:
@@ -463,6 +503,59 @@ TYPED_TEST(TailTest, SumsAreTheSameAloneAndInABatch) {
   const auto alone = scene.Mine({{1}, {2299}}, kTailRules, {}, &lists);
   for (size_t i = 0; i < alone.sums.size(); ++i)
     ASSERT_EQ(std::bit_cast<uint32_t>(alone.sums[i]), std::bit_cast<uint32_t>(all.sums[alone.sums.size() + i])) << i;
+}
+
+// ---- Late rows
+
+TYPED_TEST(TailTest, LateRowsAreTheOracles) {
+  Random random(72);
+  std::vector<Shape> shapes;
+  for (const int64_t group : {1, 2, 3, 4, 5, 8}) shapes.push_back({.group = group});
+  for (const int64_t head_dim : {80, 128}) shapes.push_back({.head_dim = head_dim, .dims = head_dim * 3 / 4 / 8 * 8});
+  for (const int64_t scale_dims : {0, 8, 32}) shapes.push_back({.scale_dims = scale_dims});
+  shapes.push_back({.type = SketchType::kInt8, .dims = 24});
+  // Few different scores: ties decide.
+  shapes.push_back({.kv_heads = 1, .dims = 8, .scale_dims = 8});
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(::testing::Message() << shape);
+    TailScene scene(this->backend(), this->reference(), shape, 3, 2500, random);
+    scene.Void(0, {0, 5, 63, 64, 777, 1023, 1024, 2490});
+    scene.Void(1, {126});
+    for (const float scale : {0.02f, 0.3f}) {
+      scene.Ask(kLengths, scale, random);
+      for (const int32_t late : {1, 16, 64, 3000}) {
+        std::vector<SelectRule> rules(3, {.tail = true, .late = late});
+        rules[2].tail = false;  // then no row is late either
+        for (const double keep : {0.0, 0.05, 0.99, 1.0}) {
+          SCOPED_TRACE(::testing::Message() << "scale " << scale << " late " << late << " keep " << keep);
+          scene.CompareLate(kLengths, keep, rules, late, {}, random);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(TailTest, LateRowsOfManyRows) {
+  Random random(73);
+  TailScene scene(this->backend(), this->reference(), {.kv_heads = 1, .head_dim = 128, .dims = 96}, 1, 40000, random);
+  const Batch batch{{0, 0}, {39999, 36863}};
+  scene.Ask(batch, 0.3f, random);
+  scene.CompareLate(batch, 0.05, {{.tail = true, .late = 64}}, 64, {}, random);
+}
+
+// Sequences with a tail and less late rows than the others, all rows equal: the newest are late.
+TYPED_TEST(TailTest, OfEqualRowsTheNewestAreLate) {
+  Random random(74);
+  TailScene scene(this->backend(), this->reference(), {}, 1, 3000, random);
+  const Batch batch{{0}, {2999}};
+  scene.Ask(batch, 0.0f, random);  // every score is 0
+  const std::vector<std::vector<int32_t>> lists = {{5, 2998, 2999}, {0, 2000, 2999}};
+  const auto got = scene.Mine(batch, {{.tail = true, .late = 3}}, {}, &lists, 8);
+  EXPECT_EQ(got.all[0], (std::vector<int32_t>{5, 2995, 2996, 2997, 2998, 2999}));
+  EXPECT_EQ(got.items[0], (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(got.all[1], (std::vector<int32_t>{0, 2000, 2996, 2997, 2998, 2999}));
+  EXPECT_EQ(got.items[1], (std::vector<int32_t>{2, 3, 4}));
 }
 
 // ---- Selection with a tail, by mass, and of short caches
@@ -678,7 +771,8 @@ TYPED_TEST(FetchedTailTest, CellsAndPoolGiveTheSameBits) {
   const FetchShape fetched{.dim = 64};
   FetchLayer<Tested> layer(this->backend(), fetched, 3);
   for (int64_t slot = 0; slot < fetched.slots; ++slot) layer.Clear(slot);
-  layer.Step({{0, 399, {399, 399}, {{1, 2, 50, 399}, {0, 7, 399}}}, {1, 300, {300, 300}, {{300}, {5, 6, 300}}}});
+  layer.Step(
+      {{0, 399, {399, 399}, {{1, 2, 50, 399}, {0, 7, 399}}, {}}, {1, 300, {300, 300}, {{300}, {5, 6, 300}}, {}}});
   Random random(71);
   const Shape shape{.kv_heads = fetched.kv_heads, .group = fetched.group, .head_dim = fetched.dim};
   const TestBases bases(this->backend(), shape, 53);

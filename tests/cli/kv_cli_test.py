@@ -387,6 +387,29 @@ class Shipped(Case):
         self.assert_error(Run("eval", "ppl", "-m", SHIPPED, "-f", text, *columns), 1, "--kv-columns prompt", "needle")
         self.assertEqual(Run("eval", "ppl", "-m", SHIPPED, "-f", text, "--kv", "full", *columns).code, 0, "full has no columns")
 
+    def test_late_rows(self):
+        text = self.write("t.txt", "The old man closed the door and looked at the sea. " * 40)
+        command = ("generate", "-m", SHIPPED, "-f", text, "-n", 6, "--temp", 0, "--ignore-eos", "--json", "--kv-min", 32)
+        guess = ("--kv-tail", "on", "--kv-from", "prev-layer")
+        late, none = Run(*command, *guess, "--kv-late", 7), Run(*command, *guess)
+        self.assertEqual((late.code, none.code), (0, 0), (late, none))
+        self.assertEqual((late.json()["kv"]["late"], none.json()["kv"]["late"]), (7, 0))
+        self.assertNotIn("late_ratio", none.json()["kv_stats"])
+        stats, tokens = late.json()["kv_stats"], late.json()["prompt_tokens"]
+        rows = sum(range(tokens + 1, tokens + 6))  # five steps; the first token comes from the prompt
+        self.assertAlmostEqual(stats["late_ratio"], 7 * 5 / rows)
+        self.assertGreater(stats["selected_ratio"], none.json()["kv_stats"]["selected_ratio"])
+        self.assertLess(stats["tail_mass"]["mean"], none.json()["kv_stats"]["tail_mass"]["mean"])
+        for flags, words in (
+            (("--kv-tail", "on"), ("--kv-late 7", "--kv-from self")),
+            (("--kv-from", "prev-mid"), ("--kv-late 7", "--kv-tail on")),
+            (("--kv", "quest", "--kv-from", "prev-mid"), ("--kv-late 7", "quest")),
+            (("--kv-select", "page-mean", "--kv-from", "prev-mid"), ("--kv-late 7", "page-mean")),
+            (("--kv-select", "oracle"), ("--kv-late 7", "oracle")),
+            (("--kv-projection", "none", *guess), ("--kv-tail on", "--kv-projection none")),
+        ):
+            self.assert_error(Run(*command, *flags, "--kv-late", 7), 1, *words)
+
     def test_chat_tells_what_it_does(self):
         run = Run("chat", "-m", SHIPPED, "--temp", 0, "-n", 30, "--kv-window", 8, "--kv-min", 4, "--stats-per-layer",
                   stdin=b"Who are you?\n/kv\n/stats\n")

@@ -89,6 +89,9 @@ TEST_F(PrefixCacheTest, EntriesOfStepsAreFoundByTheirOwnSettingOnly) {
   Add({{1, {}}, {2, {kSetting, 100}}, {3, {kSetting, 0}}});
   EXPECT_EQ(Found(Text({1, 2, 3})), 1u);
   EXPECT_EQ(Found(Text({1, 2, 3}), kSetting), 3u);
+  PrefixCache::Setting late = kSetting;
+  late.late = 16;
+  EXPECT_EQ(Found(Text({1, 2, 3}), late), 1u);
   EXPECT_EQ(Found(Text({1, 2, 3}), kOther), 1u);
   const auto again = [&](std::vector<Kind> kinds) {
     PrefixCache::Path path = cache.FindAgain(Text({1, 2, 3}), kinds);

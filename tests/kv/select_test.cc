@@ -199,5 +199,29 @@ TEST(Pages, AreChosenWhole) {
   EXPECT_THAT(RelativeScores({}, 2), IsEmpty());
 }
 
+TEST(LateRows, TheBestThatAreNotAttended) {
+  const std::vector<float> relative = {-1, 0, -3, -2, kNaN, -2, -9};
+  const std::vector<int32_t> attended = {1, 6};
+  EXPECT_THAT(ChooseLateRows(relative, attended, 0, 6), IsEmpty());
+  EXPECT_THAT(ChooseLateRows(relative, attended, 1, 6), ElementsAre(0));
+  EXPECT_THAT(ChooseLateRows(relative, attended, 2, 6), ElementsAre(0, 5)) << "of equals the newer";
+  EXPECT_THAT(ChooseLateRows(relative, attended, 3, 6), ElementsAre(0, 3, 5));
+  EXPECT_THAT(ChooseLateRows(relative, attended, 100, 6), ElementsAre(0, 2, 3, 5)) << "a row without a score never";
+  // Row 3 is newer than row 5 by position.
+  const std::vector<int32_t> positions = {0, 1, 2, 8, 3, 4, 9};
+  EXPECT_THAT(ChooseLateRows(relative, attended, 2, {7, 9, positions.data()}), ElementsAre(0, 3));
+  EXPECT_THAT(ChooseLateRows(relative, std::vector<int32_t>{0, 1, 2, 3, 5, 6}, 2, 6), IsEmpty());
+}
+
+TEST(LateRows, JoinTheOthersInOrder) {
+  std::vector<int32_t> all(5), items(3);
+  MergeLateRows(std::vector<int32_t>{2, 7}, std::vector<int32_t>{0, 5, 9}, all.data(), items.data());
+  EXPECT_THAT(all, ElementsAre(0, 2, 5, 7, 9));
+  EXPECT_THAT(items, ElementsAre(0, 2, 4));
+  all.assign(2, -1);
+  MergeLateRows(std::vector<int32_t>{2, 7}, {}, all.data(), items.data());
+  EXPECT_THAT(all, ElementsAre(2, 7));
+}
+
 }  // namespace
 }  // namespace infinigen

@@ -35,6 +35,20 @@ TEST(KvStats, RatiosOfALayer) {
   EXPECT_EQ(dense.attended_ratio(), 1);
 }
 
+TEST(KvStats, LateRowsAreAShareOfTheRetained) {
+  LayerKvStats layer = Layer(true, 20, 50, 200);
+  EXPECT_EQ(layer.late_ratio(), 0);
+  layer.totals.late = 8;
+  EXPECT_DOUBLE_EQ(layer.late_ratio(), 0.04);
+  KvStats stats, before;
+  stats.layers = {layer, layer};
+  before.layers = {layer, Layer(true, 0, 0, 0)};
+  EXPECT_EQ((stats - before).layers[0].totals.late, 0u);
+  EXPECT_EQ((stats - before).layers[1].totals.late, 8u);
+  EXPECT_EQ(stats.Selecting().totals.late, 16u);
+  EXPECT_EQ(Layer(true, 0, 0, 0).late_ratio(), 0);
+}
+
 TEST(KvStats, BeforeTheFirstStepEverythingIsAttended) {
   EXPECT_EQ(Layer(true, 0, 0, 0).selected_ratio(), 1);
   EXPECT_EQ(KvStats().Selecting().selected_ratio(), 1);

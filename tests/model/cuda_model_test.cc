@@ -28,7 +28,7 @@ class CudaModel : public testing::Test {
                                                                .method = method,
                                                                .pool_on_device = on_device,
                                                                .hot_rows = hot_rows},
-                                                              {.bases = model.bases});
+                                                              {.bases = model.bases, .tails = model.tails});
     CHECK(executor.ok());
     return std::move(*executor);
   }
@@ -128,6 +128,31 @@ TEST_F(CudaModel, HotSetsChangeNoLogit) {
       last = hot->instruments().Stats().hit_ratio();
     }
     EXPECT_GT(last, 0.3);
+  }
+}
+
+// Late rows are read in the pool, or fetched to cells with or without a hot set: the same bits. If all rows that the
+// guess missed are late, the result is that of a full cache.
+TEST_F(CudaModel, LateRowsAreTheSameFromPoolAndCells) {
+  const std::vector<int32_t> ids = model.Ids(420, 3);
+  const std::vector<float> full = Decode(*Make({}), ids, 300);
+  for (const GuessSource from : {GuessSource::kPrevMid, GuessSource::kPrevLayer, GuessSource::kPrevStep}) {
+    KvMethod method = WithTail(Sparse(from), 7);
+    const std::unique_ptr<Executor> cold = Make(method);
+    const std::vector<float> want = Decode(*cold, ids, 300);
+    const SelectionTotals totals = cold->instruments().Stats().Selecting().totals;
+    EXPECT_EQ(totals.late, 7u * 120u * static_cast<uint64_t>(model.config.kv_heads * (model.config.layers - 1)));
+    EXPECT_EQ(cold->instruments().Stats().hit_ratio(), 0);
+    EXPECT_EQ(Decode(*Make(method, /*on_device=*/true), ids, 300), want);
+    for (const int64_t rows : {228, 600}) {
+      const std::unique_ptr<Executor> hot = Make(method, false, 1, StoreType::kF32, rows);
+      EXPECT_EQ(Decode(*hot, ids, 300), want) << rows;
+      EXPECT_GT(hot->instruments().Stats().hit_ratio(), 0);
+    }
+    method.rule.late = 1000;
+    EXPECT_EQ(Decode(*Make(method), ids, 300), full);
+    EXPECT_EQ(Decode(*Make(method, /*on_device=*/true), ids, 300), full);
+    EXPECT_EQ(Decode(*Make(method, false, 1, StoreType::kF32, 1024), ids, 300), full);
   }
 }
 

@@ -158,9 +158,10 @@ inline KvMethod Sparse(GuessSource from, const SelectMethod* select = &kSelectSk
   return method;
 }
 
-// The method with a tail, and with sketches whose numbers do not all share a scale.
-inline KvMethod WithTail(KvMethod method, int64_t mean_dims = 0) {
+// The method with a tail and late rows, and with sketches whose numbers do not all share a scale.
+inline KvMethod WithTail(KvMethod method, int32_t late = 0, int64_t mean_dims = 0) {
   method.rule.tail = true;
+  method.rule.late = late;
   method.sketch.value_dims = kValueDims;
   method.sketch.scale_dims = 8;
   method.sketch.mean_dims = mean_dims;

@@ -86,6 +86,7 @@ std::vector<Case> Cases() {
             {"streaming_behind_a_dense_layer", dense_first},
             {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
             {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
+            {"late_rows_early", WithTail(Sparse(GuessSource::kPrevLayer), 5)},
             {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
   return {{"full", full},
           {"int8", full, StoreType::kInt8},
@@ -98,11 +99,17 @@ std::vector<Case> Cases() {
           {"infinigen", Sparse(GuessSource::kSelf)},
           {"infinigen_guessing", Sparse(GuessSource::kPrevMid), StoreType::kF32, 0.5},
           {"infinigen_guessing_early", Sparse(GuessSource::kPrevLayer)},
+          {"infinigen_tail", WithTail(Sparse(GuessSource::kSelf))},
+          {"tail_guessing_early", WithTail(Sparse(GuessSource::kPrevLayer))},
+          {"late_rows", WithTail(Sparse(GuessSource::kPrevMid), 5)},
+          {"late_rows_early", WithTail(Sparse(GuessSource::kPrevLayer), 5)},
+          {"late_rows_of_the_step_before", WithTail(Sparse(GuessSource::kPrevStep), 5), StoreType::kInt8},
           {"quest", Sparse(GuessSource::kSelf, &kSelectQuest)},
           {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
           {"page_mean_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectPageMean)},
           {"counter", Evicting(Sparse(GuessSource::kPrevMid), kRetainCounter)},
-          {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)}};
+          {"counter_early", Evicting(Sparse(GuessSource::kPrevLayer), kRetainCounter)},
+          {"late_rows_counter_early", Evicting(WithTail(Sparse(GuessSource::kPrevLayer), 5), kRetainCounter)}};
 }
 
 template <class Keep>
@@ -123,14 +130,15 @@ class RemotePool : public testing::TestWithParam<Case> {
             .weights_on_device = GetParam().weights_on_device};
   }
   std::unique_ptr<Executor> Remote(int64_t batch = 1) const {
-    Result<std::unique_ptr<Executor>> made = MakeDecoderExecutor(
-        model.config, model.weights, Options(batch), {.bases = model.bases}, "late", std::make_unique<LateBackend>());
+    Result<std::unique_ptr<Executor>> made =
+        MakeDecoderExecutor(model.config, model.weights, Options(batch), {.bases = model.bases, .tails = model.tails},
+                            "late", std::make_unique<LateBackend>());
     CHECK(made.ok());
     return std::move(*made);
   }
   std::unique_ptr<Executor> Local(int64_t batch = 1) const {
     Result<std::unique_ptr<Executor>> made =
-        MakeExecutor(model.config, model.weights, Options(batch), {.bases = model.bases});
+        MakeExecutor(model.config, model.weights, Options(batch), {.bases = model.bases, .tails = model.tails});
     CHECK(made.ok());
     return std::move(*made);
   }
@@ -328,6 +336,36 @@ TEST_P(RemotePool, StallsAreCounted) {
   EXPECT_EQ(local->instruments().Stats().stall_ns, 0u);
 }
 
+// Late rows that the hot set holds are not fetched again; the others are fetched in their own trip, and there is room
+// for them. Results do not depend on any of this.
+TEST_P(SelectingRemotePool, LateRowsAreFetchedOnce) {
+  const KvMethod& method = GetParam().method;
+  if (!method.has_late()) GTEST_SKIP() << "no late rows";
+  const std::vector<int32_t> ids = model.Ids(320, 14);
+  const std::vector<float> want = Decode(*Local(), ids, 300);
+  uint64_t fetched = 0;
+  for (const int64_t hot_rows : {0, 90, 250}) {
+    ExecutorOptions options = Options(1);
+    options.hot_rows = hot_rows;
+    const std::unique_ptr<Executor> remote =
+        MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases, .tails = model.tails}, "late",
+                            std::make_unique<LateBackend>())
+            .value();
+    EXPECT_EQ(Decode(*remote, ids, 300), want) << hot_rows;
+    const KvStats stats = remote->instruments().Stats();
+    const SelectionTotals totals = stats.Selecting().totals;
+    const uint64_t own = 20 * static_cast<uint64_t>(model.config.kv_heads * (model.config.layers - 1));
+    EXPECT_EQ(totals.late, 5 * own);
+    EXPECT_EQ(stats.fetch.wanted, totals.attended - own) << "all but the tokens' own rows";
+    if (hot_rows == 0) {
+      EXPECT_EQ(stats.fetch.fetched, stats.fetch.wanted);
+    } else {
+      EXPECT_LT(stats.fetch.fetched, fetched) << hot_rows;
+    }
+    fetched = stats.fetch.fetched;
+  }
+}
+
 // Statistics of two sequences in the same steps are separate and add up; those of a slot's earlier sequence do not
 // count for the next one.
 TEST_P(RemotePool, StatsOfASequence) {
@@ -399,8 +437,8 @@ TEST_P(SelectingRemotePool, ASequenceMayHaveMoreThanTheCap) {
       ExecutorOptions options = Options(batch);
       options.method = method;
       options.hot_rows = hot_rows;
-      return MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases}, "late",
-                                 std::make_unique<LateBackend>())
+      return MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases, .tails = model.tails},
+                                 "late", std::make_unique<LateBackend>())
           .value();
     };
     const std::unique_ptr<Executor> one = remote(1);
@@ -453,11 +491,11 @@ TEST(RemoteWindows, EqualALocalPool) {
     const ExecutorOptions options{
         .device = Device::kReference, .max_tokens = 700, .kv_type = StoreType::kF32, .method = method};
     const std::unique_ptr<Executor> remote =
-        MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases}, "late",
+        MakeDecoderExecutor(model.config, model.weights, options, {.bases = model.bases, .tails = model.tails}, "late",
                             std::make_unique<LateBackend>())
             .value();
     const std::unique_ptr<Executor> local =
-        MakeExecutor(model.config, model.weights, options, {.bases = model.bases}).value();
+        MakeExecutor(model.config, model.weights, options, {.bases = model.bases, .tails = model.tails}).value();
     const std::vector<int32_t> ids = model.Ids(690, 1);
     EXPECT_EQ(Decode(*remote, ids, 600), Decode(*local, ids, 600)) << Name(method.from);
   }

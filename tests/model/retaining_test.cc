@@ -14,12 +14,13 @@ struct Case {
   GuessSource from;
   ModelConfig config;
   bool tail = false;
+  int32_t late = 0;
 
   // Policies that need no selection are tested without one.
   bool selects() const { return policy->needs_selection() || (policy == &kRetainFifo && from != GuessSource::kSelf); }
   std::string name() const {
-    std::string text =
-        std::string(policy->name) + "_" + std::string(Name(from)) + "_" + config.name.substr(5) + (tail ? "_tail" : "");
+    std::string text = std::string(policy->name) + "_" + std::string(Name(from)) + "_" + config.name.substr(5) +
+                       (tail ? "_tail" : "") + (late > 0 ? "_late" : "");
     std::replace(text.begin(), text.end(), '-', '_');
     return text;
   }
@@ -36,6 +37,8 @@ std::vector<Case> Cases() {
   cases.push_back({&kRetainCounter, GuessSource::kSelf, Llama(), true});
   cases.push_back({&kRetainLru, GuessSource::kPrevLayer, Llama(), true});
   cases.push_back({&kRetainLru, GuessSource::kPrevMid, Capped(), true});
+  cases.push_back({&kRetainCounter, GuessSource::kPrevLayer, Llama(), true, 3});
+  cases.push_back({&kRetainLru, GuessSource::kPrevStep, Opt(), true, 3});
   return cases;
 }
 
@@ -54,7 +57,7 @@ class Retaining : public testing::TestWithParam<Case> {
   }
 
   RandomModelWithBases model{GetParam().config, 8, 11};
-  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from)) : Sparse(GetParam().from);
+  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from), GetParam().late) : Sparse(GetParam().from);
 };
 
 // Prompts longer than the quota (56 rows), shorter ones, and none.

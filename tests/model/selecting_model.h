@@ -1,8 +1,8 @@
 // An independent forward pass with selection and eviction, in plain loops over std::vector. It shares no code with the
 // decoder for the layers, the guess, its rotation and basis, or the groups of heads. Retained entries are a map from
 // positions to priorities, without rows or eviction state. Scoring and choosing use the definitions of kv/. Each known
-// error of published code in guess or eviction, and each likely error of a tail, can be switched on, to show that a
-// test would detect it.
+// error of published code in guess or eviction, and each likely error of a tail or of late rows, can be switched on, to
+// show that a test would detect it.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,21 @@
 namespace infinigen {
 
 struct GuessMistakes {
-  bool unrotated = false;    // the guess is not rotated to the current position
-  bool unskewed = false;     // the query is not projected to the basis
-  bool ungrouped = false;    // only the first query head of a group is used
-  bool no_bias = false;      // the guess lacks the bias of the query
-  bool wrong_norm = false;   // kPrevMid uses the norm of the layer before
-  bool undead = false;       // evicted rows are still selected
-  bool no_tail = false;      // rows outside the selection are ignored
-  bool no_level = false;     // the tail's scores lack what all keys have in common
-  bool next_value = false;   // the tail uses the value of the next row
-  bool undead_tail = false;  // evicted rows are still in the tail
-  bool no_means = false;     // the tail's values lack the means of their blocks
-  bool early_mean = false;   // a block has the mean of the rows that it has so far
+  bool unrotated = false;        // the guess is not rotated to the current position
+  bool unskewed = false;         // the query is not projected to the basis
+  bool ungrouped = false;        // only the first query head of a group is used
+  bool no_bias = false;          // the guess lacks the bias of the query
+  bool wrong_norm = false;       // kPrevMid uses the norm of the layer before
+  bool undead = false;           // evicted rows are still selected
+  bool no_tail = false;          // rows outside the selection are ignored
+  bool no_level = false;         // the tail's scores lack what all keys have in common
+  bool next_value = false;       // the tail uses the value of the next row
+  bool undead_tail = false;      // evicted rows are still in the tail
+  bool late_by_guess = false;    // late rows are chosen by the scores of the guess
+  bool late_in_tail = false;     // late rows are in the tail as well
+  bool late_off_by_one = false;  // one late row too few
+  bool no_means = false;         // the tail's values lack the means of their blocks
+  bool early_mean = false;       // a block has the mean of the rows that it has so far
 };
 
 class SelectingModel {
@@ -194,6 +197,11 @@ class SelectingModel {
       // Once for the heads of a group, because they share a selection.
       if (Evicts(i) && selects && last && (select || row_ >= prompt_ - 256))
         Touch(alive, select ? rows : Select(i, kv, q, true, false));
+      std::vector<int64_t> without_tail = rows;
+      if (select && selects && method_.has_late()) {
+        rows = WithLateRows(i, kv, mistakes_.late_by_guess ? guess : q, rows);
+        if (!mistakes_.late_in_tail) without_tail = rows;
+      }
       std::vector<double> weights;
       double most = -1e300, sum = 0;
       for (const int64_t row : rows) {
@@ -212,7 +220,8 @@ class SelectingModel {
       for (size_t j = 0; j < rows.size(); ++j)
         for (size_t c = 0; c < d; ++c)
           mixed[c] += weights[j] * static_cast<double>(layers_[i].values[kv][static_cast<size_t>(rows[j])][c]);
-      if (select && selects && method_.rule.tail && !mistakes_.no_tail) AddTail(i, head, q, rows, most, mixed, sum);
+      if (select && selects && method_.rule.tail && !mistakes_.no_tail)
+        AddTail(i, head, q, without_tail, most, mixed, sum);
       for (size_t c = 0; c < d; ++c) out[head * d + c] = static_cast<float>(mixed[c] / sum);
     }
     return out;
@@ -320,6 +329,40 @@ class SelectingModel {
     for (const int32_t row : ChooseRows(relative, method_.rule, count, {n, row_, positions.data()}).rows)
       chosen.push_back(positions[static_cast<size_t>(row)]);
     return chosen;
+  }
+
+  // The attended positions and the best of the others: by the group's largest score, each head's relative to its own
+  // best of all positions.
+  std::vector<int64_t> WithLateRows(size_t i, size_t kv, const Vector& queries, std::vector<int64_t> attended) const {
+    const int64_t d = config_.head_dim, group = config_.heads / config_.kv_heads;
+    const LayerSpec& spec = config_.specs[i];
+    std::vector<int32_t> positions;
+    for (const auto& [position, priority] : layers_[i].alive[kv]) positions.push_back(static_cast<int32_t>(position));
+    Vector best(positions.size(), -INFINITY);
+    for (int64_t g = 0; g < group; ++g) {
+      const float* query = queries.data() + (static_cast<int64_t>(kv) * group + g) * d;
+      Vector scores = Scores(i, kv, positions, query, bases_[i].query.data());
+      double level = 0;
+      for (int64_t c = 0; c < d && spec.attention_soft_cap > 0; ++c)
+        level += static_cast<double>(query[c]) *
+                 static_cast<double>(tails_[i].key_mean[static_cast<size_t>(static_cast<int64_t>(kv) * d + c)]);
+      level *= static_cast<double>(spec.attention_scale);
+      for (float& score : scores)
+        score = static_cast<float>(Capped(static_cast<double>(score) + level, spec.attention_soft_cap));
+      const float most = *std::max_element(scores.begin(), scores.end());
+      for (size_t j = 0; j < best.size(); ++j) best[j] = std::max(best[j], scores[j] - most);
+    }
+    for (int32_t left = method_.rule.late - (mistakes_.late_off_by_one ? 1 : 0); left > 0; --left) {
+      size_t next = positions.size();
+      for (size_t j = 0; j < positions.size(); ++j)  // ascending: of equals the newer is taken
+        if (std::find(attended.begin(), attended.end(), positions[j]) == attended.end() &&
+            (next == positions.size() || best[j] >= best[next]))
+          next = j;
+      if (next == positions.size()) break;
+      attended.push_back(positions[next]);
+    }
+    std::sort(attended.begin(), attended.end());
+    return attended;
   }
 
   // Scores of the sketches of some positions. matrix: the query's side of the basis, [kv_heads][head_dim][dims].

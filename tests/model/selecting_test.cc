@@ -13,6 +13,7 @@ struct Case {
   GuessSource from;
   const SelectMethod* select = &kSelectSketch;
   bool tail = false;
+  int32_t late = 0;
 };
 std::vector<Case> Cases() {
   std::vector<Case> cases;
@@ -23,6 +24,7 @@ std::vector<Case> Cases() {
       std::replace(name.begin(), name.end(), '-', '_');
       cases.push_back({name, config, from});
       cases.push_back({name + "_tail", config, from, &kSelectSketch, true});
+      if (from != GuessSource::kSelf) cases.push_back({name + "_late", config, from, &kSelectSketch, true, 5});
     }
   }
   cases.push_back({"llama_quest", Llama(), GuessSource::kSelf, &kSelectQuest});
@@ -48,7 +50,7 @@ class Selecting : public testing::TestWithParam<Case> {
  protected:
   RandomModelWithBases model{GetParam().config, 8, 11};
   const bool pages = GetParam().select->page_rows > 1;
-  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from), GetParam().config.head_dim)
+  KvMethod method = GetParam().tail ? WithTail(Sparse(GetParam().from), GetParam().late, GetParam().config.head_dim)
                                     : Sparse(GetParam().from, GetParam().select);
 };
 class SelectingBySketch : public Selecting {};
@@ -105,6 +107,11 @@ TEST_P(Selecting, EveryMistakeOfTheGuessIsSeen) {
     EXPECT_TRUE(seen({.no_means = true}));
     EXPECT_TRUE(seen({.early_mean = true}));
   }
+  if (method.has_late()) {
+    EXPECT_TRUE(seen({.late_by_guess = true}));
+    EXPECT_TRUE(seen({.late_in_tail = true}));
+    EXPECT_TRUE(seen({.late_off_by_one = true}));
+  }
 }
 
 // A mass chooses other rows than a threshold, with the same definitions behind it.
@@ -132,6 +139,42 @@ TEST_P(Selecting, SelectingEverythingEqualsFullAttentionBitForBit) {
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
   method.select = &kSelectOracle;
   EXPECT_EQ(Decode(*model.Make(method), ids, 330), full);
+}
+
+// A guess leaves most rows out, and late rows are all of them. They join the selection in its order, so that no bit
+// differs.
+TEST_P(SelectingBySketch, LateRowsCompleteASelectionToFullAttentionBitForBit) {
+  if (!method.has_late()) GTEST_SKIP() << "no late rows";
+  const std::vector<int32_t> ids = model.Ids(700, 2);
+  method.rule.late = 1000;
+  const std::unique_ptr<Executor> executor = model.Make(method);
+  EXPECT_EQ(Decode(*executor, ids, 330), Decode(*model.Make({}), ids, 330));
+  const LayerKvStats stats = executor->instruments().Stats().Selecting();
+  EXPECT_EQ(stats.totals.attended, stats.totals.retained);
+  EXPECT_GT(stats.late_ratio(), 0.5);
+}
+
+// Late rows count as chosen and as attended; there are as many as asked for, unless everything is attended.
+TEST_P(SelectingBySketch, LateRowsAreCounted) {
+  if (!method.has_late()) GTEST_SKIP() << "no late rows";
+  const std::unique_ptr<Executor> executor = model.Make(method);
+  method.rule.late = 0;
+  const std::unique_ptr<Executor> without = model.Make(method);
+  Decode(*executor, model.Ids(200, 8), 150);
+  Decode(*without, model.Ids(200, 8), 150);
+  const std::vector<LayerKvStats> stats = executor->instruments().Stats().layers;
+  size_t selecting = 0;
+  for (const LayerKvStats& layer : stats) {
+    const uint64_t late = layer.selects ? 50u * 5u * static_cast<uint64_t>(model.config.kv_heads) : 0u;
+    EXPECT_EQ(layer.totals.late, late);
+    if (!layer.selects || ++selecting > 1) continue;
+    // The first layer that selects has the same input in both.
+    const SelectionTotals& plain =
+        without->instruments().Stats().layers[static_cast<size_t>(&layer - stats.data())].totals;
+    EXPECT_EQ(layer.totals.attended, plain.attended + late);
+    EXPECT_EQ(layer.totals.chosen, plain.chosen + late);
+    EXPECT_EQ(layer.totals.retained, plain.retained);
+  }
 }
 
 TEST_P(Selecting, StepsInAPrefillEqualSingleSteps) {

@@ -208,6 +208,29 @@ TEST(KvRequest, StoredTypes) {
   EXPECT_EQ(requests[2].store_type(), StoreType::kInt4);
 }
 
+TEST(KvRequest, LateRows) {
+  for (const char* from : {"prev-layer", "prev-mid", "prev-step"}) {
+    const KvMethod method = Method({"--kv-tail", "on", "--kv-late", "16", "--kv-from", from});
+    EXPECT_EQ(method.rule.late, 16);
+    EXPECT_TRUE(method.has_late());
+  }
+  EXPECT_FALSE(Method({"--kv-late", "0"}).has_late());
+  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-tail", "on", "--kv-from", "self"}), HasSubstr("--kv-from self"));
+  const Result<KvMethod> unnamed = Resolve({"--kv-late", "16", "--kv-tail", "on"}, ModelOf(12, 64), 8192);
+  ASSERT_FALSE(unnamed.ok()) << "self is the default where nothing is fetched";
+  EXPECT_THAT(unnamed.error().message, HasSubstr("--kv-from self"));
+  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-from", "prev-mid"}), HasSubstr("--kv-tail on"));
+  for (const Arguments& arguments : std::vector<Arguments>{{"--kv", "quest"},
+                                                           {"--kv", "oracle"},
+                                                           {"--kv-select", "page-mean"},
+                                                           {"--kv", "full"},
+                                                           {"--kv-projection", "none"}}) {
+    Arguments asked = arguments;
+    asked.insert(asked.end(), {"--kv-late", "16", "--kv-from", "prev-layer"});
+    EXPECT_THAT(Refusal(asked), HasSubstr("--kv-late 16")) << arguments.back();
+  }
+}
+
 TEST(KvRequest, Tails) {
   const KvMethod on = Method({"--kv-tail", "on"});
   EXPECT_TRUE(on.rule.tail && on.has_tail());
@@ -227,6 +250,8 @@ TEST(KvRequest, Tails) {
     asked.insert(asked.end(), {"--kv-tail", "on"});
     EXPECT_THAT(Refusal(asked), HasSubstr("--kv-tail on")) << arguments.back();
   }
+  EXPECT_EQ(on.rule.late, 0);
+  EXPECT_FALSE(on.has_late());
   const KvMethod mass = Method({"--kv-mass", "0.95"});
   EXPECT_EQ(mass.rule.mass, 0.95f);
   EXPECT_TRUE(std::isinf(mass.rule.alpha));

@@ -7,6 +7,9 @@
 // depend on rows and cells only, so the result does not depend on the order in which threads run.
 //
 // A selection with more rows than cells is read from the pool.
+//
+// AssignLate does the same for late rows, while the entries of the selection may still be on their way: it reads the
+// cells of the selection from the first list and writes a second one.
 #include <algorithm>
 
 #include "backend/cuda/context.h"
@@ -229,6 +232,113 @@ __global__ void FindInHotSet(const __grid_constant__ FindCall call) {
   if (threadIdx.x == 0) Report(call, task, misses, own_cell, misses);
 }
 
+// ---- Late rows
+
+struct LateCall {
+  FindCall find;  // of the selections with late rows; its list receives the result
+  LateSelection late;
+  FetchList before;  // of the selections without late rows
+};
+
+// Called by one thread.
+__device__ void ReportLate(const LateCall& call, const FindTask& task, int32_t misses, uint32_t late,
+                           uint32_t crossing) {
+  call.find.list.MissCount(task.token, task.head) = misses;
+  call.find.list.Own(task.token, task.head) = call.before.Own(task.token, task.head);
+  FetchTotals& totals = call.find.totals[task.slot];
+  atomicAdd(reinterpret_cast<unsigned long long*>(&totals.wanted), static_cast<unsigned long long>(late));
+  atomicAdd(reinterpret_cast<unsigned long long*>(&totals.fetched), static_cast<unsigned long long>(crossing));
+}
+
+// Copies the cells of the rows that were selected before to their places among the late rows. Late rows have no cell
+// yet.
+__device__ void CopyCells(const LateCall& call, const FindTask& task, const int32_t* items, int late) {
+  const int32_t* before = call.before.Cells(task.token, task.head);
+  for (int i = static_cast<int>(threadIdx.x); i < task.n; i += static_cast<int>(blockDim.x)) {
+    int low = 0, high = late;  // number of late items before i
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (items[middle] < i)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    if (low == late || items[low] != i) task.cells[i] = before[i - low];
+  }
+}
+
+// Without a hot set, and if the selection is in the pool.
+__device__ void AssignLateInOrder(const LateCall& call, const FindTask& task, const int32_t* items, int late) {
+  const int before = task.n - late;
+  const bool fits = task.n <= call.find.buffer.capacity;
+  for (int i = static_cast<int>(threadIdx.x); i < late; i += static_cast<int>(blockDim.x)) {
+    task.cells[items[i]] = fits ? before + i : FetchList::InPool(task.rows[items[i]]);
+    if (fits) task.misses[i] = items[i];
+  }
+  if (threadIdx.x == 0)
+    ReportLate(call, task, fits ? late : 0, static_cast<uint32_t>(late), static_cast<uint32_t>(late));
+}
+
+__global__ void AssignLateKernel(const __grid_constant__ LateCall call) {
+  const FindTask task(call.find);
+  const int32_t* items = call.late.Items(task.token, task.head);
+  const int late = call.late.Count(task.token, task.head);
+  CopyCells(call, task, items, late);
+  AssignLateInOrder(call, task, items, late);
+}
+
+// Dynamic shared memory: one bit per cell.
+__global__ void FindLateInHotSet(const __grid_constant__ LateCall call) {
+  extern __shared__ uint32_t kept[];
+  __shared__ RadixScratch radix;
+  __shared__ int32_t unused;
+  HotTask task(call.find);
+  const int32_t* items = call.late.Items(task.token, task.head);
+  const int late = call.late.Count(task.token, task.head), step = static_cast<int>(blockDim.x);
+  CopyCells(call, task, items, late);
+  if (task.n - late > task.capacity) return AssignLateInOrder(call, task, items, late);
+  if (late == 0) {
+    if (threadIdx.x == 0) ReportLate(call, task, 0, 0, 0);
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < (task.capacity + 31) / 32; i += step) kept[i] = 0;
+  __syncthreads();
+  const auto keep = [&](int32_t cell) { atomicOr(&kept[cell / 32], 1u << (cell % 32)); };
+  const int32_t* before = call.before.Cells(task.token, task.head);
+  for (int i = static_cast<int>(threadIdx.x); i < task.n - late; i += step) keep(before[i]);
+  for (int i = static_cast<int>(threadIdx.x); i < late; i += step) {
+    const int32_t cell = task.cell_of[task.rows[items[i]]];
+    task.cells[items[i]] = cell;
+    if (cell < 0) continue;
+    keep(cell);
+    task.used[cell] = task.now;
+  }
+  __syncthreads();
+  const auto missing = [&](int64_t i) { return task.cells[items[i]] < 0; };
+  task.missing = WriteRows(missing, late, task.misses, late, radix);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < task.missing; i += blockDim.x) task.misses[i] = items[task.misses[i]];
+  __syncthreads();  // other threads read the misses from here on
+  const bool fits = task.n <= task.capacity;
+  if (!fits) {
+    for (uint32_t i = threadIdx.x; i < task.missing; i += blockDim.x)
+      task.cells[task.misses[i]] = FetchList::InPool(task.rows[task.misses[i]]);
+  } else if (task.missing > 0) {
+    const uint32_t candidates = static_cast<uint32_t>(task.capacity - task.n) + task.missing;
+    const auto key_of = [&](int64_t cell) {
+      if ((kept[cell / 32] >> (cell % 32) & 1) != 0) return 0u;
+      return static_cast<uint32_t>(max(0, task.now - task.used[cell])) + 1;
+    };
+    const int bits = 32 - __clz(task.now + 2);  // see FindInHotSet
+    const RadixBound cut = task.missing == candidates ? RadixBound{0, 0, 0}
+                                                      : SelectLargest(key_of, task.capacity, task.missing, bits, radix);
+    __syncthreads();  // from here on threads touch their own cells only
+    HandOut(task, key_of, cut, &unused, radix);
+  }
+  if (threadIdx.x == 0)
+    ReportLate(call, task, fits ? static_cast<int32_t>(task.missing) : 0, static_cast<uint32_t>(late), task.missing);
+}
+
 }  // namespace
 
 void CudaBackend::ClearFetched(Queue queue, const FetchBuffer& buffer, SeqSlot slot) {
@@ -260,6 +370,25 @@ void CudaBackend::AssignCells(Queue queue, const TokenBatch& batch, const Select
     const size_t bytes = static_cast<size_t>((buffer.capacity + 31) / 32) * sizeof(uint32_t);
     AllowShared(*context_, FindInHotSet, bytes);
     FindInHotSet<<<tasks, buffer.capacity <= 4096 ? 256 : 1024, bytes, stream>>>(call);
+  }
+  CUDA_CHECK_LAUNCH();
+}
+
+void CudaBackend::AssignLate(Queue queue, const TokenBatch& batch, const LateSelection& late, const FetchBuffer& buffer,
+                             const FetchList& list, const FetchList& late_list, FetchTotals* totals) {
+  const cudaStream_t stream = context_->stream(queue);
+  const ZoneClock::Scope timed(context_->zones, CudaZone::kSelection, stream);
+  CHECK(late && late_list.capacity == late.all.capacity && late_list.kv_heads == late.all.kv_heads);
+  CHECK(list.kv_heads == late.all.kv_heads && buffer.layout.kv_heads == late.all.kv_heads);
+  if (batch.count == 0) return;
+  const LateCall call{{batch, late.all, buffer, late_list, totals, {}}, late, list};
+  const auto tasks = static_cast<unsigned>(batch.count * late.all.kv_heads);
+  if (!buffer.hot()) {
+    AssignLateKernel<<<tasks, 512, 0, stream>>>(call);
+  } else {
+    const size_t bytes = static_cast<size_t>((buffer.capacity + 31) / 32) * sizeof(uint32_t);
+    AllowShared(*context_, FindLateInHotSet, bytes);
+    FindLateInHotSet<<<tasks, buffer.capacity <= 4096 ? 256 : 1024, bytes, stream>>>(call);
   }
   CUDA_CHECK_LAUNCH();
 }

@@ -66,6 +66,11 @@ __global__ __launch_bounds__(kThreads) void ChooseRowsKernel(TokenBatch batch, S
   };
   const uint32_t attended =
       WriteRows(attends, task.n, selection.Rows(task.token, task.head), selection.capacity, radix);
+  if (table.tail_floats > 0) {
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < attended; i += kThreads)
+      table.LeaveOut(blockIdx.x, selection.Rows(task.token, task.head)[i]);
+  }
   if (threadIdx.x == 0) {
     selection.Count(task.token, task.head) = static_cast<int32_t>(attended);
     AddTotals(call.totals[task.slot], static_cast<uint64_t>(count * task.page), attended,

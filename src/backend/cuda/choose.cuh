@@ -22,7 +22,13 @@ __device__ inline uint32_t LeastKey(float alpha) {
   return alpha >= 0 ? kInfinityBits + 1 - (__float_as_uint(alpha) & 0x7fffffffu) : 0xffffffffu;
 }
 
-__device__ inline int64_t ItemsOf(const SelectCall& call, int64_t current) {
+// The items of a task that have a score.
+__device__ inline int64_t ItemsOf(const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
+                                  int64_t index) {
+  const int64_t token = index / table.heads, current = batch.rows[token];
+  if (table.listed.rows != nullptr &&
+      (!call.rules[batch.slots[token]].tail || table.listed.Count(token, index % table.heads) > current))
+    return 0;
   const int64_t visible = call.Visible(current);
   return call.page > 1 ? visible / call.page : visible;
 }
@@ -44,11 +50,16 @@ struct Task {
         slot(batch.slots[token]),
         n(batch.rows[token] + 1),
         visible(call.Visible(n - 1)),
-        items(ItemsOf(call, n - 1)),
+        items(ItemsOf(batch, call, table, index)),
         page(static_cast<uint32_t>(call.page)),
         rule(call.RuleFor(slot, n - 1)),
         window(batch.Position(token) - rule.window),
-        positions(call.retained ? call.retained.Positions(slot, head) : nullptr) {}
+        positions(call.retained ? call.retained.Positions(slot, head) : nullptr),
+        late(table.late) {
+    if (!late) return;
+    rule.sinks = 0;  // sinks and window are listed already
+    window = INT64_MAX;
+  }
 
   __device__ int64_t ItemOf(int64_t row) const { return page == 1 ? row : static_cast<uint32_t>(row) / page; }
   __device__ int64_t PositionOf(int64_t row) const { return positions == nullptr ? row : positions[row]; }
@@ -64,10 +75,10 @@ struct Task {
     return n - max(int64_t{0}, min(n, window) - max(int64_t{0}, static_cast<int64_t>(rule.sinks)));
   }
   // A forced count is reached with rows other than the extras.
-  __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1; }
+  __device__ bool DropsExtras() const { return rule.force_count > 0 && page == 1 && !late; }
 
   // The number of rows follows from their estimated attention (choose_mass.cuh), not from the threshold.
-  __device__ bool CountsByMass() const { return rule.mass > 0 && rule.force_count == 0; }
+  __device__ bool CountsByMass() const { return rule.mass > 0 && rule.force_count == 0 && !late; }
   // The least key that passes the threshold; above all keys if there is none.
   __device__ uint32_t Threshold() const { return CountsByMass() ? 0xffffffffu : LeastKey(rule.alpha); }
 
@@ -88,6 +99,7 @@ struct Task {
   SelectRule rule;
   int64_t window;  // rows from this position on are extra
   const int32_t* positions;
+  bool late;  // chooses late rows
 };
 
 __device__ inline void AddTotals(SelectionTotals& totals, uint64_t chosen, uint64_t attended, uint64_t retained) {
@@ -97,9 +109,17 @@ __device__ inline void AddTotals(SelectionTotals& totals, uint64_t chosen, uint6
   atomicAdd(reinterpret_cast<Word*>(&totals.attended), static_cast<Word>(attended));
   atomicAdd(reinterpret_cast<Word*>(&totals.retained), static_cast<Word>(retained));
 }
+// Late rows join a selection that has been counted.
+__device__ inline void AddLate(SelectionTotals& totals, uint64_t rows) {
+  AddTotals(totals, rows, rows, 0);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&totals.late), static_cast<unsigned long long>(rows));
+}
 
 // For many rows, and for mean counts. Defined in choose_split.cu.
 void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
                      const Selection& selection);
+// Chooses the late rows of the table's listed selections: writes call.late, and leaves them out of the scores. `call`
+// is the part's. Defined in late_rows.cu.
+void ChooseLateRows(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table);
 
 }  // namespace infinigen

@@ -7,6 +7,9 @@
 //      finish cuts the edge (radix_select.cuh) and computes where each block's rows begin in the output.
 //   3. WriteRowsKernel: every block writes its rows, in ascending order.
 //
+// Late rows are chosen the same way, among the rows that a guess did not select: their number is given, and there are
+// no extra rows.
+//
 // Keys are read twice after they are made, and no block waits for another. Counters and bins are integers and the edge
 // is a set, so the result does not depend on the order of blocks. If all keys are equal, the edge holds everything and
 // one block processes it: slow, but correct.
@@ -89,7 +92,7 @@ __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, Sel
   constexpr int kAhead = 4;  // query heads whose scores are loaded while the maxima are found
   __shared__ RadixScratch radix;
   __shared__ float maxima[kMaxGroup];
-  const int64_t index = blockIdx.x, start = blockIdx.y * kShare, items = ItemsOf(call, batch.rows[index / table.heads]);
+  const int64_t index = blockIdx.x, start = blockIdx.y * kShare, items = ItemsOf(batch, call, table, index);
   if (start >= items) return;
   EightScores ahead[kAhead] = {};
 #pragma unroll
@@ -150,6 +153,7 @@ struct Boundary {
 // Number of items that rule and threshold ask for.
 __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTable& table, int64_t index) {
   const ChoiceTally& own = table.tallies[index];
+  if (task.late) return task.rule.LateRows();
   if (task.rule.force_count > 0)
     return task.CountForced(task.positions == nullptr ? task.PlainExtras() : static_cast<int64_t>(own.extras));
   const int64_t rows = task.CountsByMass() ? 1 : task.page;  // that one counted item stands for
@@ -273,7 +277,7 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   const int64_t index = blockIdx.x, share = blockIdx.y, current = batch.rows[index / table.heads];
   if (share * kShare > current) return;
   const uint32_t* keys = table.Keys(index);
-  const RowKeys rows(keys, share, ItemsOf(call, current), call.page);
+  const RowKeys rows(keys, share, ItemsOf(batch, call, table, index), call.page);
   const Task task(batch, call, table, index);
   ChoiceTally& tally = table.tallies[index];
   const Boundary boundary = FindBoundary(tally, CountItems(task, call.mean_counts, table, index), radix);
@@ -295,8 +299,11 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   if (all > selection.capacity) __trap();  // the list was allocated too small: a bug
   tally.cut = cut;
   selection.Count(task.token, task.head) = static_cast<int32_t>(all);
-  AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
-            static_cast<uint64_t>(task.n));
+  if (task.late)
+    AddLate(call.totals[task.slot], all);
+  else
+    AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
+              static_cast<uint64_t>(task.n));
 }
 
 // ---- Writing the rows. Grid (tasks, shares of rows).
@@ -305,7 +312,7 @@ __global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, Se
   __shared__ uint32_t warps[kThreads / 32];
   const int64_t index = blockIdx.x, share = blockIdx.y, current = batch.rows[index / table.heads];
   if (share * kShare > current) return;
-  const RowKeys rows(table.Keys(index), share, ItemsOf(call, current), call.page);
+  const RowKeys rows(table.Keys(index), share, ItemsOf(batch, call, table, index), call.page);
   const RadixCut cut = table.tallies[index].cut;
   uint32_t at = table.Offsets(index)[share];
   const Task task(batch, call, table, index);
@@ -325,7 +332,10 @@ __global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, Se
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const uint32_t below = votes[i] & ((1u << Lane()) - 1);
-    if ((votes[i] >> Lane() & 1u) != 0) out[at + __popc(below)] = static_cast<int32_t>(rows.Row(i));
+    if ((votes[i] >> Lane() & 1u) != 0) {
+      out[at + __popc(below)] = static_cast<int32_t>(rows.Row(i));
+      if (table.tail_floats > 0) table.LeaveOut(index, rows.Row(i));
+    }
     at += __popc(votes[i]);
   }
 }
@@ -340,8 +350,10 @@ void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectC
   };
   const dim3 shares = grid(call.max_rows);
   CHECK(shares.y <= table.chunk_count);  // the table has one offset per share
-  CountMassKernel<<<static_cast<unsigned>(batch.count * table.heads), kMassThreads, 0, stream>>>(batch, call, table);
-  CUDA_CHECK_LAUNCH();
+  if (call.by_mass && !table.late) {
+    CountMassKernel<<<static_cast<unsigned>(batch.count * table.heads), kMassThreads, 0, stream>>>(batch, call, table);
+    CUDA_CHECK_LAUNCH();
+  }
   MakeKeysKernel<<<grid(table.items), kThreads, 0, stream>>>(batch, call, table);
   CUDA_CHECK_LAUNCH();
   CutKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);

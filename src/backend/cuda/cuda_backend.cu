@@ -123,9 +123,9 @@ double CudaBackend::pinning_s() const { return context_->pinned_memory->pinning_
 
 size_t CudaBackend::ScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads,
                                  int64_t head_dim) {
-  return RoundUp(std::max({AttentionScratchBytes(max_tokens, max_batch, heads, head_dim),
-                           ScoreScratchBytes(max_tokens, max_batch, heads, kv_heads),
-                           TailScratchBytes(max_tokens, max_batch, heads), ColumnScratchBytes(kChunkTokens, heads)}));
+  return RoundUp(
+      std::max({AttentionScratchBytes(max_tokens, max_batch, heads, head_dim),
+                ScoreScratchBytes(max_tokens, max_batch, heads, kv_heads), ColumnScratchBytes(kChunkTokens, heads)}));
 }
 size_t CudaBackend::ReservedBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads,
                                   int64_t head_dim) {

@@ -170,6 +170,8 @@ class CudaBackend {
   void ClearFetched(Queue queue, const FetchBuffer& buffer, SeqSlot slot);
   void AssignCells(Queue queue, const TokenBatch& batch, const Selection& selection, const FetchBuffer& buffer,
                    double forced_hits, const FetchList& list, FetchTotals* totals);
+  void AssignLate(Queue queue, const TokenBatch& batch, const LateSelection& late, const FetchBuffer& buffer,
+                  const FetchList& list, const FetchList& late_list, FetchTotals* totals);
   void FetchMisses(Queue queue, const TokenBatch& batch, const Selection& selection, const LayerEntries& entries,
                    const FetchBuffer& buffer, const FetchList& list, FetchClock* clock);
   void AppendFetched(Queue queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,

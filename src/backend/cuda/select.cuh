@@ -59,13 +59,16 @@ struct ScoreShape {
   int64_t chunk = kScoreChunk;  // items that one block scores; maxima are kept per chunk
   bool splits = false;          // several blocks share the choice of a task
   float soft_cap = 0;           // of scores; 0: none
+  int64_t tail_floats = 0;      // numbers of a tail's sums; 0: no tail is summed from the scores
 
   __device__ float Capped(float score) const { return soft_cap > 0 ? SoftCapped(score, soft_cap) : score; }
   int64_t chunks() const { return (items + chunk - 1) / chunk; }
   int64_t stride() const { return chunks() * chunk; }
-  // Scores, keys and maxima; with `splits` also the shared state of the blocks.
+  // Scores, keys and maxima; with `splits` also the shared state of the blocks; with a tail, its sums by chunks, and
+  // the edge, which then cannot take the place of the scores.
   size_t token_bytes() const {
-    const int64_t numbers = group * (stride() + chunks()) + stride() + (splits ? chunks() : 0);
+    const int64_t tails = tail_floats > 0 ? group * chunks() * tail_floats + stride() : 0;
+    const int64_t numbers = group * (stride() + chunks()) + stride() + (splits ? chunks() : 0) + tails;
     return static_cast<size_t>(heads) *
            (static_cast<size_t>(numbers) * sizeof(float) + (splits ? sizeof(ChoiceTally) : 0));
   }
@@ -84,13 +87,24 @@ struct ScoreTable : ScoreShape {
     tallies = reinterpret_cast<ChoiceTally*>(keys + tasks * row_stride);
     offsets = reinterpret_cast<uint32_t*>(tallies + (splits ? tasks : 0));
     maxima = reinterpret_cast<float*>(offsets + (splits ? tasks * chunk_count : 0));
+    parts = maxima + tasks * group * chunk_count;
+    edges = reinterpret_cast<uint32_t*>(parts + tasks * group * chunk_count * tail_floats);
   }
   __device__ float* Scores(int64_t task, int64_t g) const { return scores + (task * group + g) * row_stride; }
   __device__ float* Maxima(int64_t task, int64_t g) const { return maxima + (task * group + g) * chunk_count; }
   __device__ uint32_t* Keys(int64_t task) const { return keys + task * row_stride; }
   __device__ uint32_t* Offsets(int64_t task) const { return offsets + task * chunk_count; }
-  // Reuses the memory of the task's scores, which are not needed once the keys exist.
-  __device__ uint32_t* Edge(int64_t task) const { return reinterpret_cast<uint32_t*>(Scores(task, 0)); }
+  // Without a tail, reuses the memory of the task's scores, which are not needed once the keys exist.
+  __device__ uint32_t* Edge(int64_t task) const {
+    return tail_floats > 0 ? edges + task * row_stride : reinterpret_cast<uint32_t*>(Scores(task, 0));
+  }
+  __device__ float* Part(int64_t task, int64_t g, int64_t chunk_index) const {
+    return parts + ((task * group + g) * chunk_count + chunk_index) * tail_floats;
+  }
+  // Leaves a row out of everything that is computed from the scores later.
+  __device__ void LeaveOut(int64_t task, int64_t row) const {
+    for (int g = 0; g < group; ++g) Scores(task, g)[row] = __uint_as_float(0x7fc00000u);
+  }
 
   int64_t row_stride, chunk_count;  // divided once, on the host
   float* scores;                    // [tasks][group][stride]
@@ -98,6 +112,12 @@ struct ScoreTable : ScoreShape {
   ChoiceTally* tallies;             // [tasks]
   uint32_t* offsets;                // [tasks][chunks], see choose_split.cu
   float* maxima;                    // [tasks][group][chunks]
+  float* parts;                     // [tasks][group][chunks][tail_floats], see tail.cu
+  uint32_t* edges;                  // [tasks][stride], with a tail
+  // A selection that exists already, by a guess: its rows have no score, though they count for the maxima. If its rule
+  // has no tail, or everything is selected, the task has no items at all. Null: there is none.
+  Selection listed;
+  bool late = false;  // late rows are chosen, among the rows that are not listed
 };
 
 // Called by the block that scores the first chunk of a task, even if there is nothing to score.
@@ -122,7 +142,8 @@ __device__ inline float HeadMaximum(const ScoreTable& table, int64_t task, int64
 inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads, int64_t kv_heads) {
   const int64_t rows = (max_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens;
   const auto bytes = [&](int64_t chunk) {
-    const ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk, /*splits=*/true};
+    ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk, /*splits=*/true};
+    shape.tail_floats = 2 + kMostValueDims;
     const size_t all = static_cast<size_t>(max_batch) * shape.token_bytes();
     return std::max(shape.token_bytes(), std::min(all, static_cast<size_t>(kScoreBytes)));
   };
@@ -160,15 +181,10 @@ void AllowShared(const CudaContext& context, Kernel* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// SumTails. Defined in tail.cu.
-void LaunchTails(CudaContext& context, cudaStream_t stream, const ConstTensor& sketch_queries, const TokenBatch& batch,
-                 const SelectCall& call, const LayerSketches& sketches, const Selection& selection);
-// Scratch of SumTails.
-inline size_t TailScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t heads) {
-  return static_cast<size_t>(max_batch * heads * ((max_tokens + kScoreChunk - 1) / kScoreChunk) *
-                             (2 + kMostValueDims)) *
-         sizeof(float);
-}
+// Sums the tails of a part's tokens from the scores of rows that are not left out. `call` is the part's. Defined in
+// tail.cu.
+void SumScoredTails(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const LayerSketches& sketches,
+                    const ScoreTable& table);
 
 // Whether several blocks share the choice of a task, which takes memory. Defined in choose.cu.
 bool SplitsChoice(const SelectCall& call);
@@ -177,20 +193,23 @@ bool SplitsChoice(const SelectCall& call);
 void ChooseRows(const CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
                 const ScoreTable& table, const Selection& selection);
 
+// For selections without a tail.
+struct NoScoredTail {
+  void operator()(int64_t, const TokenBatch&, const ScoreTable&) const {}
+};
+
 // Selects for all tokens of a batch. score(first token, tokens, table) launches the kernel that writes scores and
-// maxima.
-template <class Score>
+// maxima; tail(the same) those that sum the tails, in which the selected rows are left out.
+template <class Score, class Tail = NoScoredTail>
 void SelectBy(CudaContext& context, cudaStream_t stream, const TokenBatch& batch, const SelectCall& call,
-              ScoreShape shape, const Selection& selection, Score&& score) {
+              ScoreShape shape, const Selection& selection, Score&& score, Tail&& tail = {}) {
   CHECK(selection.kv_heads == shape.heads);
   shape.splits = SplitsChoice(call);
   shape.soft_cap = call.soft_cap;
   ForScoredParts(context, batch, shape, [&](int64_t first, const TokenBatch& part, const ScoreTable& table) {
     score(first, part, table);
-    Selection chosen = selection;
-    chosen.rows += first * shape.heads * selection.capacity;
-    chosen.counts += first * shape.heads;
-    ChooseRows(context, stream, part, call, table, chosen);
+    ChooseRows(context, stream, part, call, table, selection.From(first));
+    tail(first, part, table);
   });
 }
 
