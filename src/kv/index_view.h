@@ -15,7 +15,7 @@
 //
 //     block: [dims / per_unit][64 rows] units of 4 bytes, [scale groups][64] scales        of keys
 //            [value_dims / 8][64 rows] int4 units, [64] scales                             of values
-//            [mean_dims] int8, padded to 4 bytes, scale, 2 bytes unused                    mean of the block's values
+//            [mean_dims] int8, padded to 4 bytes, scale, padded to 16 bytes                mean of the block's values
 //
 // A unit holds per_unit consecutive numbers of one row:
 //     bf16   2 numbers, no scales
@@ -140,7 +140,9 @@ struct SketchLayout {
     return value_scales_offset() + (has_values() ? kSketchBlock * sizeof(uint16_t) : 0);
   }
   constexpr size_t mean_scale_offset() const { return means_offset() + static_cast<size_t>((mean_dims + 3) / 4 * 4); }
-  constexpr size_t block_bytes() const { return has_means() ? mean_scale_offset() + 4 : means_offset(); }
+  constexpr size_t block_bytes() const {
+    return has_means() ? (mean_scale_offset() + sizeof(uint16_t) + 15) / 16 * 16 : means_offset();
+  }
   // Bytes of one head with room for `rows` rows.
   constexpr size_t head_bytes(int64_t rows) const {
     return static_cast<size_t>((rows + kSketchBlock - 1) / kSketchBlock) * block_bytes();

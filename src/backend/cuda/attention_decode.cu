@@ -252,11 +252,21 @@ struct TailState {
   }
   __device__ bool empty() const { return !(sum > 0); }
   __device__ bool exists() const { return sums != nullptr && sum >= 0; }
-  // Number `at` of the weighted sum of values: sum · mean + basis · sketch.
-  __device__ float Value(const TailBasis& basis, int64_t kv_head, int at) const {
+  // What the means of blocks have in direction c of the sketches, which is left to the sketches. Called by a warp.
+  __device__ float MeansIn(const TailView& tail, int64_t kv_head, int c) const {
+    const TailBasis& basis = tail.basis;
+    float part = 0;
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < tail.mean_dims; i += 32)
+      part = fmaf(basis.Value(kv_head)[i * basis.value_dims + c], sums[2 + basis.value_dims + i], part);
+    return WarpSum(part);
+  }
+  // Number `at` of the weighted sum of values: sum · mean + means of blocks + basis · (sketch − directions).
+  __device__ float Value(const TailView& tail, int64_t kv_head, int at, const float* directions) const {
+    const TailBasis& basis = tail.basis;
     float value = sum * basis.ValueMean(kv_head)[at];
+    if (tail.mean_dims > 0) value += sums[2 + basis.value_dims + at];
     const float* columns = basis.Value(kv_head) + at * basis.value_dims;
-    for (int c = 0; c < basis.value_dims; ++c) value = fmaf(columns[c], sums[2 + c], value);
+    for (int c = 0; c < basis.value_dims; ++c) value = fmaf(columns[c], sums[2 + c] - directions[c], value);
     return value;
   }
 
@@ -291,7 +301,16 @@ __global__ void __launch_bounds__(kMergeThreads) MergeChunks(const __grid_consta
   static_assert(kDim <= kMergeThreads);
   // Needs no chunk, so its loads are in flight while the chunks are merged.
   const TailState tail(call.tail, token, head);
-  const float tail_value = tail.empty() || mine >= dim ? 0.0f : tail.Value(call.tail.basis, head / call.group, mine);
+  __shared__ float directions[kMostValueDims];
+  static_assert(kMergeThreads / 32 >= kMostValueDims);
+  if (!tail.empty()) {  // the same in all threads
+    const int c = threadIdx.x / 32;
+    const float inside = c < call.tail.basis.value_dims ? tail.MeansIn(call.tail, head / call.group, c) : 0.0f;
+    if (threadIdx.x % 32 == 0 && c < kMostValueDims) directions[c] = inside;
+    __syncthreads();
+  }
+  const float tail_value =
+      tail.empty() || mine >= dim ? 0.0f : tail.Value(call.tail, head / call.group, mine, directions);
 
   float top = kNoScore;
   for (int c = threadIdx.x; c < chunks; c += kMergeThreads) top = fmaxf(top, in[c].x);

@@ -201,7 +201,8 @@ class SketchScorer {
     if (!call.tail) return;
     CHECK(layout.has_values() && layout.value_dims == call.tail.basis.value_dims);
     CHECK(call.tail.heads == shape_.heads * shape_.group);
-    shape_.tail_floats = call.tail.sums_floats();
+    CHECK(layout.mean_dims == call.tail.mean_dims);
+    shape_.tail_floats = call.tail.sums_floats() - call.tail.mean_dims;
   }
   const ScoreShape& shape() const { return shape_; }
 

@@ -5,7 +5,8 @@
 // partial result of its 128 rows (largest score, sum of weights, weighted value sketches); the block merges those of
 // its warps, and a second kernel those of the blocks, both in the order of rows. Divisions depend on row numbers only,
 // so a tail is the same in any batch. Rows that are selected, evicted or not there yet have the score NaN and no
-// weight.
+// weight. The means of blocks of 64 rows come last: a third kernel weighs the rows again, by the largest score of all,
+// and adds each block's mean times the block's weight.
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -201,11 +202,62 @@ __global__ __launch_bounds__(kScoreThreads) void MergeTailsKernel(const __grid_c
   if (Lane() < floats) tail.Sums(token, head)[Lane()] = sum;
 }
 
+// Grid (tokens, query heads). Warp w takes blocks w, w + kTailWarps, …; the warps' sums are added in order. A lane has
+// dimensions lane, lane + 32, …
+__global__ __launch_bounds__(kScoreThreads) void SumMeansKernel(const __grid_constant__ TailCall c,
+                                                                const __grid_constant__ ScoreTable table) {
+  constexpr int kPerLane = static_cast<int>(kMaxHeadDim) / 32;
+  __shared__ float parts[kTailWarps][kMaxHeadDim];
+  const TailView& tail = c.call.tail;
+  const SketchLayout& layout = c.sketches.layout;
+  const int64_t token = blockIdx.x, query_head = blockIdx.y, kv_head = query_head / table.group;
+  const int64_t task = token * table.heads + kv_head, slot = c.batch.slots[token];
+  float* sums = tail.Sums(token, query_head);
+  const int dims = static_cast<int>(tail.mean_dims), floats = static_cast<int>(table.tail_floats);
+  float means[kPerLane] = {};
+  if (sums[1] > 0) {
+    const float top = c.call.soft_cap > 0 ? sums[0] : sums[0] - tail.Levels(token)[query_head];
+    const int64_t visible = ItemsOf(c.batch, c.call, table, task);
+    const int64_t complete = (c.batch.rows[token] + 1) / kSketchBlock;
+    const float* scores = table.Scores(task, query_head % table.group);
+    for (int64_t b = Warp(); b < complete; b += kTailWarps) {
+      float weight = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = b * kSketchBlock + half * 32 + Lane();
+        const float score = row < visible ? scores[row] : -INFINITY;
+        weight += score <= top + 1.0f ? Exp(score - top) : 0.0f;  // NaN: no weight; the largest score may be rounded
+      }
+      weight = WarpSum(weight);
+      if (!(weight > 0)) continue;
+      const std::byte* block = c.sketches.Block(slot, kv_head, b);
+      const auto bits = *reinterpret_cast<const uint16_t*>(block + layout.mean_scale_offset());
+      weight *= __uint_as_float(static_cast<uint32_t>(bits) << 16);
+      const auto* numbers = reinterpret_cast<const int8_t*>(block + layout.means_offset());
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k)
+        if (Lane() + 32 * k < dims)
+          means[k] = __fmaf_rn(weight, static_cast<float>(numbers[Lane() + 32 * k]), means[k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kPerLane; ++k)
+    if (Lane() + 32 * k < dims) parts[Warp()][Lane() + 32 * k] = means[k];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < dims; i += kScoreThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kTailWarps; ++w) sum += parts[w][i];
+    sums[floats + i] = sum;
+  }
+}
+
 }  // namespace
 
 void SumScoredTails(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const LayerSketches& sketches,
                     const ScoreTable& table) {
-  CHECK(call.tail && table.tail_floats == call.tail.sums_floats() && table.chunk == kScoreChunk);
+  CHECK(call.tail && table.tail_floats + call.tail.mean_dims == call.tail.sums_floats());
+  CHECK(table.chunk == kScoreChunk && call.tail.mean_dims <= kMaxHeadDim);
   CHECK(call.tail.heads == table.heads * table.group && sketches.layout.value_dims <= kMostValueDims);
   const TailCall part{batch, call, sketches};
   const dim3 grid(static_cast<unsigned>(batch.count * table.heads), static_cast<unsigned>(table.chunk_count));
@@ -213,6 +265,10 @@ void SumScoredTails(cudaStream_t stream, const TokenBatch& batch, const SelectCa
   CUDA_CHECK_LAUNCH();
   const auto blocks = static_cast<unsigned>((batch.count * call.tail.heads + kTailWarps - 1) / kTailWarps);
   MergeTailsKernel<<<blocks, kScoreThreads, 0, stream>>>(part, table);
+  CUDA_CHECK_LAUNCH();
+  if (call.tail.mean_dims == 0) return;
+  const dim3 heads(static_cast<unsigned>(batch.count), static_cast<unsigned>(call.tail.heads));
+  SumMeansKernel<<<heads, kScoreThreads, 0, stream>>>(part, table);
   CUDA_CHECK_LAUNCH();
 }
 
