@@ -265,7 +265,10 @@ Result<SharedId> Pool::Share(SeqSlot slot, int64_t extent) {
   }
   mapped_bytes_ += shared.index.bytes();
   shared_of_[SlotIndex(slot, extent)] = id.value();
-  ++sequence.shared;  // its bytes now count for the shared extent
+  // Its bytes now count for the shared extent, which is whole also where the sequence has fewer rows by now.
+  const uint64_t before = OwnBytes(slot);
+  ++sequence.shared;
+  CountUsed(QuotaBytes(options_, {kExtentTokens, kExtentTokens}) + OwnBytes(slot), before);
   return id;
 }
 

@@ -23,6 +23,7 @@ import commands
 # What must never be on stderr: marks of sanitizers, of a terminated program, of a message that explains nothing.
 BAD_MARKS = ("Sanitizer", "runtime error:", "terminate called", "internal error: CHECK", "unexpected error", "pure virtual",
              "bad_alloc", "Success")
+LEAKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leaks.supp")
 SECONDS = 60  # after which a command hangs
 # With --lasting: so many N of a class, evenly spread, and so many calls that fail.
 LASTING_STARTS = 8
@@ -44,6 +45,7 @@ class Faults:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
         environment["XDG_CACHE_HOME"] = os.path.join(self.work, "cache")
         environment["INFINIGEN_FAULT_LOG"] = log
+        environment["LSAN_OPTIONS"] = f"suppressions={LEAKS}:print_suppressions=0"
         if point is not None:
             environment["INFINIGEN_FAULT"] = f"{point.kind}:{point.at}"
         if self.options.depth:

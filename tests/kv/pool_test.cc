@@ -502,7 +502,8 @@ TEST(Pool, RandomOperationsKeepTheInvariants) {
   using Clock = std::chrono::steady_clock;
   const char *const seconds = std::getenv("INFINIGEN_KV_STRESS"), *const given =
                                                                       std::getenv("INFINIGEN_KV_STRESS_SEED");
-  const unsigned first = given == nullptr ? 1 : static_cast<unsigned>(std::atoi(given));
+  // 6 failed once: an extent was shared of a sequence that had fewer rows by then.
+  const unsigned first = given == nullptr ? 6 : static_cast<unsigned>(std::atoi(given));
   const unsigned enough = first + (kSanitized ? 1 : 4);
   const auto end = Clock::now() + std::chrono::duration<double>(seconds == nullptr ? 0 : std::atof(seconds));
   unsigned seed = first;
