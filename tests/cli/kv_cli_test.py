@@ -127,6 +127,20 @@ class Selecting(Case):
                              "prev-layer", "--kv-dense-layers", 1, "--kv-force-count", 30)["mass_recall"]
         self.assertGreater(oracle["mean"], guessed["mean"])
 
+    def test_missed_attention_is_estimated_and_measured_over_the_same_steps(self):
+        # Sketches of all numbers in bf16 are nearly exact. The first steps attend to everything: they miss nothing, and count.
+        stats = self.stats(4, 30, "--kv-tail", "on", "--kv-sketch", "8x16", "--kv-dense-layers", 1, "--mass-recall", "--stats-per-layer")
+        dense, sparse = stats["layers"]
+        missed = stats["missed_mass"]
+        self.assertNotIn("missed_mass", dense)
+        self.assertEqual(sparse["missed_mass"], missed)
+        self.assertEqual(missed["estimated"], stats["tail_mass"]["mean"])
+        self.assertAlmostEqual(missed["true"], 1 - stats["mass_recall"]["mean"])
+        self.assertGreater(missed["true"], 0.01)
+        self.assertAlmostEqual(missed["estimated"] / missed["true"], 1, delta=0.05)
+        self.assertNotIn("missed_mass", self.stats(4, 30, "--kv-tail", "on"), "the truth was not measured")
+        self.assertNotIn("missed_mass", self.stats(4, 30, "--mass-recall"), "nothing was estimated")
+
     def test_parameters_are_reported(self):
         result = greedy(LLAMA, prompt(100), 3, *SMALL, "--kv-alpha", 2.5, "--kv-from", "prev-step", "--kv-dense-layers", 1,
                         "--kv-counts", "mean", "--kv-sketch-type", "int4").json()["kv"]
