@@ -9,8 +9,8 @@
 namespace infinigen {
 namespace {
 
-constexpr int kMeanThreads = 128;
-constexpr int kMeansPerThread = static_cast<int>(kMaxHeadDim) / kMeanThreads;
+constexpr int kBlockMeanThreads = 128;
+constexpr int kMeansPerThread = static_cast<int>(kMaxHeadDim) / kBlockMeanThreads;
 
 __global__ void AppendBlockMeansKernel(TokenBatch batch, LayerEntries entries, TailBasis basis,
                                        LayerSketches sketches) {
@@ -20,7 +20,7 @@ __global__ void AppendBlockMeansKernel(TokenBatch batch, LayerEntries entries, T
   float means[kMeansPerThread];
   float largest = 0;
   for (int m = 0; m < kMeansPerThread; ++m) {
-    const int64_t i = threadIdx.x + m * kMeanThreads;
+    const int64_t i = threadIdx.x + m * kBlockMeanThreads;
     means[m] = 0;
     if (i >= dims) continue;
     for (int64_t row = last + 1 - kSketchBlock; row <= last; ++row)
@@ -30,7 +30,7 @@ __global__ void AppendBlockMeansKernel(TokenBatch batch, LayerEntries entries, T
     if (!isfinite(means[m])) means[m] = 0;
     largest = fmaxf(largest, fabsf(means[m]));
   }
-  __shared__ float of_warps[kMeanThreads / 32];
+  __shared__ float of_warps[kBlockMeanThreads / 32];
   largest = WarpMax(largest);
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
   __syncthreads();
@@ -46,7 +46,7 @@ __global__ void AppendBlockMeansKernel(TokenBatch batch, LayerEntries entries, T
   std::byte* block = sketches.Block(slot, head, last / kSketchBlock);
   if (threadIdx.x == 0) *reinterpret_cast<uint16_t*>(block + layout.mean_scale_offset()) = scale_bits;
   for (int m = 0; m < kMeansPerThread; ++m) {
-    const int64_t i = threadIdx.x + m * kMeanThreads;
+    const int64_t i = threadIdx.x + m * kBlockMeanThreads;
     if (i >= dims) continue;
     const float value = fminf(fmaxf(rintf(means[m] * inverse), -most), most);
     reinterpret_cast<int8_t*>(block + layout.means_offset())[i] = static_cast<int8_t>(value);
@@ -62,7 +62,7 @@ void CudaBackend::AppendBlockMeans(Queue queue, const TokenBatch& batch, const L
   CHECK(basis.head_dim <= kMaxHeadDim && batch.own_rows == nullptr);
   if (batch.count == 0) return;
   const dim3 grid(static_cast<unsigned>(basis.kv_heads), static_cast<unsigned>(batch.count));
-  AppendBlockMeansKernel<<<grid, kMeanThreads, 0, context_->stream(queue)>>>(batch, entries, basis, sketches);
+  AppendBlockMeansKernel<<<grid, kBlockMeanThreads, 0, context_->stream(queue)>>>(batch, entries, basis, sketches);
   CUDA_CHECK_LAUNCH();
 }
 
