@@ -103,7 +103,7 @@ std::vector<Case> Cases() {
           {"tail_guessing_early", WithTail(Sparse(GuessSource::kPrevLayer))},
           {"late_rows", WithTail(Sparse(GuessSource::kPrevMid), 5)},
           {"late_rows_early", WithTail(Sparse(GuessSource::kPrevLayer), 5)},
-          {"late_rows_of_the_step_before", WithTail(Sparse(GuessSource::kPrevStep), 5), StoreType::kInt8},
+          {"late_rows_of_the_step_before", WithTail(Sparse(GuessSource::kPrevStep), 5)},
           {"quest", Sparse(GuessSource::kSelf, &kSelectQuest)},
           {"quest_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectQuest)},
           {"page_mean_guessing_early", Sparse(GuessSource::kPrevLayer, &kSelectPageMean)},
@@ -148,6 +148,7 @@ class RemotePool : public testing::TestWithParam<Case> {
 // Sequences with evicted rows can be neither continued by a prefill nor shared.
 class RetainingRemotePool : public RemotePool {};
 class SelectingRemotePool : public RemotePool {};
+class LateRemotePool : public RemotePool {};
 
 // Prompts of less than one extent, and of several with a partial last one.
 TEST_P(RemotePool, PromptAndSteps) {
@@ -338,9 +339,8 @@ TEST_P(RemotePool, StallsAreCounted) {
 
 // Late rows that the hot set holds are not fetched again; the others are fetched in their own trip, and there is room
 // for them. Results do not depend on any of this.
-TEST_P(SelectingRemotePool, LateRowsAreFetchedOnce) {
+TEST_P(LateRemotePool, RowsAreFetchedOnce) {
   const KvMethod& method = GetParam().method;
-  if (!method.has_late()) GTEST_SKIP() << "no late rows";
   const std::vector<int32_t> ids = model.Ids(320, 14);
   const std::vector<float> want = Decode(*Local(), ids, 300);
   uint64_t fetched = 0;
@@ -478,6 +478,10 @@ constexpr auto kCaseName = [](const auto& test) { return test.param.name; };
 INSTANTIATE_TEST_SUITE_P(Methods, RemotePool, testing::ValuesIn(Cases()), kCaseName);
 INSTANTIATE_TEST_SUITE_P(Methods, RetainingRemotePool,
                          testing::ValuesIn(Cases([](const KvMethod& method) { return !method.evicts(); })), kCaseName);
+INSTANTIATE_TEST_SUITE_P(Methods, LateRemotePool, testing::ValuesIn(Cases([](const KvMethod& method) {
+                           return method.has_late() && !method.evicts();
+                         })),
+                         kCaseName);
 INSTANTIATE_TEST_SUITE_P(Methods, SelectingRemotePool, testing::ValuesIn(Cases([](const KvMethod& method) {
                            return method.selects() && !method.evicts();
                          })),
