@@ -340,7 +340,6 @@ TEST_P(RemotePool, StallsAreCounted) {
 // Late rows that the hot set holds are not fetched again; the others are fetched in their own trip, and there is room
 // for them. Results do not depend on any of this.
 TEST_P(LateRemotePool, RowsAreFetchedOnce) {
-  const KvMethod& method = GetParam().method;
   const std::vector<int32_t> ids = model.Ids(320, 14);
   const std::vector<float> want = Decode(*Local(), ids, 300);
   uint64_t fetched = 0;
