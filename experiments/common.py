@@ -39,6 +39,10 @@ class NoText(Exception):
     pass
 
 
+class NoModel(Exception):
+    pass
+
+
 @dataclasses.dataclass(frozen=True)
 class Text:
     """A text of the corpus as a command argument: the whole file or its first `size` bytes."""
@@ -61,7 +65,26 @@ class Text:
         return str(plain)
 
 
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model file that is not part of this repository, as a command argument. Without it the command is skipped."""
+    name: str       # of the file, in the program's cache of models
+    variable: str   # environment variable with another path
+
+    def __str__(self):
+        return self.name
+
+    def path(self, _):
+        home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        cache = os.environ.get("INFINIGEN_CACHE", os.path.join(home, "infinigen"))
+        path = os.environ.get(self.variable, os.path.join(cache, "models", self.name))
+        if not os.path.exists(path):
+            raise NoModel(f"no {self.name}: neither in ${self.variable} nor in the cache of models (scripts/get_model.sh)")
+        return path
+
+
 WALDEN = Text("books/walden.txt")
+SMOLLM2 = Model("SmolLM2-135M-Instruct.Q4_1.gguf", "INFINIGEN_SMOLLM2")
 # A small window and minimum, so that the attended share is determined by the selection.
 BARE = "--kv-window 64 --kv-min 64 --kv-sinks 4"
 
@@ -77,14 +100,18 @@ class Command:
         return " ".join(["infinigen", *(str(w) if isinstance(w, Text) else shlex.quote(str(w)) for w in self.words)])
 
     @property
+    def has_model(self):
+        return any(isinstance(word, Model) for word in self.words)
+
+    @property
     def on_gpu(self):
         return "cuda" in self.words
 
 
-def command(line, *texts, timeout_s=None, **keys):
-    """Splits `line` at blanks; each word TEXT is replaced by the next of `texts`."""
-    given = iter(texts)
-    return Command(tuple(next(given) if word == "TEXT" else word for word in line.split()), keys, timeout_s)
+def command(line, *files, timeout_s=None, **keys):
+    """Splits `line` at blanks; each word TEXT or MODEL is replaced by the next of `files`."""
+    given = iter(files)
+    return Command(tuple(next(given) if word in ("TEXT", "MODEL") else word for word in line.split()), keys, timeout_s)
 
 
 class Runner:
@@ -96,7 +123,7 @@ class Runner:
         atexit.register(self.folder.cleanup)
 
     def line(self, command):
-        words = [w.path(self.folder.name) if isinstance(w, Text) else str(w) for w in command.words]
+        words = [w.path(self.folder.name) if isinstance(w, (Text, Model)) else str(w) for w in command.words]
         return [str(self.binary), *words, *(["-m", str(self.model)] if self.model else [])]
 
     def json(self, command):
@@ -129,8 +156,22 @@ class Runner:
         except ValueError as error:
             return None, f"no JSON: {error}"
 
+    def skips(self, command):
+        """Why the command does not belong to this run; None when it does."""
+        if self.model and command.has_model:
+            return "measures another model"
+        try:
+            self.line(command)
+        except NoModel as error:
+            return str(error)
+        except NoText:
+            pass  # an error, when the command is run
+        return None
+
     def refused(self, command):
-        """Why the program rejects the command; None when it accepts it. A missing GPU does not count as a rejection."""
+        """Why the program rejects the command; None when it accepts it. A missing GPU or model is no rejection."""
+        if self.skips(command):
+            return None
         try:
             run = subprocess.run([*self.line(command), "--dry-run"], capture_output=True, text=True,
                                  env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
@@ -209,8 +250,12 @@ class Experiment:
         result = {"experiment": self.name, "kind": self.kind, "question": self.question.strip().split("\n")[0],
                   "machine": machine(), "runs": []}
         for command in self.commands:
-            output, why = runner.json(command)
             run = {"command": str(command)}
+            if skipped := runner.skips(command):
+                print(f"  SKIPPED {command}: {skipped}", file=sys.stderr, flush=True)
+                result["runs"].append(run | {"skipped": skipped})
+                continue
+            output, why = runner.json(command)
             if why is None:
                 device = output.get("device", {})
                 if device.get("backend") == "cuda":
@@ -247,8 +292,12 @@ class Experiment:
         if self.kind == "speed":
             return self.compare_speed(kept, result)
         exact = same_place(kept["machine"], result["machine"])
-        found = differences(kept["runs"], result["runs"], exact)
+        skipped = {run["command"] for run in result["runs"] if "skipped" in run}
+        measured = lambda runs: [run for run in runs if run["command"] not in skipped]
+        found = differences(measured(kept["runs"]), measured(result["runs"]), exact)
         how = "to the last bit" if exact else "within 0.1 % (another processor)"
+        if skipped:
+            how += f", {len(skipped)} of {len(result['runs'])} commands skipped"
         print(f"{self.name}: " + (f"reproduced, {how}" if not found else f"{len(found)} numbers differ (compared {how}):"))
         for line in found:
             print(f"  {line}")

@@ -51,8 +51,9 @@ class Axis:
         return within if len(within) > 1 else [math.exp(self.low), math.exp(self.high)]
 
 
-def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None):
-    """A chart with one line per name; points are sorted by x. Returns (height, function that draws it at a given y)."""
+def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None, scatter=False):
+    """A chart with one line per name; points are sorted by x. scatter: points only, above the line y = x, and both axes
+    have one range. Returns (height, function that draws it at a given y)."""
     series = {name: sorted(points) for name, points in series.items() if points}
     if not series:
         return nothing(title)
@@ -62,8 +63,9 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
     def draw(top):
         points = [point for line in series.values() for point in line]
         bottom = top + TOP + PANEL
-        x = Axis([p[0] for p in points], LEFT, WIDTH - RIGHT, log_x, x_ticks)
-        y = Axis([p[1] for p in points], bottom, top + TOP, log_y)
+        both = [value for point in points for value in point]
+        x = Axis(both if scatter else [p[0] for p in points], LEFT, WIDTH - RIGHT, log_x, x_ticks)
+        y = Axis(both if scatter else [p[1] for p in points], bottom, top + TOP, log_y)
         out = [text(WIDTH / 2, top + 20, title, size=14)]
         for tick in x.ticks:
             out += [f'<line x1="{x.at(tick):.1f}" y1="{top + TOP}" x2="{x.at(tick):.1f}" y2="{bottom}" stroke="#e4e4e4"/>',
@@ -73,11 +75,15 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
                     text(LEFT - 6, y.at(tick) + 4, short(tick), "end")]
         out += [text((LEFT + WIDTH - RIGHT) / 2, bottom + 34, x_label),
                 f'<g transform="translate(13 {(top + TOP + bottom) / 2:.1f}) rotate(-90)">{text(0, 0, y_label)}</g>']
+        if scatter:
+            ends = min(both), max(both)
+            out.append(f'<line x1="{x.at(ends[0]):.1f}" y1="{y.at(ends[0]):.1f}" x2="{x.at(ends[1]):.1f}" y2="{y.at(ends[1]):.1f}" stroke="#888"/>')
         for i, (name, line) in enumerate(series.items()):
             colour = COLOURS[i % len(COLOURS)]
             path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in line)
-            out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            if len(line) <= 16:
+            if not scatter:
+                out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            if scatter or len(line) <= 16:
                 out += [f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="3" fill="{colour}"/>' for a, b in line]
             column, row = i % 2, i // 2
             at_x, at_y = LEFT + column * (WIDTH - LEFT) / 2, bottom + 54 + 18 * row

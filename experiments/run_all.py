@@ -25,7 +25,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from common import ROOT, Runner
 
-ACCURACY = ["kv_size", "along_length", "skew", "pool_policies", "alpha_ratio", "guess", "overlap", "quantised_pool"]
+ACCURACY = ["kv_size", "along_length", "skew", "pool_policies", "alpha_ratio", "guess", "overlap", "quantised_pool",
+            "missed_mass"]
 SPEED = ["latency", "breakdown", "batch", "length", "context", "hot_set", "model_size"]  # most important first, because of the budget
 BUDGET_S = 600  # for all speed experiments; commands that are left out are recorded as errors
 

@@ -136,6 +136,25 @@ class Measured(Case):
             self.assertEqual(experiment.check(other), 1)
             self.assertIn("ppl: was", self.out.getvalue())
 
+    def test_a_missing_model_is_skipped_and_said(self):
+        experiment = self.experiment()
+        experiment.commands = [experiment.commands[0], common.command("eval ppl -f TEXT -m MODEL", common.WALDEN, common.SMOLLM2)]
+        missing = {"INFINIGEN_DATA": str(self.folder), "INFINIGEN_FULL_CACHE": "0", common.SMOLLM2.variable: str(self.folder / "none.gguf")}
+        with unittest.mock.patch.dict(os.environ, missing), self.quiet():
+            result = experiment.measure(common.Runner(BINARY))
+            self.assertIn("get_model.sh", result["runs"][1]["skipped"])
+            self.assertNotIn(str(self.folder), json.dumps(result))
+            self.assertIsNone(common.Runner(BINARY).refused(experiment.commands[1]))
+            kept = copy.deepcopy(result)
+            del kept["runs"][1]["skipped"]
+            kept["runs"][1]["rows"] = [{"ppl": 20.0}]
+            experiment.write(kept)
+            self.assertEqual(experiment.check(result), 0)
+            self.assertIn("1 of 2 commands skipped", self.out.getvalue())
+            kept["runs"][0]["rows"][0]["ppl"] *= 1.01
+            experiment.write(kept)
+            self.assertEqual(experiment.check(result), 1, "what was measured is still compared")
+
     def test_without_a_corpus_it_says_so(self):
         with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder / "nowhere")), self.quiet():
             _, why = common.Runner(BINARY).json(common.command("eval ppl -f TEXT", common.WALDEN))
