@@ -41,7 +41,7 @@ constexpr int64_t kLeastUnitTokens = 32;
 // For each unfinished request of its client, a request comes so many arrivals later in the queue. So clients take
 // turns, and none waits for more than so many later arrivals of others for each request of its own.
 constexpr int64_t kOwnCost = 128;
-// Steps of a turn for the clients that decode few requests, at most. Where one took more than half of a common step,
+// Steps of a turn for the clients that decode few requests, at most. Where one took over 3/4 of a common step,
 // they are tried again in the next turn, then after 2, 4, … turns: a single slow step may be the machine's doing.
 constexpr int kMostLightSteps = 16;
 constexpr int64_t kLongestLightPause = 64;
@@ -260,7 +260,7 @@ void Engine::RunDecodeSteps() {
     const std::chrono::nanoseconds before = further;
     if (!RunDecodeStep(/*light=*/true, &further)) return;
     const std::chrono::nanoseconds step = further - before;
-    const bool pays = 2 * step <= common;
+    const bool pays = 4 * step <= 3 * common;
     if (!pays) next_light_turn_ = turn_ + light_pause_;
     light_pause_ = pays ? 1 : std::min(2 * light_pause_, kLongestLightPause);
     if (!pays || further + step > common) return;
