@@ -126,7 +126,7 @@ if $quick; then
 fi
 if $long; then
   release_options+=" -DINFINIGEN_BENCH=ON -DINFINIGEN_TEST_ONCE=OFF" release_targets=(all bench)
-  export INFINIGEN_NOISE_ROUNDS=2500 INFINIGEN_MANY_MINUTES=10 INFINIGEN_KV_STRESS=600
+  export INFINIGEN_NOISE_ROUNDS=2500 INFINIGEN_MANY_MINUTES=5 INFINIGEN_KV_STRESS=300
   asan_options="-DINFINIGEN_FUZZ_SECONDS=60" asan_targets=(all) asan_tests=(-LE gpu) asan_filter='*'
   tsan_targets=(all) tsan_tests=(-LE 'gpu|slow') tsan_filter='*'
 fi
