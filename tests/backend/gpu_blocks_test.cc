@@ -87,6 +87,68 @@ TEST_P(GpuBlocks, ProductsAreThoseOfTheNumbers) {
   }
 }
 
+// One row: more outputs than warps of the device, and rows of activations of many pieces, up to the longest and beyond.
+TEST_P(GpuBlocks, ManyOutputsAndLongRows) {
+  Random random(44);
+  const auto b = CudaBackend::Open({.activation = DType::kF32, .pool_on_device = true}).value();
+  const int64_t unit = FormatOf(GetParam()).block_numbers;
+  const auto check = [&](int64_t n, int64_t k) {
+    SCOPED_TRACE(::testing::Message() << n << " outputs of " << k);
+    CheckProduct(*b, {GetParam(), DType::kF32, 1, n, k, Epilogue::kStore, false, DType::kF32}, random);
+  };
+  check(9001, unit * (unit == 32 ? 5 : 1));
+  check(3000, 1024);
+  for (const int64_t k : {4096, 14592, 32768, 33024}) check(20, k);
+}
+
+// A row has the same bits alone, where it has a kernel of its own, and among others.
+TEST_P(GpuBlocks, BitsOfARowDoNotDependOnItsNeighbours) {
+  Random random(45);
+  const auto b = CudaBackend::Open({.activation = DType::kF32, .pool_on_device = true}).value();
+  BlockMatrix weight(random, GetParam(), 150, 4864);
+  HostTensor x = HostTensor::Normal(random, DType::kF32, 7, 4864), out(DType::kF32, 7, 150);
+  const WeightView loaded = b->Load(weight.view).value();
+  DeviceTensor dx(*b, x), together(*b, out), alone(*b, out);
+  const Projection all{loaded, {}, together, Epilogue::kStore};
+  b->MatMul(Queue::kCompute, dx, {&all, 1});
+  for (int64_t r = 0; r < 7; ++r) {
+    const Projection one{loaded, {}, alone.view().Rows(r, 1), Epilogue::kStore};
+    b->MatMul(Queue::kCompute, dx.view().Rows(r, 1), {&one, 1});
+  }
+  EXPECT_EQ(together.Fetch().bytes, alone.Fetch().bytes);
+}
+
+// Kernels of one row start while their predecessors run: each must still see all that those wrote.
+TEST_P(GpuBlocks, ProductsThatFollowEachOther) {
+  constexpr int64_t kSize = 1024;
+  constexpr int kProducts = 40;
+  Random random(46);
+  const auto b = CudaBackend::Open({.activation = DType::kF32, .pool_on_device = true}).value();
+  BlockMatrix weight(random, GetParam(), kSize, kSize);
+  HostTensor x = HostTensor::Normal(random, DType::kF32, 1, kSize);
+  const WeightView loaded = b->Load(weight.view).value();
+  HostTensor ones(DType::kF32, 1, kSize);
+  for (int64_t i = 0; i < kSize; ++i) ones.Set(0, i, 1.0f);
+  const ConstTensor scale = b->Load(ones.view()).value();
+  const auto chain = [&](bool wait, bool norms) {
+    DeviceTensor first(*b, x), second(*b, x);
+    for (int i = 0; i < kProducts; ++i) {
+      const Tensor from = i % 2 == 0 ? first.view() : second.view(), to = i % 2 == 0 ? second.view() : first.view();
+      const Projection product{loaded, {}, to, Epilogue::kStore};
+      b->MatMul(Queue::kCompute, from, {&product, 1});
+      if (norms || i % 4 == 3) b->RmsNorm(Queue::kCompute, to, scale, 1e-5f, to);  // keeps numbers of ordinary size
+      if (wait) first.Fetch();
+    }
+    const HostTensor last = first.Fetch();
+    EXPECT_TRUE(std::isfinite(last.At(0, 0)));
+    return last.bytes;
+  };
+  for (const bool norms : {false, true}) {
+    const std::vector<std::byte> want = chain(true, norms);
+    for (int round = 0; round < 5; ++round) ASSERT_EQ(chain(false, norms), want) << "round " << round;
+  }
+}
+
 TEST_P(GpuBlocks, RowsOfAnEmbedding) {
   Random random(42);
   const auto b = CudaBackend::Open({.activation = DType::kF32, .pool_on_device = true}).value();
@@ -108,17 +170,16 @@ TEST_P(GpuBlocks, RowsOfAnEmbedding) {
 }
 
 // Projections of one call, of several types, with more than one launch takes.
-TEST_P(GpuBlocks, ProjectionsOfOneCall) {
+void CheckProjections(WeightType tested, int64_t rows) {
   Random random(43);
   const auto b = CudaBackend::Open({.activation = DType::kF16, .pool_on_device = true}).value();
-  HostTensor x = HostTensor::Normal(random, DType::kF16, 3, 256);
+  HostTensor x = HostTensor::Normal(random, DType::kF16, rows, 256);
   const HostTensor seen = Quantised(x);
   std::vector<BlockMatrix> weights;
   std::vector<HostTensor> hosts;
-  for (const WeightType type :
-       {GetParam(), GetParam(), GetParam(), GetParam(), GetParam(), WeightType::kQ6_K, GetParam()}) {
+  for (const WeightType type : {tested, tested, tested, tested, tested, WeightType::kQ6_K, tested}) {
     weights.emplace_back(random, type, 5 + static_cast<int64_t>(weights.size()), 256);
-    hosts.emplace_back(DType::kF32, 3, weights.back().view.rows);
+    hosts.emplace_back(DType::kF32, rows, weights.back().view.rows);
   }
   DeviceTensor dx(*b, x);
   std::vector<DeviceTensor<CudaBackend>> outs;
@@ -133,7 +194,7 @@ TEST_P(GpuBlocks, ProjectionsOfOneCall) {
   b->MatMul(Queue::kCompute, dx, projections);
   for (size_t i = 0; i < weights.size(); ++i) {
     const HostTensor got = outs[i].Fetch();
-    for (int64_t r = 0; r < 3; ++r)
+    for (int64_t r = 0; r < rows; ++r)
       for (int64_t n = 0; n < got.cols; ++n) {
         double sum = 0, size = 0;
         for (int64_t k = 0; k < 256; ++k) {
@@ -142,6 +203,12 @@ TEST_P(GpuBlocks, ProjectionsOfOneCall) {
         }
         ASSERT_NEAR(got.At(r, n), sum, 0x1p-18 * (size + 4)) << "projection " << i << ": " << r << "," << n;
       }
+  }
+}
+TEST_P(GpuBlocks, ProjectionsOfOneCall) {
+  for (const int64_t rows : {1, 3}) {
+    SCOPED_TRACE(rows);
+    CheckProjections(GetParam(), rows);
   }
 }
 

@@ -1,12 +1,15 @@
 // Products with block-quantised weights (block_formats.cuh). Few rows of activations, as in decode: the rows are
 // quantised to 8 bits in groups of 32, and a warp computes an output by integer products of four numbers, so that every
-// weight byte is read once for up to eight rows, through shared memory. Many rows, as in prefill: parts of the matrix
-// are expanded to the plain type, and cuBLASLt multiplies by them.
+// weight byte is read once for up to eight rows, through shared memory; one row has a kernel of its own
+// (block_vector.cuh). Many rows, as in prefill: parts of the matrix are expanded to the plain type, and cuBLASLt
+// multiplies by them.
 #include <algorithm>
-#include <map>
 
+#include "backend/cuda/block_activations.cuh"
 #include "backend/cuda/block_formats.cuh"
+#include "backend/cuda/block_outputs.cuh"
 #include "backend/cuda/block_product.h"
+#include "backend/cuda/block_vector.cuh"
 #include "backend/cuda/context.h"
 #include "backend/cuda/numbers.cuh"
 
@@ -15,195 +18,18 @@ namespace {
 
 constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * 32;
-constexpr int kVectorWarps = 32;
-constexpr int kVectorThreads = kVectorWarps * 32;
 constexpr int kExpandThreads = 128;
-// Longer rows of activations do not fit shared memory.
-constexpr int64_t kMostVectorCols = 65536;
-constexpr int kMostProjections = 4;  // of one launch
-
-// What a product needs to know of 32 activations.
-struct alignas(8) ActivationGroup {
-  float scale;
-  uint32_t half_sums;  // sums of the codes of both halves, 16 bits each
-
-  __device__ int HalfSum(int half) const { return static_cast<int16_t>(half_sums >> (16 * half)); }
-  __device__ int Sum() const { return HalfSum(0) + HalfSum(1); }
-};
-// Quantised activations, in global or shared memory. Runs of 16 codes of a row go to four planes in turn, so that
-// threads that read the same part of neighbouring units read neighbouring bytes.
-struct QuantisedRows {
-  int8_t* codes;            // [rows][4][PlaneBytes]
-  ActivationGroup* groups;  // [rows][cols / 32]
-  int cols;
-
-  __device__ int8_t* CodesAt(int row, int number) const {
-    return codes + (4 * row + number / 16 % 4) * PlaneBytes(cols) + number / 64 * 16 + number % 16;
-  }
-  __device__ ActivationGroup& GroupOf(int row, int number) const { return groups[row * (cols / 32) + number / 32]; }
-
-  // In shared memory the second half of a run of 32 has other banks than the first.
-  __host__ __device__ static constexpr int PlaneBytes(int cols) { return (cols + 255) / 256 * 64 + 32; }
-  static constexpr int64_t Bytes(int64_t rows, int cols) {
-    return rows * (4 * PlaneBytes(cols) + cols / 32 * static_cast<int64_t>(sizeof(ActivationGroup)));
-  }
-  __host__ __device__ static QuantisedRows In(void* memory, int64_t rows, int cols) {
-    auto* codes = static_cast<int8_t*>(memory);
-    return {codes, reinterpret_cast<ActivationGroup*>(codes + rows * 4 * PlaneBytes(cols)), cols};
-  }
-  __device__ QuantisedRows From(int row) const {
-    return {codes + row * 4 * PlaneBytes(cols), groups + row * (cols / 32), cols};
-  }
-};
-
-// Four threads quantise a group, eight numbers each; `part` counts the eights of a row. The scale is the largest
-// magnitude / 127, as in the other backends; a group with NaN or infinity has the scale NaN. All threads of a warp call
-// it; those with `part` behind the end of the row store nothing.
-template <class In>
-__device__ void QuantiseEight(const In* x, int row, int part, const QuantisedRows& out) {
-  const bool inside = part < out.cols / 8;
-  float numbers[8], largest = 0;
-  bool finite = true;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    numbers[i] = inside ? AsFloat(x[part * 8 + i]) : 0.0f;
-    largest = fmaxf(largest, fabsf(numbers[i]));
-    finite = finite && isfinite(numbers[i]);
-  }
-  for (int step = 1; step <= 2; step *= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    finite = __shfl_xor_sync(0xffffffffu, finite ? 1 : 0, step) != 0 && finite;
-  }
-  const bool zero = !(largest >= 0x1p-100f) || !finite;
-  const float inverse = zero ? 0.0f : 127.0f / largest;
-  int sum = 0;
-  uint32_t codes[2] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int code = zero ? 0 : __float2int_rn(numbers[i] * inverse);
-    sum += code;
-    codes[i / 4] |= (static_cast<uint32_t>(code) & 255u) << (i % 4 * 8);
-  }
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  const int second = __shfl_xor_sync(0xffffffffu, sum, 2);
-  if (!inside) return;
-  *reinterpret_cast<uint2*>(out.CodesAt(row, part * 8)) = {codes[0], codes[1]};
-  if (part % 4 == 0)
-    out.GroupOf(row, part * 8) = {finite ? (zero ? 0.0f : largest / 127.0f) : __int_as_float(0x7fc00000),
-                                  (static_cast<uint32_t>(sum) & 0xffffu) | static_cast<uint32_t>(second) << 16};
-}
+// Longer rows of activations do not leave enough shared memory for weights on devices with 100 KB of it.
+constexpr int64_t kMostVectorCols = 32768;
 
 template <class In>
 __global__ void QuantiseRows(const In* x, int64_t stride, QuantisedRows out) {
-  const int row = static_cast<int>(blockIdx.y);
-  QuantiseEight(x + row * stride, row, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), out);
+  const int row = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const In* from = x + row * stride;
+  float numbers[8];
+  LoadActivations(from, part, part < out.cols / 8, reinterpret_cast<uintptr_t>(from) % 16 == 0, numbers);
+  QuantiseEight(numbers, row, part, out);
 }
-
-struct BlockProjection {
-  const uint8_t* weight;  // [outputs][row_bytes]
-  int64_t row_bytes;
-  const float* bias;  // [outputs] or null
-  std::byte* out;     // [rows][out_stride]
-  int64_t out_stride;
-  DType out_type;
-  Epilogue epilogue;
-  int outputs;
-};
-struct BlockCall {
-  BlockProjection projections[kMostProjections];
-  int count;
-  int outputs;  // of all projections
-};
-
-template <class T>
-__device__ void StoreAs(const BlockProjection& p, int64_t row, int64_t n, float sum) {
-  T& target = reinterpret_cast<T*>(p.out)[row * p.out_stride + n];
-  if (p.epilogue == Epilogue::kAdd) sum += AsFloat(target);
-  if (p.epilogue == Epilogue::kRelu) sum = fmaxf(sum, 0.0f);
-  target = FromFloat<T>(sum);
-}
-__device__ void StoreOutput(const BlockProjection& p, int64_t row, int64_t n, float sum) {
-  if (p.bias != nullptr) sum += p.bias[n];
-  if (p.out_type == DType::kF32) return StoreAs<float>(p, row, n, sum);
-  p.out_type == DType::kF16 ? StoreAs<__half>(p, row, n, sum) : StoreAs<__nv_bfloat16>(p, row, n, sum);
-}
-
-// sum + four products of weights, signed or unsigned, with signed activations.
-template <bool kUnsigned>
-__device__ int Dot4(uint32_t weights, int codes, int sum) {
-  if constexpr (!kUnsigned) return __dp4a(static_cast<int>(weights), codes, sum);
-  int result;
-  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(weights), "r"(codes), "r"(sum));
-  return result;
-}
-
-// Adds a unit's share of the output of kRows rows. `at`: the first number of its block.
-template <class Format, int kRows>
-__device__ void AddUnit(const typename Format::Unit& unit, int at, const QuantisedRows& x, float (&sums)[kRows]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = at + unit.at[half];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const ActivationGroup group = x.GroupOf(row, first);
-      constexpr int kRuns = Format::Unit::kWords / 4;  // of 16 codes
-      const int of_codes = kRuns == 2 ? group.Sum() : group.HalfSum(first / 16 % 2);
-      int sum = 0;
-#pragma unroll
-      for (int run = 0; run < kRuns; ++run) {
-        const int4 codes = *reinterpret_cast<const int4*>(x.CodesAt(row, first + 16 * run));
-        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run], codes.x, sum);
-        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 1], codes.y, sum);
-        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 2], codes.z, sum);
-        sum = Dot4<Format::kUnsigned>(unit.codes[half][4 * run + 3], codes.w, sum);
-      }
-      if constexpr (Format::kCentre != 0) sum -= Format::kCentre * of_codes;
-      float term = unit.scale[half] * static_cast<float>(sum);
-      if constexpr (Format::kOffsets) term = fmaf(unit.offset[half], static_cast<float>(of_codes), term);
-      sums[row] = fmaf(group.scale, term, sums[row]);
-    }
-  }
-}
-
-// The outputs of one warp, of all projections of a call: its number among the warps of the grid, and every `step`
-// outputs from there.
-class Outputs {
- public:
-  __device__ Outputs(const BlockCall& call, int first, int step) : call_(&call), output_(first), step_(step) {
-    Locate();
-  }
-
-  __device__ bool done() const { return projection_ == nullptr; }
-  __device__ const BlockProjection& projection() const { return *projection_; }
-  __device__ int n() const { return n_; }  // output of the projection
-  __device__ const uint8_t* weights() const { return projection_->weight + n_ * projection_->row_bytes; }
-  __device__ void Next() {
-    output_ += step_;
-    Locate();
-  }
-  // Starts to bring the row of weights into the second-level cache. All threads of the warp call it.
-  __device__ void Prefetch() const {
-    if (done()) return;
-    for (int64_t at = threadIdx.x % 32 * 128; at < projection_->row_bytes; at += 32 * 128)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(weights() + at));
-  }
-
- private:
-  __device__ void Locate() {
-    projection_ = nullptr;
-    n_ = output_;
-    for (int i = 0; i < call_->count && projection_ == nullptr; ++i) {
-      if (n_ < call_->projections[i].outputs)
-        projection_ = &call_->projections[i];
-      else
-        n_ -= call_->projections[i].outputs;
-    }
-  }
-
-  const BlockCall* call_;
-  int output_, step_, n_ = 0;
-  const BlockProjection* projection_ = nullptr;
-};
 
 // The weights of a warp's outputs, as a sequence of pieces of kPieceUnits units; the pieces of one row follow each
 // other. While a piece is computed from shared memory, the next one is on its way there.
@@ -309,49 +135,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   ComputePieces<Format, kRows>(pieces, x.From(static_cast<int>(first_row)), first_row);
 }
 
-// Rows of 4 bits a number are short: without the next row a warp has too few bytes on their way. Measured with rows of
-// 4,096 numbers; rows of 8 bits lose by it.
-template <class Format>
-constexpr bool kPrefetchNext = Format::kBytes <= 20 * Format::kUnits*(Format::Unit::kNumbers / 32);
-
-// Outputs of one row. Every block quantises the activations in shared memory, which saves a launch; meanwhile its first
-// weights come into the cache. The warps then read weights into registers directly: there is little to do with each, so
-// that a second copy in shared memory costs more than it hides. The kernel may start before its predecessor has ended
-// (LaunchOutputs): until then it touches nothing but weights.
-template <class Format, class In>
-__global__ void __launch_bounds__(kVectorThreads)
-    BlockVector(const __grid_constant__ BlockCall call, const In* x, int cols) {
-  extern __shared__ __align__(16) std::byte shared[];
-  const int lane = static_cast<int>(threadIdx.x % 32), units = cols / Format::Unit::kNumbers;
-  Outputs outputs(call, static_cast<int>(blockIdx.x) * kVectorWarps + static_cast<int>(threadIdx.x / 32),
-                  static_cast<int>(gridDim.x) * kVectorWarps);
-  outputs.Prefetch();
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
-#endif
-  const QuantisedRows row = QuantisedRows::In(shared, 1, cols);
-  for (int part = 0; part < cols / 8; part += kVectorThreads)
-    QuantiseEight(x, 0, part + static_cast<int>(threadIdx.x), row);
-  __syncthreads();
-  while (!outputs.done()) {
-    const Outputs now = outputs;
-    outputs.Next();
-    if (kPrefetchNext<Format>) outputs.Prefetch();
-    float sums[1] = {};
-    const uint8_t* weights = now.weights();
-#pragma unroll 4
-    for (int index = lane; index < units; index += 32) {
-      typename Format::Unit unit;
-      const int block = index / Format::kUnits;
-      Format::Read(weights + block * Format::kBytes, index % Format::kUnits, unit);
-      AddUnit<Format>(unit, block * Format::kUnits * Format::Unit::kNumbers, row, sums);
-    }
-    const float sum = WarpSum(sums[0]);
-    if (lane == 0) StoreOutput(now.projection(), 0, now.n(), sum);
-  }
-}
-
 // A warp expands 32 units of a row, in shared memory first, so that it writes long runs of bytes. `out` has rows that
 // are aligned to 16 bytes.
 template <class Format, class Out>
@@ -395,44 +178,24 @@ __global__ void ExpandRows(const uint8_t* weight, int64_t row_bytes, int units, 
   for (int i = lane; i < count * kNumbers * static_cast<int>(sizeof(Out)) / 16; i += 32) to[i] = from[i];
 }
 
-// As many blocks as the device holds at once, or as there are outputs for. An `early` kernel may start while its
-// predecessor in the stream runs, if it was compiled for a device that can wait for the rest inside the kernel.
-template <auto kernel, int kWarps, bool early, class... Arguments>
+// As many blocks as the device holds at once, or as there are outputs for.
+template <auto kernel, class... Arguments>
 void LaunchOutputs(cudaStream_t stream, int sms, const BlockCall& call, size_t shared, Arguments... arguments) {
-  // Asked when the kernel is first launched with this much shared memory.
-  struct Known {
-    int resident;  // blocks of a multiprocessor
-    bool waits;
-  };
-  thread_local std::map<size_t, Known> all_known;
-  const auto [known, is_new] = all_known.try_emplace(shared);
-  if (is_new) {
-    const auto largest = static_cast<int>(all_known.rbegin()->first);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, largest));
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&known->second.resident, kernel, kWarps * 32, shared));
-    cudaFuncAttributes compiled;
-    CUDA_CHECK(cudaFuncGetAttributes(&compiled, kernel));
-    known->second.waits = early && compiled.ptxVersion >= 90;
+  thread_local int resident = 0;  // blocks of a multiprocessor, asked at the first launch
+  if (resident == 0) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kBlockThreads, shared));
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(std::min((call.outputs + kWarps - 1) / kWarps, known->second.resident * sms));
-  config.blockDim = kWarps * 32;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = known->second.waits ? 1 : 0;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, arguments...));
+  const int blocks = std::min((call.outputs + kBlockWarps - 1) / kBlockWarps, resident * sms);
+  kernel<<<static_cast<unsigned>(blocks), kBlockThreads, shared, stream>>>(call, arguments...);
+  CUDA_CHECK_LAUNCH();
 }
 
 template <class Format>
 void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const QuantisedRows& x, int64_t rows) {
   for (int64_t row = 0; row < rows;) {
     const auto launch = [&](auto count) {
-      LaunchOutputs<BlockProduct<Format, decltype(count)::value>, kBlockWarps, false>(stream, sms, call,
-                                                                                      kStagesBytes<Format>, x, row);
+      LaunchOutputs<BlockProduct<Format, decltype(count)::value>>(stream, sms, call, kStagesBytes<Format>, x, row);
       row += decltype(count)::value;
     };
     const int64_t left = rows - row;
@@ -447,14 +210,36 @@ void MultiplyRows(cudaStream_t stream, int sms, const BlockCall& call, const Qua
   }
 }
 
-template <class Format>
-void MultiplyVector(cudaStream_t stream, int sms, const BlockCall& call, const ConstTensor& x) {
-  const auto shared = static_cast<size_t>(QuantisedRows::Bytes(1, static_cast<int>(x.cols)));
-  DispatchDevice(x.type, [&](auto number) {
-    using In = decltype(number);
-    LaunchOutputs<BlockVector<Format, In>, kVectorWarps, true>(
-        stream, sms, call, shared, reinterpret_cast<const In*>(x.data), static_cast<int>(x.cols));
-  });
+// One block on each multiprocessor. The kernel may start while its predecessor in the stream runs, if it was compiled
+// for a device that can wait for the rest inside the kernel.
+template <class Format, class In, class Shape>
+void LaunchVector(cudaStream_t stream, const CudaContext& context, const BlockCall& call, const In* x, int cols) {
+  constexpr auto kernel = BlockVector<Format, In, Shape>;
+  thread_local int shared_of_sm = 0;  // asked at the first launch
+  thread_local bool waits = false;
+  if (shared_of_sm == 0) {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, context.max_shared_bytes()));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    cudaFuncAttributes compiled;
+    CUDA_CHECK(cudaFuncGetAttributes(&compiled, kernel));
+    waits = compiled.ptxVersion >= 90;
+    CUDA_CHECK(cudaDeviceGetAttribute(&shared_of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  }
+  const VectorMemory memory = VectorMemoryFor<Format, Shape>(cols, shared_of_sm, context.max_shared_bytes());
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(std::min(call.outputs, context.sms()));
+  config.blockDim = Shape::kWarps * 32;
+  config.dynamicSmemBytes = memory.bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = waits ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, x, cols, memory.stages, memory.ahead));
 }
 
 }  // namespace
@@ -513,8 +298,12 @@ void MultiplyBlocks(CudaContext& context, cudaStream_t stream, const ConstTensor
     }
     DispatchBlocks(type, [&](auto format) {
       using Format = decltype(format);
-      vector ? MultiplyVector<Format>(stream, context.sms(), call, x)
-             : MultiplyRows<Format>(stream, context.sms(), call, rows, x.rows);
+      if (!vector) return MultiplyRows<Format>(stream, context.sms(), call, rows, x.rows);
+      DispatchDevice(x.type, [&](auto number) {
+        using In = decltype(number);
+        LaunchVector<Format, In, VectorShape>(stream, context, call, reinterpret_cast<const In*>(x.data),
+                                              static_cast<int>(x.cols));
+      });
     });
   }
 }
