@@ -40,8 +40,8 @@ def loss(model, flags, windows=WINDOWS, texts=(WALDEN,), **keys):
 def facts(model, flags, n=8, **keys):
     """Texts of 4,096 tokens of Walden with one planted fact, which is asked for."""
     subject = MODELS[model]
-    return command(f"eval needle -f TEXT --lengths 4096 --facts 1 --n {n} --form {subject.form}{subject.flag} {flags}", WALDEN, *subject.files,
-                   model=model, **keys)
+    return command(f"eval needle -f TEXT --lengths 4096 --facts 1 --n {n} --form {subject.form}{subject.flag} {flags}",
+                   WALDEN, *subject.files, model=model, **keys)
 
 
 def read(output, keys):

@@ -52,8 +52,8 @@ class Axis:
 
 
 def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None, scatter=False):
-    """A chart with one line per name; points (x, y) or (x, y, standard error) are sorted by x. scatter: points only, above the line y = x, and both axes
-    have one range. Returns (height, function that draws it at a given y)."""
+    """A chart with one line per name; points (x, y) or (x, y, standard error) are sorted by x. scatter: points only, above
+    the line y = x, and both axes have one range. Returns (height, function that draws it at a given y)."""
     series = {name: sorted(points) for name, points in series.items() if points}
     if not series:
         return nothing(title)
@@ -87,8 +87,8 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
                 out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
             if scatter or len(line) <= 16:
                 out += [f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="3" fill="{colour}"/>' for a, b, *_ in line]
-            out += [f'<line x1="{x.at(a):.1f}" y1="{y.at(b - error[0]):.1f}" x2="{x.at(a):.1f}" y2="{y.at(b + error[0]):.1f}" stroke="{colour}"/>'
-                    for a, b, *error in line if error and not log_y]
+            bar = lambda a, low, high: f'<line x1="{x.at(a):.1f}" y1="{y.at(low):.1f}" x2="{x.at(a):.1f}" y2="{y.at(high):.1f}" stroke="{colour}"/>'
+            out += [bar(a, b - error[0], b + error[0]) for a, b, *error in line if error and not log_y]
             column, row = i % 2, i // 2
             at_x, at_y = LEFT + column * (WIDTH - LEFT) / 2, bottom + 54 + 18 * row
             out += [f'<rect x="{at_x:.1f}" y="{at_y - 9:.1f}" width="14" height="4" fill="{colour}"/>',
@@ -96,6 +96,13 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
         return out
 
     return height, draw
+
+
+def number(value, error=None):
+    if error is None:
+        return f"{value:,.4g}"
+    digits = 2 if abs(value) >= 0.1 else 4
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def bars(title, items, unit=""):
@@ -112,10 +119,9 @@ def bars(title, items, unit=""):
         for i, (label, value, *error) in enumerate(items):
             y = top + TOP + 40 * i
             length = max(value, 0) / most * (WIDTH - 2 * RIGHT - (130 if error else 90))
-            number = f"{value:,.4g}" if not error or error[0] is None else f"{value:.2f} ± {error[0]:.2f}" if abs(value) >= 0.1 else f"{value:.4f} ± {error[0]:.4f}"
             out += [text(RIGHT, y + 12, label, "start"),
                     f'<rect x="{RIGHT}" y="{y + 17}" width="{max(length, 1):.1f}" height="14" fill="{COLOURS[i % len(COLOURS)]}"/>',
-                    text(RIGHT + length + 6, y + 29, number + unit, "start")]
+                    text(RIGHT + length + 6, y + 29, number(value, *error) + unit, "start")]
         return out
 
     return height, draw

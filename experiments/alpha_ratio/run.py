@@ -16,7 +16,7 @@ TAIL_RATIOS = [0.25, 0.5, 0.75, 1.0]
 
 
 def points(rows, key, tail="off"):
-    return {model: [(r[key], r["kld"], r.get("kld_stderr", 0)) for r in of_model(rows, model) if key in r and r["tail"] == tail] for model in measured(rows)}
+    return {model: [(r[key], r["kld"], r.get("kld_stderr", 0)) for r in of_model(rows, model) if key in r and "kld" in r and r["tail"] == tail] for model in measured(rows)}
 
 
 def plot(rows):

@@ -26,7 +26,7 @@ def plot(rows):
         mine = of_model(rows, model)
         first = min(len(r["layers"]) for r in mine)
         recall = {r["source"]: [(len(r["layers"]) - first + i + 1, 100 * m) for i, m in enumerate(r["layers"][-first:])] for r in mine}
-        panels += [bars(f"{model}: KL divergence from full, nats", [(r["source"], r["kld"], r.get("kld_stderr")) for r in mine]),
+        panels += [bars(f"{model}: KL divergence from full, nats", [(r["source"], r.get("kld"), r.get("kld_stderr")) for r in mine]),
                    lines(f"{model}: true attention inside the selection", "layer", "%", recall)]
     return figure(*panels)
 

@@ -24,14 +24,17 @@ def plot(rows):
     panels = []
     for model in measured(rows):
         mine = of_model(rows, model)
-        before = {r["setting"]: [(s, 100 * share) for s, share in zip(r["steps"], r["share"])] for r in mine}
+        before = {r["setting"]: [(s, 100 * share) for s, share in zip(r["steps"], r["share"]) if share is not None] for r in mine}
         panels += [lines(f"{model}: rows also selected before", "steps before", "%", before, log_x=True, x_ticks=mine[0]["steps"]),
-                   lines(f"{model}: one step before, by layer", "layer", "%", {r["setting"]: [(int(l), 100 * s) for l, s in r["layers"].items()] for r in mine})]
+                   lines(f"{model}: one step before, by layer", "layer", "%", {r["setting"]: [(int(l), 100 * s) for l, s in r["layers"].items() if s is not None] for r in mine})]
     return figure(*panels)
 
 
 def tell(rows):
-    at = lambda row, steps: percent(row["share"][row["steps"].index(steps)])
+    def at(row, steps):
+        share = row["share"][row["steps"].index(steps)]
+        return "-" if share is None else percent(share)
+
     return beside("setting", rows, lambda r: r["setting"], ["1 step", "8 steps", "64 steps"], lambda r: [at(r, steps) for steps in (1, 8, 64)])
 
 

@@ -24,8 +24,8 @@ def plot(rows):
     panels = []
     for model in measured(rows):
         mine = of_model(rows, model)
-        panels += [bars(f"{model}: perplexity against full, %", [(f"{r['setting']} ({share(r)} attended)", r["loss"], r.get("loss_stderr")) for r in mine]),
-                   bars(f"{model}: KL divergence from full, nats", [(r["setting"], r["kld"], r.get("kld_stderr")) for r in mine])]
+        panels += [bars(f"{model}: perplexity against full, %", [(f"{r['setting']} ({share(r)} attended)", r.get("loss"), r.get("loss_stderr")) for r in mine]),
+                   bars(f"{model}: KL divergence from full, nats", [(r["setting"], r.get("kld"), r.get("kld_stderr")) for r in mine])]
     return figure(*panels)
 
 
