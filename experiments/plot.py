@@ -52,8 +52,8 @@ class Axis:
 
 
 def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=None, scatter=False):
-    """A chart with one line per name; points are sorted by x. scatter: points only, above the line y = x, and both axes
-    have one range. Returns (height, function that draws it at a given y)."""
+    """A chart with one line per name; points (x, y) or (x, y, standard error) are sorted by x. scatter: points only, above
+    the line y = x, and both axes have one range. Returns (height, function that draws it at a given y)."""
     series = {name: sorted(points) for name, points in series.items() if points}
     if not series:
         return nothing(title)
@@ -61,11 +61,13 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
     height = TOP + PANEL + 46 + 18 * legend_rows
 
     def draw(top):
-        points = [point for line in series.values() for point in line]
+        points = [point[:2] for line in series.values() for point in line]
+        errors = [point for line in series.values() for point in line if len(point) > 2 and not log_y]
+        ends = [y + sign * error for _, y, error in errors for sign in (-1, 1)]
         bottom = top + TOP + PANEL
         both = [value for point in points for value in point]
         x = Axis(both if scatter else [p[0] for p in points], LEFT, WIDTH - RIGHT, log_x, x_ticks)
-        y = Axis(both if scatter else [p[1] for p in points], bottom, top + TOP, log_y)
+        y = Axis(both if scatter else [p[1] for p in points] + ends, bottom, top + TOP, log_y)
         out = [text(WIDTH / 2, top + 20, title, size=14)]
         for tick in x.ticks:
             out += [f'<line x1="{x.at(tick):.1f}" y1="{top + TOP}" x2="{x.at(tick):.1f}" y2="{bottom}" stroke="#e4e4e4"/>',
@@ -76,15 +78,17 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
         out += [text((LEFT + WIDTH - RIGHT) / 2, bottom + 34, x_label),
                 f'<g transform="translate(13 {(top + TOP + bottom) / 2:.1f}) rotate(-90)">{text(0, 0, y_label)}</g>']
         if scatter:
-            ends = min(both), max(both)
-            out.append(f'<line x1="{x.at(ends[0]):.1f}" y1="{y.at(ends[0]):.1f}" x2="{x.at(ends[1]):.1f}" y2="{y.at(ends[1]):.1f}" stroke="#888"/>')
+            low, high = min(both), max(both)
+            out.append(f'<line x1="{x.at(low):.1f}" y1="{y.at(low):.1f}" x2="{x.at(high):.1f}" y2="{y.at(high):.1f}" stroke="#888"/>')
         for i, (name, line) in enumerate(series.items()):
             colour = COLOURS[i % len(COLOURS)]
-            path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in line)
+            path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b, *_ in line)
             if not scatter:
                 out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
             if scatter or len(line) <= 16:
-                out += [f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="3" fill="{colour}"/>' for a, b in line]
+                out += [f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="3" fill="{colour}"/>' for a, b, *_ in line]
+            bar = lambda a, low, high: f'<line x1="{x.at(a):.1f}" y1="{y.at(low):.1f}" x2="{x.at(a):.1f}" y2="{y.at(high):.1f}" stroke="{colour}"/>'
+            out += [bar(a, b - error[0], b + error[0]) for a, b, *error in line if error and not log_y]
             column, row = i % 2, i // 2
             at_x, at_y = LEFT + column * (WIDTH - LEFT) / 2, bottom + 54 + 18 * row
             out += [f'<rect x="{at_x:.1f}" y="{at_y - 9:.1f}" width="14" height="4" fill="{colour}"/>',
@@ -94,22 +98,30 @@ def lines(title, x_label, y_label, series, log_x=False, log_y=False, x_ticks=Non
     return height, draw
 
 
+def number(value, error=None):
+    if error is None:
+        return f"{value:,.4g}"
+    digits = 2 if abs(value) >= 0.1 else 4
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
 def bars(title, items, unit=""):
-    """A chart with one horizontal bar per label, followed by its number."""
-    items = [(label, value) for label, value in items if value is not None]
+    """A chart with one horizontal bar per label, followed by its number, and by its standard error where an item has one.
+    Numbers below 0 have no bar."""
+    items = [item for item in items if item[1] is not None]
     if not items:
         return nothing(title)
     height = TOP + 40 * len(items) + 8
 
     def draw(top):
-        most = max(value for _, value in items) or 1
+        most = max(max(item[1] for item in items), 0) or 1
         out = [text(WIDTH / 2, top + 20, title, size=14)]
-        for i, (label, value) in enumerate(items):
+        for i, (label, value, *error) in enumerate(items):
             y = top + TOP + 40 * i
-            length = value / most * (WIDTH - 2 * RIGHT - 90)
+            length = max(value, 0) / most * (WIDTH - 2 * RIGHT - (130 if error else 90))
             out += [text(RIGHT, y + 12, label, "start"),
                     f'<rect x="{RIGHT}" y="{y + 17}" width="{max(length, 1):.1f}" height="14" fill="{COLOURS[i % len(COLOURS)]}"/>',
-                    text(RIGHT + length + 6, y + 29, f"{value:,.4g}{unit}", "start")]
+                    text(RIGHT + length + 6, y + 29, number(value, *error) + unit, "start")]
         return out
 
     return height, draw

@@ -2,6 +2,7 @@
 """Runs experiments, or updates plots and tables from their stored results.
 
     experiments/run_all.py                                  runs all accuracy experiments
+    experiments/run_all.py --device cuda --jobs 8           the same on a GPU, eight commands at the same time
     experiments/run_all.py --speed --binary B --out DIR     runs all speed experiments on a GPU; writes DIR/NAME/result.json
     experiments/run_all.py --check                          runs them and compares with the stored results
     experiments/run_all.py --plot-only                      draws every plot.svg from its result.json
@@ -23,10 +24,10 @@ import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from common import ROOT, Runner
+from common import ROOT, Runner, add_machine_options
 
-ACCURACY = ["kv_size", "along_length", "skew", "pool_policies", "alpha_ratio", "guess", "overlap", "quantised_pool",
-            "missed_mass"]
+ACCURACY = ["tail", "kv_size", "guess", "skew", "quantised_pool", "missed_mass", "alpha_ratio", "overlap", "pool_policies",
+            "along_length"]  # most important first, because of the budget
 SPEED = ["latency", "breakdown", "batch", "length", "context", "hot_set", "model_size"]  # most important first, because of the budget
 BUDGET_S = 600  # for all speed experiments; commands that are left out are recorded as errors
 
@@ -52,8 +53,17 @@ def filled(page):
     return re.sub(r"<!-- (\w+) -->\n(?:.*?)<!-- end -->", table, page.read_text(), flags=re.DOTALL)
 
 
-def run(experiments, arguments):
-    runner = Runner(arguments.binary, time.monotonic() + arguments.budget if arguments.budget else math.inf)
+def run(experiments, arguments, device="cpu", jobs=1):
+    runner = Runner(arguments.binary, time.monotonic() + arguments.budget if arguments.budget else math.inf, device=device, jobs=jobs)
+    try:
+        if jobs > 1:
+            runner.start([command for experiment in experiments for command in experiment.commands])
+        return measure(experiments, arguments, runner)
+    finally:
+        runner.close()
+
+
+def measure(experiments, arguments, runner):
     worst = 0
     for experiment in experiments:
         print(f"{experiment.name}: {experiment.question.strip().splitlines()[0]}", flush=True)
@@ -81,11 +91,14 @@ def main():
     parser.add_argument("--speed", action="store_true", help="the speed experiments instead of those on accuracy; needs a GPU")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write DIR/NAME/result.json instead of the stored results")
     parser.add_argument("--budget", type=float, help=f"seconds after which no command is started (default: no limit; with --speed {BUDGET_S})")
+    add_machine_options(parser)
     parser.add_argument("--check", action="store_true", help="compare with the stored results instead of replacing them")
     parser.add_argument("--plot-only", action="store_true", help="draw every plot.svg from its result.json")
     parser.add_argument("--tables", action="store_true", help="fill the tables of docs/results-*.md and of each README.md")
     parser.add_argument("--dry-run", action="store_true", help="check that the program accepts every command")
     arguments = parser.parse_args()
+    if arguments.speed and (arguments.jobs > 1 or arguments.device != "cpu"):
+        parser.error("--speed: times are measured one after the other, and its commands name their device: leave out --jobs and --device")
     if arguments.budget is None and arguments.speed:
         arguments.budget = BUDGET_S
     every = arguments.plot_only or arguments.dry_run or arguments.tables
@@ -101,12 +114,12 @@ def main():
                 experiment.draw(kept)
         return 0
     if arguments.dry_run:
-        runner = Runner(arguments.binary)
+        runner = Runner(arguments.binary, device=arguments.device, jobs=arguments.jobs)
         refused = [(c, why) for e in experiments for c in e.commands if (why := runner.refused(c))]
         for command, why in refused:
             print(f"{why}: {command}")
         return 1 if refused else 0
-    return run(experiments, arguments)
+    return run(experiments, arguments, arguments.device, arguments.jobs)
 
 
 if __name__ == "__main__":

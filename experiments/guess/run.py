@@ -4,12 +4,14 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from common import BARE, WALDEN, Experiment, command, percent, scored, table
+from accuracy import BARE, MODELS, beside, changed, diverged, loss, measured, of_model
+from common import Experiment, percent, scored
 from plot import bars, figure, lines
 
-SCORE = f"eval ppl -f TEXT -c 4096 --limit-tokens 4096 --kv-dense-layers 1 --kv-cap 20% {BARE} --mass-recall --stats-per-layer"
-SOURCES = {"the true scores (oracle)": "--kv oracle", "self": "--kv-from self", "prev-mid": "--kv-from prev-mid",
-           "prev-layer": "--kv-from prev-layer", "prev-step": "--kv-from prev-step"}
+# The selection alone, as published; one dense layer for every source.
+SELECTION = f"--kv-dense-layers 1 --kv-cap 20% {BARE} --mass-recall --stats-per-layer"
+SOURCES = {"the true scores (oracle)": "--kv oracle",
+           **{source: f"--kv infinigen --kv-tail off --kv-from {source}" for source in ("self", "prev-mid", "prev-layer", "prev-step")}}
 
 
 def read(output, keys):
@@ -19,20 +21,24 @@ def read(output, keys):
 
 
 def plot(rows):
-    first = min(len(r["layers"]) for r in rows)
-    return figure(bars("KL divergence from full, nats", [(r["source"], r["kld"]) for r in rows]),
-                  lines("True attention inside the selection", "layer", "%",
-                        {r["source"]: [(len(r["layers"]) - first + i + 1, 100 * m) for i, m in enumerate(r["layers"][-first:])] for r in rows}))
+    panels = []
+    for model in measured(rows):
+        mine = of_model(rows, model)
+        first = min(len(r["layers"]) for r in mine)
+        recall = {r["source"]: [(len(r["layers"]) - first + i + 1, 100 * m) for i, m in enumerate(r["layers"][-first:])] for r in mine}
+        panels += [bars(f"{model}: KL divergence from full, nats", [(r["source"], r.get("kld"), r.get("kld_stderr")) for r in mine]),
+                   lines(f"{model}: true attention inside the selection", "layer", "%", recall)]
+    return figure(*panels)
 
 
 def tell(rows):
-    return table(["guess from", "recall (worst 5 %)", "perplexity", "KL"],
-                 [[r["source"], f"{percent(r['recall'])} ({percent(r['recall_p5'])})", f"{r['ppl']:.3f}", f"{r['kld']:.4f}"] for r in rows])
+    return beside("guess from", rows, lambda r: r["source"], ["recall (worst 5 %)", "perplexity", "KL"],
+                  lambda r: [f"{percent(r['recall'])} ({percent(r['recall_p5'])})", changed(r), diverged(r)])
 
 
 EXPERIMENT = Experiment(
     file=__file__, question=__doc__, read=read, plot=plot, table=tell,
-    commands=[command(f"{SCORE} {flags}", WALDEN, source=source) for source, flags in SOURCES.items()])
+    commands=[loss(model, f"{flags} {SELECTION}", source=source) for source, flags in SOURCES.items() for model in MODELS])
 
 
 if __name__ == "__main__":

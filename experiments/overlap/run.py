@@ -4,12 +4,14 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from common import BARE, WALDEN, Experiment, command, percent, scored, table
+from accuracy import BARE, MODELS, beside, loss, measured, of_model
+from common import Experiment, percent, scored
 from plot import figure, lines
 
-SCORE = "eval ppl -f TEXT -c 4096 --limit-tokens 4096 --step-overlap"
-SETTINGS = {"infinigen, defaults": "--kv infinigen", "infinigen, cap 20 %": f"--kv infinigen --kv-cap 20% {BARE}",
-            "infinigen, cap 5 %": f"--kv infinigen --kv-cap 5% {BARE}", "quest, cap 5 %": f"--kv quest --kv-cap 5% {BARE}"}
+WINDOWS = "-c 4096 --from 2048 --windows 2 --step-overlap"
+SETTINGS = {"infinigen, defaults": "--kv infinigen --kv-tail on", "infinigen, no tail, defaults": "--kv infinigen --kv-tail off",
+            "infinigen, no tail, cap 20 %": f"--kv infinigen --kv-tail off --kv-cap 20% {BARE}",
+            "infinigen, no tail, cap 5 %": f"--kv infinigen --kv-tail off --kv-cap 5% {BARE}", "quest, cap 5 %": f"--kv quest --kv-cap 5% {BARE}"}
 
 
 def read(output, keys):
@@ -19,20 +21,26 @@ def read(output, keys):
 
 
 def plot(rows):
-    return figure(
-        lines("Rows also selected before", "steps before", "%",
-              {r["setting"]: [(s, 100 * share) for s, share in zip(r["steps"], r["share"])] for r in rows}, log_x=True, x_ticks=rows[0]["steps"]),
-        lines("One step before, by layer", "layer", "%", {r["setting"]: [(int(l), 100 * s) for l, s in r["layers"].items()] for r in rows}))
+    panels = []
+    for model in measured(rows):
+        mine = of_model(rows, model)
+        before = {r["setting"]: [(s, 100 * share) for s, share in zip(r["steps"], r["share"]) if share is not None] for r in mine}
+        panels += [lines(f"{model}: rows also selected before", "steps before", "%", before, log_x=True, x_ticks=mine[0]["steps"]),
+                   lines(f"{model}: one step before, by layer", "layer", "%", {r["setting"]: [(int(l), 100 * s) for l, s in r["layers"].items() if s is not None] for r in mine})]
+    return figure(*panels)
 
 
 def tell(rows):
-    at = lambda row, steps: percent(row["share"][row["steps"].index(steps)])
-    return table(["setting", "1 step", "8 steps", "64 steps"], [[r["setting"], at(r, 1), at(r, 8), at(r, 64)] for r in rows])
+    def at(row, steps):
+        share = row["share"][row["steps"].index(steps)]
+        return "-" if share is None else percent(share)
+
+    return beside("setting", rows, lambda r: r["setting"], ["1 step", "8 steps", "64 steps"], lambda r: [at(r, steps) for steps in (1, 8, 64)])
 
 
 EXPERIMENT = Experiment(
     file=__file__, question=__doc__, read=read, plot=plot, table=tell,
-    commands=[command(f"{SCORE} {flags}", WALDEN, setting=setting) for setting, flags in SETTINGS.items()])
+    commands=[loss(model, flags, WINDOWS, setting=setting) for setting, flags in SETTINGS.items() for model in MODELS])
 
 
 if __name__ == "__main__":

@@ -4,42 +4,52 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from common import BARE, WALDEN, Experiment, against, command, compared, table
+import accuracy
+from accuracy import BARE, MODELS, beside, changed, counted, facts, joined, loss, measured, of_model, share
+from common import Experiment
 from plot import bars, figure
 
-COMPARE = f"eval compare -f TEXT -c 4096 --limit-tokens 4096 --facts 1 --gen 0 --kv infinigen {BARE}"
-CASES = {"20%": 0, "5%": 6}  # number of texts with a planted fact; only the small cap is a hard test
-ROW_BYTES = {"bf16": 128, "int8": 68, "int4": 36}  # bytes of a key or value of 64 numbers
+TYPES = {"16 bits": "auto", "int8": "int8", "int4": "int4"}  # 16 bits: bf16 or f16, as the model
+ROW_BYTES = {"16 bits": 128, "int8": 68, "int4": 36}  # bytes of a key or value of 64 numbers
+SELECTIONS = {"no tail, cap 20%": f"--kv-tail off --kv-cap 20% {BARE}", "no tail, cap 5%": f"--kv-tail off --kv-cap 5% {BARE}",
+              "tail, cap 5%": f"--kv-tail on --kv-cap 5% {BARE}"}
+
+
+def commands():
+    """The loss is against `full` in 16 bits. Facts are asked for with the small cap only, which is the harder test."""
+    for selection, flags in SELECTIONS.items():
+        for kind, name in TYPES.items():
+            for model in MODELS:
+                yield loss(model, f"--kv infinigen --kv-type {name} {flags}", type=kind, selection=selection)
+                if "cap 5%" in selection:
+                    yield facts(model, f"--kv infinigen --kv-type {name} {flags}", type=kind, selection=selection)
 
 
 def read(output, keys):
-    """`bytes`: bytes that a step reads, relative to all entries in bf16."""
-    return [row | {"bytes": row["attended"] * ROW_BYTES[row["type"]] / ROW_BYTES["bf16"]} for row in compared(output, keys)]
+    """`bytes`: bytes that a step reads, relative to all entries in 16 bits."""
+    return [row | ({"bytes": row["attended"] * ROW_BYTES[row["type"]] / ROW_BYTES["16 bits"]} if "attended" in row else {})
+            for row in accuracy.read(output, keys)]
 
 
 def label(row):
-    return f"{row['type']}, cap {row['cap']}"
-
-
-def against_bf16(row, rows):
-    """Relative to `full` in bf16, which is that of the first run; every other run compares with `full` of its own type."""
-    return row["ppl"] / rows[0]["ppl"] * rows[0]["ppl_vs_full"]
+    return f"{row['type']}, {row['selection']}"
 
 
 def plot(rows):
-    return figure(bars("Perplexity against full in bf16, %", [(label(r), 100 * (against_bf16(r, rows) - 1)) for r in rows]),
-                  bars("Bytes read per step, % of all in bf16", [(label(r), 100 * r["bytes"]) for r in rows]))
+    panels = []
+    for model in measured(rows):
+        mine = joined(of_model(rows, model), "type", "selection")
+        panels += [bars(f"{model}: perplexity against full in 16 bits, %", [(label(r), r.get("loss"), r.get("loss_stderr")) for r in mine]),
+                   bars(f"{model}: bytes read per step, % of all in 16 bits", [(label(r), 100 * r["bytes"]) for r in mine if "bytes" in r])]
+    return figure(*panels)
 
 
 def tell(rows):
-    return table(["entries, cap", "bytes read", "perplexity", "facts"],
-                 [[label(r), f"{100 * r['bytes']:.1f} %", against(against_bf16(r, rows)), f"{r['found']} of {r['cases']}" if "found" in r else "-"] for r in rows])
+    return beside("entries, selection", joined(rows, "type", "selection"), label, ["bytes read", "perplexity", "facts"],
+                  lambda r: [share(r, "bytes"), changed(r), counted(r)])
 
 
-EXPERIMENT = Experiment(
-    file=__file__, question=__doc__, read=read, plot=plot, table=tell,
-    commands=[command(f"{COMPARE} --n {cases} --kv-cap {cap} --kv-type {kind}", WALDEN, cap=cap, type=kind)
-              for cap, cases in CASES.items() for kind in ("bf16", "int8", "int4")])
+EXPERIMENT = Experiment(file=__file__, question=__doc__, read=read, plot=plot, table=tell, commands=list(commands()))
 
 
 if __name__ == "__main__":

@@ -48,12 +48,14 @@ print(json.dumps({"device": device, "ceilings": {"device_gb_per_s": 4000}, "resu
 
 
 def made_up_corpus(folder):
-    """A text where the experiments look for theirs."""
+    """Texts where the experiments look for theirs."""
     words = "the old man went down to the sea again and nobody knew why he had come".split()
     sentences = (" ".join(words[(i * k) % len(words)] for k in range(1, 12)).capitalize() + "." for i in range(3000))
-    path = pathlib.Path(folder) / "eval" / "books" / "walden.txt.xz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(lzma.compress(" ".join(sentences).encode(), preset=0))
+    packed = lzma.compress(" ".join(sentences).encode(), preset=0)
+    for text in (common.WALDEN, *common.BOOKS):
+        path = pathlib.Path(folder) / "eval" / f"{text.name}.xz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packed)
 
 
 class Case(unittest.TestCase):
@@ -99,11 +101,22 @@ class Compared(Case):
         for values in ({"found": 8}, {"kv": "quest"}, {"chunks": [3.5]}, {"chunks": [3.5, 3.7]}, {"more": 1}, {"ppl": None}):
             self.assertEqual(len(self.changed(**values)[0]), 1, values)
 
+    def test_a_gpu_has_a_wider_tolerance(self):
+        differ = lambda gpu, **values: common.differences([self.KEPT], [self.KEPT | values], exact=False, gpu=gpu)
+        self.assertEqual((len(differ(False, ppl=36.1 * 1.02)), len(differ(True, ppl=36.1 * 1.02))), (1, 0))
+        self.assertEqual(len(differ(True, ppl=36.1 * 1.04)), 1)
+        self.assertEqual((len(differ(False, found=8)), len(differ(True, found=8)), len(differ(True, found=7))), (1, 0, 1))
+
+    def test_a_loss_has_the_tolerance_of_its_perplexity(self):
+        differ = lambda now: common.differences([{"loss": 0.35}], [{"loss": now}], exact=False)
+        self.assertEqual((len(differ(0.44)), len(differ(0.46))), (0, 1))
+
     def test_which_processor_decides(self):
         here = common.machine()
         self.assertIn(here["simd"], ("avx512", "avx2", "portable"))
         self.assertTrue(common.same_place(here, here | {"cores": 99}), "threads change no bit")
         self.assertFalse(common.same_place(here, here | {"simd": "other"}))
+        self.assertFalse(common.same_place(here | {"gpu": "a"}, here | {"gpu": "a"}), "a GPU promises no bits")
 
 
 class Measured(Case):
@@ -154,6 +167,26 @@ class Measured(Case):
             kept["runs"][0]["rows"][0]["ppl"] *= 1.01
             experiment.write(kept)
             self.assertEqual(experiment.check(result), 1, "what was measured is still compared")
+
+    def test_a_gpu_gets_the_commands_that_name_no_device(self):
+        made_up_corpus(self.folder)
+        here, there = common.command("eval ppl -f TEXT", common.WALDEN), common.command("bench --device cuda --shape opt-13b")
+        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder)):
+            runner = common.Runner(BINARY, device="cuda")
+            self.assertEqual(runner.line(here)[-4:], ["--device", "cuda", "--kv-home", "device"])
+            self.assertEqual(runner.line(there)[1:], ["bench", "--device", "cuda", "--shape", "opt-13b"])
+            self.assertIsNone(runner.refused(here), "a missing GPU is no refusal")
+            self.assertNotIn("cuda", common.Runner(BINARY).line(here))
+
+    def test_several_at_a_time_measure_the_same(self):
+        experiment = self.experiment()
+        with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder), INFINIGEN_FULL_CACHE="0"), self.quiet():
+            runner = common.Runner(BINARY, jobs=2)
+            runner.start(experiment.commands)
+            self.assertEqual(sorted(runner.answers), sorted(str(c) for c in experiment.commands))
+            several, one = experiment.measure(runner), experiment.measure(common.Runner(BINARY))
+        self.assertEqual(several["runs"][0], one["runs"][0])
+        self.assertIn("exit code 2", several["runs"][1]["error"])
 
     def test_without_a_corpus_it_says_so(self):
         with unittest.mock.patch.dict(os.environ, INFINIGEN_DATA=str(self.folder / "nowhere")), self.quiet():
