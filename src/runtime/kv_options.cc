@@ -229,9 +229,10 @@ void AddSelection(std::vector<KvOption>& options) {
                      SetAlpha});
   options.push_back(
       {"kv-cap", "SHARE",
-       fmt::format("select at most this share of the entries, 0.05 or 5%; 1: no cap (default {}, with a tail {}, with "
-                   "--kv-mass {})",
-                   kDefaultCap, kTailCap, kMassCap),
+       fmt::format(
+           "select at most this share of the entries, 0.05 or 5%; 1: no cap (default {}, without a tail {}, with "
+           "--kv-mass {})",
+           kTailCap, kDefaultCap, kMassCap),
        [](const std::string& text, Request r) { return ParseShare(text, &r->cap.emplace()); }});
   options.push_back({"kv-mass", "SHARE",
                      "select the fewest entries that hold this share of the estimated attention, for example 0.95, "
@@ -241,25 +242,27 @@ void AddSelection(std::vector<KvOption>& options) {
                      }});
   options.push_back({"kv-tail", Words<bool>(kOnOff),
                      "attend to the entries that are not selected by their sketches, which then include the values; "
-                     "needs a calibrated projection (default off)",
+                     "needs a calibrated projection (default on where the method has one)",
                      [](const std::string& text, Request r) { return SetWord<bool>(text, kOnOff, &r->tail); }});
   options.push_back({"kv-late", "N",
-                     "attend to up to N more entries for each head, which the guessed query missed and the layer's own "
-                     "ranks highest; needs --kv-tail on and a guess (default 0)",
+                     fmt::format("attend to up to N more entries for each head, which the guessed query missed and the "
+                                 "layer's own ranks highest; needs a tail and a guess (default {})",
+                                 kTailLateRows),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->late); }});
-  options.push_back({"kv-min", "N",
-                     fmt::format("select at least N entries, so short texts are attended to in full (default {}, "
-                                 "quest {}; with a tail {}, and caches of up to {} entries are attended to whole)",
-                                 kDefaultMinRows, kQuestMinRows, kTailMinRows, kTailWholeRows),
-                     [](const std::string& text, Request r) { return SetInteger(text, 0, &r->min_rows); }});
+  options.push_back(
+      {"kv-min", "N",
+       fmt::format("select at least N entries (default {}, and caches of up to {} entries are attended to "
+                   "whole; without a tail {}, quest {})",
+                   kTailMinRows, kTailWholeRows, kDefaultMinRows, kQuestMinRows),
+       [](const std::string& text, Request r) { return SetInteger(text, 0, &r->min_rows); }});
   options.push_back(
       {"kv-sinks", "N",
        fmt::format("always attend to the first N tokens and never evict them (default {}, h2o and quest 0)",
                    kDefaultSinks),
        [](const std::string& text, Request r) { return SetInteger(text, 0, &r->sinks); }});
   options.push_back({"kv-window", "N",
-                     fmt::format("always attend to the last N tokens (default {}, with a tail {}, quest 0)",
-                                 kDefaultWindow, kTailWindow),
+                     fmt::format("always attend to the last N tokens (default {}, without a tail {}, quest 0)",
+                                 kTailWindow, kDefaultWindow),
                      [](const std::string& text, Request r) { return SetInteger(text, 0, &r->window); }});
   options.push_back({"kv-dense-layers", "N",
                      "the first N layers attend to every entry (default 0 with --kv-from self, otherwise 2; quest 2)",
@@ -280,18 +283,18 @@ void AddSketches(std::vector<KvOption>& options) {
   options.push_back(
       {"kv-sketch", "NxB[/GROUP]",
        fmt::format("sketches of keys: N numbers (or a share of the key, as 3/4) of B bits, GROUP of which "
-                   "share a scale (default {}x8, with a tail 3/4x4/{})",
-                   kDefaultRatio, kTailScaleDims),
+                   "share a scale (default 3/4x4/{}, without a tail {}x8)",
+                   kTailScaleDims, kDefaultRatio),
        SetSketch});
   options.push_back({"kv-ratio", "SHARE",
-                     fmt::format("numbers of a key's sketch as a share of the key (default {}, with a tail {})",
-                                 kDefaultRatio, kTailRatio),
+                     fmt::format("numbers of a key's sketch as a share of the key (default {}, without a tail {})",
+                                 kTailRatio, kDefaultRatio),
                      [](const std::string& text, Request r) {
                        return SetPositiveShare(text, "the size of a sketch must be above 0", &r->ratio);
                      }});
   options.push_back(
       {"kv-sketch-type", Words<SketchType>(kSketchTypes),
-       "stored type of a key's sketch (default int8, with a tail int4)",
+       "stored type of a key's sketch (default int4, without a tail int8)",
        [](const std::string& text, Request r) { return SetWord<SketchType>(text, kSketchTypes, &r->sketch_type); }});
   options.push_back({"kv-projection", Words<std::optional<ProjectionKind>>(kProjections),
                      "how keys become sketches: rotation (the skew), pair (separate projections of queries and keys "

@@ -97,7 +97,8 @@ Status CheckLate(const KvRequest& request, std::optional<GuessSource> from) {
   const std::string reason = NoTail(request);
   if (!reason.empty()) return Unsupported("--kv-late {}: {}", *request.late, reason);
   if (!request.has_tail())
-    return Invalid("--kv-late {}: late rows are chosen by the scores of the tail; pass --kv-tail on", *request.late);
+    return Invalid("--kv-late {}: late rows are chosen by the scores of the tail; leave out --kv-tail off",
+                   *request.late);
   if (from == GuessSource::kSelf)
     return Invalid(
         "--kv-late {}: with --kv-from self the layer's own query selects, so no row is missed; pass --kv-from "
@@ -151,7 +152,7 @@ SelectRule RuleOf(const KvRequest& request) {
                   .force_count = request.force_count,
                   .mass = static_cast<float>(request.mass.value_or(0)),
                   .tail = tail,
-                  .late = tail ? request.late.value_or(0) : 0};
+                  .late = tail ? request.late.value_or(kTailLateRows) : 0};
   if (rule.force_count > 0) {
     rule.sinks = std::min(rule.sinks, rule.force_count - 1);
     rule.window = std::min(rule.window, rule.force_count - 1 - rule.sinks);
@@ -211,7 +212,7 @@ ProjectionKind KvRequest::projection_kind() const {
   return projection.value_or(prompt_columns ? ProjectionKind::kRotation : ProjectionKind::kPair);
 }
 
-bool KvRequest::has_tail() const { return tail.value_or(false) && NoTail(*this).empty(); }
+bool KvRequest::has_tail() const { return tail.value_or(true) && NoTail(*this).empty(); }
 
 Status CheckKvRequest(const KvRequest& request) {
   if (request.home == KvHome::kDisk)

@@ -21,18 +21,19 @@
 
 namespace infinigen {
 
-// Defaults for every model. Measurements: docs/decisions/0004-selection-defaults.md.
+// Defaults without a tail, for every model. Measurements: docs/decisions/0004-selection-defaults.md.
 inline constexpr float kDefaultAlpha = 5.0f;
 inline constexpr double kDefaultCap = 0.2;
 inline constexpr int32_t kDefaultSinks = 4;
 inline constexpr int32_t kDefaultWindow = 576;
 inline constexpr int32_t kDefaultMinRows = 256;
-// With a tail, what is not selected is still attended to by its sketch, so fewer rows do
-// (docs/decisions/0013-a-tail-from-sketches.md). Off by default until all results are measured with it.
+// With a tail, which is the default, what is not selected is still attended to by its sketch, so fewer rows do
+// (docs/decisions/0013-a-tail-from-sketches.md).
 inline constexpr double kTailCap = 0.05;
 inline constexpr int32_t kTailWindow = 64;
 inline constexpr int32_t kTailMinRows = 32;
 inline constexpr int32_t kTailWholeRows = 1024;  // caches of up to this many rows are attended to whole
+inline constexpr int32_t kTailLateRows = 16;     // after a guess (docs/decisions/0008-guess-a-layer-early.md)
 // Sketches: numbers of a key as a share of head_dim, numbers that share a scale, numbers of a value.
 inline constexpr double kDefaultRatio = 0.3;
 inline constexpr double kTailRatio = 0.75;
@@ -82,8 +83,8 @@ struct KvRequest {
   std::optional<float> alpha;
   std::optional<double> cap;
   std::optional<double> mass;   // share of the estimated attention that a selection must hold
-  std::optional<bool> tail;     // nullopt: off
-  std::optional<int32_t> late;  // rows that a guess missed and that are attended to after all; nullopt: 0
+  std::optional<bool> tail;     // nullopt: on where the method can have one
+  std::optional<int32_t> late;  // rows that a guess missed and that are attended to after all; nullopt: kTailLateRows
   std::optional<int32_t> sinks, window, min_rows;
   std::optional<int64_t> dense_layers;
   std::optional<GuessSource> from;  // nullopt: depends on the device

@@ -92,15 +92,18 @@ TEST(KvRequest, Defaults) {
   EXPECT_EQ(method.select, &kSelectSketch);
   EXPECT_EQ(method.from, GuessSource::kSelf);
   EXPECT_EQ(method.rule.alpha, kDefaultAlpha);
-  EXPECT_EQ(method.rule.cap, kDefaultCap);
-  EXPECT_EQ(method.rule.min_rows, kDefaultMinRows);
-  EXPECT_EQ(method.rule.whole_rows, 0);
+  EXPECT_EQ(method.rule.cap, kTailCap);
+  EXPECT_EQ(method.rule.min_rows, kTailMinRows);
+  EXPECT_EQ(method.rule.whole_rows, kTailWholeRows);
   EXPECT_EQ(method.rule.sinks, kDefaultSinks);
-  EXPECT_EQ(method.rule.window, kDefaultWindow);
+  EXPECT_EQ(method.rule.window, kTailWindow);
   EXPECT_EQ(method.rule.force_count, 0);
-  EXPECT_FALSE(method.rule.tail || method.has_tail());
+  EXPECT_TRUE(method.rule.tail && method.has_tail());
   EXPECT_EQ(method.rule.mass, 0.0f);
-  EXPECT_EQ(method.sketch.type, SketchType::kInt8);
+  EXPECT_EQ(method.sketch.type, SketchType::kInt4);
+  EXPECT_EQ(method.sketch.scale_dims, kTailScaleDims);
+  EXPECT_EQ(method.sketch.value_dims, kTailValueDims);
+  EXPECT_EQ(method.sketch.mean_dims, 64);
   EXPECT_FALSE(method.mean_counts || method.prompt_columns || method.measure_mass);
 }
 
@@ -210,16 +213,19 @@ TEST(KvRequest, StoredTypes) {
 
 TEST(KvRequest, LateRows) {
   for (const char* from : {"prev-layer", "prev-mid", "prev-step"}) {
-    const KvMethod method = Method({"--kv-tail", "on", "--kv-late", "16", "--kv-from", from});
-    EXPECT_EQ(method.rule.late, 16);
+    EXPECT_EQ(Method({"--kv-from", from}).rule.late, kTailLateRows);
+    const KvMethod method = Method({"--kv-late", "7", "--kv-from", from});
+    EXPECT_EQ(method.rule.late, 7);
     EXPECT_TRUE(method.has_late());
+    EXPECT_FALSE(Method({"--kv-late", "0", "--kv-from", from}).has_late());
+    EXPECT_FALSE(Method({"--kv-tail", "off", "--kv-from", from}).has_late());
   }
-  EXPECT_FALSE(Method({"--kv-late", "0"}).has_late());
-  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-tail", "on", "--kv-from", "self"}), HasSubstr("--kv-from self"));
-  const Result<KvMethod> unnamed = Resolve({"--kv-late", "16", "--kv-tail", "on"}, ModelOf(12, 64), 8192);
+  EXPECT_FALSE(Method({}).has_late()) << "nothing is guessed";
+  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-from", "self"}), HasSubstr("--kv-from self"));
+  const Result<KvMethod> unnamed = Resolve({"--kv-late", "16"}, ModelOf(12, 64), 8192);
   ASSERT_FALSE(unnamed.ok()) << "self is the default where nothing is fetched";
   EXPECT_THAT(unnamed.error().message, HasSubstr("--kv-from self"));
-  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-from", "prev-mid"}), HasSubstr("--kv-tail on"));
+  EXPECT_THAT(Refusal({"--kv-late", "16", "--kv-tail", "off", "--kv-from", "prev-mid"}), HasSubstr("--kv-tail off"));
   for (const Arguments& arguments : std::vector<Arguments>{{"--kv", "quest"},
                                                            {"--kv", "oracle"},
                                                            {"--kv-select", "page-mean"},
@@ -232,14 +238,15 @@ TEST(KvRequest, LateRows) {
 }
 
 TEST(KvRequest, Tails) {
-  const KvMethod on = Method({"--kv-tail", "on"});
-  EXPECT_TRUE(on.rule.tail && on.has_tail());
-  EXPECT_EQ(on.rule.cap, kTailCap);
-  EXPECT_EQ(on.rule.window, kTailWindow);
-  EXPECT_EQ(on.rule.whole_rows, kTailWholeRows);
-  EXPECT_EQ(on.sketch.type, SketchType::kInt4);
-  EXPECT_EQ(on.sketch.scale_dims, kTailScaleDims);
-  EXPECT_EQ(on.sketch.value_dims, kTailValueDims);
+  const KvMethod off = Method({"--kv-tail", "off"});
+  EXPECT_FALSE(off.rule.tail || off.has_tail());
+  EXPECT_EQ(off.rule.cap, kDefaultCap);
+  EXPECT_EQ(off.rule.window, kDefaultWindow);
+  EXPECT_EQ(off.rule.min_rows, kDefaultMinRows);
+  EXPECT_EQ(off.rule.whole_rows, 0);
+  EXPECT_EQ(off.sketch.type, SketchType::kInt8);
+  EXPECT_EQ(off.sketch.scale_dims, 0);
+  EXPECT_EQ(off.sketch.value_dims, 0);
   for (const Arguments& arguments : std::vector<Arguments>{{"--kv", "quest"},
                                                            {"--kv", "oracle"},
                                                            {"--kv", "full"},
@@ -250,8 +257,6 @@ TEST(KvRequest, Tails) {
     asked.insert(asked.end(), {"--kv-tail", "on"});
     EXPECT_THAT(Refusal(asked), HasSubstr("--kv-tail on")) << arguments.back();
   }
-  EXPECT_EQ(on.rule.late, 0);
-  EXPECT_FALSE(on.has_late());
   const KvMethod mass = Method({"--kv-mass", "0.95"});
   EXPECT_EQ(mass.rule.mass, 0.95f);
   EXPECT_TRUE(std::isinf(mass.rule.alpha));
@@ -416,10 +421,10 @@ TEST(KvRequest, EvictionThatMakesNoSenseIsRefused) {
 // ---- fitted to a model ----
 
 TEST(ResolveMethod, SketchAndDenseLayers) {
-  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch.dims, 24);
-  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch.dims, 40);
-  EXPECT_EQ(Resolve({"--kv-tail", "on"}, ModelOf(12, 64), 8192)->sketch.dims, 48);
-  EXPECT_EQ(Resolve({"--kv-tail", "on"}, ModelOf(12, 128), 8192)->sketch.dims, 96);
+  EXPECT_EQ(Resolve({"--kv-tail", "off"}, ModelOf(12, 64), 8192)->sketch.dims, 24);
+  EXPECT_EQ(Resolve({"--kv-tail", "off"}, ModelOf(12, 128), 8192)->sketch.dims, 40);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch.dims, 48);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch.dims, 96);
   EXPECT_EQ(Resolve({"--kv-ratio", "1"}, ModelOf(12, 64), 8192)->sketch.dims, 64);
   EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->dense_layers, 0);
   for (const char* source : {"prev-layer", "prev-mid", "prev-step"})
@@ -435,9 +440,9 @@ TEST(ResolveMethod, WhoEvictsSelectsHoweverShortTheContext) {
 
 TEST(ResolveMethod, AForcedCountHoldsSinksAndWindow) {
   const auto rule = [](const char* count) { return Resolve({"--kv-force-count", count}, ModelOf(4, 64), 8192)->rule; };
-  EXPECT_EQ(rule("819").window, kDefaultWindow);
-  EXPECT_EQ(rule("100").sinks, kDefaultSinks);
-  EXPECT_EQ(rule("100").window, 95) << "4 sinks, 95 in the window, the current token";
+  EXPECT_EQ(rule("819").window, kTailWindow);
+  EXPECT_EQ(rule("50").sinks, kDefaultSinks);
+  EXPECT_EQ(rule("50").window, 45) << "4 sinks, 45 in the window, the current token";
   EXPECT_EQ(rule("1").sinks, 0);
   EXPECT_EQ(rule("1").window, 0);
 }
@@ -464,12 +469,12 @@ TEST(ResolveMethod, WhereNothingCanBeLeftOutNothingIsSelected) {
   const auto select = [](const Arguments& arguments, int64_t max_tokens) {
     return Resolve(arguments, ModelOf(4, 64), max_tokens)->select;
   };
-  EXPECT_EQ(select({}, 581), &kSelectAll) << "4 sinks, 576 in the window, the current token";
-  EXPECT_EQ(select({}, 582), &kSelectSketch);
-  EXPECT_EQ(select({"--kv-tail", "on"}, 1024), &kSelectAll) << "short caches are attended to whole";
-  EXPECT_EQ(select({"--kv-tail", "on"}, 1025), &kSelectSketch);
-  EXPECT_EQ(select({"--kv-tail", "on", "--kv-min", "32"}, 69), &kSelectAll) << "4 sinks, 64 in the window, this token";
-  EXPECT_EQ(select({"--kv-tail", "on", "--kv-min", "32"}, 70), &kSelectSketch);
+  EXPECT_EQ(select({"--kv-tail", "off"}, 581), &kSelectAll) << "4 sinks, 576 in the window, the current token";
+  EXPECT_EQ(select({"--kv-tail", "off"}, 582), &kSelectSketch);
+  EXPECT_EQ(select({}, 1024), &kSelectAll) << "short caches are attended to whole";
+  EXPECT_EQ(select({}, 1025), &kSelectSketch);
+  EXPECT_EQ(select({"--kv-min", "32"}, 69), &kSelectAll) << "4 sinks, 64 in the window, this token";
+  EXPECT_EQ(select({"--kv-min", "32"}, 70), &kSelectSketch);
   EXPECT_EQ(select({"--kv-min", "600"}, 600), &kSelectAll);
   EXPECT_EQ(select({"--kv-min", "600"}, 601), &kSelectSketch);
   EXPECT_EQ(select({"--kv-force-count", "5"}, 10), &kSelectSketch) << "a forced count is never ignored";
