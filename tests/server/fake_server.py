@@ -110,7 +110,7 @@ def picture(name, request, running):
     rng = random.Random(request["step"] // 3)
     layers = []
     for layer in range(LAYERS):
-        if request["kv"] == "full" or rows <= 581:
+        if request["kv"] == "full" or rows <= 1024:
             layers.append([255] * columns)
             continue
         cells = [0] * columns
