@@ -18,12 +18,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kShownRatio = 0.3;  // the default of --kv-ratio
+constexpr double kShownRatio = 0.3;  // small enough to tell a good basis from a bad one
+constexpr int64_t kMostTokens = 1 << 20;
 
 struct CalibrateFlags {
   std::string model;
   std::string file;
   std::string output;
+  int64_t tokens = kCalibrationTokens;
   int64_t positions = 0;  // 0: the model's context
   DeviceRequest device;
   bool json = false;
@@ -90,7 +92,7 @@ Result<int> CalibrateCommand(const CalibrateFlags& flags) {
       ASSIGN_OR_RETURN(given->bytes, ReadText(flags.file));
     }
   }
-  ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(*model, given));
+  ASSIGN_OR_RETURN(const CalibrationText text, MakeCalibrationText(*model, given, flags.tokens));
   if (model->tokenizer == nullptr)
     Warn(fmt::format("{} has no tokenizer, so it is calibrated on random token ids", model->config.name));
   ASSIGN_OR_RETURN(const int64_t positions, ChooseContext(model->config, flags.positions));
@@ -122,9 +124,10 @@ int RunCalibrate(Arguments arguments) {
       "infinigen). Other commands do this on first use; run it yourself to choose the text or the context.");
   flags.Group("Text");
   flags.Text("-f,--file", &values.file, "FILE",
-             fmt::format("calibrate on the first {} tokens of this text; - is standard input (default: a built-in "
-                         "text)",
-                         kCalibrationTokens));
+             "calibrate on the first tokens of this text; - is standard input (default: a built-in text)");
+  flags.Integer("--tokens", &values.tokens, kLeastCalibrationTokens, kMostTokens,
+                fmt::format("tokens of the text to use, in sequences of at most {} (default {})", kCalibrationTokens,
+                            kCalibrationTokens));
   flags.Integer(
       "-c,--ctx", &values.positions, 1, kMaxContext,
       "longest context that the skew is made for (default: the model's context); a smaller N gives better selections "

@@ -65,43 +65,48 @@ class Spread {
   std::vector<std::vector<double>> offsets_;     // [copies][rows of the text]
 };
 
-// Fits the skew to a prefill's queries, keys and values, layer by layer.
+// Fits the skew to the queries, keys and values of prefills, layer by layer.
 class Collector {
  public:
-  Collector(const ModelConfig& config, SkewOrigin origin, int64_t context, int threads)
+  // `rows`: of the longest sequence; `context`: of the executor.
+  Collector(const ModelConfig& config, SkewOrigin origin, int64_t rows, int64_t context, int threads)
       : config_(config),
         threads_(threads),
-        spread_(config, origin.positions, origin.tokens, context),
-        skew_({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim}, std::move(origin)) {}
+        spread_(config, origin.positions, rows, context),
+        skew_({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim}, std::move(origin)),
+        moments_(static_cast<size_t>(config.layers)) {}
+
+  // The sequences that follow are the last ones: a layer is fitted when the next begins.
+  void StartLast() { last_ = true; }
 
   void Add(LayerId layer, const PrefillRows& rows) {
-    if (!moments_ || layer != layer_) {
-      FinishLayer();
-      layer_ = layer;
-      moments_.emplace(config_.heads, config_.kv_heads, config_.head_dim);
-    }
+    if (last_ && layer.value() > 0) FitLayer(LayerId(layer.value() - 1));
+    std::optional<SkewMoments>& moments = moments_[layer.index()];
+    if (!moments) moments.emplace(config_.heads, config_.kv_heads, config_.head_dim);
     const int32_t rope = config_.specs[layer.index()].rope;
     for (int64_t copy = 0; copy < spread_.copies(rope); ++copy)
-      moments_->Add(rows.first_row, spread_.Rotated(rope, copy, rows.first_row, rows.queries, threads_, query_memory_),
-                    spread_.Rotated(rope, copy, rows.first_row, rows.keys, threads_, key_memory_), threads_);
-    moments_->AddValues(rows.first_row, rows.values, threads_);
+      moments->Add(rows.first_row, spread_.Rotated(rope, copy, rows.first_row, rows.queries, threads_, query_memory_),
+                   spread_.Rotated(rope, copy, rows.first_row, rows.keys, threads_, key_memory_), threads_);
+    moments->AddValues(rows.first_row, rows.values, threads_);
   }
 
   const Status& fitted() const { return fitted_; }
   Result<Skew> Finish() {
-    FinishLayer();
+    FitLayer(LayerId(config_.layers - 1));
     if (!fitted_.ok()) return fitted_.error();
     CHECK(layers_done_ == config_.layers);
     return std::move(skew_);
   }
 
  private:
-  void FinishLayer() {
-    if (moments_ && fitted_.ok()) {
-      fitted_ = skew_.FitLayer(layer_, *moments_, threads_);
+  // Only the first call for a layer has an effect.
+  void FitLayer(LayerId layer) {
+    std::optional<SkewMoments>& moments = moments_[layer.index()];
+    if (moments && fitted_.ok()) {
+      fitted_ = skew_.FitLayer(layer, *moments, threads_);
       ++layers_done_;
     }
-    moments_.reset();
+    moments.reset();
   }
 
   const ModelConfig& config_;
@@ -109,9 +114,10 @@ class Collector {
   const Spread spread_;
   Skew skew_;
   Status fitted_ = Ok();
-  LayerId layer_;
+  bool last_ = false;
   int64_t layers_done_ = 0;
-  std::optional<SkewMoments> moments_;            // of layer_
+  std::vector<std::optional<SkewMoments>>
+      moments_;                                   // [layers]; null before the layer's first rows and once it is fitted
   std::vector<float> query_memory_, key_memory_;  // rotated rows of one unit
 };
 
@@ -134,24 +140,32 @@ class PrefillWatch {
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options) {
   CHECK(!executor.options().method.selects());
   CHECK(!executor.options().owned);  // a skew has all heads
-  const int64_t count =
-      std::min({static_cast<int64_t>(text.tokens.size()), kCalibrationTokens, executor.options().max_tokens});
-  if (count < kLeastCalibrationTokens)
+  const int64_t count = std::ssize(text.tokens), context = executor.options().max_tokens;
+  if (std::min(count, context) < kLeastCalibrationTokens)
     return Invalid("{}: {} tokens are too few for calibration, at least {} are needed", text.name, count,
                    kLeastCalibrationTokens);
   const int64_t positions = options.positions > 0 ? options.positions : executor.config().max_positions;
+  // A rest of a few tokens would be all sinks.
+  const int64_t sequences = count / context + (count % context >= kLeastCalibrationTokens ? 1 : 0);
+  const int64_t used = std::min(count, sequences * context);
   Collector collector(executor.config(),
-                      {.model = options.model, .tokens = count, .positions = positions, .text = text.name},
-                      executor.options().max_tokens, options.threads);
-  ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, count));
+                      {.model = options.model, .tokens = used, .positions = positions, .text = text.name},
+                      std::min(count, context), context, options.threads);
   const PrefillWatch watch(executor, [&](LayerId layer, const PrefillRows& rows) { collector.Add(layer, rows); });
-  const auto should_continue = [&](int64_t done, int64_t units) {
-    return collector.fitted().ok() && (!options.progress || options.progress(done, units));
-  };
-  ASSIGN_OR_RETURN(const bool whole, sequence.Prefill(std::span(text.tokens).first(static_cast<size_t>(count)),
-                                                      PrefillKind::kDense, should_continue));
-  RETURN_IF_ERROR(collector.fitted());
-  if (!whole) return Invalid("calibration was interrupted");
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t first = i * context, rows = std::min(context, used - first);
+    if (i + 1 == sequences) collector.StartLast();
+    const auto should_continue = [&](int64_t done, int64_t units) {
+      return collector.fitted().ok() && (!options.progress || options.progress(i * units + done, sequences * units));
+    };
+    ASSIGN_OR_RETURN(Sequence sequence, Sequence::Admit(executor, rows));
+    ASSIGN_OR_RETURN(
+        const bool whole,
+        sequence.Prefill(std::span(text.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(rows)),
+                         PrefillKind::kDense, should_continue));
+    RETURN_IF_ERROR(collector.fitted());
+    if (!whole) return Invalid("calibration was interrupted");
+  }
   return collector.Finish();
 }
 

@@ -1,6 +1,7 @@
-// Calibration: fits the skew of every layer to the queries, keys and values of one prefill over a text. Prefill is
-// layer-major, so the statistics of one layer are complete before the next begins, and only one layer's are in memory.
-// Called from the executor's thread.
+// Calibration: fits the skew of every layer to the queries, keys and values of prefills over a text. A text longer than
+// the executor's context is cut into sequences of that length. Prefill is layer-major, so in the last sequence the
+// statistics of one layer are complete before the next begins, and a short text has only one layer's in memory. Called
+// from the executor's thread.
 //
 // RoPE rotates queries and keys by their positions, so a basis fitted to positions 0 … 2,047 fails at 8,000: planes
 // that rotate slowly have covered only a part of a turn. A text as long as the context would solve this but take long.
@@ -22,7 +23,7 @@
 
 namespace infinigen {
 
-inline constexpr int64_t kCalibrationTokens = 8192;
+inline constexpr int64_t kCalibrationTokens = 8192;  // of a text, unless the user asks for more; and of a sequence
 // Fewer tokens leave too few keys beside the sinks for a covariance.
 inline constexpr int64_t kLeastCalibrationTokens = 16;
 
@@ -41,8 +42,7 @@ struct CalibrationOptions {
   CalibrationProgress progress;
 };
 
-// Uses the first kCalibrationTokens tokens of the text, at most the executor's context. Precondition: the executor has
-// a free slot, attends to everything, and owns all heads.
+// Uses all tokens of the text. Precondition: the executor has a free slot, attends to everything, and owns all heads.
 Result<Skew> Calibrate(Executor& executor, const CalibrationText& text, const CalibrationOptions& options);
 
 // Pseudo-random ids for a model without a tokenizer; the same on every machine.

@@ -24,8 +24,8 @@
 namespace infinigen {
 namespace {
 
-// Enough for the 8,192 calibration tokens of any text; the rest is not encoded.
-constexpr size_t kTextBytes = size_t{64} << 10;
+// Enough for the calibration tokens of nearly any text; the rest is not encoded.
+constexpr size_t kBytesPerToken = 8;
 
 // Also true if the path cannot be examined: reading it then fails with its name, instead of the file being ignored.
 bool Exists(const std::string& path) {
@@ -163,17 +163,18 @@ std::string CachedFullDirectory() {
   return cache.empty() ? "" : cache + "/full";
 }
 
-Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given) {
+Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given, int64_t tokens) {
   if (model.tokenizer == nullptr) {
     if (given)
       return Invalid("{}: {} has no tokenizer, so it cannot be calibrated on a text; leave -f out", given->name,
                      model.config.name);
-    return RandomCalibrationText(model.config.vocab, kCalibrationTokens);
+    return RandomCalibrationText(model.config.vocab, tokens);
   }
   CalibrationText text{.name = given ? given->name : std::string(kCalibrationTextName)};
   std::string bytes = given ? given->bytes : std::string(BuiltInCalibrationText());
-  bytes.resize(std::min(bytes.size(), kTextBytes));
+  bytes.resize(std::min(bytes.size(), static_cast<size_t>(tokens) * kBytesPerToken));
   ASSIGN_OR_RETURN(text.tokens, model.tokenizer->Encode(bytes, {.parse_special = false}));
+  text.tokens.resize(std::min(text.tokens.size(), static_cast<size_t>(tokens)));
   RETURN_IF_ERROR(CheckIds(model.config, text.tokens));
   return text;
 }

@@ -40,9 +40,10 @@ struct NamedText {
   std::string name;
   std::string bytes;
 };
-// Tokens of `given`; an error if the model has no tokenizer. Without `given`: tokens of the built-in text, or random
-// ids if the model has no tokenizer.
-Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given);
+// The first `tokens` tokens of `given`; an error if the model has no tokenizer. Without `given`: tokens of the built-in
+// text, or random ids if the model has no tokenizer.
+Result<CalibrationText> MakeCalibrationText(const Model& model, const std::optional<NamedText>& given,
+                                            int64_t tokens = kCalibrationTokens);
 
 // Allocates its own executor. The skew is made for contexts of up to `positions` tokens; 0: the model's context.
 // Cancelling is an error.

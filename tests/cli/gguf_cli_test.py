@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GGUF files as a user meets them: golden models as GGUF, refusals, skew files, `quantize`, damaged files.
 
-usage: gguf_cli_test.py INFINIGEN GOLDEN_MODELS MAKE_GGUF [--real] [--mutations N] [unittest arguments]. Standard library only.
+usage: gguf_cli_test.py INFINIGEN GOLDEN_MODELS MAKE_GGUF [--real] [--mutations N] [--seed N] [unittest arguments]. Standard library only.
 MAKE_GGUF is tools/make_gguf.py, which writes files independently of the program's own writer. --real: only the tests of SmolLM2, the
 model of scripts/get_model.sh ($INFINIGEN_SMOLLM2, or the cache); exit status 77 without it.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import unittest
 
-BINARY, MODELS, MUTATIONS = "", "", 150
+BINARY, MODELS, MUTATIONS, SEED = "", "", 150, 0
 gguf = None  # tools/make_gguf.py
 LLAMA = "llama_gqa_tied"
 
@@ -318,7 +318,7 @@ class DamageCase(Case):
 
     def damage(self, path, first, last, count, seed, commands=COMMANDS):
         """Damages bytes of [first, last), `count` times; the file is whole again afterwards."""
-        chance = random.Random(seed)
+        chance = random.Random(100 * SEED + seed)  # processes with different --seed share the work
         size = os.path.getsize(path)
         refused = 0
         for number in range(count):
@@ -435,4 +435,6 @@ if __name__ == "__main__":
         del RealModel, RealDamaged
     if rest[:1] == ["--mutations"]:
         MUTATIONS, rest = int(rest[1]), rest[2:]
+    if rest[:1] == ["--seed"]:
+        SEED, rest = int(rest[1]), rest[2:]
     unittest.main(argv=[sys.argv[0], *rest])

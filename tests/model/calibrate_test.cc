@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/split_mix.h"
@@ -50,7 +52,8 @@ std::unique_ptr<Loaded> Open(const std::string& directory, Device device = Devic
 }
 
 Skew CalibrateRandom(Loaded& model, int threads = 1) {
-  Result<Skew> skew = Calibrate(*model.executor, RandomCalibrationText(model.config.vocab, kCalibrationTokens),
+  const int64_t tokens = std::min(kCalibrationTokens, model.config.max_positions);
+  Result<Skew> skew = Calibrate(*model.executor, RandomCalibrationText(model.config.vocab, tokens),
                                 {.model = model.identity(), .threads = threads});
   CHECK(skew.ok());
   return std::move(skew).value();
@@ -139,6 +142,33 @@ TEST(Calibrate, TooFewTokensAndAnInterruptAreErrors) {
   EXPECT_THAT(MessageOf(stopped), HasSubstr("interrupted"));
   EXPECT_EQ(calls, 1);
   CalibrateRandom(*model);  // the slot of the interrupted sequence is free again
+}
+
+// A text longer than the context is read in several sequences, and all of them count. A rest of a few tokens is left
+// out.
+TEST(Calibrate, LongTextsAreReadInSequences) {
+  const std::unique_ptr<Loaded> model = Open(kModels + "llama_mha");
+  const int64_t context = model->config.max_positions;
+  const auto value_mean = [&](std::span<const std::vector<int32_t>> parts) {
+    CalibrationText text{.name = "parts"};
+    for (const std::vector<int32_t>& part : parts) text.tokens.insert(text.tokens.end(), part.begin(), part.end());
+    const Skew skew = Calibrate(*model->executor, text, {}).value();
+    EXPECT_EQ(skew.origin().tokens, std::ssize(text.tokens) / context * context);
+    return skew.Tail(LayerId(0), 8).value_mean;
+  };
+  const std::vector<int32_t> ids = RandomCalibrationText(model->config.vocab, 2 * context).tokens;
+  const std::vector<int32_t> first(ids.begin(), ids.begin() + context), second(ids.begin() + context, ids.end());
+  const std::vector<int32_t> rest(static_cast<size_t>(kLeastCalibrationTokens - 1), 1);
+  const std::vector<float> a = value_mean(std::array{first}), b = value_mean(std::array{second});
+  ExpectFetched(value_mean(std::array{first, first, rest}), a, 1e-6f);
+  std::vector<float> half = a;
+  float most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    half[i] = (a[i] + b[i]) / 2;
+    most = std::max(most, std::abs(a[i] - b[i]));
+  }
+  EXPECT_GT(most, 1e-4f) << "the parts differ";
+  ExpectFetched(value_mean(std::array{first, second}), half, 1e-6f);
 }
 
 TEST(Calibrate, RandomIdsAreTheSameEverywhere) {
