@@ -45,7 +45,7 @@ def main():
             continue
         resident = step_ms(arguments.binary, batch, depths, ["--kv", "full", "--kv-home", "device"])
         fetched = {hits: step_ms(arguments.binary, batch, depths,
-                                 ["--kv", "infinigen", "--kv-alpha", "inf", "--kv-cap", "0.05", "--kv-window", "0", "--kv-sinks", "0", "--kv-min", "0",
+                                 ["--kv", "infinigen", "--kv-tail", "off", "--kv-alpha", "inf", "--kv-cap", "0.05", "--kv-window", "0", "--kv-sinks", "0", "--kv-min", "0",
                                   "--kv-hot", "0", "--kv-force-hits", str(hits)])
                    for hits in arguments.hits}
         for depth in depths:
