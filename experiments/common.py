@@ -467,7 +467,7 @@ def scored(output, keys):
 # OPT-13B as published: entries on the host, no hot set, prompts of 1,920 tokens. Random weights have flat scores, so the
 # number of fetched entries is forced to the published means. Sinks and window are off, because their contiguous rows
 # would make up most of that number.
-FORCED = "--kv-hot 0 --kv-sinks 0 --kv-window 0 --kv-force-count"
+FORCED = "--kv-tail off --kv-hot 0 --kv-sinks 0 --kv-window 0 --kv-force-count"
 
 
 def fetched_step(shape="opt-13b", batch=20, prompt=1920, count=73, more="", timeout_s=100, **keys):

@@ -9,7 +9,7 @@ from plot import figure, lines
 
 DEPTHS = [8000, 16000, 32000, 64000, 128000]
 BENCH = f"bench --device cuda --shape llama-3.1-8b --batch 1 --fill synthetic --depth {','.join(map(str, DEPTHS))}"
-TWENTIETH = "--kv infinigen --kv-alpha inf --kv-cap 0.05 --kv-window 0 --kv-sinks 0 --kv-min 0 --kv-hot 0"
+TWENTIETH = "--kv infinigen --kv-tail off --kv-alpha inf --kv-cap 0.05 --kv-window 0 --kv-sinks 0 --kv-min 0 --kv-hot 0"
 METHODS = {"full, on the host": "--gen 4 --kv full", "full, on the GPU": "--gen 12 --kv full --kv-home device",
            "infinigen 5 %, no hits": f"--gen 12 {TWENTIETH} --kv-force-hits 0", "infinigen 5 %, 80 % hits": f"--gen 12 {TWENTIETH} --kv-force-hits 0.8"}
 
