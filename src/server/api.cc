@@ -274,7 +274,8 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   });
   const bool taken = call.serving->worker.Post(
       exchange.get(), [this, call, route]() mutable { Run(call, *route); },
-      [this, call] { Refuse(call, ShuttingDown()); });
+      [this, call] { Refuse(call, ShuttingDown()); },
+      {.id = exchange->client().get(), .limited = exchange->client()->limited});
   if (!taken && cut_) return Refuse(call, ShuttingDown());
   if (!taken)
     Refuse(call, {.status = 429,

@@ -6,6 +6,7 @@ usage: network_test.py INFINIGEN [unittest arguments]
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -613,6 +614,24 @@ class Tenants(unittest.TestCase):
             self.assertEqual(self.cached(server, "one"), 0)
             self.assertGreater(self.cached(server, "two"), 0)
             self.assertEqual(self.cached(server, "two", cache_salt="apart"), 0)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_large_bodies_are_read_in_turns(self):
+        server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--quiet")
+        try:
+            large = request("/tokenize", {"content": "aB1! " * 100_000}, "Authorization: Bearer one")
+            flood = []
+            for _ in range(30):
+                flood.append(server.socket(60))
+                flood[-1].sendall(large)
+            reply = server.post("/tokenize", {"content": "hello " * 3000}, self.key("two"))
+            self.assertEqual(reply.status, 200, reply.body)
+            answered, _, _ = select.select(flood, [], [], 0)
+            self.assertLess(len(answered), 20, "the other client waited for one of them, not for all")
+            for connection in flood:
+                self.assertIn(b" 200 ", connection.recv(100))
+                connection.close()
         finally:
             self.assertEqual(server.stop(), 0)
 
