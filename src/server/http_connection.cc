@@ -315,14 +315,15 @@ void Connection::AdmitHead() {
   const std::string name = host_.handler.client ? host_.handler.client(head) : std::string();
   client_ = host_.all_clients.Find(name.empty() ? ClientOf(head.peer) : name);
   input_memory_.MoveTo(client_->memory);
-  if (!name.empty() && !MovePlace()) {
+  if (client_ != address_client_ && !MovePlace()) {
     lingers_ = false;  // its place is for others
     return Fail(503, "too many connections", HttpCause::kTooManyConnections);
   }
   expects_continue_ = parsed.expects_continue;
 }
 
-// The connection counts for the key of its latest request, and no longer for the address.
+// The connection counts for the key of its latest request, or the address that a trusted proxy named in it, and no
+// longer for the address that it came from.
 bool Connection::MovePlace() {
   if (place_.counts_for(client_)) return true;
   ClientCount place =

@@ -154,7 +154,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHandshake;
   std::string peer_;
   const std::shared_ptr<Client> address_client_;
-  ClientCount place_;  // of the key, once a request had one; else of the address
+  ClientCount place_;  // of the latest client that was not address_client_; of that one before
   const MemoryShare memory_;
   std::atomic<bool> lost_{false};
 

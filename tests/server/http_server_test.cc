@@ -72,7 +72,7 @@ class Peer {
 // Replies depending on the path, sometimes later and from another thread.
 class Served {
  public:
-  explicit Served(HttpLimits limits = {}) {
+  explicit Served(HttpLimits limits = {}, std::vector<AddressRange> trusted_proxies = {}) {
     HttpHandler handler{.admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
                           if (head.path != "/refused") return nullptr;
                           return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
@@ -87,7 +87,14 @@ class Served {
                         .dropped = [this](const HttpRequest& head, const std::string&) { dropped_ += head.path; },
                         .drain = [this] { drained_ = true; },
                         .cut = [this] { cut_ = true; }};
-    server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
+    server_ = HttpServer::Bind({.host = "127.0.0.1",
+                                .port = 0,
+                                .tls_cert = {},
+                                .tls_key = {},
+                                .trusted_proxies = std::move(trusted_proxies),
+                                .limits = limits},
+                               std::move(handler))
+                  .value();
     server_->Start();
   }
   ~Served() {
@@ -501,6 +508,29 @@ TEST(HttpServer, AKeyHasItsShareOfConnections) {
   EXPECT_EQ(ask(two, "b"), "200") << "now it is a connection of the other key";
   Peer again(served.port());
   EXPECT_EQ(ask(again, "a"), "200");
+}
+
+// All connections come from the proxy: the addresses that it names have their shares.
+TEST(HttpServer, AForwardedClientHasItsShareOfConnections) {
+  HttpLimits limits;
+  limits.connections = 4;
+  limits.client_share = 0.5;
+  Served served(limits, {AddressRange::Parse("127.0.0.1").value()});
+  const auto ask = [](Peer& peer, const std::string& forwarded) {
+    peer.Send("GET /later HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: " + forwarded + "\r\n\r\n");
+    return peer.Read("later").substr(9, 3);
+  };
+  Peer one(served.port()), two(served.port());
+  EXPECT_EQ(ask(one, "10.0.0.1") + ask(one, "10.0.0.1") + ask(two, "10.0.0.1"), "200200200");
+  {
+    Peer three(served.port());
+    EXPECT_EQ(ask(three, "10.0.0.1"), "503");
+  }
+  Peer other(served.port());
+  EXPECT_EQ(ask(other, "10.0.0.2"), "200");
+  EXPECT_EQ(ask(two, "10.0.0.2"), "200") << "now it is a connection of the other client";
+  Peer again(served.port());
+  EXPECT_EQ(ask(again, "10.0.0.1"), "200");
 }
 
 // Input that was sent ahead takes memory while it waits, and none when it is parsed.
