@@ -701,6 +701,32 @@ class Faults(unittest.TestCase):
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(60 * served.SLOW), 0)
 
+    def test_a_failed_allocation_in_a_library_ends_one_request(self):
+        linked = subprocess.run(["ldd", BINARY], capture_output=True, check=False).stdout
+        if shutil.which("cc") is None or any(name in linked for name in (b"libasan", b"libtsan")):
+            self.skipTest("no compiler, or a sanitizer that has a malloc of its own")
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "failing_malloc.c")
+        with tempfile.TemporaryDirectory() as folder:
+            library, fails = os.path.join(folder, "failing_malloc.so"), os.path.join(folder, "fails")
+            subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+            key = {"Authorization": "Bearer one"}
+            for name in ("libcrypto", "libpcre2"):
+                os.environ.update({"LD_PRELOAD": library, "FAIL_IN": name, "FAIL_WHILE": fails})
+                try:
+                    server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--quiet")
+                finally:
+                    for variable in ("LD_PRELOAD", "FAIL_IN", "FAIL_WHILE"):
+                        del os.environ[variable]
+                with open(fails, "wb"):
+                    pass
+                for length in (10, 50_000):  # in place, and on the worker
+                    reply = server.post("/tokenize", {"content": "hello " * length}, key)
+                    self.assertEqual((reply.status, reply.error["code"]), (503, "out_of_memory"), name)
+                self.assertEqual(server.get("/health").status, 200)
+                os.unlink(fails)
+                self.assertEqual(server.post("/tokenize", {"content": "hello"}, key).status, 200)
+                self.assertEqual(server.stop(), 0)
+
     def test_a_log_that_is_not_read_stops_nothing(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}
         with subprocess.Popen([BINARY, "serve", "--port", "0", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
