@@ -83,6 +83,8 @@ Api::~Api() { SetLastWords({}); }
 HttpHandler Api::handler() {
   return {.admit = [this](const HttpRequest& head) { return Admit(head); },
           .client = [this](const HttpRequest& head) { return ClientOf(head); },
+          .may_send =
+              [this](const HttpRequest& head) { return !access_.has_keys() || access_.KeyFits(head.authorization); },
           .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
           .fail = [this](const HttpRequest& head, int status, std::string_view reason,
                          HttpCause cause) { return Fail(head, status, reason, cause); },

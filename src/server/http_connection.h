@@ -168,6 +168,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   uint64_t exchange_ = 0;               // number of the current exchange
   std::atomic<uint64_t> abandoned_{0};  // number of an exchange that was dropped when there was no memory to say so
+  bool may_send_ = false;               // HttpHandler::may_send of the current request
   bool keep_alive_ = false;
   bool chunked_ = false;
   bool replied_ = false;   // the reply's head is queued

@@ -78,6 +78,7 @@ class Served {
                           return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
                         },
                         .client = [](const HttpRequest& head) { return head.authorization; },
+                        .may_send = [](const HttpRequest& head) { return head.authorization != "stranger"; },
                         .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
                         .fail =
                             [](const HttpRequest& head, int status, std::string_view reason, HttpCause) {
@@ -262,6 +263,29 @@ TEST(HttpServer, ARequestMayBeSentAheadButNoMore) {
   greedy.Read("x\r\n");
   greedy.Send(body + body);
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+}
+
+// What it sends ahead stays in the kernel's buffers until its request is answered.
+TEST(HttpServer, AStrangerSendsNoBodyAndLittleAhead) {
+  Served served;
+  const std::string head = "GET /held HTTP/1.1\r\nHost: x\r\nAuthorization: stranger\r\n";
+  Peer with_body(served.port());
+  with_body.Send(head + "Content-Length: 5\r\n\r\nhello");
+  EXPECT_EQ(with_body.Read("").substr(9, 3), "413");
+  Peer client(served.port());
+  const std::string body(200 << 10, 'b');
+  std::thread sender([&] {
+    client.Send(head + "\r\nPOST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+  });
+  while (served.held() == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(served.server().counters().memory_bytes, 160 << 10);
+  served.ReplyHeld();
+  const std::string text = client.Read("");
+  sender.join();
+  EXPECT_NE(text.find("held"), std::string::npos);
+  EXPECT_EQ(text.substr(text.size() - std::min(text.size(), body.size())), body) << "read after the answer";
 }
 
 TEST(HttpServer, TargetsMayNameTheServer) {
