@@ -105,6 +105,9 @@ class Malformed(Shared):
                 "two empty lines": "\r\n\r\n" + head + f"Content-Length: {n}\r\n\r\n" + body,
                 "a length in a fold": head + f"X: a\r\n\tContent-Length: 1\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no host": line + f"Content-Length: {n}\r\n\r\n" + body,
+                "an empty host": line + f"Host: \r\nContent-Length: {n}\r\n\r\n" + body,
+                "a target without its host": f"POST http://{TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n}\r\n\r\n"
+                                             + body,
                 "two hosts": head + f"Host: other\r\nContent-Length: {n}\r\n\r\n" + body,
                 "another version": f"POST {TEXT} HTTP/2.0\r\nHost: localhost\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no version": f"GET {TEXT}\r\n\r\n", "nonsense": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
@@ -460,6 +463,8 @@ class Access(unittest.TestCase):
             server = Server(BINARY, "--api-key", "first-key", "--api-key-file", file.name)
         try:
             self.assertEqual(server.get("/health").status, 200)
+            self.assertEqual(server.ask("GET", "/health", "{}").status, 413)  # without a key there is no body
+            self.assertEqual(server.ask("GET", "/health", "{}", {"Authorization": "Bearer first-key"}).status, 200)
             wrong = ["", "first-key", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-keyy", "Bearer FIRST-KEY",
                      "Basic first-key", "Basic " + "Zmlyc3Qta2V5", "Bearer # who", "Digest first-key"]
             for method, path in ROUTES:
@@ -498,7 +503,8 @@ class Access(unittest.TestCase):
             self.assertEqual(server.get("/props", {"Origin": f"http://{own}", "Host": own}).status, 200)
             for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:8080", 200), ("10.1.2.3", 200),
                                  ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
-                                 ("good.example", 200), ("a.localhost", 200)):
+                                 ("good.example", 200), ("a.localhost", 200), ("@evil/.localhost", 403),
+                                 ("[127.0.0.1]", 403), ("localhost:99999999", 403)):
                 self.assertEqual(server.get("/props", {"Host": host}).status, status, host)
                 self.assertEqual(server.get("/health", {"Host": host}).status, 200)
         finally:
