@@ -3,21 +3,30 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <openssl/crypto.h>
+#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <filesystem>
 #include <fstream>
+#include <new>
 #include <utility>
 
 namespace infinigen {
 namespace {
 
+// A header of 16 KiB must have room for it.
+constexpr size_t kMostKeyBytes = 4096;
+constexpr uintmax_t kMostKeyFileBytes = 1 << 20;
+
 std::array<unsigned char, 32> Sha256(std::string_view text) {
   std::array<unsigned char, 32> digest{};
   unsigned int length = 0;
-  CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &length, EVP_sha256(), nullptr) == 1);
-  return digest;
+  if (EVP_Digest(text.data(), text.size(), digest.data(), &length, EVP_sha256(), nullptr) == 1) return digest;
+  ERR_clear_error();
+  throw std::bad_alloc();  // nothing else can fail
 }
 
 std::string Lower(std::string_view text) {
@@ -27,19 +36,34 @@ std::string Lower(std::string_view text) {
   return result;
 }
 
-// "Name:8080" becomes "name", and "[::1]:8080" becomes "::1". Empty for what is neither, such as "name:1@other".
-std::string HostName(std::string_view host) {
-  const bool bracket = !host.empty() && host.front() == '[';
-  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
-  if (end == std::string_view::npos) return {};
-  const std::string_view port = host.substr(bracket ? end + 1 : end);
-  if (!port.empty() && (port.front() != ':' || port.find_first_not_of("0123456789", 1) != port.npos)) return {};
-  return bracket ? std::string(host.substr(1, end - 1)) : Lower(host.substr(0, end));
+bool IsAddress(int family, const std::string& name) {
+  unsigned char bytes[16];
+  return ::inet_pton(family, name.c_str(), bytes) == 1;
 }
 
-bool IsAddress(const std::string& name) {
-  unsigned char bytes[16];
-  return ::inet_pton(AF_INET, name.c_str(), bytes) == 1 || ::inet_pton(AF_INET6, name.c_str(), bytes) == 1;
+bool IsAddress(const std::string& name) { return IsAddress(AF_INET, name) || IsAddress(AF_INET6, name); }
+
+// What follows a host's name: nothing, or a colon and a port. The port may be missing (RFC 3986, 3.2.3).
+bool IsPortPart(std::string_view text) {
+  if (text.empty()) return true;
+  uint16_t port = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + 1, end, port);
+  return text.front() == ':' && (text.size() == 1 || (error == std::errc() && stop == end));
+}
+
+bool IsNameCharacter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
+}
+
+// "Name:8080" becomes "name", and "[::1]:8080" becomes "::1". Empty for what is neither, such as "name:1@other".
+std::string HostName(std::string_view host) {
+  const bool bracket = host.starts_with('[');
+  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == host.npos || !IsPortPart(host.substr(bracket ? end + 1 : end))) return {};
+  std::string name = bracket ? std::string(host.substr(1, end - 1)) : Lower(host.substr(0, end));
+  const bool fine = bracket ? IsAddress(AF_INET6, name) : std::ranges::all_of(name, IsNameCharacter);
+  return fine ? name : std::string();
 }
 
 // "https://Name:1" to "Name:1".
@@ -74,9 +98,27 @@ std::optional<std::string> KeyOf(std::string_view authorization) {
 
 }  // namespace
 
+Status CheckKey(std::string_view key) {
+  const auto visible = [](unsigned char c) { return c >= ' ' && c != 0x7F; };
+  if (!std::ranges::all_of(key, visible))
+    return Invalid("a key must not contain line ends or other control characters");
+  if (key.empty() || key.front() == ' ' || key.back() == ' ')
+    return Invalid("a key must not be empty, and must neither begin nor end with a space");
+  if (key.size() > kMostKeyBytes) return Invalid("a key has {} bytes; at most {} fit", key.size(), kMostKeyBytes);
+  return Ok();
+}
+
 Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    return Invalid("--api-key-file {}: is not a regular file", path);
   std::ifstream file(path);
   if (!file) return IoError("--api-key-file {}: cannot be opened", path);
+  const uintmax_t bytes = std::filesystem::file_size(path, error);
+  if (error || bytes > kMostKeyFileBytes)
+    return Invalid("--api-key-file {}: is larger than the {} bytes that a file of keys may have", path,
+                   kMostKeyFileBytes);
   std::vector<std::string> keys;
   const std::string_view byte_order_mark = "\xEF\xBB\xBF";  // some editors begin a file with it
   bool first = true;
@@ -84,7 +126,10 @@ Result<std::vector<std::string>> ReadKeyFile(const std::string& path) {
     if (std::exchange(first, false) && line.compare(0, 3, byte_order_mark) == 0) line.erase(0, 3);
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) line.pop_back();
     line.erase(0, line.find_first_not_of(" \t"));
-    if (!line.empty() && line.front() != '#') keys.push_back(line);
+    if (line.empty() || line.front() == '#') continue;
+    if (const Status fine = CheckKey(line); !fine.ok())
+      return Invalid("--api-key-file {}: {}", path, fine.error().message);
+    keys.push_back(line);
   }
   if (keys.empty()) return Invalid("--api-key-file {}: contains no key", path);
   return keys;
@@ -104,10 +149,11 @@ Access::Access(AccessOptions options) : options_(std::move(options)) {
 
 std::string Access::TenantOf(std::string_view authorization) const {
   const std::optional<std::string> key = KeyOf(authorization);
-  const Digest digest = Sha256(key.value_or(std::string()));
+  if (!key) return {};
+  const Digest digest = Sha256(*key);
   bool fits = false;
   for (const Digest& known : digests_) fits |= CRYPTO_memcmp(known.data(), digest.data(), known.size()) == 0;
-  if (!fits || !key) return {};
+  if (!fits) return {};
   return fmt::format("key-{:02x}", fmt::join(digest.begin(), digest.begin() + 16, ""));
 }
 

@@ -24,7 +24,10 @@ struct AccessOptions {
   std::string host;                       // --host
 };
 
-// Reads keys from a file, one per line. Empty lines and lines that begin with # are skipped.
+// Refuses keys that an Authorization header cannot carry: with control characters, with spaces at an end, too long.
+Status CheckKey(std::string_view key);
+
+// Reads keys from a regular file of at most 1 MiB, one per line. Empty lines and lines that begin with # are skipped.
 Result<std::vector<std::string>> ReadKeyFile(const std::string& path);
 
 // Whether a text is what browsers send as Origin: "https://name" or "https://name:1", without user, path or slash.

@@ -83,6 +83,8 @@ Api::~Api() { SetLastWords({}); }
 HttpHandler Api::handler() {
   return {.admit = [this](const HttpRequest& head) { return Admit(head); },
           .client = [this](const HttpRequest& head) { return ClientOf(head); },
+          .may_send =
+              [this](const HttpRequest& head) { return !access_.has_keys() || access_.KeyFits(head.authorization); },
           .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
           .fail = [this](const HttpRequest& head, int status, std::string_view reason,
                          HttpCause cause) { return Fail(head, status, reason, cause); },
@@ -274,7 +276,8 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   });
   const bool taken = call.serving->worker.Post(
       exchange.get(), [this, call, route]() mutable { Run(call, *route); },
-      [this, call] { Refuse(call, ShuttingDown()); });
+      [this, call] { Refuse(call, ShuttingDown()); },
+      {.id = exchange->client().get(), .limited = exchange->client()->limited});
   if (!taken && cut_) return Refuse(call, ShuttingDown());
   if (!taken)
     Refuse(call, {.status = 429,

@@ -105,7 +105,10 @@ CompletionContext Api::ContextOf(const Call& call, const CompletionRequest& requ
           .tenant = tenant,
           .cache_salt = std::move(salt),
           .client = exchange->client()->limited ? exchange->client()->name : std::string(),
-          .format = [serving](std::function<void()> task) { serving->formatter.Post(nullptr, std::move(task), [] {}); },
+          .format =
+              [serving, client = exchange->client()](std::function<void()> task) {
+                serving->formatter.Post(nullptr, std::move(task), [] {}, {.id = client.get()});
+              },
           .heartbeat_s = model.heartbeat_s};
 }
 

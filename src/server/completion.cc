@@ -249,10 +249,14 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
   if (last) FinishAll();
 }
 
-void Completion::FinishAll() {
+void Completion::LogAnswer() {
   Log(200, fmt::format("prompt {} tokens, {} cached; generated {}", usage_.prompt_tokens, usage_.cached_tokens,
                        usage_.completion_tokens));
+}
+
+void Completion::FinishAll() {
   if (request_.stream) {
+    LogAnswer();
     if (request_.include_usage) {
       Json chunk = UsageChunk(head_, usage_);
       chunk["kv_stats"] = StepStatsJson(kv_, pool_bytes_);
@@ -275,10 +279,14 @@ void Completion::SendAnswer() {
     for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
     const Json stats = StepStatsJson(kv_, pool_bytes_);
     std::string text = AnswerText(head_, answers, usage_, stats, context_.tokenizer);
-    exchange_->Reply(context_.add_headers({.status = 200, .body = std::move(text)}));
+    HttpReply reply = context_.add_headers({.status = 200, .body = std::move(text)});
+    LogAnswer();  // before the reply: a client that has it finds it counted
+    exchange_->Reply(std::move(reply));
   } catch (const std::exception& caught) {
     try {
-      exchange_->Abort(context_.add_headers(ErrorReply(ExceptionError(&caught))));
+      const ApiError error = ExceptionError(&caught);
+      Log(error.status, error.message);
+      exchange_->Abort(context_.add_headers(ErrorReply(error)));
     } catch (const std::exception&) {
       exchange_->Abandon();
     }

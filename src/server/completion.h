@@ -83,6 +83,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void FailAll(const ApiError& error);
   void CancelRest();
   void Log(int status, const std::string& note);
+  void LogAnswer();
   // Calls f. An exception in it, usually no memory, ends this request alone. False: f threw.
   template <class F>
   bool Guarded(F&& f);

@@ -81,6 +81,8 @@ struct HttpHandler {
   std::function<std::unique_ptr<HttpReply>(const HttpRequest& head)> admit;
   // The name of the client that sent an accepted request, for Clients::Find. Empty: the client of the address.
   std::function<std::string(const HttpRequest& head)> client;
+  // Whether an accepted request may have a body, and others sent ahead of its answer. Null: all may.
+  std::function<bool(const HttpRequest& head)> may_send;
   std::function<void(std::shared_ptr<HttpExchange> exchange)> handle;
   // Called for errors that the connection finds (a malformed request, a limit); returns the reply and logs it. `head`
   // holds what was parsed so far; its peer is always set.

@@ -24,6 +24,8 @@ constexpr size_t kForgetBytes = 1 << 20;
 constexpr size_t kKeptInputBytes = 4 << 10;
 // Small, so that this server notices a slow reader before the kernel has buffered megabytes for it.
 constexpr int kSendBufferBytes = 128 << 10;
+// Input sent ahead of the answer to a request that may not send (HttpHandler::may_send): no more is read before.
+constexpr size_t kStrangerAheadBytes = 16 << 10;
 // Bodies up to this size are sent together with their head.
 constexpr size_t kJoinedBytes = 16 << 10;
 // Measured: 3 KiB of objects; with TLS, 70 KiB.
@@ -189,7 +191,7 @@ void Connection::NextRequest() {
   input_memory_.MoveTo(client_->memory);
   ShrinkInput();
   CountInput();
-  expects_continue_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = false;
+  expects_continue_ = replied_ = finished_ = chunked_ = without_body_ = keep_alive_ = may_send_ = false;
   gone_ = nullptr;
   SetDeadline(host_.limits.idle_s);
   Parse();
@@ -197,6 +199,7 @@ void Connection::NextRequest() {
 
 void Connection::Read() {
   if (reading_ || state_ == State::kClosed) return;
+  if (state_ == State::kHandling && !may_send_ && unparsed() >= kStrangerAheadBytes) return;  // NextRequest reads on
   chunk_.resize(kReadBytes);
   const auto buffer = asio::buffer(chunk_);
   auto on_read = [self = shared_from_this(), pending = Pending(lost_)](error_code error, size_t bytes) mutable {
@@ -227,7 +230,8 @@ void Connection::OnRead(error_code error, size_t bytes) {
 }
 
 // Input that arrives while a request is handled is kept, up to the size of one request. A client that sends more is
-// disconnected: if the server stopped reading instead, it would not notice a disconnect.
+// disconnected: if the server stopped reading instead, it would not notice a disconnect. It does stop for requests that
+// may not send, which are answered at once.
 void Connection::OnReadAhead() {
   const bool fits = unparsed() <= host_.limits.body_bytes + host_.limits.header_bytes;
   if (!CountInput() || !fits) return Close();
@@ -312,17 +316,20 @@ void Connection::AdmitHead() {
     SendHead(std::move(*reply), /*stream=*/false);
     return Finish();
   }
+  may_send_ = !host_.handler.may_send || host_.handler.may_send(head);
+  if (!may_send_ && reader_->has_body()) return Fail(413, "a request without a key must not have a body");
   const std::string name = host_.handler.client ? host_.handler.client(head) : std::string();
   client_ = host_.all_clients.Find(name.empty() ? ClientOf(head.peer) : name);
   input_memory_.MoveTo(client_->memory);
-  if (!name.empty() && !MovePlace()) {
+  if (client_ != address_client_ && !MovePlace()) {
     lingers_ = false;  // its place is for others
     return Fail(503, "too many connections", HttpCause::kTooManyConnections);
   }
   expects_continue_ = parsed.expects_continue;
 }
 
-// The connection counts for the key of its latest request, and no longer for the address.
+// The connection counts for the key of its latest request, or the address that a trusted proxy named in it, and no
+// longer for the address that it came from.
 bool Connection::MovePlace() {
   if (place_.counts_for(client_)) return true;
   ClientCount place =

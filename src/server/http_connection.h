@@ -154,7 +154,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHandshake;
   std::string peer_;
   const std::shared_ptr<Client> address_client_;
-  ClientCount place_;  // of the key, once a request had one; else of the address
+  ClientCount place_;  // of the latest client that was not address_client_; of that one before
   const MemoryShare memory_;
   std::atomic<bool> lost_{false};
 
@@ -168,6 +168,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   uint64_t exchange_ = 0;               // number of the current exchange
   std::atomic<uint64_t> abandoned_{0};  // number of an exchange that was dropped when there was no memory to say so
+  bool may_send_ = false;               // HttpHandler::may_send of the current request
   bool keep_alive_ = false;
   bool chunked_ = false;
   bool replied_ = false;   // the reply's head is queued

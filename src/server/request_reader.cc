@@ -67,12 +67,21 @@ RequestHead HeadOf(const Message& message) {
   return head;
 }
 
+// A target in absolute form overrides the Host: "http:///path".
+bool HasEmptyAuthority(std::string_view target) {
+  const size_t mark = target.starts_with('/') ? target.npos : target.find("://");
+  return mark != target.npos && (mark + 3 == target.size() || target[mark + 3] == '/' || target[mark + 3] == '?');
+}
+
 // Why a head that was parsed is refused.
 std::optional<HttpFault> CheckHead(std::string_view bytes, const Message& message) {
   if (message.version() != 10 && message.version() != 11)
     return HttpFault{505, "this version of HTTP is not supported; use 1.0 or 1.1"};
   if (message.version() == 11 && message.count(http::field::host) != 1)
     return HttpFault{400, "the request must have exactly one Host header"};
+  if (message.count(http::field::host) > 0 && message[http::field::host].empty())
+    return HttpFault{400, "the Host header is empty"};
+  if (HasEmptyAuthority(message.target())) return HttpFault{400, "the target names no host"};
   if (HasFoldedLine(bytes)) return HttpFault{400, "a header line is folded"};
   // Also equal ones, of which Beast makes one: "Content-Length: 5, 5".
   const auto length = message[http::field::content_length];

@@ -2,6 +2,7 @@
 // api_complete.cc.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -29,6 +30,10 @@ inline constexpr int64_t kTurnPrefillTokens = 256;
 inline constexpr std::chrono::milliseconds kBetweenSnapshots{250};
 // Large bodies that may wait for the worker: the 32 of 8 MiB that HttpLimits::memory_bytes allows, and as many small.
 inline constexpr size_t kMostWaitingBodies = 64;
+// Of those, as many of one client. `share`: as in Clients.
+inline size_t BodiesOfClient(double share) {
+  return std::max<size_t>(static_cast<size_t>(share * static_cast<double>(kMostWaitingBodies)), 1);
+}
 
 // Larger bodies go to the worker: parsing and encoding this many bytes takes 1 to 2 ms.
 inline constexpr size_t kInPlaceBytes = 16 << 10;
@@ -72,7 +77,7 @@ struct Api::Serving {
   Worker formatter{SIZE_MAX};
   // Last members: they use the others; the worker and the watchdog use the engine's thread.
   EngineThread thread;
-  Worker worker{kMostWaitingBodies};
+  Worker worker;
   std::optional<Watchdog> watchdog;
 
   Serving(ServedModel model_, Metrics& metrics_, double client_share, EngineLoop::OnException on_exception)
@@ -86,7 +91,8 @@ struct Api::Serving {
         watch(engine, metrics_, model.prefix_limit_bytes,
               /*samples=*/model.executor->options().device == Device::kCuda),
         thread(
-            engine, [this] { AfterTurn(); }, std::move(on_exception)) {}
+            engine, [this] { AfterTurn(); }, std::move(on_exception)),
+        worker(kMostWaitingBodies, BodiesOfClient(client_share)) {}
 
   void AfterTurn() {
     watch.Turn();

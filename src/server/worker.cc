@@ -9,7 +9,8 @@
 
 namespace infinigen {
 
-Worker::Worker(size_t most_waiting) : most_waiting_(most_waiting), thread_([this] { Run(); }) {}
+Worker::Worker(size_t most_waiting, size_t most_of_client)
+    : most_waiting_(most_waiting), most_of_client_(most_of_client), thread_([this] { Run(); }) {}
 
 Worker::~Worker() {
   {
@@ -20,12 +21,22 @@ Worker::~Worker() {
   thread_.join();
 }
 
-bool Worker::Post(const void* owner, std::function<void()> run, std::function<void()> refuse) {
+bool Worker::Post(const void* owner, std::function<void()> run, std::function<void()> refuse, WorkerClient client) {
   auto task = std::make_shared<const Task>(Task{owner, std::move(run), std::move(refuse)});
   {
     const std::lock_guard lock(mutex_);
-    if (refusing_ || tasks_.size() >= most_waiting_) return false;
-    tasks_.push_back(std::move(task));
+    if (refusing_ || waiting_ >= most_waiting_) return false;
+    const auto lane = std::ranges::find(lanes_, client.id, &Lane::client);
+    if (lane != lanes_.end()) {
+      if (client.limited && lane->tasks.size() >= most_of_client_) return false;
+      lane->tasks.push_back(std::move(task));
+    } else {
+      std::list<Lane> last(1);  // made apart: an exception must not leave an empty lane
+      last.front().client = client.id;
+      last.front().tasks.push_back(std::move(task));
+      lanes_.splice(lanes_.end(), last);
+    }
+    ++waiting_;
   }
   woken_.notify_one();
   return true;
@@ -34,24 +45,43 @@ bool Worker::Post(const void* owner, std::function<void()> run, std::function<vo
 bool Worker::Withdraw(const void* owner) {
   std::shared_ptr<const Task> dropped;  // declared before the lock, so that the task is freed after it is released
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(tasks_, owner, [](const auto& task) { return task->owner; });
-  if (found == tasks_.end()) return false;
-  dropped = std::move(*found);
-  tasks_.erase(found);
-  return true;
+  for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) {
+    const auto found = std::ranges::find(lane->tasks, owner, [](const auto& task) { return task->owner; });
+    if (found == lane->tasks.end()) continue;
+    dropped = std::move(*found);
+    lane->tasks.erase(found);
+    --waiting_;
+    if (lane->tasks.empty()) lanes_.erase(lane);
+    return true;
+  }
+  return false;
 }
 
 void Worker::RefuseAll() {
-  std::deque<std::shared_ptr<const Task>> waiting;
+  std::list<Lane> waiting;
   std::shared_ptr<const Task> under_way;
   {
     const std::lock_guard lock(mutex_);
     refusing_ = true;
-    waiting.swap(tasks_);
+    waiting.swap(lanes_);
+    waiting_ = 0;
     under_way = under_way_;
   }
   if (under_way) under_way->refuse();
-  for (const auto& task : waiting) task->refuse();
+  for (const Lane& lane : waiting)
+    for (const auto& task : lane.tasks) task->refuse();
+}
+
+std::shared_ptr<const Worker::Task> Worker::TakeNext() {
+  const auto lane = lanes_.begin();
+  std::shared_ptr<const Task> task = std::move(lane->tasks.front());
+  lane->tasks.pop_front();
+  --waiting_;
+  if (lane->tasks.empty())
+    lanes_.erase(lane);
+  else
+    lanes_.splice(lanes_.end(), lanes_, lane);
+  return task;
 }
 
 void Worker::Run() {
@@ -62,10 +92,9 @@ void Worker::Run() {
     std::shared_ptr<const Task> task;  // freed outside the lock
     {
       std::unique_lock lock(mutex_);
-      woken_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
+      woken_.wait(lock, [this] { return ending_ || waiting_ > 0; });
       if (ending_) return;
-      task = under_way_ = std::move(tasks_.front());
-      tasks_.pop_front();
+      task = under_way_ = TakeNext();
     }
     try {
       task->run();

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "base/utf8.h"
@@ -239,18 +241,22 @@ class Translator {
 Result<std::string> TranslatePattern(std::string_view pattern) { return Translator(pattern).Run(); }
 
 struct RegexScratch::Handles {
-  pcre2_match_context* context = pcre2_match_context_create(nullptr);
-  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-  pcre2_jit_stack* stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);
+  template <auto kFree>
+  struct Free {
+    template <class T>
+    void operator()(T* held) const {
+      kFree(held);
+    }
+  };
+  std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> context{pcre2_match_context_create(nullptr)};
+  std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
+  // Null: there is no JIT, or no memory for its stack. Then it uses 32 KiB of the thread's.
+  std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>> stack{
+      pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr)};
 
   Handles() {
-    CHECK(context != nullptr && data != nullptr);
-    if (stack != nullptr) pcre2_jit_stack_assign(context, nullptr, stack);
-  }
-  ~Handles() {
-    pcre2_jit_stack_free(stack);
-    pcre2_match_data_free(data);
-    pcre2_match_context_free(context);
+    if (context == nullptr || data == nullptr) throw std::bad_alloc();
+    if (stack != nullptr) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   }
 };
 
@@ -288,21 +294,24 @@ Result<RegexSplitter> RegexSplitter::Compile(std::string_view pattern) {
 Result<std::optional<RegexMatch>> RegexSplitter::Find(std::string_view text, size_t from, RegexScratch& scratch) const {
   RegexScratch::Handles& handles = *scratch.handles_;
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  pcre2_set_match_limit(handles.context,
+  pcre2_set_match_limit(handles.context.get(),
                         static_cast<uint32_t>(std::min<uint64_t>(
                             kMatchLimitBase + uint64_t{kMatchLimitPerByte} * text.size(), UINT32_MAX)));
   while (from < text.size()) {
     const size_t last_start = std::min(from + kSearchWindowBytes, text.size());
-    pcre2_set_offset_limit(handles.context, last_start);
+    pcre2_set_offset_limit(handles.context.get(), last_start);
     const int found = pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
-                                  handles.data, handles.context);
+                                  handles.data.get(), handles.context.get());
     if (found >= 0) {
-      const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(handles.data);
+      const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(handles.data.get());
       // \K in a lookaround may move the start after the end or before `from`.
       if (bounds[0] < from || bounds[1] <= bounds[0])
         return Invalid("the tokenizer's pattern moves the start of its match, which is not supported");
       return std::optional(RegexMatch{bounds[0], bounds[1]});
     }
+    const bool no_memory =
+        found == PCRE2_ERROR_NOMEMORY || (found == PCRE2_ERROR_JIT_STACKLIMIT && handles.stack == nullptr);
+    if (no_memory) throw std::bad_alloc();
     if (found != PCRE2_ERROR_NOMATCH)
       return Invalid("the tokenizer's pattern cannot be matched against this text: {}", Pcre2Message(found));
     if (std::chrono::steady_clock::now() - scratch.started_ >

@@ -46,6 +46,21 @@ TEST(Access, KeyFilesOfEveryEditorAreRead) {
   EXPECT_FALSE(ReadKeyFile(path).ok());
 }
 
+TEST(Access, KeysThatNoHeaderCarriesAreRefused) {
+  for (const char* key : {"k", "four five", "schl\xC3\xBCssel", "-._~+/="}) EXPECT_TRUE(CheckKey(key).ok()) << key;
+  for (const char* key : {"", " ", " x", "x ", "x\n", "x\ny", "\tx", "x\x7F"}) EXPECT_FALSE(CheckKey(key).ok()) << key;
+  EXPECT_TRUE(CheckKey(std::string(4096, 'k')).ok());
+  EXPECT_FALSE(CheckKey(std::string(4097, 'k')).ok());
+  const std::string path = testing::TempDir() + "/bad_keys_of_access_test";
+  const auto message = [](const std::string& file) { return ReadKeyFile(file).error().message; };
+  std::ofstream(path) << "good\nb\x01d\n";
+  EXPECT_NE(message(path).find("control characters"), std::string::npos);
+  std::ofstream(path) << std::string((1 << 20) + 1, '\n');
+  EXPECT_NE(message(path).find("larger than"), std::string::npos);
+  EXPECT_NE(message("/dev/zero").find("not a regular file"), std::string::npos);
+  EXPECT_NE(message(testing::TempDir()).find("not a regular file"), std::string::npos);
+}
+
 TEST(Access, EachKeyIsATenant) {
   const Access access({.keys = {"k1", "k2"}, .cors_origins = {}, .host = ""});
   EXPECT_EQ(access.TenantOf("Bearer k1"), access.TenantOf("Basic dTprMQ=="));
@@ -65,11 +80,29 @@ TEST(Access, AnEmptyKeyNeverFits) {
 TEST(Access, ForeignHostsAreRefusedWithoutKeys) {
   const Access access({.keys = {}, .cors_origins = {"https://page.example:8443"}, .host = "my.host"});
   for (const char* host : {"localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]", "[fe80::1]:80", "my.host:1",
-                           "page.example", "192.168.0.7"})
+                           "page.example", "192.168.0.7", "localhost:", "localhost:65535"})
     EXPECT_TRUE(access.HostFits(host)) << host;
-  for (const char* host :
-       {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::1", "my.host.x",
-        "localhost:1@evil.example", "localhost@evil.example", "[::1]evil", "127.0.0.1:80x", "localhost:1:2"})
+  for (const char* host : {"evil.example",
+                           "localhost.evil.example",
+                           "127.0.0.1.evil.example",
+                           "",
+                           "[::1",
+                           "my.host.x",
+                           "localhost:1@evil.example",
+                           "localhost@evil.example",
+                           "[::1]evil",
+                           "127.0.0.1:80x",
+                           "localhost:1:2",
+                           "@evil/.localhost",
+                           "evil/.localhost",
+                           "evil .localhost",
+                           "[127.0.0.1]",
+                           "[localhost]",
+                           "[]",
+                           "localhost:65536",
+                           "localhost:99999999",
+                           "localhost:-1",
+                           "localhost:+1"})
     EXPECT_FALSE(access.HostFits(host)) << host;
   EXPECT_EQ(StatusOf(access, Head("/props", "evil.example")), 403);
   EXPECT_EQ(StatusOf(access, Head("/health", "evil.example")), 200);

@@ -113,6 +113,48 @@ TEST(Worker, RunsInOrderAndRefusesWhatIsTooMuch) {
   EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
 }
 
+TEST(Worker, ClientsTakeTurnsAndHaveTheirShare) {
+  std::mutex gate;
+  std::string ran;
+  {
+    Worker worker(6, /*most_of_client=*/3);
+    std::atomic<bool> first{false}, last{false};
+    std::unique_lock closed(gate);
+    ASSERT_TRUE(worker.Post(
+        nullptr,
+        [&] {
+          first = true;
+          const std::lock_guard wait(gate);
+        },
+        [] {}));
+    while (!first) std::this_thread::yield();
+    const int ids[2] = {};
+    const WorkerClient one{.id = &ids[0], .limited = true}, two{.id = &ids[1], .limited = true};
+    const auto post = [&](const char* name, WorkerClient client, const void* owner = nullptr) {
+      return worker.Post(
+          owner, [&ran, name] { ran += name; }, [] {}, client);
+    };
+    const int owner = 0;
+    for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(post(name, one));
+    EXPECT_FALSE(post("x", one)) << "its share is taken";
+    EXPECT_TRUE(post("1", two)) << "the share of another is free";
+    EXPECT_TRUE(post("-", two, &owner));
+    EXPECT_TRUE(post("2", two));
+    EXPECT_FALSE(post("y", {})) << "all places are taken";
+    EXPECT_TRUE(worker.Withdraw(&owner));
+    EXPECT_TRUE(worker.Post(
+        nullptr, [&last] { last = true; }, [] {}));
+    closed.unlock();
+    while (!last) std::this_thread::yield();
+    EXPECT_TRUE(post("!", one)) << "one of its tasks has run";
+    std::atomic<bool> end{false};
+    EXPECT_TRUE(worker.Post(
+        nullptr, [&end] { end = true; }, [] {}, {.id = one.id}));
+    while (!end) std::this_thread::yield();
+  }
+  EXPECT_EQ(ran, "a1b2c!");
+}
+
 TEST(Worker, AtTheEndEveryTaskIsRefusedAlsoTheOneUnderWay) {
   std::mutex gate;
   std::atomic<bool> first{false};

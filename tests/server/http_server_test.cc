@@ -72,12 +72,13 @@ class Peer {
 // Replies depending on the path, sometimes later and from another thread.
 class Served {
  public:
-  explicit Served(HttpLimits limits = {}) {
+  explicit Served(HttpLimits limits = {}, std::vector<AddressRange> trusted_proxies = {}) {
     HttpHandler handler{.admit = [](const HttpRequest& head) -> std::unique_ptr<HttpReply> {
                           if (head.path != "/refused") return nullptr;
                           return std::make_unique<HttpReply>(HttpReply{.status = 404, .body = "refused"});
                         },
                         .client = [](const HttpRequest& head) { return head.authorization; },
+                        .may_send = [](const HttpRequest& head) { return head.authorization != "stranger"; },
                         .handle = [this](std::shared_ptr<HttpExchange> exchange) { Handle(std::move(exchange)); },
                         .fail =
                             [](const HttpRequest& head, int status, std::string_view reason, HttpCause) {
@@ -87,7 +88,14 @@ class Served {
                         .dropped = [this](const HttpRequest& head, const std::string&) { dropped_ += head.path; },
                         .drain = [this] { drained_ = true; },
                         .cut = [this] { cut_ = true; }};
-    server_ = HttpServer::Bind({.host = "127.0.0.1", .port = 0, .limits = limits}, std::move(handler)).value();
+    server_ = HttpServer::Bind({.host = "127.0.0.1",
+                                .port = 0,
+                                .tls_cert = {},
+                                .tls_key = {},
+                                .trusted_proxies = std::move(trusted_proxies),
+                                .limits = limits},
+                               std::move(handler))
+                  .value();
     server_->Start();
   }
   ~Served() {
@@ -255,6 +263,29 @@ TEST(HttpServer, ARequestMayBeSentAheadButNoMore) {
   greedy.Read("x\r\n");
   greedy.Send(body + body);
   EXPECT_TRUE(Eventually([&] { return served.gone() == 1; }));
+}
+
+// What it sends ahead stays in the kernel's buffers until its request is answered.
+TEST(HttpServer, AStrangerSendsNoBodyAndLittleAhead) {
+  Served served;
+  const std::string head = "GET /held HTTP/1.1\r\nHost: x\r\nAuthorization: stranger\r\n";
+  Peer with_body(served.port());
+  with_body.Send(head + "Content-Length: 5\r\n\r\nhello");
+  EXPECT_EQ(with_body.Read("").substr(9, 3), "413");
+  Peer client(served.port());
+  const std::string body(200 << 10, 'b');
+  std::thread sender([&] {
+    client.Send(head + "\r\nPOST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+  });
+  while (served.held() == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(served.server().counters().memory_bytes, 160 << 10);
+  served.ReplyHeld();
+  const std::string text = client.Read("");
+  sender.join();
+  EXPECT_NE(text.find("held"), std::string::npos);
+  EXPECT_EQ(text.substr(text.size() - std::min(text.size(), body.size())), body) << "read after the answer";
 }
 
 TEST(HttpServer, TargetsMayNameTheServer) {
@@ -501,6 +532,29 @@ TEST(HttpServer, AKeyHasItsShareOfConnections) {
   EXPECT_EQ(ask(two, "b"), "200") << "now it is a connection of the other key";
   Peer again(served.port());
   EXPECT_EQ(ask(again, "a"), "200");
+}
+
+// All connections come from the proxy: the addresses that it names have their shares.
+TEST(HttpServer, AForwardedClientHasItsShareOfConnections) {
+  HttpLimits limits;
+  limits.connections = 4;
+  limits.client_share = 0.5;
+  Served served(limits, {AddressRange::Parse("127.0.0.1").value()});
+  const auto ask = [](Peer& peer, const std::string& forwarded) {
+    peer.Send("GET /later HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: " + forwarded + "\r\n\r\n");
+    return peer.Read("later").substr(9, 3);
+  };
+  Peer one(served.port()), two(served.port());
+  EXPECT_EQ(ask(one, "10.0.0.1") + ask(one, "10.0.0.1") + ask(two, "10.0.0.1"), "200200200");
+  {
+    Peer three(served.port());
+    EXPECT_EQ(ask(three, "10.0.0.1"), "503");
+  }
+  Peer other(served.port());
+  EXPECT_EQ(ask(other, "10.0.0.2"), "200");
+  EXPECT_EQ(ask(two, "10.0.0.2"), "200") << "now it is a connection of the other client";
+  Peer again(served.port());
+  EXPECT_EQ(ask(again, "10.0.0.1"), "200");
 }
 
 // Input that was sent ahead takes memory while it waits, and none when it is parsed.

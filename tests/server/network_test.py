@@ -6,6 +6,7 @@ usage: network_test.py INFINIGEN [unittest arguments]
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -104,6 +105,9 @@ class Malformed(Shared):
                 "two empty lines": "\r\n\r\n" + head + f"Content-Length: {n}\r\n\r\n" + body,
                 "a length in a fold": head + f"X: a\r\n\tContent-Length: 1\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no host": line + f"Content-Length: {n}\r\n\r\n" + body,
+                "an empty host": line + f"Host: \r\nContent-Length: {n}\r\n\r\n" + body,
+                "a target without its host": f"POST http://{TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n}\r\n\r\n"
+                                             + body,
                 "two hosts": head + f"Host: other\r\nContent-Length: {n}\r\n\r\n" + body,
                 "another version": f"POST {TEXT} HTTP/2.0\r\nHost: localhost\r\nContent-Length: {n}\r\n\r\n" + body,
                 "no version": f"GET {TEXT}\r\n\r\n", "nonsense": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
@@ -459,6 +463,8 @@ class Access(unittest.TestCase):
             server = Server(BINARY, "--api-key", "first-key", "--api-key-file", file.name)
         try:
             self.assertEqual(server.get("/health").status, 200)
+            self.assertEqual(server.ask("GET", "/health", "{}").status, 413)  # without a key there is no body
+            self.assertEqual(server.ask("GET", "/health", "{}", {"Authorization": "Bearer first-key"}).status, 200)
             wrong = ["", "first-key", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-keyy", "Bearer FIRST-KEY",
                      "Basic first-key", "Basic " + "Zmlyc3Qta2V5", "Bearer # who", "Digest first-key"]
             for method, path in ROUTES:
@@ -497,7 +503,8 @@ class Access(unittest.TestCase):
             self.assertEqual(server.get("/props", {"Origin": f"http://{own}", "Host": own}).status, 200)
             for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:8080", 200), ("10.1.2.3", 200),
                                  ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
-                                 ("good.example", 200), ("a.localhost", 200)):
+                                 ("good.example", 200), ("a.localhost", 200), ("@evil/.localhost", 403),
+                                 ("[127.0.0.1]", 403), ("localhost:99999999", 403)):
                 self.assertEqual(server.get("/props", {"Host": host}).status, status, host)
                 self.assertEqual(server.get("/health", {"Host": host}).status, 200)
         finally:
@@ -616,6 +623,24 @@ class Tenants(unittest.TestCase):
         finally:
             self.assertEqual(server.stop(), 0)
 
+    def test_large_bodies_are_read_in_turns(self):
+        server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--quiet")
+        try:
+            large = request("/tokenize", {"content": "aB1! " * 100_000}, "Authorization: Bearer one")
+            flood = []
+            for _ in range(30):
+                flood.append(server.socket(60))
+                flood[-1].sendall(large)
+            reply = server.post("/tokenize", {"content": "hello " * 3000}, self.key("two"))
+            self.assertEqual(reply.status, 200, reply.body)
+            answered, _, _ = select.select(flood, [], [], 0)
+            self.assertLess(len(answered), 20, "the other client waited for one of them, not for all")
+            for connection in flood:
+                self.assertIn(b" 200 ", connection.recv(100))
+                connection.close()
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_one_that_floods_leaves_room(self):
         server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--batch", 4, "--queue", 4, "--quiet")
         watched = {}
@@ -681,6 +706,32 @@ class Faults(unittest.TestCase):
                 self.assertTrue(connection.recv(65536).startswith(b"HTTP/1.1 "))
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(60 * served.SLOW), 0)
+
+    def test_a_failed_allocation_in_a_library_ends_one_request(self):
+        linked = subprocess.run(["ldd", BINARY], capture_output=True, check=False).stdout
+        if shutil.which("cc") is None or any(name in linked for name in (b"libasan", b"libtsan")):
+            self.skipTest("no compiler, or a sanitizer that has a malloc of its own")
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "failing_malloc.c")
+        with tempfile.TemporaryDirectory() as folder:
+            library, fails = os.path.join(folder, "failing_malloc.so"), os.path.join(folder, "fails")
+            subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+            key = {"Authorization": "Bearer one"}
+            for name in ("libcrypto", "libpcre2"):
+                os.environ.update({"LD_PRELOAD": library, "FAIL_IN": name, "FAIL_WHILE": fails})
+                try:
+                    server = Server(BINARY, "--api-key", "one", "--api-key", "two", "--quiet")
+                finally:
+                    for variable in ("LD_PRELOAD", "FAIL_IN", "FAIL_WHILE"):
+                        del os.environ[variable]
+                with open(fails, "wb"):
+                    pass
+                for length in (10, 50_000):  # in place, and on the worker
+                    reply = server.post("/tokenize", {"content": "hello " * length}, key)
+                    self.assertEqual((reply.status, reply.error["code"]), (503, "out_of_memory"), name)
+                self.assertEqual(server.get("/health").status, 200)
+                os.unlink(fails)
+                self.assertEqual(server.post("/tokenize", {"content": "hello"}, key).status, 200)
+                self.assertEqual(server.stop(), 0)
 
     def test_a_log_that_is_not_read_stops_nothing(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("INFINIGEN_")}

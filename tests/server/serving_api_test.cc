@@ -26,7 +26,10 @@ class Exchange : public HttpExchange {
     request_.body = std::move(body);
     if (!key.empty()) request_.authorization = "Bearer " + key;
   }
-  const HttpRequest& request() const override { return request_; }
+  const HttpRequest& request() const override {
+    if (no_memory_once.exchange(false)) throw std::bad_alloc();
+    return request_;
+  }
   const std::shared_ptr<Client>& client() const override {
     if (no_memory_for_route) throw std::bad_alloc();
     return client_;
@@ -68,6 +71,7 @@ class Exchange : public HttpExchange {
 
   bool no_memory_for_route = false, no_memory_for_writes = false;
   std::atomic<bool> no_memory_at_all{false}, abandoned{false};
+  mutable std::atomic<bool> no_memory_once{false};
 
  private:
   void Settle(HttpReply reply) {
@@ -282,6 +286,24 @@ TEST(Exceptions, WhoCannotBeToldIsAbandoned) {
   const auto next = served.Ask("/v1/completions", Served::Prompt(5));
   ASSERT_TRUE(Eventually([&] { return next->done(); }));
   EXPECT_EQ(next->status(), 200);
+}
+
+// An answer is made after its last token, and there may be no memory for it.
+TEST(Exceptions, AnAnswerThatCannotBeMadeIsCountedAsWhatIsSent) {
+  for (const char* more : {"", ",\"logprobs\":2"}) {
+    Served served;
+    const auto exchange = served.Make("/v1/completions", Served::Prompt(5, /*stream=*/false, more));
+    std::atomic<int> steps{0};
+    served.executor.on_step = [&] {
+      if (++steps == 3) exchange->no_memory_once = true;
+    };
+    served.api->handler().handle(exchange);
+    ASSERT_TRUE(Eventually([&] { return exchange->done(); }));
+    EXPECT_EQ(exchange->status(), 503);
+    const std::string counted = served.Ask("/metrics")->body();
+    EXPECT_NE(counted.find("http_replies_total{code=\"503\"} 1\n"), std::string::npos) << counted;
+    EXPECT_EQ(counted.find("http_replies_total{code=\"200\"} 1\n"), std::string::npos);
+  }
 }
 
 TEST(Answers, LogprobsAreFormattedOnAThreadOfTheirOwn) {
