@@ -160,6 +160,10 @@ class Refusals(Case):
         self.refused(self.changed([("tokenizer.ggml.model", string, "t5")]), "the tokenizer model 't5'")
         self.refused(self.changed([("tokenizer.ggml.pre", string, "never")]), "the pre-tokenizer 'never'")
         self.refused(self.changed([("tokenizer.ggml.merges", gguf.ARRAY, (string, ["Ġ zz"]))]), "zz")
+        self.refused(self.changed([], drop=["tokenizer.ggml.merges"]), "'tokenizer.ggml.merges' is missing", "'Ġt'")
+        self.refused(self.changed([("tokenizer.ggml.merges", gguf.ARRAY, (string, ["Ġ  t"]))]), ": merge 0 must be two tokens")
+        self.refused(self.changed([("tokenizer.ggml.token_type", gguf.ARRAY, (gguf.I32, [77] + [1] * 299))]), "token 0 has the type 77")
+        self.refused(self.changed([], more_tensors=[("blk.0.extra.weight", 31, [32], bytes(18))]), "Q4_0_4_4", "withdrawn")
         self.refused(self.changed([], more_tensors=[("blk.0.extra.weight", 0, [4], bytes(16))]), "blk.0.extra.weight")
 
     def test_broken_numbers(self):
@@ -171,6 +175,21 @@ class Refusals(Case):
             new.write(content[:-4] + b"\0\0\xc0\x7f")
         self.refused(path, "model.safetensors: tensor '", "NaN or infinite")
         self.assert_refused(run("quantize", "-m", path, "--type", "q8_0", "-o", self.path("out.gguf")), "not finite", "row")
+
+    def test_numbers_too_large_for_the_type(self):
+        for magnitude, kinds in ((1e20, ("f16", "q8_0", "q6_k", "q4_k_m")), (1e13, ("q6_k", "q4_k_m")), (3e38, ("q6_k", "q4_k_m"))):
+            metadata, tensors = gguf.tiny_model("llama", False)
+            metadata = [(k, t, 256 if k == "llama.feed_forward_length" else v) for k, t, v in metadata]
+            tensors = [t for t in tensors if "ffn_" not in t[0] or "norm" in t[0]]
+            numbers = gguf.struct.pack("<f", 0.25) * (3 * 256 + 7) + gguf.struct.pack("<f", magnitude)
+            numbers += gguf.struct.pack("<f", 0.25) * (32 * 256 - 3 * 256 - 8)
+            tensors += [("blk.0.ffn_down.weight", 0, [256, 32], numbers)]
+            tensors += [(f"blk.0.ffn_{x}.weight", 0, [32, 256], bytes(4 * 32 * 256)) for x in ("gate", "up")]
+            path = self.write(metadata, tensors)
+            for kind in kinds:
+                self.assert_refused(run("quantize", "-m", path, "-o", self.path("out.gguf"), "--type", kind), path,
+                                    "'blk.0.ffn_down.weight'", "row 3, from column", "too large for")
+        self.assertEqual(os.listdir(self.folder.name), ["m.gguf"])
 
     def test_types_without_arithmetic(self):
         metadata, tensors = gguf.tiny_model("llama", False)
@@ -211,6 +230,39 @@ class Quantize(Case):
             self.assertIn(reason, result.stderr)
         self.assertEqual(open(model, "rb").read(), before)
 
+    def test_the_output_is_no_file_of_the_model(self):
+        def content():
+            found = {}
+            for folder, _, names in os.walk(self.folder.name):
+                for name in names:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        found[os.path.join(folder, name)] = file.read()
+            return found
+
+        def refused(model, output):
+            before = content()
+            result = run("quantize", "-m", model, "-o", output, "--type", "f16")
+            self.assert_refused(result, output, "the output is a file of the model")
+            self.assertEqual(content(), before)
+
+        os.mkdir(self.path("one"))
+        one = self.convert(LLAMA, file="one/m.gguf")
+        refused(os.path.dirname(one), one)
+        os.mkdir(self.path("parts"))
+        first = self.convert(LLAMA, parts=3, file="parts/m.gguf")
+        refused(first, first.replace("00001-of", "00002-of"))
+        refused(first.replace("00001-of", "00003-of"), first)
+        directory = shutil.copytree(os.path.join(MODELS, "llama_f16"), self.path("directory"))
+        for name in ("model.safetensors", "config.json"):
+            refused(directory, os.path.join(directory, name))
+        os.symlink(os.path.join(directory, "model.safetensors"), self.path("link.gguf"))
+        refused(directory, self.path("link.gguf"))
+        # Files that the model does not read may be replaced.
+        for _ in range(2):
+            result = run("quantize", "-m", directory, "-o", os.path.join(directory, "m.gguf"), "--type", "f16")
+            self.assertEqual(result.returncode, 0, result)
+        self.assertEqual(run("quantize", "-m", one, "-o", self.path("one/other.gguf"), "--type", "f16").returncode, 0)
+
     def test_files_of_every_family_are_copied(self):
         """Files with fused tensors, longrope, soft caps."""
         for name in ("phi3_longrope", "gemma2", "gemma3"):
@@ -237,15 +289,26 @@ class Quantize(Case):
 
     def test_a_shape_has_no_tokenizer(self):
         path = self.path("x.gguf")
-        self.assertEqual(run("quantize", "-m", "shape:nothing", "-o", path).returncode, 1)
+        self.assert_refused(run("quantize", "-m", "shape:nothing", "-o", path), "unknown shape 'nothing'")
+        # Refused before 60 GB of weights are made.
+        self.assert_refused(run("quantize", "-m", "shape:opt-30b", "-o", path), "shape:opt-30b", "cannot be stored as GGUF")
         self.assertEqual(os.listdir(self.folder.name), [])
+        result = run("quantize", "-m", "shape:qwen2.5-0.5b", "-o", path, "--type", "q4_k_m", "--json")
+        self.assertEqual(result.returncode, 0, result)
+        shown = json.loads(run("inspect", "-m", path, "--json").stdout)
+        self.assertEqual((shown["layers"], shown["heads"], shown["kv_heads"]), (24, 14, 2))
+        self.assertIsNone(shown["tokenizer"])
+        self.assertEqual(shown["metadata"]["tokenizer.ggml.model"]["value"], "'no_vocab'")
+        result = run("generate", "-m", path, "-p", "text", "-n", 1, "--kv", "full")
+        self.assert_refused(result, "has no tokenizer")
 
     def test_tensors_equal_those_of_the_independent_writer(self):
-        for name in ("llama_f16", "llama_bias", "llama_rope_llama3", "phi3_window", "phi3_longrope", "gemma2", "gemma3"):
+        for name in ("llama_f16", "llama_bias", "llama_rope_llama3", "qwen2_gqa_tied", "qwen3_tied", "mistral_plain",
+                     "smollm3_interval", "phi3_window", "phi3_longrope", "gemma2", "gemma3"):
             expected = self.convert(name, "f16")
             made = self.path("made.gguf")
             self.assertEqual(run("quantize", "-m", os.path.join(MODELS, name), "-o", made, "--type", "f16").returncode, 0)
-            self.assertEqual(tensors_of(made).keys(), tensors_of(expected).keys())
+            self.assertEqual(tensors_of(made).keys(), tensors_of(expected).keys(), name)
             for tensor, content in tensors_of(made).items():
                 if tensor != "rope_freqs.weight":  # computed in f32 here, in f64 there
                     self.assertEqual(content, tensors_of(expected)[tensor], (name, tensor))
