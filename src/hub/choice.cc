@@ -12,11 +12,10 @@ namespace infinigen {
 namespace {
 
 constexpr const char* kDefaultQuantisation = "Q4_K_M";
-constexpr const char* kConfig = "config.json";
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 // What runtime reads of a directory, besides the weights.
-constexpr const char* kSmallFiles[] = {kConfig,
+constexpr const char* kSmallFiles[] = {kConfigFile,
                                        "generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer.model",
@@ -73,7 +72,7 @@ std::vector<GgufGroup> WithWord(const std::vector<GgufGroup>& groups, std::strin
 
 std::optional<HubChoice> ChooseSafetensors(const std::vector<std::string>& paths) {
   const auto has = [&](const char* name) { return std::find(paths.begin(), paths.end(), name) != paths.end(); };
-  if (!has(kConfig) || (!has(kWeights) && !has(kIndex))) return std::nullopt;
+  if (!has(kConfigFile) || (!has(kWeights) && !has(kIndex))) return std::nullopt;
   HubChoice choice;
   for (const char* name : kSmallFiles)
     if (has(name)) choice.files.push_back(name);

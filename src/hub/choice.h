@@ -35,6 +35,8 @@ std::vector<GgufGroup> GroupGgufFiles(const std::vector<std::string>& paths);
 // The quantisation in a file's name, in upper case: "Q4_K_M", "IQ4_XS", "F16"; empty if it names none.
 std::string QuantisationOf(std::string_view path);
 
+// The configuration of a model in safetensors.
+inline constexpr const char* kConfigFile = "config.json";
 // Names of which each model has at least one, unless it has no tokenizer.
 inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
 

@@ -58,8 +58,8 @@ Result<std::string> ReadToken(const ReadVariable& variable, const HubCache& fore
 // One model being put together in our cache.
 class Fetch {
  public:
-  Fetch(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks)
-      : name_(name), environment_(environment), hooks_(hooks) {}
+  Fetch(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks, const CheckHubConfig& check)
+      : name_(name), environment_(environment), hooks_(hooks), check_(check) {}
 
   // `unreachable`: no reply came from the server.
   Status List(bool* unreachable) {
@@ -83,7 +83,12 @@ class Fetch {
     fs::create_directories(own().Repository(name_) + "/blobs", error);
     if (error) return IoError("{}: cannot create: {}", own().Repository(name_), error.message());
 
-    // The index comes before everything else, because it says which shards there are. From then on all is known.
+    // The configuration comes first: a model that is not supported is refused before its weights are downloaded. The
+    // index is next, because it says which shards there are. From then on all is known.
+    if (choice.gguf.empty() && check_) {
+      RETURN_IF_ERROR(FetchFirst(kConfigFile));
+      RETURN_IF_ERROR(check_(own().Snapshot(name_, listing_.commit)));
+    }
     std::vector<std::string> shards;
     if (!choice.index.empty()) {
       ASSIGN_OR_RETURN(shards, FetchShardNames(choice.index));
@@ -128,12 +133,18 @@ class Fetch {
     return Ok();
   }
 
-  Result<std::vector<std::string>> FetchShardNames(const std::string& index) {
-    if (const HubFile* file = listing_.Find(index); file->bytes > kMaxIndexBytes)
-      return Invalid("{}: {} has {}, more than is supported", name_.repository(), index, FormatSize(file->bytes));
-    RETURN_IF_ERROR(Add({index}));
+  // Downloads a file that decides about the others.
+  Status FetchFirst(const std::string& path) {
+    if (const HubFile* file = listing_.Find(path); file != nullptr && file->bytes > kMaxIndexBytes)
+      return Invalid("{}: {} has {}, more than is supported", name_.repository(), path, FormatSize(file->bytes));
+    RETURN_IF_ERROR(Add({path}));
     RETURN_IF_ERROR(Complete());
     done_bytes_ = total_bytes_ = 0;  // it is counted again with the other files
+    return Ok();
+  }
+
+  Result<std::vector<std::string>> FetchShardNames(const std::string& index) {
+    RETURN_IF_ERROR(FetchFirst(index));
     std::ifstream stream(own().Snapshot(name_, listing_.commit) + "/" + index, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
     return ParseShardNames(text, fmt::format("{}: {}", name_.repository(), index));
@@ -182,6 +193,7 @@ class Fetch {
   const HubName& name_;
   const HubEnvironment& environment_;
   const HubHooks& hooks_;
+  const CheckHubConfig& check_;
   HubListing listing_;
   std::vector<const HubFile*> missing_;  // in listing_, in the order of download
   uint64_t done_bytes_ = 0, total_bytes_ = 0;
@@ -228,14 +240,15 @@ Result<HubEnvironment> ReadHubEnvironment(const ReadVariable& variable) {
   return environment;
 }
 
-Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks) {
+Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks,
+                                    const CheckHubConfig& check) {
   Result<std::string> cached = FindInCaches(name, environment, /*accept_guess=*/environment.offline);
   if (cached.ok()) return cached;
   if (environment.offline)
     return IoError("{}: not complete on this machine, and HF_HUB_OFFLINE is set: {}", name.Text(),
                    cached.error().message);
   RETURN_IF_ERROR(environment.token);
-  Fetch fetch(name, environment, hooks);
+  Fetch fetch(name, environment, hooks, check);
   bool unreachable = false;
   if (const Status listed = fetch.List(&unreachable); !listed.ok()) {
     if (!unreachable || hooks.Cancelled()) return listed.error();

@@ -3,6 +3,7 @@
 // downloads.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,12 @@ struct HubEnvironment {
 // Refuses a malformed endpoint or time-out.
 Result<HubEnvironment> ReadHubEnvironment(const ReadVariable& variable = VariableOfProcess);
 
-// The path to open: a directory, or a GGUF file (of a split model, its first part).
-Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks);
+// Refuses a model by its config.json, which is in `directory`. May be empty.
+using CheckHubConfig = std::function<Status(const std::string& directory)>;
+
+// The path to open: a directory, or a GGUF file (of a split model, its first part). `check` is called before the
+// weights of a directory are downloaded.
+Result<std::string> ResolveHubModel(const HubName& name, const HubEnvironment& environment, const HubHooks& hooks,
+                                    const CheckHubConfig& check = {});
 
 }  // namespace infinigen

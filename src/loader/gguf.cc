@@ -187,7 +187,12 @@ GgufTensor HeaderReader::Tensor() {
   const auto type = Number<uint32_t>(what);
   tensor.offset = Number<uint64_t>(what);
   tensor.type = FindGgufTensorType(type);
-  if (!error_ && tensor.type == nullptr) Fail(Invalid("{}: {}: unknown tensor type {}", path_, what, type));
+  if (error_ || tensor.type != nullptr) return tensor;
+  if (const std::string_view withdrawn = WithdrawnGgufType(type); !withdrawn.empty())
+    Fail(Unsupported("{}: {}: the type {} ({}) was withdrawn from GGUF; convert the model again", path_, what,
+                     withdrawn, type));
+  else
+    Fail(Invalid("{}: {}: unknown tensor type {}", path_, what, type));
   return tensor;
 }
 
@@ -219,10 +224,13 @@ Status CheckTensor(GgufTensor& tensor, uint64_t alignment, uint64_t data_bytes, 
   std::optional<uint64_t> bytes = CheckedMul(row / type.block_numbers, type.block_bytes);
   for (uint32_t i = 0; bytes && i + 1 < tensor.rank; ++i)
     bytes = CheckedMul(*bytes, static_cast<uint64_t>(tensor.extents[i]));
-  const std::optional<uint64_t> end = bytes ? CheckedAdd(tensor.offset, *bytes) : std::nullopt;
-  if (!end)
+  if (!bytes)
     return Invalid("{}: tensor {}: the size of shape {} and type {} overflows", path, Quoted(tensor.name),
                    FormatShape(tensor.shape()), type.name);
+  const std::optional<uint64_t> end = CheckedAdd(tensor.offset, *bytes);
+  if (!end)
+    return Invalid("{}: tensor {}: {} bytes at the offset {} end beyond 64 bits", path, Quoted(tensor.name), *bytes,
+                   tensor.offset);
   if (tensor.offset % alignment != 0)
     return Invalid("{}: tensor {}: offset {} is not a multiple of the alignment {}", path, Quoted(tensor.name),
                    tensor.offset, alignment);

@@ -24,7 +24,7 @@ namespace infinigen {
 
 // ---- tensor types ----
 
-// A tensor type of the format. The table has every type that has a number, so that messages can name it.
+// A tensor type of the format. The table has every type in use, so that messages can name it.
 struct GgufTensorType {
   uint32_t id;
   std::string_view name;  // "Q4_K"
@@ -33,6 +33,8 @@ struct GgufTensorType {
   bool is_weight;  // numbers of a model, not indices or doubles
 };
 const GgufTensorType* FindGgufTensorType(uint32_t id);  // null if unknown
+// The name of a type that the format has withdrawn; empty for other numbers.
+std::string_view WithdrawnGgufType(uint32_t id);
 // The stored type with the same name; nullopt if the engine cannot compute with it.
 std::optional<WeightType> WeightTypeOf(const GgufTensorType& type);
 const GgufTensorType& GgufTensorTypeOf(WeightType type);

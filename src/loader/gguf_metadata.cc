@@ -11,7 +11,7 @@
 namespace infinigen {
 namespace {
 
-// All numbers that the format has given to types; those that it withdrew (4, 5, 31 to 33, 36 to 38) are unknown.
+// All numbers that the format has given to types, but for those that it withdrew.
 constexpr GgufTensorType kTensorTypes[] = {
     {0, "F32", 1, 4, true},         {1, "F16", 1, 2, true},         {2, "Q4_0", 32, 18, true},
     {3, "Q4_1", 32, 20, true},      {6, "Q5_0", 32, 22, true},      {7, "Q5_1", 32, 24, true},
@@ -25,6 +25,15 @@ constexpr GgufTensorType kTensorTypes[] = {
     {29, "IQ1_M", 256, 56, true},   {30, "BF16", 1, 2, true},       {34, "TQ1_0", 256, 54, true},
     {35, "TQ2_0", 256, 66, true},   {39, "MXFP4", 32, 17, true},    {40, "NVFP4", 64, 36, true},
     {41, "Q1_0", 128, 18, true},
+};
+
+struct WithdrawnType {
+  uint32_t id;
+  std::string_view name;
+};
+constexpr WithdrawnType kWithdrawnTypes[] = {
+    {4, "Q4_2"},      {5, "Q4_3"},        {31, "Q4_0_4_4"},   {32, "Q4_0_4_8"},
+    {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"},
 };
 
 bool EqualIgnoringCase(std::string_view upper, std::string_view lower) {
@@ -119,6 +128,12 @@ std::string ShownScalar(GgufValueType type, const char* bytes) {
 }
 
 }  // namespace
+
+std::string_view WithdrawnGgufType(uint32_t id) {
+  for (const WithdrawnType& type : kWithdrawnTypes)
+    if (type.id == id) return type.name;
+  return {};
+}
 
 const GgufTensorType* FindGgufTensorType(uint32_t id) {
   const auto* const found = std::find_if(std::begin(kTensorTypes), std::end(kTensorTypes),

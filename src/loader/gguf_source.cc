@@ -76,6 +76,12 @@ Result<GgufSource> GgufSource::Open(const std::string& path) {
   return Make(std::move(files));
 }
 
+std::vector<std::string> GgufSource::paths() const {
+  std::vector<std::string> paths;
+  for (const GgufFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
 Result<GgufSource> GgufSource::Make(std::vector<GgufFile> files) {
   std::vector<StoredTensor> tensors;
   for (const GgufFile& file : files)

@@ -29,6 +29,8 @@ class GgufSource final : public TensorSource {
   // The metadata of the model: that of the first part.
   const GgufMetadata& metadata() const { return files_[0].metadata(); }
   uint32_t version() const { return files_[0].version(); }
+  // All files, in the order of the parts.
+  std::vector<std::string> paths() const;
 
  private:
   GgufSource(std::vector<GgufFile> files, std::vector<StoredTensor> tensors)

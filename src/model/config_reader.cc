@@ -80,14 +80,16 @@ const RefusedKind kRefusedKinds[] = {
                 "deepseek",         "deepseek_v2",    "deepseek_v3",  "gpt_oss",    "granitemoe",
                 "granitemoeshared", "dbrx",           "llama4_text",  "glm4_moe",   "ernie4_5_moe",
                 "minimax",          "hunyuan_v1_moe", "dots1",        "flex_olmo",  "longcat_flash",
-                "jetmoe",           "arctic",         "deepseek_v32", "minimax_m2", "kimi_k2"}},
+                "jetmoe",           "arctic",         "deepseek_v32", "minimax_m2", "kimi_k2",
+                "qwen3_5_moe_text"}},
     {kHybrid,
      {"jamba", "bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "zamba", "zamba2", "nemotron_h", "lfm2",
       "lfm2_moe", "recurrent_gemma", "granitemoehybrid", "qwen3_next", "rwkv", "xlstm", "minimax_m1", "qwen3_5_text",
       "kimi_linear"}},
-    {kImages, {"gemma3",      "gemma3n",  "gemma4",     "qwen2_vl",  "qwen2_5_vl",      "qwen3_vl", "qwen3_vl_moe",
-               "qwen2_audio", "mistral3", "pixtral",    "phi3_v",    "phi4_multimodal", "phi4mm",   "mllama",
-               "llama4",      "llava",    "llava_next", "paligemma", "smolvlm",         "idefics3", "internvl"}},
+    {kImages, {"gemma3",       "gemma3n",         "gemma4",      "qwen2_vl",    "qwen2_5_vl", "qwen3_vl",
+               "qwen3_vl_moe", "qwen3_5",         "qwen3_5_moe", "qwen2_audio", "mistral3",   "pixtral",
+               "phi3_v",       "phi4_multimodal", "phi4mm",      "mllama",      "llama4",     "llava",
+               "llava_next",   "paligemma",       "smolvlm",     "idefics3",    "internvl"}},
 };
 
 Result<const ModelFamily*> ReadFamily(FieldReader& fields) {

@@ -93,7 +93,11 @@ Result<std::string> FindHubModel(const std::string& text, const Callbacks& callb
                                                  .total = static_cast<int64_t>(total)});
                            },
                        .cancelled = callbacks.cancelled};
-  return ResolveHubModel(name, environment, hooks);
+  const auto check = [](const std::string& directory) -> Status {
+    const Result<ModelConfig> config = LoadModelConfig(directory);
+    return config.ok() ? Ok() : Status(config.error());
+  };
+  return ResolveHubModel(name, environment, hooks, check);
 }
 
 uint64_t BytesOfFiles(const std::string& directory) {

@@ -108,22 +108,48 @@ class Quantizer {
 
   Status Open() {
     if (request_.model.starts_with(kShapePrefix)) {
-      ASSIGN_OR_RETURN(model_,
-                       RandomModel(request_.model.substr(kShapePrefix.size()), WeightType::kBF16, request_.threads));
+      const std::string shape = request_.model.substr(kShapePrefix.size());
+      ASSIGN_OR_RETURN(const ModelConfig config, ShapeByName(shape));
+      RETURN_IF_ERROR(CheckFamily(config, /*describe=*/true));  // before the weights, which take long
+      ASSIGN_OR_RETURN(model_, RandomModel(shape, WeightType::kBF16, request_.threads));
     } else {
       ASSIGN_OR_RETURN(const std::string path, FindModel(request_.model, callbacks_));
       ASSIGN_OR_RETURN(model_, OpenModel(path));
-    }
-    if (config().family == nullptr || config().family->gguf == nullptr)
-      return Unsupported("{}: models of the family {} cannot be stored as GGUF", request_.model,
-                         config().family_name());
-    if (LooksLikeGguf(model_->path)) {
-      ASSIGN_OR_RETURN(GgufSource source, GgufSource::Open(model_->path));
-      gguf_.emplace(std::move(source));
-    } else if (const Status can = CheckDescribable(config()); !can.ok()) {
-      return Error{can.error().kind, fmt::format("{}: {}", request_.model, can.error().message)};
+      if (LooksLikeGguf(path)) {
+        ASSIGN_OR_RETURN(GgufSource source, GgufSource::Open(path));
+        gguf_.emplace(std::move(source));
+      }
+      RETURN_IF_ERROR(CheckFamily(config(), /*describe=*/!gguf_));
+      RETURN_IF_ERROR(CheckOutput(path));
     }
     report_.weight_bytes_before = static_cast<uint64_t>(model_->weights.TotalBytes());
+    return Ok();
+  }
+
+  // `describe`: metadata is written, not copied.
+  Status CheckFamily(const ModelConfig& config, bool describe) const {
+    if (config.family == nullptr || config.family->gguf == nullptr)
+      return Unsupported("{}: models of the family {} cannot be stored as GGUF", request_.model, config.family_name());
+    if (!describe) return Ok();
+    if (const Status can = CheckDescribable(config); !can.ok())
+      return Error{can.error().kind, fmt::format("{}: {}", request_.model, can.error().message)};
+    return Ok();
+  }
+
+  // Refuses an output that is a file of the model: a part of a split GGUF model, or anything that may be read of a
+  // directory. Other GGUF files in a directory are no part of its model.
+  Status CheckOutput(const std::string& path) const {
+    std::vector<std::string> files;
+    if (gguf_) files = gguf_->paths();
+    std::error_code error;  // the model was opened: a directory that cannot be listed holds nothing to protect
+    if (!gguf_)
+      for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+        if (!HasGgufSuffix(entry->path().string())) files.push_back(entry->path().string());
+    for (const std::string& file : files) {
+      std::error_code ignored;  // of an output that is not there yet
+      if (std::filesystem::equivalent(file, request_.output, ignored))
+        return Invalid("{}: the output is a file of the model, {}; pass another name", request_.output, file);
+    }
     return Ok();
   }
 

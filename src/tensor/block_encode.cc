@@ -22,7 +22,14 @@ float PutF16(float value, std::byte* to) {
 int Nearest(float value) { return static_cast<int>(std::lrint(value)); }
 // The nearest integer of a small number; unlike std::rint this is no call, so loops over it become vectors.
 float RoundSmall(float value) { return (value + 0x1.8p23f) - 0x1.8p23f; }
-float Inverse(float value) { return value == 0 ? 0 : 1 / value; }
+// Zero for numbers so small that their inverse is infinite: their f16 is zero.
+float Inverse(float value) {
+  const float inverse = 1 / value;
+  return std::isfinite(inverse) ? inverse : 0;
+}
+// More than any type here can hold: the largest f16 · 128 · 32 of q6_k is 2.7e8. Squares and cubes of numbers up to it
+// are finite in f32.
+constexpr float kMostNumber = 0x1p30f;
 
 // The number of largest magnitude, with its sign.
 float LargestOf(std::span<const float> x) {
@@ -32,10 +39,12 @@ float LargestOf(std::span<const float> x) {
   return largest;
 }
 
-// A scale s such that s · code, with codes in [−steps, steps), is near x. The errors are weighted by x².
+// A scale s such that s · code, with codes in [−steps, steps), is near x. The errors are weighted by x². Infinite if a
+// number is too large for every type.
 float FitScale(std::span<const float> x, int steps) {
   const float largest = LargestOf(x);
   if (largest == 0) return 0;
+  if (std::fabs(largest) > kMostNumber) return INFINITY;
   float best_scale = 0, best_gain = -1;
   for (int trial = -9; trial <= 9; ++trial) {
     const float inverse = -(static_cast<float>(steps) + 0.1f * static_cast<float>(trial)) / largest;
@@ -58,7 +67,8 @@ struct Line {
   float scale = 0, minimum = 0;  // x ≈ scale · code + minimum
 };
 
-// Scale and minimum for codes in [0, most]. If `below_zero`, the minimum is at most zero, as K types store it.
+// Scale and minimum for codes in [0, most]. If `below_zero`, the minimum is at most zero, as K types store it. The
+// scale is infinite if a number is too large for every type.
 Line FitLine(std::span<const float> x, int most, bool below_zero) {
   float low = x[0], high = x[0], energy = 0;
   for (const float v : x) {
@@ -66,6 +76,7 @@ Line FitLine(std::span<const float> x, int most, bool below_zero) {
     high = std::max(high, v);
     energy += v * v;
   }
+  if (std::max(-low, high) > kMostNumber) return {INFINITY, 0};
   if (below_zero) low = std::min(low, 0.0f);
   if (high <= low) return {0, low};
   const float base = std::sqrt(energy / static_cast<float>(x.size()));
@@ -130,7 +141,7 @@ void PackNibbles(const uint8_t* low, const uint8_t* high, size_t count, std::byt
 // Byte for byte what GGML's own quantiser writes.
 void EncodeQ8_0(std::span<const float> x, std::byte* out) {
   const float scale = std::fabs(LargestOf(x)) / 127.0f, inverse = Inverse(scale);
-  PutF16(scale, out);
+  if (!std::isfinite(PutF16(scale, out))) return;
   for (size_t i = 0; i < x.size(); ++i)
     out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(x[i] * inverse)));
 }
@@ -148,6 +159,7 @@ void EncodeSmall(std::span<const float> x, bool minimum, bool fifth_bits, std::b
     scale = PutF16(FitScale(x, centre), out);
     out += 2;
   }
+  if (!std::isfinite(scale) || !std::isfinite(low)) return;
   Round(x, scale, low, centre, most, codes.data());
   if (fifth_bits) {
     uint32_t bits = 0;
@@ -196,6 +208,7 @@ void EncodeQ45_K(std::span<const float> x, bool fifth_bits, std::byte* out) {
     largest_minimum = std::max(largest_minimum, -lines[g].minimum);
   }
   const float scale = PutF16(largest_scale / kMostScale, out), minimum = PutF16(largest_minimum / kMostScale, out + 2);
+  if (!std::isfinite(scale) || !std::isfinite(minimum)) return;
   GroupScales groups;
   Codes codes;
   for (size_t g = 0; g < 8; ++g) {
@@ -220,6 +233,7 @@ void EncodeQ6_K(std::span<const float> x, std::byte* out) {
   for (size_t half = 0; half < 16; ++half) scales[half] = FitScale(x.subspan(half * 16, 16), 32);
   // The largest scale becomes −128, the multiplier of largest magnitude.
   const float scale = PutF16(LargestOf(scales) / -128.0f, out + 208);
+  if (!std::isfinite(scale)) return;
   Codes codes;
   for (size_t half = 0; half < 16; ++half) {
     const int multiplier = std::clamp(Nearest(scales[half] * Inverse(scale)), -128, 127);

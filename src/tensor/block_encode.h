@@ -17,7 +17,8 @@ namespace infinigen {
 bool CanEncode(WeightType type);
 
 // Writes the blocks of one row to `out`, which has room for them. The number of finite numbers is a multiple of the
-// block size; CanEncode(type).
+// block size; CanEncode(type). A block with a number that is too large for the type gets an infinite scale
+// (FirstNotFinite finds it); its other bytes are not written.
 void EncodeRow(WeightType type, std::span<const float> numbers, std::byte* out);
 
 }  // namespace infinigen

@@ -139,6 +139,10 @@ class VocabularyReader {
       return Invalid("{}: metadata key 'tokenizer.ggml.tokens' is missing or empty", from_.path);
     if (!from_.types.empty() && from_.types.size() != from_.tokens.size())
       return Invalid("{}: {} token types for {} tokens", from_.path, from_.types.size(), from_.tokens.size());
+    for (size_t id = 0; id < from_.types.size(); ++id)
+      if (from_.types[id] < 0 || from_.types[id] > static_cast<int64_t>(GgufTokenKind::kByte))
+        return Unsupported("{}: token {} has the type {} (tokenizer.ggml.token_type); known are 0 to 6", from_.path, id,
+                           from_.types[id]);
     RETURN_IF_ERROR(ReadTokens());
     if (from_.model == "gpt2") {
       RETURN_IF_ERROR(ReadByteLevel());
@@ -179,10 +183,11 @@ class VocabularyReader {
     if (type == std::end(kPreTypes))
       return Unsupported("{}: the pre-tokenizer {} (tokenizer.ggml.pre) is not supported", from_.path,
                          Quoted(from_.pre));
+    RETURN_IF_ERROR(CheckMerges());
     MergeList merges;
-    for (size_t i = 0; i < from_.merges.size(); ++i)
-      if (const Status added = merges.AddLine(from_.merges[i]); !added.ok())
-        return Invalid("{}: merge {}: {}", from_.path, i, added.error().message);
+    for (const std::string_view line : from_.merges)
+      if (const Status added = merges.AddLine(line); !added.ok())
+        return Invalid("{}: {}", from_.path, added.error().message);
     auto table = merges.Resolve(spec_.vocabulary);
     if (!table.ok()) return Invalid("{}: {}", from_.path, table.error().message);
     spec_.merges = std::move(*table);
@@ -192,6 +197,20 @@ class VocabularyReader {
     add_bos_ = type->rules->add_bos;
     bos_ = from_.bos;
     eos_ = from_.eos;
+    return Ok();
+  }
+
+  // Without merges, no text becomes a token of several characters. That is right only if there is none.
+  Status CheckMerges() const {
+    if (!from_.merges.empty()) return Ok();
+    for (size_t id = 0; id < from_.tokens.size(); ++id) {
+      const std::string_view text = from_.tokens[id];
+      const auto starts = std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+      if (starts > 1 && KindOf(id) == GgufTokenKind::kNormal && !IsGgufEndToken(text))
+        return Invalid(
+            "{}: metadata key 'tokenizer.ggml.merges' is missing or empty, but token {} ({}) is made by merges",
+            from_.path, id, Quoted(text));
+    }
     return Ok();
   }
 

@@ -126,12 +126,29 @@ class Golden(Case):
         prompt = golden(LLAMA)["prompts"][3]["ids"]
         self.assertEqual(greedy(path, prompt, 4, "--kv", "infinigen").returncode, 0)
         os.remove(self.path("m.skew"))
-        if os.geteuid() == 0:
-            return  # root writes into read-only directories
+        cache = tempfile.TemporaryDirectory()
+        self.addCleanup(cache.cleanup)
+        os.chmod(cache.name, 0o777)
         os.chmod(self.folder.name, 0o555)
         self.addCleanup(os.chmod, self.folder.name, 0o755)
-        self.assertEqual(run("calibrate", "-m", path, env={"XDG_CACHE_HOME": tempfile.gettempdir()}).returncode, 0)
+
+        def without_rights():  # root writes into read-only directories
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+
+        try:
+            run("--version", prepare=without_rights)
+        except OSError:
+            self.skipTest("other users cannot run the program")
+        env = {"XDG_CACHE_HOME": cache.name, "INFINIGEN_CACHE": "", "HOME": cache.name}
+        result = run("calibrate", "-m", path, env=env, prepare=without_rights)
+        self.assertEqual(result.returncode, 0, result)
         self.assertFalse(os.path.exists(self.path("m.skew")))
+        skews = [os.path.join(folder, name) for folder, _, names in os.walk(cache.name) for name in names if name.endswith(".skew")]
+        self.assertEqual(len(skews), 1, result)
+        self.assertIn(skews[0], result.stdout)
 
 
 class Refusals(Case):
@@ -160,6 +177,10 @@ class Refusals(Case):
         self.refused(self.changed([("tokenizer.ggml.model", string, "t5")]), "the tokenizer model 't5'")
         self.refused(self.changed([("tokenizer.ggml.pre", string, "never")]), "the pre-tokenizer 'never'")
         self.refused(self.changed([("tokenizer.ggml.merges", gguf.ARRAY, (string, ["Ġ zz"]))]), "zz")
+        self.refused(self.changed([], drop=["tokenizer.ggml.merges"]), "'tokenizer.ggml.merges' is missing", "'Ġt'")
+        self.refused(self.changed([("tokenizer.ggml.merges", gguf.ARRAY, (string, ["Ġ  t"]))]), ": merge 0 must be two tokens")
+        self.refused(self.changed([("tokenizer.ggml.token_type", gguf.ARRAY, (gguf.I32, [77] + [1] * 299))]), "token 0 has the type 77")
+        self.refused(self.changed([], more_tensors=[("blk.0.extra.weight", 31, [32], bytes(18))]), "Q4_0_4_4", "withdrawn")
         self.refused(self.changed([], more_tensors=[("blk.0.extra.weight", 0, [4], bytes(16))]), "blk.0.extra.weight")
 
     def test_broken_numbers(self):
@@ -171,6 +192,34 @@ class Refusals(Case):
             new.write(content[:-4] + b"\0\0\xc0\x7f")
         self.refused(path, "model.safetensors: tensor '", "NaN or infinite")
         self.assert_refused(run("quantize", "-m", path, "--type", "q8_0", "-o", self.path("out.gguf")), "not finite", "row")
+
+    def test_numbers_too_large_for_the_type(self):
+        for magnitude, kinds in ((1e20, ("f16", "q8_0", "q6_k", "q4_k_m")), (1e13, ("q6_k", "q4_k_m")), (3e38, ("q6_k", "q4_k_m"))):
+            metadata, tensors = gguf.tiny_model("llama", False)
+            metadata = [(k, t, 256 if k == "llama.feed_forward_length" else v) for k, t, v in metadata]
+            tensors = [t for t in tensors if "ffn_" not in t[0] or "norm" in t[0]]
+            numbers = gguf.struct.pack("<f", 0.25) * (3 * 256 + 7) + gguf.struct.pack("<f", magnitude)
+            numbers += gguf.struct.pack("<f", 0.25) * (32 * 256 - 3 * 256 - 8)
+            tensors += [("blk.0.ffn_down.weight", 0, [256, 32], numbers)]
+            tensors += [(f"blk.0.ffn_{x}.weight", 0, [32, 256], bytes(4 * 32 * 256)) for x in ("gate", "up")]
+            path = self.write(metadata, tensors)
+            for kind in kinds:
+                self.assert_refused(run("quantize", "-m", path, "-o", self.path("out.gguf"), "--type", kind), path,
+                                    "'blk.0.ffn_down.weight'", "row 3, from column", "too large for")
+        self.assertEqual(os.listdir(self.folder.name), ["m.gguf"])
+
+    def test_configurations_of_directories(self):
+        for name, change, parts in (("phi3_window", {"partial_rotary_factor": 2.0}, ("partial_rotary_factor", "expected at most 1")),
+                                    ("llama_mha", {"model_type": "qwen3_5"}, ("qwen3_5", "also takes images")),
+                                    ("llama_mha", {"model_type": "qwen3_5_moe_text"}, ("mixture of experts",))):
+            path = shutil.copytree(os.path.join(MODELS, name), self.path("changed"))
+            with open(os.path.join(path, "config.json"), "r+") as file:
+                config = {**json.load(file), **change}
+                file.seek(0)
+                file.truncate()
+                json.dump(config, file)
+            self.refused(path, "config.json", *parts)
+            shutil.rmtree(path)
 
     def test_types_without_arithmetic(self):
         metadata, tensors = gguf.tiny_model("llama", False)
@@ -211,6 +260,39 @@ class Quantize(Case):
             self.assertIn(reason, result.stderr)
         self.assertEqual(open(model, "rb").read(), before)
 
+    def test_the_output_is_no_file_of_the_model(self):
+        def content():
+            found = {}
+            for folder, _, names in os.walk(self.folder.name):
+                for name in names:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        found[os.path.join(folder, name)] = file.read()
+            return found
+
+        def refused(model, output):
+            before = content()
+            result = run("quantize", "-m", model, "-o", output, "--type", "f16")
+            self.assert_refused(result, output, "the output is a file of the model")
+            self.assertEqual(content(), before)
+
+        os.mkdir(self.path("one"))
+        one = self.convert(LLAMA, file="one/m.gguf")
+        refused(os.path.dirname(one), one)
+        os.mkdir(self.path("parts"))
+        first = self.convert(LLAMA, parts=3, file="parts/m.gguf")
+        refused(first, first.replace("00001-of", "00002-of"))
+        refused(first.replace("00001-of", "00003-of"), first)
+        directory = shutil.copytree(os.path.join(MODELS, "llama_f16"), self.path("directory"))
+        for name in ("model.safetensors", "config.json"):
+            refused(directory, os.path.join(directory, name))
+        os.symlink(os.path.join(directory, "model.safetensors"), self.path("link.gguf"))
+        refused(directory, self.path("link.gguf"))
+        # Files that the model does not read may be replaced.
+        for _ in range(2):
+            result = run("quantize", "-m", directory, "-o", os.path.join(directory, "m.gguf"), "--type", "f16")
+            self.assertEqual(result.returncode, 0, result)
+        self.assertEqual(run("quantize", "-m", one, "-o", self.path("one/other.gguf"), "--type", "f16").returncode, 0)
+
     def test_files_of_every_family_are_copied(self):
         """Files with fused tensors, longrope, soft caps."""
         for name in ("phi3_longrope", "gemma2", "gemma3"):
@@ -223,29 +305,68 @@ class Quantize(Case):
             self.assertEqual(tensors_of(source), tensors_of(copy), name)
 
     def test_every_type_keeps_the_model(self):
-        """Coarser types move the tokens of a tiny random model; the first ones stay."""
+        """Types of tensors, and how far the numbers are from those of the model. The file is read back as f16."""
         name = "llama_bf16"
         prompt = golden(name)["prompts"][2]
-        for kind in ("f16", "q8_0", "q6_k", "q4_k_m"):
-            path = self.path(f"{kind}.gguf")
+        exact = tensors_of(self.convert(name, "f16"))
+        # Rows of 64 are no multiple of 256: q8_0 replaces q6_k and q5_0 replaces q4_k.
+        for kind, types, least, most in (("f16", {"F16"}, 0, 0), ("q8_0", {"Q8_0"}, 1e-3, 0.01), ("q6_k", {"Q8_0"}, 1e-3, 0.01),
+                                         ("q4_k_m", {"Q5_0", "Q8_0"}, 0.01, 0.06)):
+            path, back = self.path(f"{kind}.gguf"), self.path("back.gguf")
             result = run("quantize", "-m", os.path.join(MODELS, name), "-o", path, "--type", kind, "--json")
             self.assertEqual(result.returncode, 0, result)
             self.assertEqual(json.loads(result.stdout)["bytes"], os.path.getsize(path))
+            self.assertLessEqual(types, set(json.loads(result.stdout)["tensors"]), kind)
+            self.assertEqual(run("quantize", "-m", path, "-o", back, "--type", "f16").returncode, 0)
+            found = tensors_of(back)
+            self.assertEqual(found.keys(), exact.keys())
+            errors = [relative_error(found[tensor], exact[tensor]) for tensor in exact]
+            self.assertGreaterEqual(max(errors), least, kind)
+            self.assertLessEqual(max(errors), most, kind)
             tokens = json.loads(greedy(path, prompt["ids"], 8, "--kv-type", "f32").stdout)["tokens"]
             if kind in ("f16", "q8_0", "q6_k"):
                 self.assertEqual(tokens[:2], prompt["greedy"][:2], kind)
 
+    def test_blocks_of_256(self):
+        metadata, tensors = gguf.tiny_model("llama", False)
+        metadata = [(k, t, 256 if k == "llama.feed_forward_length" else v) for k, t, v in metadata]
+        tensors = [t for t in tensors if "ffn_" not in t[0] or "norm" in t[0]]
+        chance = random.Random(3)
+        numbers = gguf.struct.pack("<8192f", *(chance.gauss(0, 0.02) for _ in range(8192)))
+        tensors += [("blk.0.ffn_down.weight", 0, [256, 32], numbers)]
+        tensors += [(f"blk.0.ffn_{x}.weight", 0, [32, 256], bytes(4 * 32 * 256)) for x in ("gate", "up")]
+        path, small, back = self.write(metadata, tensors), self.path("small.gguf"), self.path("back.gguf")
+        # The only layer is the last eighth of the layers: its down matrix has more bits in q4_k_m.
+        for kind in ("q6_k", "q4_k_m"):
+            result = run("quantize", "-m", path, "-o", small, "--type", kind, "--json")
+            self.assertEqual(json.loads(result.stdout)["tensors"].get("Q6_K"), 1, result)
+            self.assertEqual(run("quantize", "-m", small, "-o", back, "--type", "f16").returncode, 0)
+            error = relative_error(tensors_of(back)["blk.0.ffn_down.weight"], (0, [256, 32], numbers))
+            self.assertGreater(error, 0.003)
+            self.assertLess(error, 0.03)
+
     def test_a_shape_has_no_tokenizer(self):
         path = self.path("x.gguf")
-        self.assertEqual(run("quantize", "-m", "shape:nothing", "-o", path).returncode, 1)
+        self.assert_refused(run("quantize", "-m", "shape:nothing", "-o", path), "unknown shape 'nothing'")
+        # Refused before 60 GB of weights are made.
+        self.assert_refused(run("quantize", "-m", "shape:opt-30b", "-o", path), "shape:opt-30b", "cannot be stored as GGUF")
         self.assertEqual(os.listdir(self.folder.name), [])
+        result = run("quantize", "-m", "shape:qwen2.5-0.5b", "-o", path, "--type", "q4_k_m", "--json")
+        self.assertEqual(result.returncode, 0, result)
+        shown = json.loads(run("inspect", "-m", path, "--json").stdout)
+        self.assertEqual((shown["layers"], shown["heads"], shown["kv_heads"]), (24, 14, 2))
+        self.assertIsNone(shown["tokenizer"])
+        self.assertEqual(shown["metadata"]["tokenizer.ggml.model"]["value"], "'no_vocab'")
+        result = run("generate", "-m", path, "-p", "text", "-n", 1, "--kv", "full")
+        self.assert_refused(result, "has no tokenizer")
 
     def test_tensors_equal_those_of_the_independent_writer(self):
-        for name in ("llama_f16", "llama_bias", "llama_rope_llama3", "phi3_window", "phi3_longrope", "gemma2", "gemma3"):
+        for name in ("llama_f16", "llama_bias", "llama_rope_llama3", "qwen2_gqa_tied", "qwen3_tied", "mistral_plain",
+                     "smollm3_interval", "phi3_window", "phi3_longrope", "gemma2", "gemma3"):
             expected = self.convert(name, "f16")
             made = self.path("made.gguf")
             self.assertEqual(run("quantize", "-m", os.path.join(MODELS, name), "-o", made, "--type", "f16").returncode, 0)
-            self.assertEqual(tensors_of(made).keys(), tensors_of(expected).keys())
+            self.assertEqual(tensors_of(made).keys(), tensors_of(expected).keys(), name)
             for tensor, content in tensors_of(made).items():
                 if tensor != "rope_freqs.weight":  # computed in f32 here, in f64 there
                     self.assertEqual(content, tensors_of(expected)[tensor], (name, tensor))
@@ -270,6 +391,19 @@ class Quantize(Case):
             self.assert_refused(run("quantize", "-m", os.path.join(MODELS, name), "-o", out, "--type", "f16"), name, "cannot express", what)
         self.assertEqual(run("quantize", "-m", os.path.join(MODELS, LLAMA)).returncode, 2)
         self.assertEqual(os.listdir(self.folder.name), [])
+
+
+def relative_error(got, expected):
+    """Of two entries of tensors_of: root mean square error over the root mean square."""
+    def numbers(entry):
+        kind, _, data = entry
+        if kind == 30:
+            return [gguf.struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] for i in range(0, len(data), 2)]
+        return gguf.struct.unpack(f"<{len(data) // 4}f" if kind == 0 else f"<{len(data) // 2}e", data)
+
+    a, b = numbers(got), numbers(expected)
+    assert len(a) == len(b)
+    return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
 
 
 def tensors_of(path):
@@ -315,6 +449,7 @@ class DamageCase(Case):
 
     SANITIZERS = {"ASAN_OPTIONS": "exitcode=99", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}
     COMMANDS = (("generate", "--prompt-ids", 1, "-n", 1, "--dry-run"), ("inspect",), ("tokenize", "-p", "Hello <|im_end|> \u00e9 12\n"))
+    LOADED = ("generate", "--prompt-ids", 1, "-n", 1, "--kv", "full", "--temp", 0)
 
     def damage(self, path, first, last, count, seed, commands=COMMANDS):
         """Damages bytes of [first, last), `count` times; the file is whole again afterwards."""
@@ -367,8 +502,7 @@ class Damaged(DamageCase):
         for seed, (arch, spm) in enumerate((("llama", False), ("llama", True), ("qwen2", False))):
             path = self.write(*gguf.tiny_model(arch, spm))
             self.assertEqual(run("generate", "-m", path, "--prompt-ids", 1, "-n", 1, "--dry-run").returncode, 0)
-            loaded = ("generate", "--prompt-ids", 1, "-n", 1, "--kv", "full", "--temp", 0)
-            refused = self.damage(path, 0, 12000, MUTATIONS // 3, seed, (*self.COMMANDS, loaded))
+            refused = self.damage(path, 0, 12000, MUTATIONS // 3, seed, (*self.COMMANDS, self.LOADED))
             self.assertGreater(refused, MUTATIONS // 30, "damage is noticed")
 
 
@@ -383,6 +517,9 @@ class RealDamaged(DamageCase):
         self.assertGreater(self.damage(path, 0, 4096, MUTATIONS // 3, 11), 0)
         self.assertGreater(self.damage(path, table, end, MUTATIONS // 3, 12), 0)
         self.damage(path, 0, end, MUTATIONS // 3, 13)
+        # Reading 90 MB takes longer than a header: a share of the runs load and compute, with damaged weights too.
+        self.damage(path, table, end, max(MUTATIONS // 30, 1), 14, (self.LOADED,))
+        self.damage(path, end, os.path.getsize(path), max(MUTATIONS // 30, 1), 15, (self.LOADED,))
 
 
 class RealModel(Case):

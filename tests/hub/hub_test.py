@@ -113,9 +113,9 @@ class Download(Case):
         self.assertEqual(len(self.hub.paths("/api/models/")), 1)
         self.assertFalse(self.hub.paths("README.md") + self.hub.paths("train_log") + self.hub.paths("skew"))
         self.assertFalse([name for name in os.listdir(self.repository("InfiniGen/mini") + "/blobs") if "incomplete" in name])
-        # The index, then small files: complete weights imply that all is there.
+        # The configuration and the index, then small files: complete weights imply that all is there.
         asked = [path.rpartition("/")[2] for path in self.hub.paths("/resolve/")]
-        self.assertEqual(asked[0], "model.safetensors.index.json")
+        self.assertEqual(asked[:2], ["config.json", "model.safetensors.index.json"])
         self.assertLess(asked.index("tokenizer.json"), asked.index("model-00001-of-00003.safetensors"))
 
         before = len(self.hub.requests)
@@ -126,6 +126,19 @@ class Download(Case):
         self.assertEqual(len(self.hub.requests), before, "a complete model needs no connection")
         skews = [name for _, _, names in os.walk(self.repository("InfiniGen/mini")) for name in names if "skew" in name]
         self.assertFalse(skews)
+
+    def test_a_model_that_is_not_supported_is_refused_before_its_weights(self):
+        config = json.loads(self.tiny["config.json"])
+        for change in ({"model_type": "mixtral"}, {"hidden_act": "relu"}):
+            files = {**self.tiny, "config.json": json.dumps({**config, **change}).encode()}
+            self.hub.repositories["org/other"] = files
+            self.hub.requests.clear()
+            run = self.inspect("hf:org/other")
+            self.assert_refused(run, "config.json", *map(str, change.values()))
+            self.assertEqual([path.rpartition("/")[2] for path in self.hub.paths("/resolve/")], ["config.json"], run)
+        # With a configuration that is supported, the same repository is downloaded.
+        self.hub.repositories["org/other"] = self.tiny
+        self.assert_opens("hf:org/other")
 
     def test_killed_and_interrupted_processes_are_continued(self):
         weights = self.tiny["model.safetensors"]
@@ -224,7 +237,7 @@ class Download(Case):
             return listing
         self.hub.change_listing = huge
         self.assert_refused(self.inspect(), "512.0 TiB", "free", "INFINIGEN_CACHE")
-        self.assertFalse(self.hub.paths("/resolve/"))
+        self.assertEqual([path.rpartition("/")[2] for path in self.hub.paths("/resolve/")], ["config.json"])
 
     def test_the_library_reports_and_cancels(self):
         code = """
@@ -337,10 +350,10 @@ class Refusals(Case):
 
     def test_an_index_that_leads_out_of_the_directory(self):
         index = json.dumps({"weight_map": {"a": "../../../x.safetensors"}}).encode()
-        self.hub.repositories["org/bad"] = {"config.json": b"{}", "model.safetensors.index.json": index}
+        self.hub.repositories["org/bad"] = {"config.json": self.tiny["config.json"], "model.safetensors.index.json": index}
         self.assert_refused(self.inspect("hf:org/bad"), "shard name", "is refused")
         index = json.dumps({"weight_map": {"a": "absent.safetensors"}}).encode()
-        self.hub.repositories["org/bad"] = {"config.json": b"{}", "model.safetensors.index.json": index}
+        self.hub.repositories["org/bad"] = {"config.json": self.tiny["config.json"], "model.safetensors.index.json": index}
         self.assert_refused(self.inspect("hf:org/bad"), "no file 'absent.safetensors'")
 
     def test_names(self):

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tensor/finite.h"
 #include "tensor/golden_json.h"
 
 namespace infinigen {
@@ -81,6 +82,28 @@ TEST(BlockEncode, EdgeCasesComeBack) {
     EXPECT_LT(RelativeError(RoundTrip(type, spike), spike), 1e-2);
     const std::vector<float> tiny(512, 1e-9f);  // below the smallest f16 scale
     for (const float number : RoundTrip(type, tiny)) EXPECT_LT(std::fabs(number), 1e-4f);
+    for (const float least : {1e-30f, 1e-38f, 1e-40f, 1e-45f})  // the last two have no finite inverse
+      EXPECT_EQ(RoundTrip(type, std::vector<float>(512, least)), zeros) << least;
+  }
+}
+
+// Numbers that no scale of the type can hold are never lost: the block's scale says so.
+TEST(BlockEncode, TooLargeNumbersMakeTheScaleInfinite) {
+  for (const WeightType type : Encoded()) {
+    SCOPED_TRACE(Name(type));
+    for (const float magnitude : {1e9f, 1.1e9f, 1e12f, 1e13f, 1e20f, 3e38f}) {
+      for (const float number : {magnitude, -magnitude}) {
+        std::vector<float> numbers(512, 0.25f);
+        numbers[300] = number;
+        const std::optional<int64_t> found = FirstNotFinite(type, Encode(type, numbers));
+        ASSERT_TRUE(found.has_value()) << number;
+        const int64_t block = FormatOf(type).block_numbers;
+        EXPECT_EQ(*found, 300 / block * block) << number;
+      }
+    }
+    std::vector<float> fits(512, 0.0f);
+    fits[300] = -60000.0f;
+    EXPECT_LT(RelativeError(RoundTrip(type, fits), fits), 0.02);
   }
 }
 

@@ -138,6 +138,15 @@ TEST(GgufTokenizer, EndTokensAreSpecialByName) {
   EXPECT_TRUE(Make(from)->IsSpecial(262));
 }
 
+TEST(GgufTokenizer, AVocabularyOfBytesNeedsNoMerges) {
+  Metadata from = ByteLevel();
+  from.merges.clear();
+  from.tokens.resize(256);
+  from.vocabulary.types.resize(256);
+  from.vocabulary.bos = from.vocabulary.eos = std::nullopt;
+  EXPECT_THAT(Make(from)->Encode("the").value(), ElementsAre('t', 'h', 'e'));
+}
+
 TEST(GgufTokenizer, RefusesByName) {
   Metadata from = ByteLevel();
   from.vocabulary.model = "bert";
@@ -164,6 +173,15 @@ TEST(GgufTokenizer, RefusesByName) {
   from = ByteLevel();
   from.vocabulary.chat_template = endless;
   EXPECT_THAT(Refused(from), HasSubstr("'tokenizer.chat_template' has 4194305 bytes"));
+  from = ByteLevel();
+  from.merges.clear();
+  EXPECT_THAT(Refused(from), HasSubstr("'tokenizer.ggml.merges' is missing or empty, but token 256 ('he')"));
+  from = ByteLevel();
+  from.merges = {"h  e"};
+  EXPECT_THAT(Refused(from), HasSubstr("m.gguf: merge 0 must be two tokens"));
+  from = ByteLevel();
+  from.vocabulary.types[7] = 77;
+  EXPECT_THAT(Refused(from), HasSubstr("token 7 has the type 77"));
   from = Pieces();
   from.vocabulary.scores.pop_back();
   EXPECT_THAT(Refused(from), HasSubstr("265 scores"));

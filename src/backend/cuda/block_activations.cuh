@@ -70,8 +70,8 @@ __device__ void LoadActivations(const In* x, int part, bool inside, bool aligned
 }
 
 // Four threads quantise a group, eight numbers each; `part` counts the eights of a row. The scale is the largest
-// magnitude / 127, as in the other backends; a group with NaN or infinity has the scale NaN. All threads of a warp call
-// it; those with `part` behind the end of the row store nothing.
+// magnitude / 127: 8 bits, where the CPU has 12. A group with NaN or infinity has the scale NaN. All threads of a warp
+// call it; those with `part` behind the end of the row store nothing.
 __device__ inline void QuantiseEight(const float (&numbers)[8], int row, int part, const QuantisedRows& out) {
   float largest = 0;
   bool finite = true;

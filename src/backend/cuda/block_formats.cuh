@@ -4,8 +4,9 @@
 //
 //   number = scale[half] · (code − kCentre) + offset[half]
 //
-// Blocks may be in global or shared memory. They start at multiples of their alignment (AlignmentOf), and two bytes
-// before them can be read.
+// Blocks may be in global or shared memory. They start at multiples of DeviceAlignmentOf, which is more than the host
+// needs (AlignmentOf): CheckAlignment is called with each matrix. Two bytes before a block that starts between
+// multiples of four can be read.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -16,6 +17,16 @@
 #include "tensor/block_formats.h"
 
 namespace infinigen {
+
+// The largest power of two, up to 16, that divides the size of a block. So if a matrix starts at a multiple of it, all
+// its blocks and rows do.
+constexpr int DeviceAlignmentOf(WeightType type) {
+  const auto bytes = static_cast<int>(FormatOf(type).block_bytes), power = bytes & -bytes;
+  return power < 16 ? power : 16;
+}
+inline void CheckAlignment(const WeightView& weight) {
+  CHECK(reinterpret_cast<uintptr_t>(weight.data) % static_cast<uintptr_t>(DeviceAlignmentOf(weight.type)) == 0);
+}
 
 template <int kHalfWords>
 struct BlockUnitOf {
@@ -113,6 +124,15 @@ struct BlockFormat {
 
 template <WeightType kType>
 struct DeviceFormat;
+
+// What the readers below load at once.
+static_assert(DeviceAlignmentOf(WeightType::kQ4_K) == 16 && DeviceAlignmentOf(WeightType::kQ5_K) == 16 &&
+              DeviceAlignmentOf(WeightType::kQ5_1) == 8 && DeviceAlignmentOf(WeightType::kIq4Xs) == 8 &&
+              DeviceAlignmentOf(WeightType::kQ4_1) == 4 && DeviceAlignmentOf(WeightType::kQ2_K) == 4);
+static_assert(DeviceAlignmentOf(WeightType::kQ4_0) == 2 && DeviceAlignmentOf(WeightType::kQ5_0) == 2 &&
+              DeviceAlignmentOf(WeightType::kQ8_0) == 2 && DeviceAlignmentOf(WeightType::kQ3_K) == 2 &&
+              DeviceAlignmentOf(WeightType::kQ6_K) == 2 && DeviceAlignmentOf(WeightType::kIq4Nl) == 2 &&
+              DeviceAlignmentOf(WeightType::kMxfp4) == 1);
 
 template <>
 struct DeviceFormat<WeightType::kQ4_0> : BlockFormat<WeightType::kQ4_0> {

@@ -239,13 +239,14 @@ void LaunchVector(cudaStream_t stream, const CudaContext& context, const BlockCa
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = waits ? 1 : 0;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, x, cols, memory.stages, memory.ahead));
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, x, cols, memory.stages));
 }
 
 }  // namespace
 
 void ExpandBlocks(cudaStream_t stream, const WeightView& weight, const int32_t* ids, const Tensor& out) {
   CHECK(!IsPlain(weight.type) && weight.cols == out.cols);
+  CheckAlignment(weight);
   DispatchBlocks(weight.type, [&](auto format) {
     DispatchDevice(out.type, [&](auto number) {
       using Format = decltype(format);
@@ -286,6 +287,7 @@ void MultiplyBlocks(CudaContext& context, cudaStream_t stream, const ConstTensor
     for (; i < projections.size() && projections[i].weight.type == type && call.count < kMostProjections; ++i) {
       const Projection& p = projections[i];
       CHECK(p.weight.cols == x.cols && p.out.rows == x.rows && p.out.cols == p.weight.rows);
+      CheckAlignment(p.weight);
       call.projections[call.count++] = {.weight = reinterpret_cast<const uint8_t*>(p.weight.data),
                                         .row_bytes = p.weight.row_bytes,
                                         .bias = p.bias ? p.bias.as<float>() : nullptr,

@@ -23,7 +23,6 @@ struct VectorShape {
   static constexpr int kWarps = 16;
   static constexpr int kBlocks = 2;         // that fit a multiprocessor
   static constexpr int kPieceBytes = 1536;  // a piece has at least as many, except at the end of a row
-  static constexpr int kAheadBytes = 0;     // of a warp, brought into the second-level cache behind the ring
 };
 
 // A number of units of a row for each lane. Pieces start at multiples of 16 bytes from the start of the row.
@@ -184,23 +183,12 @@ class WeightRing {
   uint32_t parity_ = 0;
 };
 
-// Starts to bring pieces into the second-level cache.
-template <class Format, class Shape>
-__device__ void PrefetchPieces(VectorPieces<Format, Shape> pieces, int count) {
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x % 32 == 0)
-    for (; count > 0 && !pieces.done(); --count, pieces.Next())
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(pieces.from()), "r"(pieces.bytes()) : "memory");
-#endif
-}
-
 // Every block quantises the activations in shared memory, which saves a launch. The kernel may start before its
 // predecessor has ended: until cudaGridDependencySynchronize it touches nothing but weights. Terms of an output are
-// added in the order of BlockProduct, so both give the same bits. `ahead`: pieces that come into the second-level cache
-// before the activations are there, behind those of the ring.
+// added in the order of BlockProduct, so both give the same bits.
 template <class Format, class In, class Shape>
 __global__ void __launch_bounds__(Shape::kWarps * 32, Shape::kBlocks)
-    BlockVector(const __grid_constant__ BlockCall call, const In* x, int cols, int stages, int ahead) {
+    BlockVector(const __grid_constant__ BlockCall call, const In* x, int cols, int stages) {
   using Piece = VectorPiece<Format, Shape>;
   extern __shared__ __align__(128) std::byte shared[];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -212,7 +200,6 @@ __global__ void __launch_bounds__(Shape::kWarps * 32, Shape::kBlocks)
   ring.Fill(next);
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
-  PrefetchPieces(next, ahead);
   cudaGridDependencySynchronize();
 #endif
   const QuantisedRows row = QuantisedRows::In(shared + WeightRing<Format, Shape>::Bytes(stages), 1, cols);
@@ -243,10 +230,10 @@ __global__ void __launch_bounds__(Shape::kWarps * 32, Shape::kBlocks)
   }
 }
 
-// Stages of a ring and the shared memory of a block. At least two stages, if need be with more than the block's part of
-// a multiprocessor.
+// Stages of a ring and the shared memory of a block. Where fewer than two stages fit the block's part of a
+// multiprocessor, the block may have more than its part; one stage is the least.
 struct VectorMemory {
-  int stages, ahead;  // pieces of the ring, and behind it
+  int stages;  // pieces of the ring
   size_t bytes;
 };
 template <class Format, class Shape>
@@ -259,8 +246,7 @@ VectorMemory VectorMemoryFor(int cols, int shared_of_sm, int most_of_block) {
   if (stages < kFewStages) stages = fit(most_of_block);
   stages = stages < kMostStages ? stages : kMostStages;
   CHECK(stages > 0);
-  return {stages, Shape::kAheadBytes / VectorPiece<Format, Shape>::kBytes,
-          static_cast<size_t>(WeightRing<Format, Shape>::Bytes(stages) + row)};
+  return {stages, static_cast<size_t>(WeightRing<Format, Shape>::Bytes(stages) + row)};
 }
 
 }  // namespace infinigen

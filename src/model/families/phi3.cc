@@ -82,7 +82,8 @@ void ReadPhi3(FieldReader& fields, ModelConfig& config) {
     if (const auto inside = rope->find("partial_rotary_factor"); inside != rope->end() && inside->is_number())
       part = inside->get<double>();
   const auto dims = static_cast<int64_t>(static_cast<double>(config.head_dim) * std::clamp(part, 0.0, 1.0));
-  if (part > 1 || dims <= 0 || dims % 2 != 0)
+  if (part > 1) return fields.Fail(Invalid("{} is {}, expected at most 1", fields.At("partial_rotary_factor"), part));
+  if (dims <= 0 || dims % 2 != 0)
     return fields.Fail(Invalid("{} {} rotates {} of {} dimensions, expected an even number",
                                fields.At("partial_rotary_factor"), part, dims, config.head_dim));
   const int64_t original = fields.Size("original_max_position_embeddings", kMaxPositions, config.max_positions);
