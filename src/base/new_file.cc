@@ -1,6 +1,7 @@
 #include "base/new_file.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,14 +18,24 @@
 namespace infinigen {
 namespace {
 
-// The mode that a new file gets: mkstemp's is for the owner alone.
-mode_t UsualMode() {
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  return 0666 & ~mask;
-}
+constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+constexpr int kNames = 100;  // tried before giving up
 
 }  // namespace
+
+Status SyncDirectoryOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string directory = slash == path.npos ? "." : path.substr(0, slash + 1);
+  const auto failure = [&] {
+    return IoError("{}: cannot write the directory through to the disk: {}", path, std::strerror(errno));
+  };
+  const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return failure();
+  const bool synced = ::fsync(fd) == 0 || errno == EINVAL;  // EINVAL: this file system does not sync directories
+  const Status status = synced ? Ok() : Status(failure());
+  ::close(fd);
+  return status;
+}
 
 NewFile::~NewFile() {
   if (fd_ >= 0) ::close(fd_);
@@ -32,6 +43,20 @@ NewFile::~NewFile() {
 }
 
 Error NewFile::Failure() const { return IoError("{}: cannot write: {}", path_, std::strerror(errno)); }
+
+// As mkstemp, but with the mode that a new file usually gets: the kernel applies the umask or the directory's defaults.
+bool NewFile::Create() {
+  for (int i = 0; i < kNames; ++i) {
+    unsigned char random[6];
+    if (::getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return false;
+    std::string name = path_ + '.';
+    for (const unsigned char byte : random) name += kLetters[byte % kLetters.size()];
+    fd_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ >= 0) temporary_.swap(name);
+    if (fd_ >= 0 || errno != EEXIST) return fd_ >= 0;
+  }
+  return false;
+}
 
 Status NewFile::Begin(uint64_t bytes) {
   CHECK(fd_ < 0);
@@ -44,12 +69,7 @@ Status NewFile::Begin(uint64_t bytes) {
     }
     if (!S_ISREG(old.st_mode)) return IoError("{}: cannot write: not a regular file", path_);
   }
-  temporary_ = path_ + ".XXXXXX";
-  fd_ = ::mkstemp(temporary_.data());
-  if (fd_ < 0) {
-    temporary_.clear();
-    return Failure();
-  }
+  if (!Create()) return Failure();
   if (bytes == 0) return Ok();
   // File systems that cannot reserve answer EOPNOTSUPP.
   const int error = ::posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
@@ -70,11 +90,11 @@ Status NewFile::Append(std::string_view bytes) {
 
 Status NewFile::Finish() {
   CHECK(fd_ >= 0);
-  if (::fchmod(fd_, UsualMode()) != 0 || ::fsync(fd_) != 0) return Failure();
+  if (::fsync(fd_) != 0) return Failure();
   if (::close(std::exchange(fd_, -1)) != 0) return Failure();
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return Failure();
   temporary_.clear();
-  return Ok();
+  return SyncDirectoryOf(path_);
 }
 
 }  // namespace infinigen

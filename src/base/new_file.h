@@ -12,6 +12,10 @@
 
 namespace infinigen {
 
+// Writes the directory of `path` through to the disk, so that a file that was created or renamed there keeps its name
+// when the machine loses power.
+Status SyncDirectoryOf(const std::string& path);
+
 class NewFile {
  public:
   explicit NewFile(std::string path) : path_(std::move(path)) {}
@@ -23,10 +27,12 @@ class NewFile {
   Status Begin(uint64_t bytes = 0);
   bool begun() const { return fd_ >= 0; }
   Status Append(std::string_view bytes);
-  // Writes through to the disk and gives the file its name and the usual mode.
+  // Writes the file through to the disk, gives it its name, and writes that through too. After an error of the last
+  // step the file has its name.
   Status Finish();
 
  private:
+  bool Create();          // false: errno says why
   Error Failure() const;  // of the last call to the operating system
 
   std::string path_;

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/new_file.h"
 #include "base/size.h"
 #include "base/utf8.h"
 #include "hub/http_client.h"
@@ -253,7 +254,7 @@ class PartialFile {
   bool Matches() { return hash_.Hex() == file_.hash; }
   Status Publish() {
     if (::fsync(fd_) != 0 || std::rename(path_.c_str(), blob_.c_str()) != 0) return Problem("complete");
-    return Ok();
+    return SyncDirectoryOf(blob_);
   }
   void Remove() { ::unlink(path_.c_str()); }
 

@@ -4,11 +4,12 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -20,28 +21,66 @@ namespace infinigen {
 // Reads the time. Whatever depends on the time gets it from such a function, so that a simulation can set it.
 using NowFunction = std::function<std::chrono::steady_clock::time_point()>;
 
-// When the loop's current turn began, and how long the longest finished one took. One thread calls Begin and End, any
-// thread the others.
+// When the loop's current turn began, and how long the longest finished one took. One thread calls Begin and End, one
+// thread Look, any thread the others.
+//
+// Pauses of the process do not count: a stopped process, a frozen container or a suspended machine does not hang. The
+// thread that watches calls Look regularly; where two looks are further apart than `pause`, that thread did not run
+// either, and the time between them is taken off the turn.
 class Heartbeat {
  public:
   using Clock = std::chrono::steady_clock;
+  struct Turn {
+    uint64_t beats = 0;                             // beginnings and ends of turns so far: another number, another turn
+    Clock::duration age = Clock::duration::zero();  // how long the current turn has lasted; 0 between turns
+  };
 
-  void Begin(Clock::time_point now) { began_ = now.time_since_epoch().count(); }
+  void Begin(Clock::time_point now) {
+    const std::lock_guard lock(mutex_);
+    ++beats_;
+    began_ = now;
+    paused_ = Clock::duration::zero();
+  }
   void End(Clock::time_point now) {
-    longest_ = std::max(longest_.load(), now.time_since_epoch().count() - began_);
-    began_ = kIdle;
+    const std::lock_guard lock(mutex_);
+    ++beats_;
+    // The turn may end before the other thread looks again, so the pause after its last look is counted here.
+    longest_ = std::max(longest_, AgeAt(now) - PauseUntil(now));
+    began_.reset();
+  }
+  void Look(Clock::time_point now, Clock::duration pause) {
+    const std::lock_guard lock(mutex_);
+    pause_ = pause;
+    paused_ += PauseUntil(now);
+    looked_ = now;
   }
 
-  // How long the current turn has lasted; 0 between turns.
-  Clock::duration Age(Clock::time_point now) const {
-    const Clock::rep began = began_;
-    return began == kIdle ? Clock::duration::zero() : Clock::duration(now.time_since_epoch().count() - began);
+  Turn Current(Clock::time_point now) const {
+    const std::lock_guard lock(mutex_);
+    return {.beats = beats_, .age = AgeAt(now)};
   }
-  Clock::duration longest() const { return Clock::duration(longest_); }
+  Clock::duration Age(Clock::time_point now) const { return Current(now).age; }
+  Clock::duration longest() const {
+    const std::lock_guard lock(mutex_);
+    return longest_;
+  }
 
  private:
-  static constexpr Clock::rep kIdle = INT64_MIN;
-  std::atomic<Clock::rep> began_{kIdle}, longest_{0};
+  Clock::duration AgeAt(Clock::time_point now) const {
+    return began_ ? std::max(now - *began_ - paused_, Clock::duration::zero()) : Clock::duration::zero();
+  }
+  // The part of the current turn that is a pause and lies after the last look.
+  Clock::duration PauseUntil(Clock::time_point now) const {
+    if (!began_ || !looked_ || now - *looked_ <= pause_) return Clock::duration::zero();
+    return std::min(now - *looked_, AgeAt(now));
+  }
+
+  mutable std::mutex mutex_;  // held for a few instructions
+  uint64_t beats_ = 0;
+  std::optional<Clock::time_point> began_;   // empty between turns
+  std::optional<Clock::time_point> looked_;  // empty: not watched
+  Clock::duration pause_ = Clock::duration::max(), paused_ = Clock::duration::zero();
+  Clock::duration longest_ = Clock::duration::zero();
 };
 
 // One pass of the loop. Called from one thread, but for heartbeat().
@@ -61,7 +100,7 @@ class EngineLoop {
   bool Pass(std::vector<Task>& tasks, bool turns = true);
   // Cancels all requests and runs their on_done.
   void End();
-  const Heartbeat& heartbeat() const { return heartbeat_; }
+  Heartbeat& heartbeat() { return heartbeat_; }
 
  private:
   // Calls f. An exception in it goes to on_exception; with `recovers` the engine's running requests end then. Does not
@@ -91,7 +130,7 @@ class EngineThread {
   // Any thread. Tasks run in the order of the calls, before the next turn.
   void Post(Task task);
   // Any thread.
-  const Heartbeat& heartbeat() const { return loop_.heartbeat(); }
+  Heartbeat& heartbeat() { return loop_.heartbeat(); }
 
  private:
   void Run();

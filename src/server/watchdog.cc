@@ -8,7 +8,15 @@
 
 namespace infinigen {
 
-Watchdog::Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> tell,
+namespace {
+
+// Two checks that are further apart than this many polls (5 s by default): the process did not run in between. A
+// thread that only waits for a core on a loaded machine is late by less.
+constexpr int kPausePolls = 10;
+
+}  // namespace
+
+Watchdog::Watchdog(Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> tell,
                    std::function<void(std::string_view)> end)
     : heartbeat_(heartbeat), times_(times), tell_(std::move(tell)), end_(std::move(end)) {
   if (times_.poll > times_.poll.zero()) thread_ = std::thread([this] { Run(); });
@@ -30,22 +38,24 @@ Watchdog::Clock::duration Watchdog::Bound() const {
 }
 
 void Watchdog::Check(Clock::time_point now) {
-  const Clock::duration age = heartbeat_.Age(now);
-  if (!end_at_) {
+  heartbeat_.Look(now, times_.poll > times_.poll.zero() ? kPausePolls * times_.poll : Clock::duration::max());
+  const Heartbeat::Turn turn = heartbeat_.Current(now);
+  if (told_ && told_->beats != turn.beats) told_.reset();  // the loop goes on
+  if (!told_) {
     const Clock::duration bound = stopping_ ? times_.end_after : Bound() + times_.end_after;
-    if (age <= bound) return;
-    end_at_ = now + times_.last_words;
+    if (turn.age <= bound) return;
+    told_ = turn;
     try {
       tell_();
     } catch (const std::exception&) {  // no memory: the process ends all the same
     }
     return;
   }
-  if (now < *end_at_ || std::exchange(ended_, true)) return;
+  if (turn.age < told_->age + times_.last_words || std::exchange(ended_, true)) return;
   char message[128];  // memory may be short
   const auto written = fmt::format_to_n(
       message, sizeof(message), "the engine has hung for {:.0f} s (a lost or blocked device?); the process ends",
-      std::chrono::duration<double>(age).count());
+      std::chrono::duration<double>(turn.age).count());
   end_({message, written.size});
 }
 

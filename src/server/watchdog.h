@@ -1,6 +1,6 @@
 // Watchdog: notices that the engine's loop hangs (a GPU kernel that does not return, a lost device) and ends the
-// process, so that a supervisor can start it again (docs/serving-safety.md). Every function may be called from any
-// thread.
+// process, so that a supervisor can start it again (docs/serving-safety.md). Time in which the watchdog itself did not
+// run is a pause of the process, and does not count (Heartbeat). Every function may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,9 @@ class Watchdog {
   using Clock = Heartbeat::Clock;
 
   // `heartbeat` outlives it. `tell` tells the clients, `end` ends the process with a message; both run on the
-  // watchdog's thread, once. An exception of `tell` is ignored; `end` must not throw.
-  Watchdog(const Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> tell,
+  // watchdog's thread. If the loop goes on after `tell`, the process does not end, and a later stall calls `tell`
+  // again; `end` runs once. An exception of `tell` is ignored; `end` must not throw.
+  Watchdog(Heartbeat& heartbeat, const WatchdogTimes& times, std::function<void()> tell,
            std::function<void(std::string_view message)> end);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -42,18 +43,18 @@ class Watchdog {
   bool stalled(Clock::time_point now) const { return heartbeat_.Age(now) > Bound(); }
   // The server ends: a turn may last no longer than `end_after`.
   void SetStopping();
-  // Called by the watchdog's own thread every `poll`; by tests, with times of their own and no thread.
+  // Called by the watchdog's own thread every `poll`; by tests, with times of their own and no thread. One thread.
   void Check(Clock::time_point now);
 
  private:
   Clock::duration Bound() const;
   void Run();
 
-  const Heartbeat& heartbeat_;
+  Heartbeat& heartbeat_;
   const WatchdogTimes times_;
   const std::function<void()> tell_;
   const std::function<void(std::string_view)> end_;
-  std::optional<Clock::time_point> end_at_;  // set when the last words are said
+  std::optional<Heartbeat::Turn> told_;  // the turn that was stalled when the last words were said
   bool ended_ = false;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;

@@ -9,6 +9,8 @@
 #include <iterator>
 #include <string>
 
+#include "base/counted_calls.h"
+
 namespace infinigen {
 namespace {
 
@@ -18,7 +20,10 @@ class NewFileTest : public ::testing::Test {
     directory_ = ::testing::TempDir() + "new_file_XXXXXX";
     ASSERT_NE(::mkdtemp(directory_.data()), nullptr);
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void TearDown() override {
+    Counted() = {};
+    std::filesystem::remove_all(directory_);
+  }
 
   std::string path() const { return directory_ + "/file"; }
   std::string Content() const {
@@ -67,6 +72,33 @@ TEST_F(NewFileTest, HasTheModeOfTheUmask) {
   struct stat info {};
   ASSERT_EQ(::stat(path().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640u);
+}
+
+// The umask belongs to the whole process: a file that another thread creates meanwhile would get a wrong mode.
+TEST_F(NewFileTest, LeavesTheUmaskAlone) {
+  NewFile file(path());
+  ASSERT_TRUE(file.Begin().ok() && file.Append("new").ok() && file.Finish().ok());
+  EXPECT_EQ(Counted().umasks, 0);
+}
+
+TEST_F(NewFileTest, ItsNameIsDurable) {
+  std::string content;
+  Counted().directory_sync = [&] { content = Content(); };
+  NewFile file(path());
+  ASSERT_TRUE(file.Begin().ok() && file.Append("new").ok() && file.Finish().ok());
+  EXPECT_EQ(Counted().directory_syncs, 1);
+  EXPECT_EQ(content, "new") << "the directory is synced after the file has its name";
+}
+
+TEST_F(NewFileTest, ANameThatIsNotDurableIsAnError) {
+  Counted().directory_sync_fails = true;
+  NewFile file(path());
+  ASSERT_TRUE(file.Begin().ok() && file.Append("new").ok());
+  const Status status = file.Finish();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().message, path() + ": cannot write the directory through to the disk: Input/output error");
+  EXPECT_EQ(Content(), "new");
+  EXPECT_EQ(Files(), 1);
 }
 
 TEST_F(NewFileTest, NamesThePathWhereItCannotBe) {

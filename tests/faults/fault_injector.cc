@@ -9,6 +9,7 @@
 //   INFINIGEN_FAULT=CLASS:record     none fails; the distinct stacks are written
 //   INFINIGEN_FAULT_LOG=FILE         what failed, or the record: lines "N COUNT HASH ADDRESS…"
 //   INFINIGEN_FAULT_DEPTH=FRAMES     frames that make up a hash (default: all)
+//   INFINIGEN_FAULT_KILL=1           the call does not fail: before it, SIGKILL ends the process
 #include "faults/fault_injector.h"
 
 #include <dlfcn.h>
@@ -27,6 +28,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -63,6 +65,7 @@ struct State {
   Mode mode;
   uint64_t target;  // a number or a hash
   uint64_t count;   // calls that fail, from the target on
+  bool kills;
   int depth;
   std::atomic<uint64_t> calls;
   std::atomic<bool> failed;
@@ -150,6 +153,7 @@ void Configure() {
     state.target = std::strtoull(value + (*value == 'x'), nullptr, *value == 'x' ? 16 : 10);
   const char* plus = std::strchr(value, '+');
   state.count = plus == nullptr ? 1 : std::strtoull(plus + 1, nullptr, 10);
+  state.kills = std::getenv("INFINIGEN_FAULT_KILL") != nullptr;
   const char* depth = std::getenv("INFINIGEN_FAULT_DEPTH");
   state.depth = depth == nullptr ? kMaxFrames : std::atoi(depth);
   state.recorded = new Recorded[state.mode == Mode::kRecord ? kMaxStacks : 1]();
@@ -186,6 +190,7 @@ bool InjectFault(FaultClass kind) {
   if (!state.armed.load(std::memory_order_relaxed) || kind != state.kind || inside) return false;
   inside = true;
   const bool fails = Decide(state.calls.fetch_add(1) + 1);
+  if (fails && state.kills) ::kill(::getpid(), SIGKILL);
   inside = false;
   return fails;
 }

@@ -25,6 +25,7 @@ BAD_MARKS = ("Sanitizer", "runtime error:", "terminate called", "internal error:
              "bad_alloc", "Success")
 LEAKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leaks.supp")
 SECONDS = 60  # after which a command hangs
+MOST_MISSED = 0.08  # of the points may be not reached
 # With --lasting: so many N of a class, evenly spread, and so many calls that fail.
 LASTING_STARTS = 8
 LASTING_CALLS = {"alloc": (30, 200)}  # accepting connections is tried again every 50 ms, so others: 30
@@ -138,8 +139,10 @@ class Faults:
                               f"{unreached} not reached", flush=True)
                     total, failed, missed = total + len(points), failed + bad, missed + unreached
         print(f"{total} points in {time.monotonic() - began:.0f} s: {failed} failed, {missed} not reached")
-        # Threads may take another way in another run; but most points must be reached for the test to mean anything.
-        return 1 if failed or total == 0 or missed * 5 > total else 0
+        # Threads may take another way in another run (4.4 % of the points of `serve` at most, docs/faults.md).
+        if missed > MOST_MISSED * total:
+            print(f"FAILED: more than {MOST_MISSED:.0%} of the points were not reached")
+        return 1 if failed or total == 0 or missed > MOST_MISSED * total else 0
 
 
 def main():

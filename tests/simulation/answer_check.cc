@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "server/openai_format.h"
 #include "simulation/simulation.h"
@@ -120,15 +121,24 @@ AnswerCheck::Expected AnswerCheck::Expect(const SimRequest& request) {
   return expected;
 }
 
-bool AnswerCheck::CannotFit(int64_t prompt, int64_t generated, int64_t max_tokens) const {
+bool AnswerCheck::CannotFit(const SimRequest& request, size_t choice, int64_t generated) const {
   const SimVariant& variant = *history_.variant;
-  if (variant.windowed || variant.method.evicts()) return true;  // the size of a sequence is the pool's own matter
+  const size_t prompt = choice / static_cast<size_t>(request.body.n);
+  if (variant.windowed || variant.method.evicts()) {
+    // The bytes of such a sequence depend on its windows or its budgets, so the pool itself is asked.
+    const std::optional<int64_t> tokens = Alone::TokensUntilNoRoom(
+        history_, SimChoice(variant, request, prompt, static_cast<int64_t>(choice) % request.body.n));
+    return tokens && *tokens <= generated;
+  }
   constexpr int64_t kGrowth = 256;
-  const int64_t last = std::min(prompt + std::max<int64_t>(max_tokens - 1, 0), kSimContext);
+  const int64_t first = std::ssize(request.prompts[prompt]);
+  const auto too_many = [&](int64_t rows) {
+    const int64_t quota = std::min((rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, kSimContext);
+    return static_cast<uint64_t>(quota) * SimRowBytes(variant) > history_.pool_bytes;
+  };
   // At admission, or when it grew by the row after those that it has.
-  const int64_t rows = generated == 0 ? std::min(last, prompt + kGrowth) : prompt + generated;
-  const int64_t quota = std::min((rows + kExtentTokens - 1) / kExtentTokens * kExtentTokens, kSimContext);
-  return static_cast<uint64_t>(quota) * SimRowBytes(variant) > history_.pool_bytes;
+  const int64_t last = std::min(first + std::max<int64_t>(request.body.max_tokens - 1, 0), kSimContext);
+  return too_many(std::min(last, first + kGrowth)) || (generated > 0 && too_many(first + generated));
 }
 
 std::string AnswerCheck::CheckError(const SimRequest& request, const SimExchange& exchange, const Excuses& excuses,
@@ -138,15 +148,11 @@ std::string AnswerCheck::CheckError(const SimRequest& request, const SimExchange
   if (exchange.threw && exchange.status != 500 && error.find("out of memory") != error.npos) return {};
   if (request.refused && exchange.status == 400) return {};
   if (error.find("KV pool") != error.npos || error.find("tokens") != error.npos) {
-    // One of its choices must be too large at some length for the empty pool.
-    for (size_t i = 0; i < expected.tokens.size(); ++i) {
-      const int64_t prompt = std::ssize(request.prompts[i / static_cast<size_t>(request.body.n)]);
-      for (int64_t generated = 0; generated <= expected.tokens[i]; ++generated)
-        if (CannotFit(prompt, generated, request.body.max_tokens)) {
-          ++counts_.exhausted;
-          return {};
-        }
-    }
+    for (size_t choice = 0; choice < expected.tokens.size(); ++choice)
+      if (CannotFit(request, choice, expected.tokens[choice])) {
+        ++counts_.exhausted;
+        return {};
+      }
   }
   return fmt::format("status {}, error '{}'", exchange.status, error);
 }

@@ -193,6 +193,21 @@ void DrawTrouble(SplitMix& random, double end_s, History* history) {
   if (random.Below(15) == 0) history->shutdown_s = random.Unit() * (end_s + 1);
 }
 
+AloneAnswer RunAlone(Executor& executor, const EngineOptions& options, Request request) {
+  AloneAnswer answer;
+  Engine engine(executor, options);
+  request.on_logprobs = [&](RequestId, const TokenLogprobs& logprobs) { answer.logprobs.push_back(logprobs); };
+  request.on_done = [&](RequestId, const RequestResult& result) {
+    answer.tokens = result.tokens;
+    answer.reason = result.reason;
+    answer.kv = result.kv;
+  };
+  CHECK(engine.Submit(std::move(request)).ok());
+  while (engine.RunOnce()) {
+  }
+  return answer;
+}
+
 }  // namespace
 
 const std::vector<SimVariant>& SimVariants() {
@@ -266,21 +281,19 @@ const AloneAnswer& Alone::Run(const SimVariant& variant, const Request& request)
     answers_.clear();
     kept_tokens_ = 0;
   }
-  AloneAnswer& answer = answers_[key];
   const std::unique_ptr<Executor> executor = MakeSimModel(variant, kSimContext, 1, 1 << 30, 0);
-  Engine engine(*executor);
-  Request copy = request;
-  copy.on_logprobs = [&](RequestId, const TokenLogprobs& logprobs) { answer.logprobs.push_back(logprobs); };
-  copy.on_done = [&](RequestId, const RequestResult& result) {
-    answer.tokens = result.tokens;
-    answer.reason = result.reason;
-    answer.kv = result.kv;
-  };
-  CHECK(engine.Submit(std::move(copy)).ok());
-  while (engine.RunOnce()) {
-  }
+  AloneAnswer& answer = answers_[key] = RunAlone(*executor, {}, request);
   kept_tokens_ += request.prompt.size() + 8 * answer.tokens.size() + 64;
   return answer;
+}
+
+std::optional<int64_t> Alone::TokensUntilNoRoom(const History& history, const Request& request) {
+  const std::unique_ptr<Executor> executor =
+      MakeSimModel(*history.variant, kSimContext, history.batch, history.pool_bytes, history.side_tokens);
+  const AloneAnswer answer =
+      RunAlone(*executor, {.grows = true, .turn_prefill_tokens = history.turn_prefill_tokens}, request);
+  if (answer.reason != FinishReason::kError) return std::nullopt;
+  return std::ssize(answer.tokens);
 }
 
 History DrawHistory(uint64_t seed, Alone& alone) {

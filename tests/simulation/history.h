@@ -95,6 +95,8 @@ class Alone {
  public:
   // `request` has no callbacks. The answer is valid until the next call.
   const AloneAnswer& Run(const SimVariant& variant, const Request& request);
+  // The tokens after which the same request finds no room where it is alone in the history's pool; empty: it ends well.
+  static std::optional<int64_t> TokensUntilNoRoom(const History& history, const Request& request);
   int64_t runs() const { return runs_; }
   int64_t hits() const { return hits_; }
 

@@ -34,6 +34,7 @@ enum class Defect : uint8_t {
   kCancelIgnored,       // a client that leaves is not told to the engine
   kSeedIgnored,         // a request does not get the seed that it asks for
   kWatchOfAll,          // a watcher sees the requests of all tenants
+  kRefusesWhatFits,     // an empty pool refuses a long sequence with windows or eviction
   kCount,
 };
 
@@ -66,8 +67,8 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
   Instruments& instruments() override { return *this; }
   Result<SeqSlot> Admit(int64_t final_tokens) override {
     Throw();
-    Result<SeqSlot> slot = inner_->Admit(final_tokens);
-    return Admitted(std::move(slot));
+    if (Refuses(final_tokens)) return Exhausted("planted: no room in the KV pool");
+    return Admitted(inner_->Admit(final_tokens));
   }
   void SetRule(SeqSlot slot, const SelectRule& rule) override {
     Use(slot);
@@ -128,6 +129,7 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
   // ---- Sharing ----
   Result<SeqSlot> AdmitGrowing(int64_t rows, std::span<const SharedId> prefix) override {
     Throw();
+    if (Refuses(rows)) return Exhausted("planted: no room in the KV pool");
     return Admitted(inner_->sharing()->AdmitGrowing(rows, prefix));
   }
   Status Grow(SeqSlot slot, int64_t rows) override {
@@ -191,6 +193,10 @@ class SimExecutor final : public Executor, public Sharing, public Instruments {
     if (slot.ok() && std::ssize(held_) > options().max_batch) misuse_ = "more slots than the batch has";
     Throw();
     return slot;
+  }
+  bool Refuses(int64_t rows) {
+    return defect_ == Defect::kRefusesWhatFits && held_.empty() && rows > kExtentTokens &&
+           (inner_->sharing() == nullptr || !inner_->sharing()->can_share());
   }
   void Use(SeqSlot slot) {
     if (!held_.contains(slot.value())) misuse_ = "the engine used a slot that it does not hold";

@@ -125,8 +125,8 @@ class AnswerCheck {
   Expected Expect(const SimRequest& request);
   std::string CheckError(const SimRequest& request, const SimExchange& exchange, const Excuses& excuses,
                          const Expected& expected, const std::string& error);
-  // The request cannot have room in an empty pool after `generated` tokens.
-  bool CannotFit(int64_t prompt, int64_t generated, int64_t max_tokens) const;
+  // A choice of `generated` tokens has no room in an empty pool, at its admission or later.
+  bool CannotFit(const SimRequest& request, size_t choice, int64_t generated) const;
 
   const History& history_;
   Alone& alone_;

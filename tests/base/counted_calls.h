@@ -1,0 +1,17 @@
+// Counts calls that a test binary and its libraries make to libc: counted_calls.cc defines the functions, and the
+// linker prefers a program's own definitions. One thread.
+#pragma once
+
+#include <functional>
+
+namespace infinigen {
+
+struct CountedCalls {
+  int umasks = 0;
+  int directory_syncs = 0;               // calls of fsync for a directory
+  bool directory_sync_fails = false;     // with EIO
+  std::function<void()> directory_sync;  // called before each
+};
+CountedCalls& Counted();
+
+}  // namespace infinigen
