@@ -215,7 +215,8 @@ TYPED_TEST(RowwiseTest, TurnsHeads) {
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < heads * dim; ++c) wide.Set(r, c, x.At(r, c));
       this->reference().TurnHeads(Queue::kCompute, wide.view(), dim, want.view());
-      DeviceTensor dx(b, x), dout(b, HostTensor(type, rows, heads * dim, 1));
+      HostTensor out(type, rows, heads * dim, 1);
+      DeviceTensor dx(b, x), dout(b, out);
       b.TurnHeads(Queue::kCompute, dx, dim, dout);
       ExpectClose(dout.Fetch(), want, 0, 0);
       b.TurnHeads(Queue::kCompute, dx, dim, dx);

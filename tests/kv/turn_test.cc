@@ -40,7 +40,7 @@ TEST(Turn, RunsAreThePowersOfTwoOfTheDimension) {
   EXPECT_EQ(TurnRun(16), 16);
   EXPECT_EQ(TurnRun(511), 256);
   for (int64_t run = 1; run <= 512; run *= 2)
-    EXPECT_NEAR(TurnScale(run), 1 / std::sqrt(static_cast<double>(run)), 1e-8) << run;
+    EXPECT_FLOAT_EQ(TurnScale(run), 1 / std::sqrt(static_cast<float>(run))) << run;
 }
 
 // Entry (i, j) of the Hadamard matrix is −1 to the number of ones that i and j have in common.
