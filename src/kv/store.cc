@@ -42,8 +42,7 @@ void LoadGroupCodes(StoreType type, const std::byte* header, const std::byte* co
     const int64_t at = first + static_cast<int64_t>(i);
     uint32_t code = type == StoreType::kInt8 ? std::to_integer<uint32_t>(codes[at])
                                              : std::to_integer<uint32_t>(codes[at / 2]) >> (at % 2 * 4) & 15;
-    if (type == StoreType::kInt6)
-      code |= (std::to_integer<uint32_t>(high_bits[HighByte(at)]) >> (at % 4 * 2) & 3) << 4;
+    if (type == StoreType::kInt6) code |= (std::to_integer<uint32_t>(high_bits[HighByte(at)]) >> (at % 4 * 2) & 3) << 4;
     numbers[i] = std::fma(static_cast<float>(code), ToFloat(stored.scale), ToFloat(stored.minimum));
   }
 }

@@ -16,9 +16,9 @@
 // An int8 code is a byte. Two int4 codes share a byte, the even one in the low half; in a row of odd length the last
 // high half is zero. Int6 codes are stored in two parts: their low 4 bits as int4 codes, then their high 2 bits, those
 // of four consecutive codes in a byte, the first one lowest, padded with zeros to 8 bytes for every 32 codes. The order
-// of these bytes (HighByte) puts the bits of codes i and i + 4 of a word of low bits 16 bits apart, as the low bits are.
-// Rows are not aligned. number = code · scale + minimum, a fused multiply-add in f32; the product is exact (8 bits by
-// 11), so a separate multiplication and addition give the same number.
+// of these bytes (HighByte) puts the bits of codes i and i + 4 of a word of low bits 16 bits apart, as the low bits
+// are. Rows are not aligned. number = code · scale + minimum, a fused multiply-add in f32; the product is exact (8 bits
+// by 11), so a separate multiplication and addition give the same number.
 //
 // Entries of type int4 have keys of type int6 and values of type int4: an error of a key changes the weights of all
 // entries. Both are turned first (kv/turn.h).

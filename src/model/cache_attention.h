@@ -50,9 +50,8 @@ struct LayerHeads {
   Tensor entry_q, entry_k, entry_v;
 
   LayerHeads Rows(int64_t first, int64_t count) const {
-    return {q.Rows(first, count),       select.Rows(first, count),  k.Rows(first, count),
-            v.Rows(first, count),       out.Rows(first, count),     entry_q.Rows(first, count),
-            entry_k.Rows(first, count), entry_v.Rows(first, count)};
+    return {q.Rows(first, count),   select.Rows(first, count),  k.Rows(first, count),       v.Rows(first, count),
+            out.Rows(first, count), entry_q.Rows(first, count), entry_k.Rows(first, count), entry_v.Rows(first, count)};
   }
 };
 
@@ -555,8 +554,8 @@ class CacheAttention {
 
   void Observe(const LayerPlan& plan, const TokenBatch& batch, const LayerHeads& heads) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.entry_q, batch, views_.Attended(plan.layer), Attention(plan), Entries(plan),
-                           work_.mass + plan.layer.value());
+      backend_.MeasureMass(Queue::kCompute, heads.entry_q, batch, views_.Attended(plan.layer), Attention(plan),
+                           Entries(plan), work_.mass + plan.layer.value());
     if (observer_) ReportSelection(plan.layer, batch);
   }
   // The host waits for every list.

@@ -1,5 +1,5 @@
-// Embed, AddPositions, the norms, rope, turning, Copy, SiluMul and Append against the reference. Outputs that are not f32 add
-// their rounding to the bound.
+// Embed, AddPositions, the norms, rope, turning, Copy, SiluMul and Append against the reference. Outputs that are not
+// f32 add their rounding to the bound.
 #include <complex>
 
 #include "backend/backends.h"

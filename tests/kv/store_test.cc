@@ -214,8 +214,8 @@ TEST(Store, RandomRowsComeBackWithinHalfAScale) {
 TEST(Store, RowsNeedNoAlignment) {
   std::vector<float> row(130);
   for (size_t i = 0; i < row.size(); ++i) row[i] = std::sin(static_cast<float>(i * i));
-  for (const StoreType type : {StoreType::kF32, StoreType::kF16, StoreType::kBF16, StoreType::kInt8, StoreType::kInt4,
-                               StoreType::kInt6}) {
+  for (const StoreType type :
+       {StoreType::kF32, StoreType::kF16, StoreType::kBF16, StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
     const Bytes aligned = Stored(type, row);
     Bytes shifted(aligned.size() + 1);
     StoreRow(type, row, reinterpret_cast<std::byte*>(shifted.data() + 1));

@@ -53,7 +53,7 @@ template <Codes T>
 struct QuantisedKeys {
   ListedRows<uint8_t> codes;
   ListedRows<uint8_t> high_bits;  // of int6 codes
-  const float* scales;  // [groups] at stride kAttentionBlock, from the first of these keys
+  const float* scales;            // [groups] at stride kAttentionBlock, from the first of these keys
   const float* minima;
 };
 
@@ -131,8 +131,8 @@ HWY_INLINE VF Int6Code(VU low, VU high) {
     bits = hn::ShiftLeft<4 - kAt>(high);
   else
     bits = hn::ShiftRight<kAt - 4>(high);
-  return CodesToF32(hn::Or(hn::And(hn::ShiftRight<4 * kCode>(low), hn::Set(DU(), 0xfu)),
-                           hn::And(bits, hn::Set(DU(), 0x30u))));
+  return CodesToF32(
+      hn::Or(hn::And(hn::ShiftRight<4 * kCode>(low), hn::Set(DU(), 0xfu)), hn::And(bits, hn::Set(DU(), 0x30u))));
 }
 template <int kHalf>
 HWY_INLINE void WidenInt6(VU low, VU high, VF (&out)[8]) {
@@ -174,8 +174,8 @@ HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int4>& row, VF (&b)[kVectors])
   }
 }
 
-// ---- Keys, element by element: calls f(i, elements i of kLanes keys), ascending, and prefetch(bytes) before these bytes
-// of each key.
+// ---- Keys, element by element: calls f(i, elements i of kLanes keys), ascending, and prefetch(bytes) before these
+// bytes of each key.
 
 template <Codes T, class Prefetch, class F>
 HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Prefetch&& prefetch, F&& f) {
