@@ -49,24 +49,29 @@ __global__ void FillNumbers(__nv_bfloat16* to, size_t count, uint64_t seed) {
     to[i] = __float2bfloat16_rn(RandomNumber(seed + i));
 }
 // Quantised keys and values: random codes, with headers that spread them over about ±2.
-__global__ void FillCodes(std::byte* to, size_t rows, EntryLayout layout) {
-  const size_t row = blockIdx.x * size_t{blockDim.x} + threadIdx.x, bytes = layout.key_bytes();
-  if (row >= rows) return;
-  const float scale = 4.0f / static_cast<float>(LargestCode(layout.type));
-  for (size_t i = 0; i < bytes; i += 4) {
-    uint32_t word = Hash(row * bytes + i);
-    if (i < static_cast<size_t>(StoreHeaderBytes(layout.head_dim)))
-      word = __half_as_ushort(__float2half_rn(scale)) | uint32_t{__half_as_ushort(__float2half_rn(-2.0f))} << 16;
-    *reinterpret_cast<uint32_t*>(to + row * bytes + i) = word;
-  }
+__global__ void FillCodes(std::byte* to, size_t entries, EntryLayout layout) {
+  const size_t entry = blockIdx.x * size_t{blockDim.x} + threadIdx.x;
+  if (entry >= entries) return;
+  const auto fill = [&](StoreType type, size_t first) {
+    const float scale = 4.0f / static_cast<float>(LargestCode(type));
+    for (size_t i = 0; i < StoredBytes(type, layout.head_dim); i += 4) {
+      uint32_t word = Hash(first + i);
+      if (i < static_cast<size_t>(StoreHeaderBytes(layout.head_dim)))
+        word = __half_as_ushort(__float2half_rn(scale)) | uint32_t{__half_as_ushort(__float2half_rn(-2.0f))} << 16;
+      *reinterpret_cast<uint32_t*>(to + first + i) = word;
+    }
+  };
+  fill(layout.key_type(), entry * layout.entry_bytes());
+  fill(layout.value_type(), entry * layout.entry_bytes() + layout.key_bytes());
 }
 
-// Number i of a key or value.
-__device__ float StoredNumber(const EntryLayout& layout, const std::byte* row, int64_t i) {
-  if (layout.type == StoreType::kBF16) return AsFloat(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+// Number i of a key or value of `dim` numbers.
+__device__ float StoredNumber(StoreType type, int64_t dim, const std::byte* row, int64_t i) {
+  if (type == StoreType::kBF16) return AsFloat(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
   const __half2 header = reinterpret_cast<const __half2*>(row)[i / kStoreGroup];
-  const uint8_t* codes = reinterpret_cast<const uint8_t*>(row + StoreHeaderBytes(layout.head_dim));
-  const int code = layout.type == StoreType::kInt8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(row + StoreHeaderBytes(dim));
+  int code = type == StoreType::kInt8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
+  if (type == StoreType::kInt6) code |= (codes[LowBytes(dim) + HighByte(i)] >> (i % 4 * 2) & 3) << 4;
   return fmaf(static_cast<float>(code), __low2float(header), __high2float(header));
 }
 
@@ -93,7 +98,8 @@ __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, in
   for (int64_t j = threadIdx.x; j < count; j += 1024) {
     const std::byte* key = entries.Entry(slot, kv_head, row_of(j));
     float score = 0;
-    for (int64_t i = 0; i < dim; ++i) score = fmaf(AsFloat(query[i]), StoredNumber(entries.layout, key, i), score);
+    for (int64_t i = 0; i < dim; ++i)
+      score = fmaf(AsFloat(query[i]), StoredNumber(entries.layout.key_type(), dim, key, i), score);
     weights[j] = score * scale;
     top = fmaxf(top, weights[j]);
   }
@@ -103,8 +109,8 @@ __global__ void CompareHead(const __nv_bfloat16* query, LayerEntries entries, in
   for (int64_t i = 0; i < dim; ++i) {
     float value = 0;
     for (int64_t j = threadIdx.x; j < count; j += 1024)
-      value += weights[j] *
-               StoredNumber(entries.layout, entries.Entry(slot, kv_head, row_of(j)) + entries.layout.key_bytes(), i);
+      value += weights[j] * StoredNumber(entries.layout.value_type(), dim,
+                                         entries.Entry(slot, kv_head, row_of(j)) + entries.layout.key_bytes(), i);
     value = reduce(value, [](float a, float b) { return a + b; }) / sum;
     const float difference = fabsf(value - AsFloat(got[i]));
     if (threadIdx.x == 0 && !(difference <= *error)) *error = difference;  // NaN stays
@@ -125,8 +131,8 @@ class Cache {
     if (type == StoreType::kBF16) {
       FillNumbers<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(data_.get()), bytes / 2, 1);
     } else {
-      const size_t keys = bytes / layout_.key_bytes();
-      FillCodes<<<static_cast<unsigned>((keys + 255) / 256), 256>>>(data_.get(), keys, layout_);
+      const size_t entries = bytes / layout_.entry_bytes();
+      FillCodes<<<static_cast<unsigned>((entries + 255) / 256), 256>>>(data_.get(), entries, layout_);
     }
     CUDA_CHECK_LAUNCH();
     CUDA_CHECK(cudaDeviceSynchronize());

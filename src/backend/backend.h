@@ -198,6 +198,8 @@ concept Backend = requires(B& b, Queue queue, Ticket ticket, Tensor t, ConstTens
   // Rotates every head of x [count][heads·head_dim] in place: each plane (a, b) → (a·cos − b·sin, b·cos + a·sin). The
   // dimensions from d on are unchanged.
   { b.Rope(queue, c, rope, t) } -> std::same_as<void>;
+  // out = every head of x [m][heads·n], turned (kv/turn.h); out may be x.
+  { b.TurnHeads(queue, c, n, t) } -> std::same_as<void>;
   // out = x, row by row; they must not overlap.
   { b.Copy(queue, c, t) } -> std::same_as<void>;
   // gate = silu(gate) · up; with GELU in its tanh form.

@@ -28,6 +28,7 @@
 #include "kv/method.h"
 #include "kv/pool.h"
 #include "kv/selection_view.h"
+#include "kv/turn.h"
 #include "model/config.h"
 #include "model/executor.h"
 #include "model/index_ops.h"
@@ -43,11 +44,14 @@ struct LayerHeads {
   Tensor q;       // [count][heads·head_dim]
   Tensor select;  // [count][heads·head_dim] the query that selects rows: q, or a guess of it
   Tensor k, v;    // [count][kv_heads·head_dim]
-  Tensor out;     // [count][heads·head_dim] receives the output of attention
+  Tensor out;     // [count][heads·head_dim] receives the output of attention, until TurnBack in the basis of entries
+  // q, k and v in the basis of entries (kv/turn.h). Everything that meets entries uses these: entries hold turned keys
+  // and values, and so do value sketches, whose basis is turned too. Key sketches and page bounds are of k itself.
+  Tensor entry_q, entry_k, entry_v;
 
   LayerHeads Rows(int64_t first, int64_t count) const {
-    return {q.Rows(first, count), select.Rows(first, count), k.Rows(first, count), v.Rows(first, count),
-            out.Rows(first, count)};
+    return {q.Rows(first, count),   select.Rows(first, count),  k.Rows(first, count),       v.Rows(first, count),
+            out.Rows(first, count), entry_q.Rows(first, count), entry_k.Rows(first, count), entry_v.Rows(first, count)};
   }
 };
 
@@ -115,7 +119,8 @@ class CacheAttention {
     Put(matrices.key_offset, const_cast<float*>(basis.KeyOffset(at, 0)));
   }
 
-  void SetTailBasis(const TailBasis& basis, const TailMatrices& matrices) {
+  void SetTailBasis(const TailBasis& basis, TailMatrices matrices) {
+    if (turned()) TurnValues(basis.head_dim, basis.value_dims, matrices);
     Put(matrices.key_mean, const_cast<float*>(basis.key_mean));
     Put(matrices.value, const_cast<float*>(basis.value));
     Put(matrices.value_offset, const_cast<float*>(basis.value_offset));
@@ -169,6 +174,17 @@ class CacheAttention {
         backend_.ClearFetched(Queue::kCompute, views_.Fetched(layer), slot);
   }
 
+  // Sets the tensors in the basis of entries.
+  void Turn(LayerHeads& heads) {
+    heads.entry_q = Turned(heads.q, work_.turned_q);
+    heads.entry_k = Turned(heads.k, work_.turned_k);
+    heads.entry_v = Turned(heads.v, work_.turned_v);
+  }
+  // Turns the output of attention back; once per layer and call, after attention.
+  void TurnBack(const LayerHeads& heads) {
+    if (turned()) backend_.TurnHeads(Queue::kCompute, heads.out, config_.head_dim, heads.out);
+  }
+
   // ---- a prompt ----
 
   // Allocates memory on the stages for a prompt that ends at row `rows`; ClosePrompt frees it.
@@ -190,6 +206,7 @@ class CacheAttention {
     const LayerEntries pool = views_.Entries(plan.layer);
     return plan.entries == EntrySource::kStage ? stage_.Staged(plan.layer, pool) : pool;
   }
+  // `values` are in the basis of entries.
   void AppendIndex(const LayerPlan& plan, const TokenBatch& batch, const Tensor& keys, const Tensor& values) {
     if (plan.has_index) index_.Append(plan.layer, batch, keys, values);
   }
@@ -197,8 +214,8 @@ class CacheAttention {
   // A chunk in a layer that retains everything. The caller appends the index.
   void Prefill(const LayerPlan& plan, const TokenRun& run, const TokenBatch& batch, const LayerHeads& heads) {
     const LayerEntries entries = Entries(plan);
-    AppendEntries(plan, batch, heads.k, heads.v, entries);
-    backend_.AttendPrefill(Queue::kCompute, heads.q, run, Attention(plan), entries, heads.out);
+    AppendEntries(plan, batch, heads.entry_k, heads.entry_v, entries);
+    backend_.AttendPrefill(Queue::kCompute, heads.entry_q, run, Attention(plan), entries, heads.out);
   }
 
   // Fills in the table of a prompt's temporary cache.
@@ -218,10 +235,10 @@ class CacheAttention {
     batch_in_prompt.slots = work_.zeros;
     const TokenRun run_in_prompt{.slot = SeqSlot(0), .first_row = run.first_row, .count = run.count};
     backend_.AssignRows(queue, batch_in_prompt, rule, prompt.cache, work_.own_rows);
-    backend_.Append(queue, batch_in_prompt, heads.k, heads.v, prompt.cache.entries);
-    if (plan.has_index) index_.Append(plan.layer, batch_in_prompt, heads.k, heads.v, prompt.index());
-    backend_.AttendPrefill(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache.entries, heads.out);
-    if (rule.sums_attention) backend_.SumColumns(queue, heads.q, run_in_prompt, Attention(plan), prompt.cache);
+    backend_.Append(queue, batch_in_prompt, heads.entry_k, heads.entry_v, prompt.cache.entries);
+    if (plan.has_index) index_.Append(plan.layer, batch_in_prompt, heads.k, heads.entry_v, prompt.index());
+    backend_.AttendPrefill(queue, heads.entry_q, run_in_prompt, Attention(plan), prompt.cache.entries, heads.out);
+    if (rule.sums_attention) backend_.SumColumns(queue, heads.entry_q, run_in_prompt, Attention(plan), prompt.cache);
     if (rule.on_select != PriorityUpdate::kKeep)
       SeedPriorities(plan, prompt, prompt_tokens, run, batch_in_prompt, heads);
     if (run.first_row + run.count == prompt_tokens) {
@@ -283,8 +300,8 @@ class CacheAttention {
       }
       return;
     }
-    AppendEntries(plan, tokens.batch, heads.k, heads.v, Entries(plan));
-    AppendIndex(plan, tokens.batch, heads.k, heads.v);
+    AppendEntries(plan, tokens.batch, heads.entry_k, heads.entry_v, Entries(plan));
+    AppendIndex(plan, tokens.batch, heads.k, heads.entry_v);
     // There is memory for the selections of this many tokens.
     const int64_t part = plan.selects ? shape_.select_tokens() : count;
     for (int64_t first = 0; first < count; first += part) {
@@ -299,7 +316,7 @@ class CacheAttention {
 
   // ---- synthetic entries and observers ----
 
-  // Appends entries and index of a batch to the pool.
+  // Appends entries and index of a batch to the pool, as they are.
   void AppendInPlace(const LayerPlan& plan, const TokenBatch& batch, const Tensor& k, const Tensor& v) {
     AppendEntries(plan, batch, k, v, views_.Entries(plan.layer));
     AppendIndex(plan, batch, k, v);
@@ -329,6 +346,28 @@ class CacheAttention {
   }
 
  private:
+  bool turned() const { return shape_.pool.layout.turned(); }
+  Tensor Turned(const Tensor& x, const Tensor& memory) {
+    if (!turned()) return x;
+    const Tensor out = memory.Rows(0, x.rows);
+    backend_.TurnHeads(Queue::kCompute, x, config_.head_dim, out);
+    return out;
+  }
+  // Turns what a tail knows of values: their mean, and the columns of their sketches.
+  static void TurnValues(int64_t head_dim, int64_t value_dims, TailMatrices& matrices) {
+    const auto d = static_cast<size_t>(head_dim), columns = static_cast<size_t>(value_dims);
+    std::vector<float> column(d);
+    for (size_t head = 0; head * d < matrices.value_mean.size(); ++head) {
+      TurnHead(std::span(matrices.value_mean).subspan(head * d, d));
+      float* const value = matrices.value.data() + head * d * columns;
+      for (size_t c = 0; c < columns; ++c) {
+        for (size_t i = 0; i < d; ++i) column[i] = value[i * columns + c];
+        TurnHead(column);
+        for (size_t i = 0; i < d; ++i) value[i * columns + c] = column[i];
+      }
+    }
+  }
+
   // In an evicting layer a token's row differs from its position.
   StepTokens TokensFor(const LayerPlan& plan, const StepTokens& tokens) const {
     if (!plan.evicts) return tokens;
@@ -356,15 +395,15 @@ class CacheAttention {
   // `rows`: where an evicting layer stores the rows that it assigns to the batch.
   void Prepare(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads, int32_t* rows) {
     if (plan.evicts && !plan.ahead) AssignRows(plan, tokens.batch, rows);
-    AppendEntries(plan, tokens.batch, heads.k, heads.v, views_.Entries(plan.layer));
-    if (plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
+    AppendEntries(plan, tokens.batch, heads.entry_k, heads.entry_v, views_.Entries(plan.layer));
+    if (plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.entry_v);
     if (plan.selects && !plan.ahead) Select(plan, tokens, heads.select);
-    if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.v);
+    if (!plan.knows_current()) AppendIndex(plan, tokens.batch, heads.k, heads.entry_v);
     if (plan.selects) SumTails(plan, tokens, heads.q);
     if (plan.entries == EntrySource::kFetched) FetchLate(plan, tokens.batch);
     if constexpr (FetchingBackend<B>)
       if (plan.entries == EntrySource::kFetched)
-        backend_.AppendFetched(Queue::kCompute, tokens.batch, heads.k, heads.v, views_.Fetched(plan.layer),
+        backend_.AppendFetched(Queue::kCompute, tokens.batch, heads.entry_k, heads.entry_v, views_.Fetched(plan.layer),
                                views_.List(plan.layer));
     if (plan.selects) Observe(plan, tokens.batch, heads);
   }
@@ -372,7 +411,7 @@ class CacheAttention {
   void AttendTo(const LayerPlan& plan, const StepTokens& tokens, const LayerHeads& heads) {
     if (plan.entries == EntrySource::kFetched) return AttendFetched(plan, tokens, heads);
     if (plan.selects)
-      return backend_.AttendSelected(Queue::kCompute, heads.q, tokens.batch, views_.Attended(plan.layer),
+      return backend_.AttendSelected(Queue::kCompute, heads.entry_q, tokens.batch, views_.Attended(plan.layer),
                                      views_.TailOf(plan.layer), Attention(plan), Entries(plan), heads.out);
     AttendToAll(plan, tokens, heads);
   }
@@ -380,7 +419,7 @@ class CacheAttention {
     if constexpr (FetchingBackend<B>) {
       backend_.NoteReady(Queue::kCompute, Clock(plan.layer));
       backend_.Wait(Queue::kCompute, fetched_[views_.Turn(plan.layer)]);
-      backend_.AttendFetched(Queue::kCompute, heads.q, tokens.batch, views_.Attended(plan.layer),
+      backend_.AttendFetched(Queue::kCompute, heads.entry_q, tokens.batch, views_.Attended(plan.layer),
                              views_.TailOf(plan.layer), Attention(plan), views_.Entries(plan.layer),
                              views_.Fetched(plan.layer), views_.AttendedList(plan.layer), heads.out);
     }
@@ -392,12 +431,12 @@ class CacheAttention {
     const bool staged = !staged_.empty() && plan.entries == EntrySource::kStage;
     if (staged) {
       stage_.AwaitFetched(plan.layer, Clock(plan.layer));
-      backend_.Append(Queue::kCompute, tokens.batch, heads.k, heads.v, cache.entries);
+      backend_.Append(Queue::kCompute, tokens.batch, heads.entry_k, heads.entry_v, cache.entries);
     }
-    backend_.AttendDecode(Queue::kCompute, heads.q, tokens.batch, tokens.max_rows, Attention(plan), cache.entries,
+    backend_.AttendDecode(Queue::kCompute, heads.entry_q, tokens.batch, tokens.max_rows, Attention(plan), cache.entries,
                           heads.out);
     if (plan.evicts && method_.retain_rule().sums_attention)
-      backend_.SumAttention(Queue::kCompute, heads.q, tokens.batch, Attention(plan), cache);
+      backend_.SumAttention(Queue::kCompute, heads.entry_q, tokens.batch, Attention(plan), cache);
     if (!staged) return;
     stage_.Release(plan.layer);
     int64_t next = plan.layer.value();
@@ -515,8 +554,8 @@ class CacheAttention {
 
   void Observe(const LayerPlan& plan, const TokenBatch& batch, const LayerHeads& heads) {
     if (method_.measure_mass)
-      backend_.MeasureMass(Queue::kCompute, heads.q, batch, views_.Attended(plan.layer), Attention(plan), Entries(plan),
-                           work_.mass + plan.layer.value());
+      backend_.MeasureMass(Queue::kCompute, heads.entry_q, batch, views_.Attended(plan.layer), Attention(plan),
+                           Entries(plan), work_.mass + plan.layer.value());
     if (observer_) ReportSelection(plan.layer, batch);
   }
   // The host waits for every list.

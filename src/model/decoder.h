@@ -347,6 +347,7 @@ class Decoder {
       cache_.AttendRun(plan, call.tokens, heads);
     else
       PrefillAttention(plan, call, heads);
+    cache_.TurnBack(heads);
     math_.Join(spec, w.o, w.attention_norm, w.attention_out_norm, heads.out, call.x);
     LeaveMidGuess(plan, call);
     if (plan.select_next == SelectNext::kAfterAttention) SelectForNext(plan, call);
@@ -372,6 +373,7 @@ class Decoder {
     math_.Rotate(spec, heads.q);
     math_.Rotate(spec, heads.k);
     if (guesses) math_.Rotate(spec, heads.select);
+    cache_.Turn(heads);
     return heads;
   }
 
@@ -390,7 +392,7 @@ class Decoder {
     if (method_.prompt_columns && plan.has_index)
       WatchColumns(plan.layer, call, heads);
     else
-      cache_.AppendIndex(plan, call.tokens.batch, heads.k, heads.v);
+      cache_.AppendIndex(plan, call.tokens.batch, heads.k, heads.entry_v);
     cache_.Prefill(plan, call.run, call.tokens.batch, heads);
   }
 

@@ -108,7 +108,12 @@ class IndexOps {
 
   void SelectByKeys(LayerId, const TokenBatch& batch, const SelectCall& call, const Tensor& queries,
                     const AttentionShape& attention, const LayerCache& cache, const Selection& selection) {
-    backend_.SelectExact(Queue::kCompute, queries, batch, call, attention, cache.entries, selection);
+    Tensor in_entry_basis = queries;
+    if (cache.entries.layout.turned()) {
+      in_entry_basis = work_.turned_select.Rows(0, queries.rows);
+      backend_.TurnHeads(Queue::kCompute, queries, cache.entries.layout.head_dim, in_entry_basis);
+    }
+    backend_.SelectExact(Queue::kCompute, in_entry_basis, batch, call, attention, cache.entries, selection);
   }
 
   B& backend_;

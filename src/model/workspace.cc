@@ -141,6 +141,12 @@ Workspace Walk(Carver& carver, const WorkspaceShape& shape) {
   w.k = carver.Matrix(activation, tokens, key_width);
   w.v = carver.Matrix(activation, tokens, key_width);
   w.mixed = carver.Matrix(activation, tokens, query_width);
+  if (shape.pool.layout.turned()) {
+    w.turned_q = carver.Matrix(activation, tokens, query_width);
+    w.turned_k = carver.Matrix(activation, tokens, key_width);
+    w.turned_v = carver.Matrix(activation, tokens, key_width);
+    if (shape.method.select == &kSelectOracle) w.turned_select = carver.Matrix(activation, tokens, query_width);
+  }
   if (config.has_gate()) w.gate = carver.Matrix(activation, tokens, config.ffn);
   w.up = carver.Matrix(activation, tokens, config.ffn);
   if (ropes > 0) w.rope = carver.Matrix(DType::kF32, ropes * tokens, config.head_dim);

@@ -124,6 +124,11 @@ struct Workspace {
   Tensor q;              // [T][heads·head_dim]; owned heads here and below
   Tensor k, v;           // [T][kv_heads·head_dim]
   Tensor mixed;          // [T][heads·head_dim], output of attention
+  // Only if entries are turned (kv/turn.h): queries, keys and values, turned.
+  Tensor turned_q;       // [T][heads·head_dim]
+  Tensor turned_k;       // [T][kv_heads·head_dim]
+  Tensor turned_v;       // [T][kv_heads·head_dim]
+  Tensor turned_select;  // [T][heads·head_dim], queries that select by entries; only if the method does
   Tensor gate, up;       // [T][ffn]; gate only if some MLP is gated
   Tensor rope;           // [ropes·T][head_dim] f32: cosines and sines, one table after the other; a table whose rotary
                          // dimensions are fewer uses the first columns

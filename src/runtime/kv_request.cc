@@ -19,7 +19,7 @@ constexpr std::array<KvPreset, 8> kPresets = {{
     {.name = "h2o", .summary = "retain the most attended entries", .evict = &kRetainH2o, .sinks = 0},
     {.name = "streaming", .summary = "retain only the first and the newest entries", .evict = &kRetainStreaming},
     {.name = "int8", .summary = "attend to every entry, stored in 8 bits", .type = StoreType::kInt8},
-    {.name = "int4", .summary = "attend to every entry, stored in 4 bits", .type = StoreType::kInt4},
+    {.name = "int4", .summary = "attend to every entry, keys stored in 6 bits, values in 4", .type = StoreType::kInt4},
     // As published: the best pages, without sinks and window.
     {.name = "quest",
      .summary = "attend to the pages whose bounds rank highest",

@@ -153,8 +153,8 @@ class TestEntries {
     std::vector<float> values(static_cast<size_t>(2 * layout_.head_dim));
     const std::span key(values.begin(), values.begin() + layout_.head_dim);
     const std::span value(values.begin() + layout_.head_dim, values.end());
-    LoadRow(layout_.type, raw.data(), key);
-    LoadRow(layout_.type, raw.data() + layout_.key_bytes(), value);
+    LoadRow(layout_.key_type(), raw.data(), key);
+    LoadRow(layout_.value_type(), raw.data() + layout_.key_bytes(), value);
     return values;
   }
 

@@ -1,5 +1,5 @@
-// Embed, AddPositions, the norms, rope, Copy, SiluMul and Append against the reference. Outputs that are not f32 add
-// their rounding to the bound.
+// Embed, AddPositions, the norms, rope, turning, Copy, SiluMul and Append against the reference. Outputs that are not
+// f32 add their rounding to the bound.
 #include <complex>
 
 #include "backend/backends.h"
@@ -200,6 +200,28 @@ TYPED_TEST(RowwiseTest, AddScaleAndSoftCap) {
     this->reference().SoftCap(Queue::kCompute, 30.0f, x.view());
     ExpectClose(dx.Fetch(), x, 1e-6f, 30 * 2e-7f);
     for (int64_t c = 0; c < n; ++c) EXPECT_LE(std::fabs(dx.Fetch().At(0, c)), 30.0f);
+  }
+}
+
+// The additions have one order, so f32 results have the bits of the reference; the output may be the input.
+TYPED_TEST(RowwiseTest, TurnsHeads) {
+  auto& b = this->backend();
+  Random random(12);
+  for (const DType type : TypeParam::kActivations) {
+    for (const int64_t dim : {1, 4, 7, 8, 20, 64, 75, 80, 96, 128, 256, 512}) {
+      const int64_t rows = random.Int(1, 20), heads = random.Int(1, 5);
+      HostTensor x = HostTensor::Normal(random, type, rows, heads * dim, 1.0f, 3);
+      HostTensor wide(DType::kF32, rows, heads * dim), want(DType::kF32, rows, heads * dim);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < heads * dim; ++c) wide.Set(r, c, x.At(r, c));
+      this->reference().TurnHeads(Queue::kCompute, wide.view(), dim, want.view());
+      HostTensor out(type, rows, heads * dim, 1);
+      DeviceTensor dx(b, x), dout(b, out);
+      b.TurnHeads(Queue::kCompute, dx, dim, dout);
+      ExpectClose(dout.Fetch(), want, 0, 0);
+      b.TurnHeads(Queue::kCompute, dx, dim, dx);
+      ExpectClose(dx.Fetch(), want, 0, 0);
+    }
   }
 }
 

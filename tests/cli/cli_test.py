@@ -420,7 +420,7 @@ class Contract(Case):
     def test_inspect(self):
         run = Run("inspect", "-m", model(LLAMA), "--json", "--tensors").json()
         self.assertEqual((run["layers"], run["heads"], run["kv_heads"], run["vocab"]), (2, 8, 2, 160))
-        self.assertEqual(run["kv_bytes_per_token"], {"f32": 256, "f16": 128, "bf16": 128, "int8": 96, "int4": 64})
+        self.assertEqual(run["kv_bytes_per_token"], {"f32": 256, "f16": 128, "bf16": 128, "int8": 96, "int4": 96})
         self.assertEqual(len(run["tensors"]), sum(t["tensors"] for t in run["types"].values()))
         for name in os.listdir(MODELS):
             self.assertEqual(Run("inspect", "-m", model(name)).code, 0)

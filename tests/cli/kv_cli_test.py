@@ -20,6 +20,7 @@ SHIPPED = ""
 SOURCES = ("self", "prev-layer", "prev-mid", "prev-step")
 LAYERS, HEADS, HEAD_DIM = 2, 2, 8  # of LLAMA, in f32
 ENTRY_BYTES = 2 * HEAD_DIM * 4  # key and value
+INT4_BYTES = (4 + HEAD_DIM // 2 + 8) + (4 + HEAD_DIM // 2)  # a key of 6 bits, the high ones padded to 8 bytes; a value of 4 bits
 # A key of 8 numbers in 4 bits with a scale, a value likewise, and a 64th of the block's mean (8 numbers and a scale, padded to 16).
 SKETCH_BYTES = (4 + 2) + (4 + 2) + 16 / 64
 # The golden models hold 512 tokens, fewer than the default window.
@@ -160,7 +161,7 @@ class Selecting(Case):
         """Every selection on every store: everything selected is `full` on that store, and bytes are those of the store."""
         everything = ("--ignore-eos", *SMALL, "--kv-alpha", "inf", "--kv-cap", 1)
         tokens = {}
-        for name, entry_bytes in (("f32", ENTRY_BYTES), ("int8", 2 * (4 + HEAD_DIM)), ("int4", 2 * (4 + HEAD_DIM // 2))):
+        for name, entry_bytes in (("f32", ENTRY_BYTES), ("int8", 2 * (4 + HEAD_DIM)), ("int4", INT4_BYTES)):
             full = greedy(LLAMA, prompt(300), 40, "--ignore-eos", "--kv", "full", "--kv-type", name).json()
             self.assertEqual((full["kv"]["preset"], full["kv"]["type"]), ("full", name))
             self.assertEqual(full["kv_stats"]["pool_peak_bytes"], 339 * LAYERS * HEADS * entry_bytes)
@@ -274,7 +275,7 @@ class Plan(Case):
 
 
     def test_the_pool_is_planned_in_its_store(self):
-        for name, row_bytes in (("int8", 4 * 2 * 12), ("int4", 4 * 2 * 8)):
+        for name, row_bytes in (("int8", 4 * 2 * 12), ("int4", 4 * INT4_BYTES)):
             for flags in (("--kv", name), ("--kv-type", name)):
                 plan = self.plan(*flags)
                 self.assertEqual((plan["pool_bytes_per_token"], plan["pool_bytes"]), (row_bytes, 2 * 512 * row_bytes))
@@ -287,7 +288,7 @@ class Bench(Case):
     def test_stores(self):
         run = Run("bench", "-m", model(LLAMA), "--kv", "full,int8,int4", "--fill", "synthetic", "--depth", 300, "--gen", 5, "--json")
         self.assertEqual(run.code, 0, run)
-        entry_bytes = {"full": ENTRY_BYTES, "int8": 24, "int4": 16}
+        entry_bytes = {"full": ENTRY_BYTES, "int8": 24, "int4": INT4_BYTES}
         for result in run.json()["results"]:
             rows = sum(range(301, 306)) * LAYERS * HEADS
             self.assertEqual(result["kv_stats"]["fetched_bytes"], rows * entry_bytes[result["kv"]], result["kv"])

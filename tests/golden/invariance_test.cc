@@ -13,8 +13,8 @@ constexpr const char* kModels = INFINIGEN_TEST_DATA "/golden/models/";
 
 class Invariance : public testing::TestWithParam<std::string> {
  protected:
-  std::unique_ptr<LoadedModel> Load(int threads, int64_t batch) {
-    return LoadModel(kModels + GetParam(), {.threads = threads, .max_batch = batch, .kv_type = StoreType::kBF16});
+  std::unique_ptr<LoadedModel> Load(int threads, int64_t batch, StoreType type = StoreType::kBF16) {
+    return LoadModel(kModels + GetParam(), {.threads = threads, .max_batch = batch, .kv_type = type});
   }
   static std::vector<int32_t> RandomIds(const ModelConfig& config, size_t count, uint32_t seed) {
     std::mt19937 random(seed);
@@ -25,11 +25,14 @@ class Invariance : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(Invariance, DecodeEqualsPrefill) {
-  const std::unique_ptr<LoadedModel> model = Load(2, 1);
-  ASSERT_NE(model, nullptr);
-  const std::vector<int32_t> ids = RandomIds(model->config, 150, 1);
-  const std::vector<float> whole = PrefillAll(*model->executor, ids);
-  for (size_t prefill : {1u, 63u, 64u, 149u}) EXPECT_EQ(DecodeAll(*model->executor, ids, prefill), whole) << prefill;
+  for (const StoreType type : {StoreType::kBF16, StoreType::kInt4}) {
+    const std::unique_ptr<LoadedModel> model = Load(2, 1, type);
+    ASSERT_NE(model, nullptr);
+    const std::vector<int32_t> ids = RandomIds(model->config, 150, 1);
+    const std::vector<float> whole = PrefillAll(*model->executor, ids);
+    for (size_t prefill : {1u, 63u, 64u, 149u})
+      EXPECT_EQ(DecodeAll(*model->executor, ids, prefill), whole) << Name(type) << ", " << prefill;
+  }
 }
 
 // A sequence that is rewound and continued gives the same logits as one prefill of all its tokens.

@@ -50,10 +50,25 @@ TEST(Store, Sizes) {
   EXPECT_EQ(StoredBytes(StoreType::kInt4, 128), 72u);
   EXPECT_EQ(StoredBytes(StoreType::kInt8, 75), 8u + 75u) << "two groups";
   EXPECT_EQ(StoredBytes(StoreType::kInt4, 75), 8u + 38u) << "a whole byte for the last code";
+  EXPECT_EQ(StoredBytes(StoreType::kInt6, 64), 36u + 16u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt6, 128), 72u + 32u);
+  EXPECT_EQ(StoredBytes(StoreType::kInt6, 75), 8u + 38u + 24u) << "eight bytes of high bits for 32 codes";
+}
+
+TEST(Store, EntriesOfInt4HaveKeysOfInt6) {
   const EntryLayout layout{.type = StoreType::kInt4, .kv_heads = 3, .head_dim = 75};
-  EXPECT_EQ(layout.entry_bytes(), 92u);
-  EXPECT_EQ(layout.row_bytes(), 276u);
-  EXPECT_EQ(layout.extent_bytes(), 256u * 276u);
+  EXPECT_EQ(layout.key_bytes(), 70u);
+  EXPECT_EQ(layout.value_bytes(), 46u);
+  EXPECT_EQ(layout.entry_bytes(), 116u);
+  EXPECT_EQ(layout.row_bytes(), 348u);
+  EXPECT_EQ(layout.extent_bytes(), 256u * 348u);
+  for (const StoreType type : kStoreTypes) {
+    const EntryLayout any{.type = type, .kv_heads = 1, .head_dim = 64};
+    EXPECT_EQ(any.value_type(), type);
+    EXPECT_EQ(any.key_type(), type == StoreType::kInt4 ? StoreType::kInt6 : type);
+    EXPECT_EQ(any.turned(), type == StoreType::kInt4);
+    EXPECT_EQ(any.entry_bytes() % 8, 0u) << "GPUs copy entries in pieces of 8 bytes";
+  }
 }
 
 TEST(Store, NamesAndTypes) {
@@ -64,6 +79,7 @@ TEST(Store, NamesAndTypes) {
   }
   EXPECT_EQ(Name(StoreType::kInt8), "int8");
   EXPECT_EQ(Name(StoreType::kInt4), "int4");
+  EXPECT_EQ(Name(StoreType::kInt6), "int6");
 }
 
 TEST(Store, FloatsRoundAsTheirTypeDoes) {
@@ -84,6 +100,18 @@ TEST(Store, Int4CodesLieLowHalfFirst) {
   EXPECT_EQ(ThereAndBack(StoreType::kInt4, row), row);
   const Bytes odd = {0x00, 0x3c, 0x00, 0x00, 0xf0, 0x03};
   EXPECT_EQ(Stored(StoreType::kInt4, {0, 15, 3}), odd) << "the last high half is zero";
+}
+
+// Codes 0 to 15 and their high bits: four codes in a byte, the bytes in the order 0, 2, 1, 3.
+TEST(Store, Int6HighBitsFollowTheLowBits) {
+  std::vector<float> row(18, 0.0f);
+  for (size_t i = 0; i < 16; ++i) row[i] = static_cast<float>(i + (i / 4) * 16);  // high bits: the number of the four
+  row[16] = 63;
+  row[17] = 33;
+  Bytes expected = {0x00, 0x3c, 0x00, 0x00, 0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe, 0x1f};
+  for (const uint8_t high : {0x00, 0xaa, 0x55, 0xff, 0x0b, 0x00, 0x00, 0x00}) expected.push_back(high);
+  EXPECT_EQ(Stored(StoreType::kInt6, row), expected) << "scale 1, minimum 0";
+  EXPECT_EQ(ThereAndBack(StoreType::kInt6, row), row);
 }
 
 TEST(Store, Int8RoundsHalvesToEven) {
@@ -113,7 +141,7 @@ TEST(Store, GroupsAreIndependent) {
 }
 
 TEST(Store, ConstantGroups) {
-  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
     for (const float x : {0.0f, 1.5f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f}) {  // exact in f16
       const Bytes bytes = Stored(type, std::vector<float>(5, x));
       EXPECT_EQ(HeaderOf(bytes, 0).scale.bits, 0);
@@ -127,8 +155,8 @@ TEST(Store, ConstantGroups) {
 }
 
 TEST(Store, ZerosHaveNoSign) {
-  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
-    const Bytes nothing(type == StoreType::kInt8 ? 6 : 5, 0);
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
+    const Bytes nothing(StoredBytes(type, 2), 0);
     EXPECT_EQ(Stored(type, {-0.0f, 0.0f}), nothing);
     EXPECT_EQ(Stored(type, {0.0f, -0.0f}), nothing);
     EXPECT_EQ(Stored(type, {-0.0f, -0.0f}), nothing);
@@ -137,12 +165,12 @@ TEST(Store, ZerosHaveNoSign) {
 
 TEST(Store, NaNAndNumbersBeyondF16) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
     const std::vector<float> wide = {inf, -inf, nan, 1e38f, -1e38f, 1000.0f, 0.0f};
     const std::vector<float> clamped = {65504, -65504, 0, 65504, -65504, 1000, 0};
     EXPECT_EQ(Stored(type, wide), Stored(type, clamped));
     const float half = ToFloat(HeaderOf(Stored(type, wide), 0).scale) / 2;
-    EXPECT_LE(half, type == StoreType::kInt8 ? 257.0f : 4368.0f);
+    EXPECT_LE(half, type == StoreType::kInt8 ? 257.0f : type == StoreType::kInt6 ? 1040.0f : 4368.0f);
     for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(ThereAndBack(type, wide)[i], clamped[i], half * 1.0001f);
     EXPECT_EQ(ThereAndBack(type, {nan, nan}), (std::vector<float>{0, 0}));
     // Tiny numbers: half of the smallest scale.
@@ -156,7 +184,7 @@ TEST(Store, NaNAndNumbersBeyondF16) {
 TEST(Store, RandomRowsComeBackWithinHalfAScale) {
   std::mt19937 engine(7);
   std::normal_distribution<float> normal;
-  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4}) {
+  for (const StoreType type : {StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
     for (const size_t dim : {1u, 2u, 7u, 63u, 64u, 65u, 75u, 128u, 200u}) {
       for (const float scale : {1e-7f, 1e-3f, 1.0f, 300.0f}) {
         for (const float offset : {0.0f, 3.0f, -10.0f}) {
@@ -186,7 +214,8 @@ TEST(Store, RandomRowsComeBackWithinHalfAScale) {
 TEST(Store, RowsNeedNoAlignment) {
   std::vector<float> row(130);
   for (size_t i = 0; i < row.size(); ++i) row[i] = std::sin(static_cast<float>(i * i));
-  for (const StoreType type : kStoreTypes) {
+  for (const StoreType type :
+       {StoreType::kF32, StoreType::kF16, StoreType::kBF16, StoreType::kInt8, StoreType::kInt4, StoreType::kInt6}) {
     const Bytes aligned = Stored(type, row);
     Bytes shifted(aligned.size() + 1);
     StoreRow(type, row, reinterpret_cast<std::byte*>(shifted.data() + 1));

@@ -121,13 +121,13 @@ class RandomModelWithBases {
     }
   }
   std::unique_ptr<Executor> Make(const KvMethod& method, Device device = Device::kCpu, int threads = 2,
-                                 int64_t batch = 1) const {
+                                 int64_t batch = 1, StoreType type = StoreType::kF32) const {
     Result<std::unique_ptr<Executor>> executor = MakeExecutor(config, weights,
                                                               {.device = device,
                                                                .threads = threads,
                                                                .max_tokens = 1024,
                                                                .max_batch = batch,
-                                                               .kv_type = StoreType::kF32,
+                                                               .kv_type = type,
                                                                .method = method},
                                                               {.bases = bases, .tails = tails});
     CHECK(executor.ok());

@@ -134,6 +134,8 @@ void WithAttentionOf(StoreType type, F&& f) {
       return f(AttentionOf<Int8>());
     case StoreType::kInt4:
       return f(AttentionOf<Int4>());
+    case StoreType::kInt6:  // not a type of entries
+      break;
   }
 }
 

@@ -48,11 +48,12 @@ struct BlockHeaders {
   }
 };
 
-// kLanes keys of a block.
+// kLanes keys of a block. Those of int4 entries are int6: `codes` are their low bits.
 template <Codes T>
 struct QuantisedKeys {
   ListedRows<uint8_t> codes;
-  const float* scales;  // [groups] at stride kAttentionBlock, from the first of these keys
+  ListedRows<uint8_t> high_bits;  // of int6 codes
+  const float* scales;            // [groups] at stride kAttentionBlock, from the first of these keys
   const float* minima;
 };
 
@@ -93,14 +94,18 @@ struct EntryBlock<E> {
     values.Load(at, KeyBytes(), whole, StoreGroups(dim));
   }
   HWY_INLINE QuantisedKeys<T> Keys(int64_t j) const {
-    return {{reinterpret_cast<const uint8_t* const*>(at) + j, StoreHeaderBytes(dim)},
+    const auto* rows = reinterpret_cast<const uint8_t* const*>(at) + j;
+    return {{rows, StoreHeaderBytes(dim)},
+            {rows, StoreHeaderBytes(dim) + LowBytes(dim)},
             keys.scales[0] + j,
             keys.minima[0] + j};
   }
   HWY_INLINE QuantisedValues<T> Values() const { return {at, KeyBytes() + StoreHeaderBytes(dim), &values}; }
 
  private:
-  int64_t KeyBytes() const { return StoreHeaderBytes(dim) + (dim + kPerByte<T> - 1) / kPerByte<T>; }
+  int64_t KeyBytes() const {
+    return static_cast<int64_t>(StoredBytes(std::same_as<T, Int8> ? StoreType::kInt8 : StoreType::kInt6, dim));
+  }
 };
 
 // ---- Conversion of codes to f32
@@ -115,24 +120,40 @@ HWY_INLINE void Widen(VU units, Int8, VF (&out)[4]) {
   out[2] = CodesToF32(hn::And(hn::ShiftRight<16>(units), mask));
   out[3] = CodesToF32(hn::ShiftRight<24>(units));
 }
-HWY_INLINE void Widen(VU units, Int4, VF (&out)[8]) {
-  const VU mask = hn::Set(DU(), 0xfu);
-  out[0] = CodesToF32(hn::And(units, mask));
-  out[1] = CodesToF32(hn::And(hn::ShiftRight<4>(units), mask));
-  out[2] = CodesToF32(hn::And(hn::ShiftRight<8>(units), mask));
-  out[3] = CodesToF32(hn::And(hn::ShiftRight<12>(units), mask));
-  out[4] = CodesToF32(hn::And(hn::ShiftRight<16>(units), mask));
-  out[5] = CodesToF32(hn::And(hn::ShiftRight<20>(units), mask));
-  out[6] = CodesToF32(hn::And(hn::ShiftRight<24>(units), mask));
-  out[7] = CodesToF32(hn::ShiftRight<28>(units));
+
+// Code kCode of the int6 codes whose low bits are in `low`; their high bits are in half kHalf of each 16 bits of `high`
+// (HighByte in kv/view.h).
+template <int kHalf, int kCode>
+HWY_INLINE VF Int6Code(VU low, VU high) {
+  constexpr int kAt = 16 * (kCode / 4) + 8 * kHalf + 2 * (kCode % 4);
+  VU bits;
+  if constexpr (kAt < 4)
+    bits = hn::ShiftLeft<4 - kAt>(high);
+  else
+    bits = hn::ShiftRight<kAt - 4>(high);
+  return CodesToF32(
+      hn::Or(hn::And(hn::ShiftRight<4 * kCode>(low), hn::Set(DU(), 0xfu)), hn::And(bits, hn::Set(DU(), 0x30u))));
+}
+template <int kHalf>
+HWY_INLINE void WidenInt6(VU low, VU high, VF (&out)[8]) {
+  out[0] = Int6Code<kHalf, 0>(low, high);
+  out[1] = Int6Code<kHalf, 1>(low, high);
+  out[2] = Int6Code<kHalf, 2>(low, high);
+  out[3] = Int6Code<kHalf, 3>(low, high);
+  out[4] = Int6Code<kHalf, 4>(low, high);
+  out[5] = Int6Code<kHalf, 5>(low, high);
+  out[6] = Int6Code<kHalf, 6>(low, high);
+  out[7] = Int6Code<kHalf, 7>(low, high);
 }
 
+HWY_INLINE uint32_t NibbleAt(const uint8_t* codes, int64_t i) { return codes[i / 2] >> (i % 2 * 4) & 15u; }
+// Code i of key `lane`.
 template <Codes T>
-HWY_INLINE uint32_t CodeAt(const uint8_t* codes, int64_t i) {
+HWY_INLINE uint32_t KeyCode(const QuantisedKeys<T>& keys, int64_t lane, int64_t i) {
   if constexpr (std::same_as<T, Int8>)
-    return codes[i];
+    return keys.codes(lane)[i];
   else
-    return codes[i / 2] >> (i % 2 * 4) & 15u;
+    return NibbleAt(keys.codes(lane), i) | (keys.high_bits(lane)[HighByte(i)] >> (i % 4 * 2) & 3u) << 4;
 }
 
 // One step of values for the products: int8 in order, int4 in paired order (low halves are the even columns).
@@ -153,8 +174,8 @@ HWY_INLINE void LoadStep(DF d, const QuantisedRow<Int4>& row, VF (&b)[kVectors])
   }
 }
 
-// ---- Keys, element by element: calls f(i, elements i of kLanes keys), ascending, and prefetch() before every 32 bytes
-// of a key.
+// ---- Keys, element by element: calls f(i, elements i of kLanes keys), ascending, and prefetch(bytes) before these
+// bytes of each key.
 
 template <Codes T, class Prefetch, class F>
 HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Prefetch&& prefetch, F&& f) {
@@ -164,19 +185,35 @@ HWY_INLINE void ForKeyColumns(const QuantisedKeys<T>& keys, int64_t dim, Prefetc
                           HWY_ATTR { return hn::LoadU(DF(), numbers + i / kStoreGroup * kAttentionBlock); };
   int64_t i = 0;
   for (; i + kStep <= dim; i += kStep) {
-    prefetch();
     const VF scale = header(keys.scales, i), minimum = header(keys.minima, i);
-    VU units[8];
-    LoadKeysTransposed<uint8_t>(keys.codes, i / kPerByte<T>, units);
-    INFINIGEN_UNROLL for (int64_t c = 0; c < 8; ++c) {
-      VF columns[kUnit];
-      Widen(units[c], T{}, columns);
+    const auto use = [&](int64_t c, const VF(&columns)[kUnit]) HWY_ATTR {
       INFINIGEN_UNROLL for (int64_t n = 0; n < kUnit; ++n) f(i + c * kUnit + n, hn::MulAdd(columns[n], scale, minimum));
+    };
+    VU units[8];
+    VF columns[kUnit];
+    if constexpr (std::same_as<T, Int8>) {
+      prefetch(32);
+      LoadKeysTransposed<uint8_t>(keys.codes, i, units);
+      INFINIGEN_UNROLL for (int64_t c = 0; c < 8; ++c) {
+        Widen(units[c], T{}, columns);
+        use(c, columns);
+      }
+    } else {
+      prefetch(48);
+      VU high_bits[4];
+      LoadKeysTransposed<uint8_t>(keys.codes, i / 2, units);
+      LoadKeysTransposed(keys.high_bits, i / 4, high_bits);
+      INFINIGEN_UNROLL for (int64_t c = 0; c < 8; c += 2) {
+        WidenInt6<0>(units[c], high_bits[c / 2], columns);
+        use(c, columns);
+        WidenInt6<1>(units[c + 1], high_bits[c / 2], columns);
+        use(c + 1, columns);
+      }
     }
   }
   for (; i < dim; ++i) {
     HWY_ALIGN float lanes[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(CodeAt<T>(keys.codes(lane), i));
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(KeyCode(keys, lane, i));
     f(i, hn::MulAdd(hn::Load(DF(), lanes), header(keys.scales, i), header(keys.minima, i)));
   }
 }
@@ -187,7 +224,7 @@ HWY_INLINE void ScoreKeys(const QuantisedKeys<T>& keys, int64_t dim, const float
   VF sums[kRows];
   INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
   ForKeyColumns(
-      keys, dim, [&]() HWY_ATTR { next.Prefetch(kLanes / 2); },
+      keys, dim, [&](int64_t bytes) HWY_ATTR { next.Prefetch(kLanes * bytes / 64); },
       [&](int64_t i, VF column) HWY_ATTR {
         INFINIGEN_UNROLL for (int64_t r = 0; r < kRows; ++r) sums[r] =
             hn::MulAdd(hn::Set(DF(), queries[r * query_stride + i]), column, sums[r]);
@@ -199,7 +236,7 @@ template <Codes T>
 HWY_INLINE void TransposeKeys(const EntryBlock<T>& block, float* out) {
   for (int64_t j = 0; j < block.count; j += kLanes)
     ForKeyColumns(
-        block.Keys(j), block.dim, []() HWY_ATTR {},
+        block.Keys(j), block.dim, [](int64_t) HWY_ATTR {},
         [&](int64_t i, VF column) HWY_ATTR { hn::Store(column, DF(), out + i * kAttentionBlock + j); });
 }
 
@@ -219,7 +256,7 @@ HWY_INLINE const uint8_t* Unpack(const QuantisedRow<Int4>& row, int64_t dim, uin
     hn::StoreU(hn::InterleaveLower(d, even, odd), d, out + i);
     hn::StoreU(hn::InterleaveUpper(d, even, odd), d, out + i + 16);
   }
-  for (; i < dim; ++i) out[i] = static_cast<uint8_t>(CodeAt<Int4>(row.codes, i));
+  for (; i < dim; ++i) out[i] = static_cast<uint8_t>(NibbleAt(row.codes, i));
   return out;
 }
 

@@ -60,6 +60,7 @@ void SumValues(const LayerEntries& entries, int64_t slot, int64_t head, int64_t 
         break;
       case StoreType::kInt8:
       case StoreType::kInt4:
+      case StoreType::kInt6:  // not a type of values
         Decode(entries.layout.type, value, dims, numbers);
         AddRow(numbers, dims, sum);
         break;

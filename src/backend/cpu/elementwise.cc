@@ -112,17 +112,23 @@ GroupHeader QuantiseGroup(const float* in, int64_t in_count, int32_t largest_cod
 
 void QuantiseRow(StoreType type, const float* in, int64_t dim, std::byte* out) {
   std::byte* to = out + StoreHeaderBytes(dim);
+  std::byte* high_bits = to + LowBytes(dim);  // of int6 codes
+  if (type == StoreType::kInt6) std::fill_n(high_bits, HighBytes(dim), std::byte{0});
   for (int64_t first = 0; first < dim; first += kStoreGroup, out += sizeof(GroupHeader)) {
     const int64_t count = std::min(kStoreGroup, dim - first);
-    HWY_ALIGN uint32_t codes[kStoreGroup + 1];
+    HWY_ALIGN uint32_t codes[kStoreGroup + 3];
     const GroupHeader header = QuantiseGroup(in + first, count, LargestCode(type), codes);
     std::memcpy(out, &header, sizeof(header));
     if (type == StoreType::kInt8) {
       for (int64_t i = 0; i < count; ++i) *to++ = static_cast<std::byte>(codes[i]);
     } else {
-      codes[count] = 0;
-      for (int64_t i = 0; i < count; i += 2) *to++ = static_cast<std::byte>(codes[i] | codes[i + 1] << 4);
+      std::fill_n(codes + count, 3, 0u);
+      for (int64_t i = 0; i < count; i += 2) *to++ = static_cast<std::byte>((codes[i] & 15) | (codes[i + 1] & 15) << 4);
     }
+    if (type == StoreType::kInt6)
+      for (int64_t i = 0; i < count; i += 4)
+        high_bits[HighByte(first + i)] = static_cast<std::byte>(codes[i] >> 4 | codes[i + 1] >> 4 << 2 |
+                                                                codes[i + 2] >> 4 << 4 | codes[i + 3] >> 4 << 6);
   }
 }
 
@@ -206,6 +212,7 @@ void Round(StoreType type, const float* in, int64_t n, std::byte* out) {
       return;
     case StoreType::kInt8:
     case StoreType::kInt4:
+    case StoreType::kInt6:
       HWY_DYNAMIC_DISPATCH(QuantiseRow)(type, in, n, out);
       return;
   }
@@ -319,8 +326,8 @@ void CpuBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys,
       for (int64_t head = 0; head < layout.kv_heads; ++head) {
         std::byte* entry = entries.Entry(batch.slots[t], head, batch.OwnRow(t, head));
         const int64_t column = head * layout.head_dim;
-        Round(layout.type, keys.as<float>(t) + column, layout.head_dim, entry);
-        Round(layout.type, values.as<float>(t) + column, layout.head_dim, entry + layout.key_bytes());
+        Round(layout.key_type(), keys.as<float>(t) + column, layout.head_dim, entry);
+        Round(layout.value_type(), values.as<float>(t) + column, layout.head_dim, entry + layout.key_bytes());
       }
     }
   });

@@ -27,6 +27,11 @@ template <class In>
 __device__ void StoreCodes(StoreType type, const In* numbers, int64_t dim, std::byte* row, int lane) {
   const int32_t largest = LargestCode(type);
   std::byte* codes = row + StoreHeaderBytes(dim);
+  std::byte* high_bits = codes + LowBytes(dim);  // of int6 codes
+  if (type == StoreType::kInt6) {
+    for (int64_t i = lane; i < HighBytes(dim); i += 32) high_bits[i] = std::byte{0};
+    __syncwarp();
+  }
   for (int64_t first = 0; first < dim; first += kStoreGroup, row += sizeof(GroupHeader)) {
     const int64_t count = std::min(int64_t{kStoreGroup}, dim - first), at = 2 * lane;
     float pair[2] = {0, 0}, low = kLargestStored, high = -kLargestStored;
@@ -49,7 +54,12 @@ __device__ void StoreCodes(StoreType type, const In* numbers, int64_t dim, std::
       for (int i = 0; i < 2; ++i)
         if (at + i < count) codes[first + at + i] = static_cast<std::byte>(code[i]);
     } else if (at < count) {
-      codes[(first + at) / 2] = static_cast<std::byte>(code[0] | code[1] << 4);
+      codes[(first + at) / 2] = static_cast<std::byte>((code[0] & 15) | (code[1] & 15) << 4);
+    }
+    if (type == StoreType::kInt6) {
+      // Two lanes have the four codes of a byte.
+      const uint32_t high = code[0] >> 4 | code[1] >> 4 << 2, next = __shfl_down_sync(~0u, high, 1);
+      if (lane % 2 == 0 && at < count) high_bits[HighByte(first + at)] = static_cast<std::byte>(high | next << 4);
     }
   }
 }
@@ -96,7 +106,7 @@ __global__ void AppendRows(const __grid_constant__ Targets to, EntryLayout layou
   if (row == nullptr) return;
   row += static_cast<size_t>(side) * layout.key_bytes();
   if (IsQuantised(layout.type))
-    StoreCodes(layout.type, numbers, layout.head_dim, row, lane);
+    StoreCodes(side == 0 ? layout.key_type() : layout.value_type(), numbers, layout.head_dim, row, lane);
   else
     StoreNumbers(layout.type, numbers, layout.head_dim, row, lane);
 }

@@ -104,12 +104,20 @@ __device__ inline uint32_t BiasedNibbles(uint32_t halves, int nibble) {
   return ((halves >> (4 * nibble)) & 0x000f000fu) | 0x64006400u;
 }
 
-// Eight numbers of a quantised row as f16. `codes` points to their first byte, at a multiple of 4 bytes.
-__device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint32_t header) {
+// The high bits of int6 codes `nibble` and `nibble` + 4 of a word, where they belong in both halves of a register.
+// `high` holds the high bits of two words, `word` (0 or 1) says which one it is (HighByte in kv/view.h).
+__device__ inline uint32_t HighBits(uint32_t high, int word, int nibble) {
+  return ((high >> (8 * word + 2 * nibble)) & 0x00030003u) << 4;
+}
+
+// Eight numbers of a quantised row as f16. `codes` points to their first byte, at a multiple of 4 bytes. `high` holds
+// the high bits of int6 codes, those of this word as HighBits has them.
+__device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint32_t header, uint32_t high = 0,
+                                    int word = 0) {
   const float2 scale_minimum = Halves(header);
   float scale = scale_minimum.x;
   // Scales are rounded up, so the largest number may exceed the range of f16 slightly.
-  const float largest = type == StoreType::kInt8 ? 255.0f : 15.0f;
+  const auto largest = static_cast<float>(LargestCode(type));
   if (fmaf(largest, scale, scale_minimum.y) > kLargestStored) scale = (kLargestStored - scale_minimum.y) / largest;
   const __half2 scales = __half2half2(__float2half_rd(scale)), minima = __half2half2(__float2half_rn(scale_minimum.y));
   const __half2 bias = __half2half2(__float2half_rn(kCodeBias));
@@ -121,8 +129,8 @@ __device__ inline uint4 DecodeEight(StoreType type, const std::byte* codes, uint
     return {number(__byte_perm(words[0], kBiasBytes, 0x4140)), number(__byte_perm(words[0], kBiasBytes, 0x4342)),
             number(__byte_perm(words[1], kBiasBytes, 0x4140)), number(__byte_perm(words[1], kBiasBytes, 0x4342))};
   // Yields numbers i and i + 4 together.
-  const uint32_t a = number(BiasedNibbles(words[0], 0)), b = number(BiasedNibbles(words[0], 1));
-  const uint32_t c = number(BiasedNibbles(words[0], 2)), d = number(BiasedNibbles(words[0], 3));
+  const auto pair = [&](int i) { return number(BiasedNibbles(words[0], i) | HighBits(high, word, i)); };
+  const uint32_t a = pair(0), b = pair(1), c = pair(2), d = pair(3);
   return {__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632)};
 }
 // Eight f32 numbers as f16.

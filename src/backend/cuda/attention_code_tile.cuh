@@ -5,7 +5,8 @@
 //
 // Codes enter the tensor cores as 1024 + code, which only takes bit operations. The contribution of the 1024 is known
 // (a multiple of the sum of a group's queries, or of its scaled weights) and is subtracted in f32. Lanes load whole
-// words of codes, so a product takes dims in the order of words.
+// words of codes, so a product takes dims in the order of words. The keys of int4 entries are int6 (kv/view.h): each
+// word of low bits is joined by its half of a word of high bits.
 #pragma once
 
 #include "backend/cuda/attention_tile.cuh"
@@ -57,11 +58,10 @@ class CodeTile {
   }
 
   __device__ static void Stage(const TileShape& shape, std::byte* to, const std::byte* const* entries, int count) {
-    const int entry_bytes = 2 * shape.key_bytes;
-    if (entry_bytes % 16 == 0)
-      StagePieces<16>(shape, entry_bytes / 16, to, entries, count);
+    if (shape.entry_bytes % 16 == 0)
+      StagePieces<16>(shape, shape.entry_bytes / 16, to, entries, count);
     else
-      StagePieces<8>(shape, entry_bytes / 8, to, entries, count);
+      StagePieces<8>(shape, shape.entry_bytes / 8, to, entries, count);
   }
   static constexpr uint32_t PieceInverse(int entry_bytes) {
     const int pieces = entry_bytes / (entry_bytes % 16 == 0 ? 16 : 8);
@@ -70,8 +70,8 @@ class CodeTile {
 
   __device__ void Scores(const TileShape& shape, const std::byte* tile, float (&c)[4]) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const std::byte* low = tile + g * 2 * shape.key_bytes;
-    const std::byte* high = low + 16 * shape.key_bytes;
+    const std::byte* low = tile + g * shape.entry_bytes;
+    const std::byte* high = low + 8 * shape.entry_bytes;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
       if (j >= shape.groups) break;
@@ -86,10 +86,15 @@ class CodeTile {
                                    __byte_perm(x, kBiasBytes, 0x4342), __byte_perm(y, kBiasBytes, 0x4342)};
           Multiply<__half>(dot, key, query_[4 * j + w][0], query_[4 * j + w][1]);
         } else {
+          const int bits_at = 4 * shape.groups + shape.dim / 2 + j * (kStoreGroup / 4) + 8 * w + t / 2 * 4;
+          const uint32_t x_bits = Word(low, bits_at), y_bits = Word(high, bits_at);
+          const auto pair = [&](uint32_t word, uint32_t bits, int nibble) {
+            return BiasedNibbles(word, nibble) | HighBits(bits, t % 2, nibble);
+          };
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const uint32_t key[4] = {BiasedNibbles(x, 2 * e), BiasedNibbles(y, 2 * e), BiasedNibbles(x, 2 * e + 1),
-                                     BiasedNibbles(y, 2 * e + 1)};
+            const uint32_t key[4] = {pair(x, x_bits, 2 * e), pair(y, y_bits, 2 * e), pair(x, x_bits, 2 * e + 1),
+                                     pair(y, y_bits, 2 * e + 1)};
             Multiply<__half>(dot, key, query_[4 * j + 2 * w + e][0], query_[4 * j + 2 * w + e][1]);
           }
         }
@@ -110,7 +115,7 @@ class CodeTile {
   }
 
   __device__ void AddValues(const TileShape& shape, const std::byte* tile, const float (&weights)[4]) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, entry_bytes = 2 * shape.key_bytes;
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, entry_bytes = shape.entry_bytes;
     const std::byte* values = tile + shape.key_bytes;
     const std::byte* mine = values + 2 * t * entry_bytes;  // entries 2t, 2t + 1, 2t + 8, 2t + 9
 #pragma unroll

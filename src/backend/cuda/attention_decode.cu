@@ -204,6 +204,7 @@ __global__ void __launch_bounds__(Tile::kWarps * 32, Tile::kBlocks)
                         .heads = min(kTileHeads, call.group - part * kTileHeads),
                         .dim = static_cast<int>(layout.head_dim),
                         .key_bytes = static_cast<int>(layout.key_bytes()),
+                        .entry_bytes = static_cast<int>(layout.entry_bytes()),
                         .groups = static_cast<int>(StoreGroups(layout.head_dim)),
                         .type = layout.type,
                         .piece_inverse = call.piece_inverse};
@@ -411,6 +412,8 @@ void Attend(CudaContext& context, DecodeCall call, const AttentionShape& shape, 
         return Launch<CodeTile<8, dim()>>(context, call, tokens, blocks, stream);
       case StoreType::kInt4:
         return Launch<CodeTile<4, dim()>>(context, call, tokens, blocks, stream);
+      case StoreType::kInt6:  // not a type of entries
+        CHECK(false);
     }
   });
 }

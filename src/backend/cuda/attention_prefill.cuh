@@ -136,19 +136,23 @@ template <class S>
 __device__ void ConvertTile(const PrefillCall& call, const std::byte* entries, int count, std::byte* to) {
   const EntryLayout& layout = call.entries.layout;
   const int dim = static_cast<int>(layout.head_dim), key_bytes = static_cast<int>(layout.key_bytes());
-  const int header_bytes = static_cast<int>(StoreHeaderBytes(dim));
+  const int header_bytes = static_cast<int>(StoreHeaderBytes(dim)), low_bytes = static_cast<int>(LowBytes(dim));
+  const int entry_bytes = static_cast<int>(layout.entry_bytes());
 #pragma unroll 4
   for (int at = threadIdx.x; at < S::kKeys * 2 * S::kPieces; at += kPrefillThreads) {
     const int row = at / (2 * S::kPieces), part = at / S::kPieces % 2, piece = at % S::kPieces;
     uint4 numbers = {};
     if (row < count && piece * 8 < dim) {
-      const std::byte* from = entries + (2 * row + part) * key_bytes;
+      const std::byte* from = entries + row * entry_bytes + part * key_bytes;
       if (layout.type == StoreType::kF32) {
         numbers = RoundEight(reinterpret_cast<const float*>(from) + piece * 8);
       } else {
         const uint32_t header = reinterpret_cast<const uint32_t*>(from)[piece / 8];
-        numbers =
-            DecodeEight(layout.type, from + header_bytes + piece * (layout.type == StoreType::kInt8 ? 8 : 4), header);
+        const StoreType type = part == 0 ? layout.key_type() : layout.value_type();
+        const std::byte* codes = from + header_bytes;
+        const uint32_t high =
+            type == StoreType::kInt6 ? reinterpret_cast<const uint32_t*>(codes + low_bytes)[piece / 2] : 0;
+        numbers = DecodeEight(type, codes + piece * (type == StoreType::kInt8 ? 8 : 4), header, high, piece % 2);
       }
     }
     *reinterpret_cast<uint4*>(to + part * (S::kTileBytes / 2) + PieceAt<S>(row, piece)) = numbers;

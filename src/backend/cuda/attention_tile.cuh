@@ -25,7 +25,7 @@ struct TileShape {
   int64_t query = 0;  // offset of the first head, in elements
   int heads = 0;
   int dim = 0;
-  int key_bytes = 0;
+  int key_bytes = 0, entry_bytes = 0;
   int groups = 0;  // groups of a quantised key
   StoreType type = StoreType::kBF16;
   uint32_t piece_inverse = 0;  // 2^16 / pieces of an entry, rounded up

@@ -24,8 +24,8 @@ __global__ void AppendBlockMeansKernel(TokenBatch batch, LayerEntries entries, T
     means[m] = 0;
     if (i >= dims) continue;
     for (int64_t row = last + 1 - kSketchBlock; row <= last; ++row)
-      means[m] +=
-          EntryNumber(entries.layout.type, entries.Entry(slot, head, row) + entries.layout.key_bytes(), dims, i);
+      means[m] += EntryNumber(entries.layout.value_type(), entries.Entry(slot, head, row) + entries.layout.key_bytes(),
+                              dims, i);
     means[m] = means[m] * (1.0f / kSketchBlock) - basis.ValueMean(head)[i];
     if (!isfinite(means[m])) means[m] = 0;
     largest = fmaxf(largest, fabsf(means[m]));

@@ -65,7 +65,7 @@ __device__ void ScoreTile(const ColumnCall& c, int64_t head, int64_t first_query
       const int row = i / kDepth, at = i % kDepth;
       const bool exists = first + at < d;
       s.queries[at][row] = exists ? c.queries(min(first_query + row, c.count - 1), head * d + first + at) : 0.0f;
-      s.keys[at][row] = exists ? EntryNumber(c.entries.layout.type, s.rows[row], d, first + at) : 0.0f;
+      s.keys[at][row] = exists ? EntryNumber(c.entries.layout.key_type(), s.rows[row], d, first + at) : 0.0f;
     }
     __syncthreads();
 #pragma unroll 8

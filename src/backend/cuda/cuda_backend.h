@@ -115,6 +115,7 @@ class CudaBackend {
   void RopeTable(Queue queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor,
                  const Tensor& table);
   void Rope(Queue queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
+  void TurnHeads(Queue queue, const ConstTensor& x, int64_t head_dim, const Tensor& out);
   void Copy(Queue queue, const ConstTensor& x, const Tensor& out);
   void SiluMul(Queue queue, const Tensor& gate, const Tensor& up);
   void GeluMul(Queue queue, const Tensor& gate, const Tensor& up);

@@ -26,7 +26,8 @@ __device__ inline float EntryNumber(const std::byte* row, int64_t dim, int64_t i
       return AsFloat(__ushort_as_half(static_cast<unsigned short>(header[at] | header[at + 1] << 8)));
     };
     const uint8_t* codes = bytes + StoreHeaderBytes(dim);
-    const int code = kType == StoreType::kInt8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
+    int code = kType == StoreType::kInt8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
+    if (kType == StoreType::kInt6) code |= (codes[LowBytes(dim) + HighByte(i)] >> (i % 4 * 2) & 3) << 4;
     return __fmaf_rn(static_cast<float>(code), half_at(0), half_at(2));
   }
 }
@@ -44,6 +45,8 @@ __device__ inline float EntryNumber(StoreType type, const std::byte* row, int64_
       return EntryNumber<StoreType::kInt8>(row, dim, i);
     case StoreType::kInt4:
       return EntryNumber<StoreType::kInt4>(row, dim, i);
+    case StoreType::kInt6:
+      return EntryNumber<StoreType::kInt6>(row, dim, i);
   }
   return 0;
 }

@@ -90,7 +90,7 @@ struct EntryScores {
   // Scores the tokens of `part`, which begins at token `first`.
   void Launch(int64_t first, const TokenBatch& part, const SelectCall& call, const ScoreTable& table) const {
     CHECK(queries.rows >= first + part.count);
-    switch (entries.layout.type) {
+    switch (entries.layout.key_type()) {
       case StoreType::kF32:
         return LaunchFor<StoreType::kF32>(first, part, call, table);
       case StoreType::kF16:
@@ -99,8 +99,10 @@ struct EntryScores {
         return LaunchFor<StoreType::kBF16>(first, part, call, table);
       case StoreType::kInt8:
         return LaunchFor<StoreType::kInt8>(first, part, call, table);
-      case StoreType::kInt4:
-        return LaunchFor<StoreType::kInt4>(first, part, call, table);
+      case StoreType::kInt6:
+        return LaunchFor<StoreType::kInt6>(first, part, call, table);
+      case StoreType::kInt4:  // not a type of keys
+        CHECK(false);
     }
   }
 

@@ -18,7 +18,7 @@ std::vector<float> AttentionWeights(const float* query, int64_t slot, int64_t he
   std::vector<float> weights, key(static_cast<size_t>(layout.head_dim));
   float largest = -INFINITY;
   for (const int32_t row : rows) {
-    LoadRow(layout.type, entries.Entry(slot, head, row), key);
+    LoadRow(layout.key_type(), entries.Entry(slot, head, row), key);
     float score = 0;
     for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
     weights.push_back(SoftCapped(score * shape.scale, shape.soft_cap));
@@ -39,7 +39,7 @@ SoftmaxNorm AttendHead(const float* query, int64_t slot, int64_t head, std::span
   std::vector<float> value(static_cast<size_t>(layout.head_dim));
   std::fill_n(out, layout.head_dim, 0.0f);
   for (size_t j = 0; j < rows.size(); ++j) {
-    LoadRow(layout.type, entries.Entry(slot, head, rows[j]) + layout.key_bytes(), value);
+    LoadRow(layout.value_type(), entries.Entry(slot, head, rows[j]) + layout.key_bytes(), value);
     for (size_t i = 0; i < value.size(); ++i) out[i] += weights[j] * value[i];
   }
   return norm;

@@ -236,8 +236,8 @@ void ReferenceBackend::AppendFetched(Queue, const TokenBatch& batch, const Const
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       if (list.Own(t, head) < 0) continue;
       std::byte* entry = buffer.Entry(batch.slots[t], head, list.Own(t, head));
-      StoreRow(layout.type, {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
-      StoreRow(layout.type, {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
+      StoreRow(layout.key_type(), {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
+      StoreRow(layout.value_type(), {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "backend/reference/block_product.h"
 #include "kv/select.h"
 #include "kv/store.h"
+#include "kv/turn.h"
 
 namespace infinigen {
 void ReferenceBackend::Embed(Queue, const TokenBatch& batch, const WeightView& table, const Tensor& out) {
@@ -142,6 +143,14 @@ void ReferenceBackend::SiluMul(Queue, const Tensor& gate, const Tensor& up) {
   }
 }
 
+void ReferenceBackend::TurnHeads(Queue, const ConstTensor& x, int64_t head_dim, const Tensor& out) {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    std::copy_n(x.as<float>(r), x.cols, out.as<float>(r));
+    for (int64_t head = 0; head < x.cols; head += head_dim)
+      TurnHead({out.as<float>(r) + head, static_cast<size_t>(head_dim)});
+  }
+}
+
 void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor& keys, const ConstTensor& values,
                               const LayerEntries& entries) {
   const EntryLayout& layout = entries.layout;
@@ -149,8 +158,8 @@ void ReferenceBackend::Append(Queue, const TokenBatch& batch, const ConstTensor&
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       std::byte* entry = entries.Entry(batch.slots[t], head, batch.OwnRow(t, head));
       const auto dim = static_cast<size_t>(layout.head_dim);
-      StoreRow(layout.type, {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
-      StoreRow(layout.type, {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
+      StoreRow(layout.key_type(), {keys.as<float>(t) + head * layout.head_dim, dim}, entry);
+      StoreRow(layout.value_type(), {values.as<float>(t) + head * layout.head_dim, dim}, entry + layout.key_bytes());
     }
   }
 }

@@ -29,6 +29,7 @@ class ReferenceBackend : public HostBackend {
   void MatMul(Queue, const Tensor& x, std::span<const Projection> projections);
   void RopeTable(Queue, const TokenBatch& batch, const ConstTensor& frequencies, float factor, const Tensor& table);
   void Rope(Queue, const ConstTensor& table, const RopeShape& shape, const Tensor& x);
+  void TurnHeads(Queue, const ConstTensor& x, int64_t head_dim, const Tensor& out);
   void SiluMul(Queue, const Tensor& gate, const Tensor& up);
   void GeluMul(Queue, const Tensor& gate, const Tensor& up);
   void Add(Queue, const ConstTensor& y, const Tensor& x);

@@ -146,7 +146,7 @@ void ReferenceBackend::AppendBlockMeans(Queue, const TokenBatch& batch, const La
     if (!CompletesBlock(last)) continue;
     for (int64_t head = 0; head < sketches.layout.kv_heads; ++head) {
       for (int64_t i = 0; i < kSketchBlock; ++i)
-        LoadRow(entries.layout.type,
+        LoadRow(entries.layout.value_type(),
                 entries.Entry(slot, head, last + 1 - kSketchBlock + i) + entries.layout.key_bytes(),
                 std::span(values).subspan(static_cast<size_t>(i) * d, d));
       StoreBlockMean(sketches.layout, sketches.Block(slot, head, last / kSketchBlock), values,
@@ -260,7 +260,7 @@ void ReferenceBackend::SelectExact(Queue, const ConstTensor& queries, const Toke
     std::vector<float> scores;
     for (int64_t row = 0; row < rows; ++row) {
       float score = 0;
-      LoadRow(layout.type, entries.Entry(batch.slots[t], head, row), key);
+      LoadRow(layout.key_type(), entries.Entry(batch.slots[t], head, row), key);
       for (size_t i = 0; i < key.size(); ++i) score += query[i] * key[i];
       scores.push_back(score * shape.scale);
     }
