@@ -23,13 +23,12 @@ extern "C" mode_t umask(mode_t mask) noexcept {
 extern "C" int fsync(int fd) {
   infinigen::CountedCalls& counted = infinigen::Counted();
   struct stat info {};
-  if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
-    ++counted.directory_syncs;
-    if (counted.directory_sync) counted.directory_sync();
-    if (counted.directory_sync_fails) {
-      errno = EIO;
-      return -1;
-    }
+  const bool directory = ::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+  ++(directory ? counted.directory_syncs : counted.file_syncs);
+  if (const auto& called = directory ? counted.directory_sync : counted.file_sync) called();
+  if (directory && counted.directory_sync_fails) {
+    errno = EIO;
+    return -1;
   }
   return static_cast<int>(::syscall(SYS_fsync, fd));
 }

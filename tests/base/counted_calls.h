@@ -8,9 +8,9 @@ namespace infinigen {
 
 struct CountedCalls {
   int umasks = 0;
-  int directory_syncs = 0;               // calls of fsync for a directory
-  bool directory_sync_fails = false;     // with EIO
-  std::function<void()> directory_sync;  // called before each
+  int file_syncs = 0, directory_syncs = 0;          // calls of fsync
+  bool directory_sync_fails = false;                // with EIO
+  std::function<void()> file_sync, directory_sync;  // called before each
 };
 CountedCalls& Counted();
 

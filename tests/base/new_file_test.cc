@@ -83,9 +83,11 @@ TEST_F(NewFileTest, LeavesTheUmaskAlone) {
 
 TEST_F(NewFileTest, ItsNameIsDurable) {
   std::string content;
+  Counted().file_sync = [&] { EXPECT_FALSE(std::filesystem::exists(path())) << "the file is synced before"; };
   Counted().directory_sync = [&] { content = Content(); };
   NewFile file(path());
   ASSERT_TRUE(file.Begin().ok() && file.Append("new").ok() && file.Finish().ok());
+  EXPECT_EQ(Counted().file_syncs, 1);
   EXPECT_EQ(Counted().directory_syncs, 1);
   EXPECT_EQ(content, "new") << "the directory is synced after the file has its name";
 }

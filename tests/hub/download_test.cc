@@ -36,8 +36,10 @@ class DownloadTest : public testing::Test {
 
 TEST_F(DownloadTest, TheNameOfABlobIsDurable) {
   bool named = false;
+  Counted().file_sync = [&] { EXPECT_FALSE(fs::exists(blob_)) << "the file is synced before"; };
   Counted().directory_sync = [&] { named = fs::exists(blob_); };
   ASSERT_TRUE(Download().ok());
+  EXPECT_EQ(Counted().file_syncs, 1);
   EXPECT_EQ(Counted().directory_syncs, 1);
   EXPECT_TRUE(named) << "the directory is synced after the rename";
 }
