@@ -17,7 +17,8 @@ SRC = ROOT / "src"
 HARD_LINES = 800
 
 # Plain structs below both kv and backend.
-VIEW = {"kv/view.h", "kv/index_view.h", "kv/page_sums_view.h", "kv/retain_view.h", "kv/selection_view.h", "kv/tail_view.h"}
+VIEW = {"kv/view.h", "kv/index_view.h", "kv/page_sums_view.h", "kv/retain_view.h", "kv/selection_view.h", "kv/tail_view.h",
+        "kv/turn.h"}
 MAY_INCLUDE = {
     "base": {"base"},
     "tensor": {"base", "tensor"},

@@ -19,6 +19,7 @@
 #include "runtime/model.h"
 #include "runtime/plan.h"
 #include "runtime/report.h"
+#include "server/access.h"
 #include "server/api.h"
 
 namespace infinigen {
@@ -193,6 +194,8 @@ Status CheckKeysArrived(const ServeFlags& flags) {
 Status CheckUsage(ServeFlags* flags) {
   RETURN_IF_ERROR(CheckKeysArrived(*flags));
   if (std::ranges::any_of(flags->keys, IsBlank)) return Invalid("--api-key: a key must not be empty");
+  for (const std::string& key : flags->keys)
+    if (const Status fits = CheckKey(key); !fits.ok()) return Invalid("--api-key: {}", fits.error().message);
   for (const std::string& origin : flags->cors_origins)
     if (origin != "*" && !IsOrigin(origin))
       return Invalid("--cors-origin {}: an origin is a scheme and a host, for example https://example.org", origin);

@@ -562,6 +562,8 @@ class Access(unittest.TestCase):
         self.assertIn("must be given together", fails("--tls-cert", "x", code=2))
         self.assertIn("must be given together", fails("--tls-key", "x", code=2))
         self.assertIn("--trusted-proxy", fails("--trusted-proxy", "foo", code=2))
+        self.assertIn("--api-key: a key must not contain line ends", fails("--api-key", "a\nb", code=2))
+        self.assertIn("--api-key: a key must not be empty, and must neither begin", fails("--api-key", " x", code=2))
         self.assertIn("--tls-cert /nothing", fails("--tls-cert", "/nothing", "--tls-key", "/nothing"))
         with tempfile.TemporaryDirectory() as folder:
             key, cert = os.path.join(folder, "key.pem"), os.path.join(folder, "cert.pem")
