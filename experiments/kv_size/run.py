@@ -9,7 +9,7 @@ from accuracy import BARE, MODELS, beside, changed, counted, facts, joined, loss
 from common import Experiment
 from plot import figure, lines
 
-BYTES = {"full": 1, "int8": 68 / 128, "int4": 36 / 128}  # size of a row of 64 numbers, relative to 16 bits
+BYTES = {"full": 1, "int8": 68 / 128, "int4": 88 / 256}  # size of an entry of 64 numbers, relative to 16 bits
 EARLY = "--kv-from prev-layer"
 # name of a line: {setting: flags}
 METHODS = {

@@ -10,7 +10,7 @@ from common import Experiment
 from plot import bars, figure
 
 TYPES = {"16 bits": "auto", "int8": "int8", "int4": "int4"}  # 16 bits: bf16 or f16, as the model
-ROW_BYTES = {"16 bits": 128, "int8": 68, "int4": 36}  # bytes of a key or value of 64 numbers
+ROW_BYTES = {"16 bits": 128, "int8": 68, "int4": 44}  # bytes of a key or value of 64 numbers, their mean
 SELECTIONS = {"no tail, cap 20%": f"--kv-tail off --kv-cap 20% {BARE}", "no tail, cap 5%": f"--kv-tail off --kv-cap 5% {BARE}",
               "tail, cap 5%": f"--kv-tail on --kv-cap 5% {BARE}"}
 
