@@ -46,7 +46,7 @@ TEST(Calibrate, WritesWhereItIsToldAndSaysWhatItIsWorth) {
   const nlohmann::json json = nlohmann::json::parse(out);
   EXPECT_EQ(json["file"], path);
   EXPECT_EQ(json["identity"], identity.Hex());
-  EXPECT_EQ(json["tokens"], 512);  // the model's context
+  EXPECT_EQ(json["tokens"], 8192);  // in sequences of the model's context, 512
   EXPECT_EQ(json["positions"], 1000);
   ASSERT_EQ(json["energy"].size(), 2u);
   EXPECT_GT(json["energy"][1]["pair"], 0.99);  // all 8 columns
@@ -54,8 +54,8 @@ TEST(Calibrate, WritesWhereItIsToldAndSaysWhatItIsWorth) {
   ASSERT_TRUE(written.ok()) << MessageOf(written);
   EXPECT_EQ(written->origin().positions, 1000);
 
-  ASSERT_EQ(run({}), 0) << said;
-  EXPECT_THAT(out, AllOf(HasSubstr("512 tokens"), HasSubstr("written to " + beside)));
+  ASSERT_EQ(run({"--tokens", "700"}), 0) << said;
+  EXPECT_THAT(out, AllOf(HasSubstr("700 tokens"), HasSubstr("written to " + beside)));
   EXPECT_THAT(said, HasSubstr("random token ids"));
   EXPECT_TRUE(ReadSkew(beside, identity, ShapeOf((*model)->config)).ok());
 
