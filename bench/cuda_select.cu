@@ -336,12 +336,12 @@ int Main() {
   Run(backend, {"Llama-3.1-8B 1 x 128,000, thresh.", 32, 8, 1, 128000, threshold});
   Run(backend, {"Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, capped});
   Run(backend, {"Llama-3.1-8B 1 x 4,000", 32, 8, 1, 4000, capped});
-  // The default sketches: 3/4 of head_dim at 4 bits, one scale for 16, and 8 numbers of a value.
+  // The default sketches: 7/8 of head_dim at 4 bits, and 8 numbers of a value.
   const SelectRule tail{.alpha = 5.0f, .cap = 0.05, .min_rows = 32, .sinks = 4, .window = 64, .tail = true};
   SelectRule mass = tail;
   mass.cap = 0.5;
   mass.mass = 0.95f;
-  const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 96, 16, 8}; };
+  const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 112, 0, 8}; };
   const Setting tails[] = {{"tail: OPT-13B 20 x 2,000", 40, 40, 20, 2000, tail, sketched(40)},
                            {"tail: Llama-3.1-8B 8 x 32,000", 32, 8, 8, 32000, tail, sketched(8)},
                            {"tail, mass 0.95: 8 x 32,000", 32, 8, 8, 32000, mass, sketched(8)},

@@ -105,11 +105,10 @@ std::string SetPositiveShare(const std::string& text, const char* zero, std::opt
   return wrong;
 }
 
-// "48x4/16", "3/4x4/16", "0.3x8": numbers or their share of head_dim, bits, numbers that share a scale.
+// "56x4", "3/4x4/16", "0.3x8": numbers or their share of head_dim, bits, numbers that share a scale.
 std::string SetSketch(const std::string& all, Request request) {
   const std::string_view text = all;
-  const std::string wrong =
-      fmt::format("'{}' is not NUMBERSxBITS[/GROUP]; write for example 48x4/16 or 3/4x4/16", text);
+  const std::string wrong = fmt::format("'{}' is not NUMBERSxBITS[/GROUP]; write for example 56x4 or 3/4x4/16", text);
   const size_t times = text.find('x');
   if (times == std::string_view::npos) return wrong;
   const std::string_view numbers = text.substr(0, times);
@@ -282,9 +281,9 @@ void AddSelection(std::vector<KvOption>& options) {
 void AddSketches(std::vector<KvOption>& options) {
   options.push_back(
       {"kv-sketch", "NxB[/GROUP]",
-       fmt::format("sketches of keys: N numbers (or a share of the key, as 3/4) of B bits, GROUP of which "
-                   "share a scale (default 3/4x4/{}, without a tail {}x8)",
-                   kTailScaleDims, kDefaultRatio),
+       fmt::format("sketches of keys: N numbers (or a share of the key, as 3/4) of B bits; GROUP of them, or "
+                   "all, share a scale (default 7/8x4, without a tail {}x8)",
+                   kDefaultRatio),
        SetSketch});
   options.push_back({"kv-ratio", "SHARE",
                      fmt::format("numbers of a key's sketch as a share of the key (default {}, without a tail {})",

@@ -171,8 +171,7 @@ GuessSource SourceOf(const KvRequest& request, bool fetches) {
 SketchLayout SketchOf(const KvRequest& request, int64_t head_dim, bool evicts) {
   const bool tail = request.has_tail();
   SketchLayout layout{.type = request.sketch_type.value_or(tail ? SketchType::kInt4 : SketchType::kInt8),
-                      .dims = SketchDims(head_dim, request.ratio.value_or(tail ? kTailRatio : kDefaultRatio)),
-                      .scale_dims = tail ? kTailScaleDims : 0};
+                      .dims = SketchDims(head_dim, request.ratio.value_or(tail ? kTailRatio : kDefaultRatio))};
   if (const std::optional<SketchSpec>& spec = request.sketch) {
     const double share = spec->ratio.value_or(static_cast<double>(spec->dims) / static_cast<double>(head_dim));
     layout.type = spec->type;

@@ -29,15 +29,14 @@ inline constexpr int32_t kDefaultWindow = 576;
 inline constexpr int32_t kDefaultMinRows = 256;
 // With a tail, which is the default, what is not selected is still attended to by its sketch, so fewer rows do
 // (docs/decisions/0013-a-tail-from-sketches.md).
-inline constexpr double kTailCap = 0.05;
+inline constexpr double kTailCap = 0.07;
 inline constexpr int32_t kTailWindow = 64;
 inline constexpr int32_t kTailMinRows = 32;
 inline constexpr int32_t kTailWholeRows = 1024;  // caches of up to this many rows are attended to whole
 inline constexpr int32_t kTailLateRows = 16;     // after a guess (docs/decisions/0008-guess-a-layer-early.md)
-// Sketches: numbers of a key as a share of head_dim, numbers that share a scale, numbers of a value.
+// Sketches: numbers of a key as a share of head_dim, numbers of a value. All numbers of a key share a scale.
 inline constexpr double kDefaultRatio = 0.3;
-inline constexpr double kTailRatio = 0.75;
-inline constexpr int64_t kTailScaleDims = 16;
+inline constexpr double kTailRatio = 0.875;  // docs/decisions/0015-means-of-blocks.md
 inline constexpr int64_t kTailValueDims = 8;
 inline constexpr double kDefaultLimit = 0.2;  // share; for presets that evict
 inline constexpr int32_t kQuestMinRows = 48;  // three pages, as in the authors' evaluation

@@ -22,7 +22,7 @@ Json OrNull(bool known, Json value) { return known ? std::move(value) : Json(nul
 // The number as the user wrote it, not the nearest float: 0.2, not 0.200000003.
 double Tidy(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
-// As --kv-sketch takes it: 48x4/16.
+// As --kv-sketch takes it: 56x4, 48x4/16.
 std::string SketchName(const SketchLayout& sketch) {
   const int bits = sketch.type == SketchType::kBF16 ? 16 : sketch.type == SketchType::kInt8 ? 8 : 4;
   return fmt::format("{}x{}", sketch.dims, bits) +

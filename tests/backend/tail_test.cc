@@ -429,6 +429,7 @@ TYPED_TEST(TailTest, SumsMatchTheOracle) {
   for (const SketchType type : {SketchType::kInt8, SketchType::kBF16})
     for (const int64_t group : {1, 3, 8}) shapes.push_back({.type = type, .group = group, .dims = 24});
   for (const int64_t scale_dims : {0, 8, 32}) shapes.push_back({.scale_dims = scale_dims, .value_dims = 16});
+  shapes.push_back({.dims = 56, .scale_dims = 0});
   shapes.push_back({.type = SketchType::kInt8, .dims = 40, .scale_dims = 16});
   shapes.push_back({.kv_heads = 1, .group = 9, .dims = 8, .scale_dims = 8});
   for (const int64_t group : {1, 2, 3, 4, 8}) shapes.push_back({.group = group, .means = true});
@@ -513,6 +514,7 @@ TYPED_TEST(TailTest, LateRowsAreTheOracles) {
   for (const int64_t group : {1, 2, 3, 4, 5, 8}) shapes.push_back({.group = group});
   for (const int64_t head_dim : {80, 128}) shapes.push_back({.head_dim = head_dim, .dims = head_dim * 3 / 4 / 8 * 8});
   for (const int64_t scale_dims : {0, 8, 32}) shapes.push_back({.scale_dims = scale_dims});
+  shapes.push_back({.head_dim = 128, .dims = 112, .scale_dims = 0});
   shapes.push_back({.type = SketchType::kInt8, .dims = 24});
   // Few different scores: ties decide.
   shapes.push_back({.kv_heads = 1, .dims = 8, .scale_dims = 8});

@@ -101,7 +101,8 @@ TEST(KvRequest, Defaults) {
   EXPECT_TRUE(method.rule.tail && method.has_tail());
   EXPECT_EQ(method.rule.mass, 0.0f);
   EXPECT_EQ(method.sketch.type, SketchType::kInt4);
-  EXPECT_EQ(method.sketch.scale_dims, kTailScaleDims);
+  EXPECT_EQ(method.sketch.dims, 56);
+  EXPECT_EQ(method.sketch.scale_dims, 0);
   EXPECT_EQ(method.sketch.value_dims, kTailValueDims);
   EXPECT_EQ(method.sketch.mean_dims, 64);
   EXPECT_FALSE(method.mean_counts || method.prompt_columns || method.measure_mass);

@@ -118,7 +118,7 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const __gri
 }
 
 // The same on tensor cores.
-__global__ __launch_bounds__(kScoreThreads, 2) void ScoreInt4Kernel(const __grid_constant__ ScoreCall c,
+__global__ __launch_bounds__(kScoreThreads, 3) void ScoreInt4Kernel(const __grid_constant__ ScoreCall c,
                                                                     const __grid_constant__ ScoreTable table) {
   extern __shared__ __align__(16) std::byte shared[];
   __shared__ float warp_maxima[kScoreWarps][kMaxGroup];
@@ -127,16 +127,18 @@ __global__ __launch_bounds__(kScoreThreads, 2) void ScoreInt4Kernel(const __grid
   if (task.start >= task.visible) return;
   const KeyShape shape(c.sketches.layout);
   const int group = static_cast<int>(table.group), passes = (group + kTensorHeads - 1) / kTensorHeads;
-  const int heads = passes * kTensorHeads, steps = shape.dims / kStepDims;
+  const int heads = passes * kTensorHeads, steps = TensorSteps(shape.dims);
+  const TensorMemory memory(c.sketches.layout, heads);
   const int64_t first = task.start + Warp() * kWarpRows;
-  TensorScorer scorer(shape, c.sketches, task.slot, task.head, first, task.visible - first, passes);
-  const IntQueries queries = QuantiseQueries(task.queries, shape.dims, shape.group_dims, group, heads, shared);
-  auto* words = reinterpret_cast<uint32_t*>(shared + (shape.dims * 2 + (1 + shape.groups) * 4) * heads);
+  const TensorScorer scorer(shape, c.sketches, task.slot, task.head, first, task.visible - first, memory, shared);
+  const IntQueries queries =
+      QuantiseQueries(task.queries, shape.dims, shape.group_dims, group, heads, shared + memory.queries);
+  auto* words = reinterpret_cast<uint32_t*>(shared + memory.words);
   for (int g = Lane(); g < group; g += 32) warp_maxima[Warp()][g] = -INFINITY;
   const uint32_t listed_lane = first < task.visible ? task.Listed(table, first) : 0;
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < passes * steps * 32; i += kScoreThreads)
-    words[i] = QueryBytesOf(queries, heads, i / 32 / steps, i / 32 % steps, i % 32);
+    words[i] = QueryBytesOf(queries, shape.dims, heads, i / 32 / steps, i / 32 % steps, i % 32);
   __syncthreads();
   scorer.Run(queries, heads, words, [&](int block, int pass, float(&scores)[kBlockTiles][kRowsPerThread]) {
     const int g = pass * kTensorHeads + Lane() % 4;
@@ -165,7 +167,7 @@ __global__ __launch_bounds__(kScoreThreads, 2) void ScoreInt4Kernel(const __grid
 template <class F>
 void DispatchScore(const SketchLayout& layout, int64_t group, F&& f) {
   if (TensorCoresScore(layout, group))
-    return f(ScoreInt4Kernel, TensorQueryBytes(layout, (group + kTensorHeads - 1) / kTensorHeads * kTensorHeads));
+    return f(ScoreInt4Kernel, TensorSharedBytes(layout, (group + kTensorHeads - 1) / kTensorHeads * kTensorHeads));
   const auto with_type = [&](auto tag) {
     if (group == 1)
       f(ScoreSketchesKernel<decltype(tag)::value, 1>, QueryBytes(layout, 1));

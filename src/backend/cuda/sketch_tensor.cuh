@@ -13,30 +13,45 @@
 // or high (t odd) halves of the bytes of its unit t / 2. In the end lane (g, t) has the scores of rows 4g to 4g + 3 for
 // head t.
 //
-// A warp owns 128 rows, two sketch blocks, and takes them block by block. The bytes of the next three steps are in
-// flight while three steps are computed.
+// A warp owns 128 rows, two sketch blocks. Both are on their way to shared memory before the queries are quantised, so
+// that a multiprocessor has all bytes of its blocks in flight.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/bulk_copy.cuh"
 #include "backend/cuda/sketch_score.cuh"
 
 namespace infinigen {
 
-inline constexpr int kStepDims = 16;    // numbers of a key in one product
+inline constexpr int kStepDims = 16;    // numbers of a key in one product; in the last step of a key maybe only 8
 inline constexpr int kTensorHeads = 4;  // query heads in one product
-inline constexpr int kStepsAhead = 3;   // 48 numbers: those of a head of 64
 inline constexpr int kTileRows32 = 32;
 inline constexpr int kBlockTiles = static_cast<int>(kSketchBlock) / kTileRows32;
 inline constexpr int kWarpBlocks = kWarpRows / static_cast<int>(kSketchBlock);
+inline constexpr int kTensorWarps = kScoreThreads / 32;
+
+__host__ __device__ inline int TensorSteps(int64_t dims) {
+  return static_cast<int>((dims + kStepDims - 1) / kStepDims);
+}
 
 inline bool TensorCoresScore(const SketchLayout& layout, int64_t group) {
-  return layout.type == SketchType::kInt4 && group > 1 && layout.dims % kStepDims == 0 &&
-         layout.group_dims() % kStepDims == 0;
+  return layout.type == SketchType::kInt4 && group > 1 &&
+         (layout.groups() == 1 || layout.group_dims() % kStepDims == 0);
 }
-// Dynamic shared memory: the quantised queries, then the registers of B.
-inline size_t TensorQueryBytes(const SketchLayout& layout, int64_t heads) {
-  return QueryBytes(layout, heads) + static_cast<size_t>(heads / kTensorHeads * (layout.dims / kStepDims) * 32) * 4;
+
+// Dynamic shared memory of a block that scores: the sketches of keys of its warps, a barrier for each sketch block, the
+// registers of B, the quantised queries.
+struct TensorMemory {
+  __host__ __device__ TensorMemory(const SketchLayout& layout, int64_t heads)
+      : block_bytes(static_cast<int>(layout.values_offset())),
+        barriers(kTensorWarps * kWarpBlocks * block_bytes),
+        words(barriers + kTensorWarps * kWarpBlocks * static_cast<int>(sizeof(uint64_t))),
+        queries(words + static_cast<int>(heads) / kTensorHeads * TensorSteps(layout.dims) * 32 * 4) {}
+  int block_bytes, barriers, words, queries;
+};
+inline size_t TensorSharedBytes(const SketchLayout& layout, int64_t heads) {
+  return static_cast<size_t>(TensorMemory(layout, heads).queries) + QueryBytes(layout, heads);
 }
 
 // c += a · b
@@ -47,8 +62,9 @@ __device__ inline void MultiplyBytes(int32_t (&c)[4], uint32_t a0, uint32_t a1, 
 }
 
 // The register of B that `lane` needs in step `step` of pass `pass`.
-__device__ inline uint32_t QueryBytesOf(const IntQueries& queries, int heads, int pass, int step, int lane) {
+__device__ inline uint32_t QueryBytesOf(const IntQueries& queries, int dims, int heads, int pass, int step, int lane) {
   const int head = pass * kTensorHeads + lane / 8, quad = step * (kStepDims / 4) + lane % 4;
+  if (4 * quad >= dims) return 0;  // whatever the key has there does not count
   const bool low = (lane / 4) % 2 != 0;
   const int2 words = queries.quads[quad * heads + head];
   uint32_t bytes = 0;
@@ -62,112 +78,86 @@ __device__ inline uint32_t QueryBytesOf(const IntQueries& queries, int heads, in
   return bytes;
 }
 
-// What a lane loads of one step for the tiles of a sketch block.
-struct StepWords {
-  uint4 units[kBlockTiles];
-  uint2 scales[kBlockTiles];  // of the step's scale group, if the step is its last
-};
-
 // Scores the 128 rows of a warp from `row` on, `rows` of which exist. Calls put(block, pass, scores) once for each
 // sketch block and pass of four query heads: scores[tile][r] of row 64 · block + 32 · tile + 4 · (lane / 4) + r for
-// head 4 · pass + lane % 4. The first loads are under way before Start's caller prepares the queries.
+// head 4 · pass + lane % 4.
 class TensorScorer {
  public:
+  // Starts the copies. All lanes of the warp call it.
   __device__ TensorScorer(const KeyShape& shape, const LayerSketches& sketches, int64_t slot, int64_t head, int64_t row,
-                          int64_t rows, int passes)
-      : steps_(shape.dims / kStepDims),
-        group_steps_(shape.group_dims / kStepDims),
-        passes_(passes),
+                          int64_t rows, const TensorMemory& memory, std::byte* shared)
+      : steps_(TensorSteps(shape.dims)),
+        group_steps_(shape.groups == 1 ? steps_ : shape.group_dims / kStepDims),
+        last_unit_(shape.units - 1),
         blocks_(static_cast<int>(min(static_cast<int64_t>(kWarpBlocks), (rows + kSketchBlock - 1) / kSketchBlock))),
-        block_bytes_(sketches.layout.block_bytes()) {
-    if (blocks_ <= 0) return;
-    const std::byte* block = sketches.Block(slot, head, row / kSketchBlock);
-    const int g = Lane() / 4, t = Lane() % 4;
-    units_ = reinterpret_cast<const uint4*>(block) + t / 2 * kUnitVectors + g;
-    scales_ = reinterpret_cast<const uint2*>(block + sketches.layout.scales_offset()) + g;
-    Load({}, now_);
+        block_bytes_(memory.block_bytes),
+        sketches_(shared + Warp() * kWarpBlocks * block_bytes_),
+        scales_offset_(static_cast<int>(sketches.layout.scales_offset())),
+        barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(shared + memory.barriers)) +
+                  static_cast<uint32_t>(Warp() * kWarpBlocks) * sizeof(uint64_t)) {
+    if (Lane() == 0) {
+      for (int block = 0; block < kWarpBlocks; ++block) InitCopyBarrier(Barrier(block));
+      PublishCopyBarriers();
+    }
+    __syncwarp();
+    for (int block = 0; block < blocks_; ++block)
+      StartCopy(static_cast<uint32_t>(__cvta_generic_to_shared(sketches_ + block * block_bytes_)),
+                reinterpret_cast<const uint8_t*>(sketches.Block(slot, head, row / kSketchBlock + block)), block_bytes_,
+                Barrier(block));
   }
 
   // words: shared memory [passes][steps][32], see QueryBytesOf.
   template <class Put>
-  __device__ void Run(const IntQueries& queries, int heads, const uint32_t* words, const Put& put) {
-    const int half = 4 * (Lane() % 2);  // of the unit's bytes
-    float scores[kBlockTiles][kRowsPerThread];
-    int32_t sums[kBlockTiles][2][4];
-    int group = 0, left = 0;  // steps that remain in the scale group
-    for (At at; at.block < blocks_;) {
-      const At following = After(at);
-      StepWords next[kStepsAhead] = {};
-      if (following.block < blocks_) Load(following, next);
-      const int head = at.pass * kTensorHeads + Lane() % 4;
-      if (at.step == 0) group = left = 0;
-#pragma unroll
-      for (int i = 0; i < kStepsAhead; ++i) {
-        const int step = at.step + i;
-        if (step >= steps_) break;
-        if (left == 0) {
-          Clear(sums, -8 * queries.sums[group * heads + head]);
-          left = group_steps_;
-        }
-        const uint32_t b = words[(at.pass * steps_ + step) * 32 + Lane()];
-#pragma unroll
-        for (int tile = 0; tile < kBlockTiles; ++tile) {
-          const uint4& unit = now_[i].units[tile];
-          const auto four = [&](uint32_t word) { return word >> half & 0x0f0f0f0fu; };
-          MultiplyBytes(sums[tile][0], four(unit.x), four(unit.y), b);
-          MultiplyBytes(sums[tile][1], four(unit.z), four(unit.w), b);
-        }
-        if (--left > 0 && step + 1 < steps_) continue;
-        left = 0;
-        const float query_scale = queries.scales[head];
-#pragma unroll
-        for (int tile = 0; tile < kBlockTiles; ++tile) {
-          const FourScales scales(now_[i].scales[tile]);
-#pragma unroll
-          for (int r = 0; r < kRowsPerThread; ++r) {
-            const int32_t(&sum)[4] = sums[tile][r / 2];
-            const int32_t exact = 128 * sum[r % 2 * 2] + sum[r % 2 * 2 + 1];
-            const float part = __fmul_rn(__fmul_rn(static_cast<float>(exact), query_scale), scales.of[r]);
-            scores[tile][r] = group == 0 ? part : __fadd_rn(scores[tile][r], part);
-          }
-        }
-        ++group;
+  __device__ void Run(const IntQueries& queries, int heads, const uint32_t* words, const Put& put) const {
+    for (int block = 0; block < blocks_; ++block) {
+      WaitForCopy(Barrier(block), 0);
+      for (int pass = 0; pass < heads / kTensorHeads; ++pass) {
+        float scores[kBlockTiles][kRowsPerThread];
+        Score(sketches_ + block * block_bytes_, queries, heads, pass * kTensorHeads + Lane() % 4,
+              words + pass * steps_ * 32, scores);
+        put(block, pass, scores);
       }
-      if (at.step + kStepsAhead >= steps_) put(at.block, at.pass, scores);
-#pragma unroll
-      for (int i = 0; i < kStepsAhead; ++i) now_[i] = next[i];
-      at = following;
     }
   }
 
  private:
-  // A run of kStepsAhead steps, in the order in which they are computed.
-  struct At {
-    int block = 0, pass = 0, step = 0;
-  };
-  __device__ At After(At at) const {
-    at.step += kStepsAhead;
-    if (at.step < steps_) return at;
-    at.step = 0;
-    if (++at.pass < passes_) return at;
-    at.pass = 0;
-    ++at.block;
-    return at;
+  __device__ uint32_t Barrier(int block) const {
+    return barriers_ + static_cast<uint32_t>(block) * static_cast<uint32_t>(sizeof(uint64_t));
   }
-  __device__ void Load(const At& at, StepWords (&words)[kStepsAhead]) const {
-    const auto* units = reinterpret_cast<const uint4*>(reinterpret_cast<const std::byte*>(units_) +
-                                                       static_cast<size_t>(at.block) * block_bytes_);
-    const auto* scales = reinterpret_cast<const uint2*>(reinterpret_cast<const std::byte*>(scales_) +
-                                                        static_cast<size_t>(at.block) * block_bytes_);
+  // The scores of this lane's rows of a block for query head `head`.
+  __device__ void Score(const std::byte* block, const IntQueries& queries, int heads, int head, const uint32_t* words,
+                        float (&scores)[kBlockTiles][kRowsPerThread]) const {
+    const int g = Lane() / 4, t = Lane() % 4, half = 4 * (t % 2);  // of the unit's bytes
+    const auto* units = reinterpret_cast<const uint4*>(block) + g;
+    const auto* scales = reinterpret_cast<const uint2*>(block + scales_offset_) + g;
+    const auto four = [&](uint32_t word) { return word >> half & 0x0f0f0f0fu; };
+    const float query_scale = queries.scales[head];
+    for (int first = 0, group = 0; first < steps_; first += group_steps_, ++group) {
+      int32_t sums[kBlockTiles][2][4];
+      Clear(sums, -8 * queries.sums[group * heads + head]);
+      const int end = min(first + group_steps_, steps_);
+#pragma unroll 4
+      for (int step = first; step < end; ++step) {
+        const uint32_t b = words[step * 32 + Lane()];
+        // In half a step, lanes past the last unit read any: their part of b is 0.
+        const uint4* unit = units + min(2 * step + t / 2, last_unit_) * kUnitVectors;
 #pragma unroll
-    for (int i = 0; i < kStepsAhead; ++i) {
-      const int step = at.step + i;
-      if (step >= steps_) break;
-      const int group = group_steps_ == 1 ? step : step / group_steps_;
+        for (int tile = 0; tile < kBlockTiles; ++tile) {
+          const uint4 rows = unit[tile * (kTileRows32 / kRowsPerThread)];
+          MultiplyBytes(sums[tile][0], four(rows.x), four(rows.y), b);
+          MultiplyBytes(sums[tile][1], four(rows.z), four(rows.w), b);
+        }
+      }
 #pragma unroll
       for (int tile = 0; tile < kBlockTiles; ++tile) {
-        words[i].units[tile] = __ldcs(units + 2 * step * kUnitVectors + tile * (kTileRows32 / kRowsPerThread));
-        words[i].scales[tile] = __ldcs(scales + group * kUnitVectors + tile * (kTileRows32 / kRowsPerThread));
+        const FourScales of_rows(scales[group * kUnitVectors + tile * (kTileRows32 / kRowsPerThread)]);
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+          const int32_t(&sum)[4] = sums[tile][r / 2];
+          const int32_t exact = 128 * sum[r % 2 * 2] + sum[r % 2 * 2 + 1];
+          const float part = __fmul_rn(__fmul_rn(static_cast<float>(exact), query_scale), of_rows.of[r]);
+          scores[tile][r] = group == 0 ? part : __fadd_rn(scores[tile][r], part);
+        }
       }
     }
   }
@@ -181,11 +171,11 @@ class TensorScorer {
         for (int i = 0; i < 4; ++i) sums[tile][half][i] = i % 2 == 0 ? 0 : low;
   }
 
-  int steps_, group_steps_, passes_, blocks_;
-  size_t block_bytes_;
-  const uint4* units_ = nullptr;   // of this lane, in the first block: unit 2 · step at [2 · step · kUnitVectors]
-  const uint2* scales_ = nullptr;  // likewise, of group i at [i · kUnitVectors]
-  StepWords now_[kStepsAhead] = {};
+  int steps_, group_steps_;  // of a key, of a scale group
+  int last_unit_, blocks_, block_bytes_;
+  const std::byte* sketches_;  // of this warp, in shared memory
+  int scales_offset_;
+  uint32_t barriers_;  // address in shared memory
 };
 
 }  // namespace infinigen
