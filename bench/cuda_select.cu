@@ -59,7 +59,8 @@ std::vector<std::byte> Sketches(const Setting& s) {
   std::normal_distribution<float> normal(128, 30);
   const size_t block = s.layout.block_bytes();
   const auto is_scale = [&](size_t at) {
-    return (at >= s.layout.scales_offset() && at < s.layout.values_offset()) || at >= s.layout.value_scales_offset();
+    return (at >= s.layout.scales_offset() && at < s.layout.values_offset()) ||
+           (at >= s.layout.value_scales_offset() && at < s.layout.means_offset()) || at >= s.layout.mean_scale_offset();
   };
   for (size_t i = 0; i < period; ++i) {
     if (!is_scale(i % block)) {
@@ -85,7 +86,7 @@ class Step {
         offset_(backend, Floats(s.kv_heads * s.layout.dims, 0.1f)),
         value_basis_(backend, Floats(s.kv_heads * kDim * kMostValueDims, 0.1f)),
         levels_(backend, static_cast<size_t>(s.batch * s.heads)),
-        sums_(backend, static_cast<size_t>(s.batch * s.heads * (2 + kMostValueDims))),
+        sums_(backend, static_cast<size_t>(s.batch * s.heads * (2 + kMostValueDims + kDim))),
         query_sketches_(backend, static_cast<size_t>(s.batch * s.heads * s.layout.dims)),
         slots_(backend, Ascending(s.batch)),
         rows_(backend, std::vector<int32_t>(static_cast<size_t>(s.batch), static_cast<int32_t>(s.rows - 1))),
@@ -223,7 +224,8 @@ class Step {
     return {.basis = {setting_.kv_heads, kDim, setting_.layout.value_dims, some, some, some, some},
             .heads = setting_.heads,
             .levels = levels_.get(),
-            .sums = sums_.get()};
+            .sums = sums_.get(),
+            .mean_dims = setting_.layout.mean_dims};
   }
   LayerSketches sketches(int64_t layer) const {
     const size_t head = setting_.head_bytes();
@@ -336,12 +338,12 @@ int Main() {
   Run(backend, {"Llama-3.1-8B 1 x 128,000, thresh.", 32, 8, 1, 128000, threshold});
   Run(backend, {"Llama-3.1-8B 1 x 8,000", 32, 8, 1, 8000, capped});
   Run(backend, {"Llama-3.1-8B 1 x 4,000", 32, 8, 1, 4000, capped});
-  // The default sketches: 7/8 of head_dim at 4 bits, and 8 numbers of a value.
+  // The default sketches: 7/8 of head_dim at 4 bits, 8 numbers of a value, means.
   const SelectRule tail{.alpha = 5.0f, .cap = 0.05, .min_rows = 32, .sinks = 4, .window = 64, .tail = true};
   SelectRule mass = tail;
   mass.cap = 0.5;
   mass.mass = 0.95f;
-  const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 112, 0, 8}; };
+  const auto sketched = [](int64_t kv_heads) { return SketchLayout{SketchType::kInt4, kv_heads, 112, 0, 8, kDim}; };
   const Setting tails[] = {{"tail: OPT-13B 20 x 2,000", 40, 40, 20, 2000, tail, sketched(40)},
                            {"tail: Llama-3.1-8B 8 x 32,000", 32, 8, 8, 32000, tail, sketched(8)},
                            {"tail, mass 0.95: 8 x 32,000", 32, 8, 8, 32000, mass, sketched(8)},

@@ -118,6 +118,9 @@ __device__ inline void AddLate(SelectionTotals& totals, uint64_t rows) {
 // For many rows, and for mean counts. Defined in choose_split.cu.
 void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
                      const Selection& selection);
+// The first step of both that and late rows: keys of all items, and a histogram of them in the tallies. Defined in
+// choose_split.cu.
+void MakeKeys(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table);
 // Chooses the late rows of the table's listed selections: writes call.late, and leaves them out of the scores. `call`
 // is the part's. Defined in late_rows.cu.
 void ChooseLateRows(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table);

@@ -7,13 +7,11 @@
 //      finish cuts the edge (radix_select.cuh) and computes where each block's rows begin in the output.
 //   3. WriteRowsKernel: every block writes its rows, in ascending order.
 //
-// Late rows are chosen the same way, among the rows that a guess did not select: their number is given, and there are
-// no extra rows.
-//
 // Keys are read twice after they are made, and no block waits for another. Counters and bins are integers and the edge
 // is a set, so the result does not depend on the order of blocks. If all keys are equal, the edge holds everything and
 // one block processes it: slow, but correct.
 #include "backend/cuda/choose.cuh"
+#include "backend/cuda/choose_bins.cuh"
 #include "backend/cuda/choose_mass.cuh"
 
 namespace infinigen {
@@ -25,29 +23,6 @@ constexpr int kPerWarp = 32 * kPerThread;
 constexpr int64_t kShare = kThreads * kPerThread;  // rows, or items, per block
 // An edge of at most this many items is kept in shared memory.
 constexpr uint32_t kShortEdge = 2048;
-
-// ---- Bins, finer than the first digit of a key. They cover the range of −r in which the last chosen item probably
-// falls, 2⁻⁶ to 2¹⁰, with 128 bins per doubling; keys outside fall into the first or last bin.
-constexpr int kBinShift = 16;                    // leaves 7 bits of the mantissa
-constexpr int kFirstLevel = (127 - 6) << 7;      // level of 2⁻⁶
-constexpr int kLastLevel = kRadixBins - 1;       // counted from kFirstLevel
-constexpr int kEdgeBits = kBinShift + 1;         // bits of a key's distance from the least key of its bin, plus 1
-constexpr uint32_t kTopKey = kInfinityBits + 1;  // key of r = 0
-constexpr uint32_t kNoKey = 0xffffffffu;         // above all keys
-static_assert((kFirstLevel + kRadixBins) >> 7 == 137);  // 2¹⁰
-
-// Requires key > 0. A larger key never has a smaller bin.
-__device__ uint32_t BinOf(uint32_t key) {
-  const int level = static_cast<int>((kTopKey - key) >> kBinShift) - kFirstLevel;
-  return static_cast<uint32_t>(kLastLevel - min(max(level, 0), kLastLevel));
-}
-// The least key of a bin; for bins past the last, a key above all.
-__device__ uint32_t LeastOfBin(uint32_t bin) {
-  if (bin == 0) return 1;
-  if (bin > static_cast<uint32_t>(kLastLevel)) return kNoKey;
-  const uint32_t level = static_cast<uint32_t>(kFirstLevel + kLastLevel) - bin;
-  return kTopKey - (((level + 1) << kBinShift) - 1);
-}
 
 // Grid (tasks). One block per task, which reads its scores twice: a count by mass is slower than one by threshold.
 constexpr int kMassThreads = 1024;
@@ -143,17 +118,9 @@ __global__ __launch_bounds__(kThreads) void MakeKeysKernel(TokenBatch batch, Sel
 
 // ---- The cut
 
-// Result of the histogram: keys ≥ `above` are chosen, and `need` of the `inside` keys in [edge, above). edge = above if
-// the edge is empty.
-struct Boundary {
-  uint32_t above, edge, need, inside;
-  int64_t count;  // chosen items
-};
-
 // Number of items that rule and threshold ask for.
 __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTable& table, int64_t index) {
   const ChoiceTally& own = table.tallies[index];
-  if (task.late) return task.rule.LateRows();
   if (task.rule.force_count > 0)
     return task.CountForced(task.positions == nullptr ? task.PlainExtras() : static_cast<int64_t>(own.extras));
   const int64_t rows = task.CountsByMass() ? 1 : task.page;  // that one counted item stands for
@@ -165,24 +132,6 @@ __device__ int64_t CountItems(const Task& task, bool mean_counts, const ScoreTab
     passing /= table.heads;
   }
   return task.CountChosen(passing);
-}
-
-// Computed by every block separately.
-__device__ Boundary FindBoundary(const ChoiceTally& tally, int64_t wanted, RadixScratch& radix) {
-  uint32_t mine = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < kRadixBins / 4; i += kThreads) {
-    const uint4 four = reinterpret_cast<const uint4*>(tally.bins)[i];
-    reinterpret_cast<uint4*>(radix.bins)[i] = four;
-    mine += four.x + four.y + four.z + four.w;
-  }
-  const uint32_t candidates = BlockSum(mine, 0, radix).x;
-  const auto count = static_cast<uint32_t>(min(wanted, static_cast<int64_t>(candidates)));
-  if (count == 0) return {kNoKey, kNoKey, 0, 0, 0};
-  if (count == candidates) return {1, 1, 0, 0, count};
-  FindBin(count, radix);
-  const uint32_t least = LeastOfBin(radix.bin), need = count - radix.above;
-  if (need == radix.inside) return {least, least, 0, 0, count};
-  return {LeastOfBin(radix.bin + 1), least, need, radix.inside, count};
 }
 
 // The keys of a block's rows, kPerThread per thread. The rows of a warp are adjacent, and so are those of its lanes.
@@ -299,11 +248,8 @@ __global__ __launch_bounds__(kThreads) void CutKernel(TokenBatch batch, SelectCa
   if (all > selection.capacity) __trap();  // the list was allocated too small: a bug
   tally.cut = cut;
   selection.Count(task.token, task.head) = static_cast<int32_t>(all);
-  if (task.late)
-    AddLate(call.totals[task.slot], all);
-  else
-    AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
-              static_cast<uint64_t>(task.n));
+  AddTotals(call.totals[task.slot], static_cast<uint64_t>(boundary.count * task.page), all,
+            static_cast<uint64_t>(task.n));
 }
 
 // ---- Writing the rows. Grid (tasks, shares of rows).
@@ -342,20 +288,24 @@ __global__ __launch_bounds__(kThreads) void WriteRowsKernel(TokenBatch batch, Se
 
 }  // namespace
 
+void MakeKeys(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table) {
+  const dim3 grid(static_cast<unsigned>(batch.count * table.heads),
+                  static_cast<unsigned>((table.items + kShare - 1) / kShare));
+  MakeKeysKernel<<<grid, kThreads, 0, stream>>>(batch, call, table);
+  CUDA_CHECK_LAUNCH();
+}
+
 void ChooseRowsSplit(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const ScoreTable& table,
                      const Selection& selection) {
   CHECK(kShare % call.page == 0);
-  const auto grid = [&](int64_t all) {
-    return dim3(static_cast<unsigned>(batch.count * table.heads), static_cast<unsigned>((all + kShare - 1) / kShare));
-  };
-  const dim3 shares = grid(call.max_rows);
+  const dim3 shares(static_cast<unsigned>(batch.count * table.heads),
+                    static_cast<unsigned>((call.max_rows + kShare - 1) / kShare));
   CHECK(shares.y <= table.chunk_count);  // the table has one offset per share
-  if (call.by_mass && !table.late) {
+  if (call.by_mass) {
     CountMassKernel<<<static_cast<unsigned>(batch.count * table.heads), kMassThreads, 0, stream>>>(batch, call, table);
     CUDA_CHECK_LAUNCH();
   }
-  MakeKeysKernel<<<grid(table.items), kThreads, 0, stream>>>(batch, call, table);
-  CUDA_CHECK_LAUNCH();
+  MakeKeys(stream, batch, call, table);
   CutKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);
   CUDA_CHECK_LAUNCH();
   WriteRowsKernel<<<shares, kThreads, 0, stream>>>(batch, call, table, selection);

@@ -1,11 +1,12 @@
 // Select and SumTails: scores of sketches, from which choose.cu chooses rows and tail.cu sums the tails.
 //
-// A block scores 1,024 rows of one (token, KV head): int4 sketches on tensor cores (sketch_tensor.cuh), others in
-// registers (sketch_score.cuh). Both selections and tails read the scores from memory, mostly L2, so that sketches of
-// keys are read once per query.
+// A block scores chunks of 1,024 rows of one (token, KV head): int4 sketches on tensor cores (sketch_tensor.cuh),
+// others in registers (sketch_score.cuh). Both selections and tails read the scores from memory, mostly L2, so that
+// sketches of keys are read once per query.
 //
-// SumTails knows the selection before it scores: the rows of a selection count for the maxima, but their scores are
-// stored as NaN, which leaves them out of late rows and tails.
+// SumTails knows the selection before it scores: the rows of a selection count for the maxima, then their scores become
+// NaN, which leaves them out of late rows and tails.
+#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/choose.cuh"
@@ -20,6 +21,7 @@ namespace {
 
 static_assert(kScoreThreads * kRowsPerThread == kScoreChunk && kScoreThreads / 32 * kWarpRows == kScoreChunk);
 constexpr int kScoreWarps = kScoreThreads / 32;
+constexpr unsigned kListParts = 4;  // blocks that share a list
 
 struct ScoreCall {
   const float* queries = nullptr;  // [tokens][query heads · dims]
@@ -42,11 +44,6 @@ struct ScoreTask {
         // Where a tail knows the level of the scores, the cap sees it.
         levels(c.call.tail && table.soft_cap > 0 ? c.call.tail.Levels(token) + head * table.group : nullptr) {}
 
-  // The listed rows of this lane's four rows, in the warp whose rows begin at `first`.
-  __device__ uint32_t Listed(const ScoreTable& table, int64_t first) const {
-    if (table.listed.rows == nullptr) return 0;
-    return ListedOfLane(table.listed.Rows(token, head), table.listed.Count(token, head), static_cast<int>(first));
-  }
   __device__ float Capped(const ScoreTable& table, float score, int g) const {
     return table.Capped(levels != nullptr ? score + levels[g] : score);
   }
@@ -57,20 +54,17 @@ struct ScoreTask {
   const float* levels;
 };
 
-__device__ float4 WithoutListed(const float (&scores)[kRowsPerThread], uint32_t listed) {
-  const float nan = __uint_as_float(0x7fc00000u);
-  return make_float4((listed & 1u) != 0 ? nan : scores[0], (listed & 2u) != 0 ? nan : scores[1],
-                     (listed & 4u) != 0 ? nan : scores[2], (listed & 8u) != 0 ? nan : scores[3]);
-}
-
-// The maxima of the block from those of its warps.
-__device__ void PutMaxima(const ScoreTable& table, int64_t task, const float (&warp_maxima)[kScoreWarps][kMaxGroup]) {
+// The maxima of the block's chunks from those of its warps: one for all of them, since only the largest of a task
+// counts.
+__device__ void PutMaxima(const ScoreTable& table, int64_t task, int64_t visible,
+                          const float (&warp_maxima)[kScoreWarps][kMaxGroup]) {
   __syncthreads();
   for (int g = static_cast<int>(threadIdx.x); g < table.group; g += kScoreThreads) {
     float largest = warp_maxima[0][g];
 #pragma unroll
     for (int w = 1; w < kScoreWarps; ++w) largest = fmaxf(largest, warp_maxima[w][g]);
-    table.Maxima(task, g)[blockIdx.y] = largest;
+    for (int64_t chunk = blockIdx.y; chunk * kScoreChunk < visible; chunk += gridDim.y)
+      table.Maxima(task, g)[chunk] = largest;
   }
 }
 
@@ -90,7 +84,6 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const __gri
   SketchRows rows(c.sketches.layout, c.sketches.Block(task.slot, task.head, row / kSketchBlock), row);
   if (active) rows.Load(shape.units, shape.groups);  // in flight while the queries are quantised
   const SketchQueryBlock<kType> block(task.queries, shape, group, heads, shared);
-  const uint32_t listed = task.Listed(table, task.start + Warp() * kWarpRows);
   __syncthreads();
   for (int first = 0; first < heads; first += kHeads) {
     float scores[kHeads][kRowsPerThread];
@@ -108,18 +101,21 @@ __global__ __launch_bounds__(kScoreThreads) void ScoreSketchesKernel(const __gri
           scores[h][r] = task.Capped(table, scores[h][r], first + h);
           if (row + r < task.visible) largest = fmaxf(largest, scores[h][r]);
         }
-        *reinterpret_cast<float4*>(table.Scores(task.index, first + h) + row) = WithoutListed(scores[h], listed);
+        *reinterpret_cast<float4*>(table.Scores(task.index, first + h) + row) =
+            make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
       }
       largest = WarpMax(largest);
       if (Lane() == 0) warp_maxima[Warp()][first + h] = largest;
     }
   }
-  PutMaxima(table, task.index, warp_maxima);
+  PutMaxima(table, task.index, task.visible, warp_maxima);
 }
 
-// The same on tensor cores.
-__global__ __launch_bounds__(kScoreThreads, 3) void ScoreInt4Kernel(const __grid_constant__ ScoreCall c,
-                                                                    const __grid_constant__ ScoreTable table) {
+// The same on tensor cores. Grid (tasks, blocks of a task): a block takes every gridDim.y-th chunk, so that what comes
+// before the first score is paid once.
+__global__ __launch_bounds__(kScoreThreads,
+                             kTensorBlocks) void ScoreInt4Kernel(const __grid_constant__ ScoreCall c,
+                                                                 const __grid_constant__ ScoreTable table) {
   extern __shared__ __align__(16) std::byte shared[];
   __shared__ float warp_maxima[kScoreWarps][kMaxGroup];
   const ScoreTask task(c, table);
@@ -129,39 +125,48 @@ __global__ __launch_bounds__(kScoreThreads, 3) void ScoreInt4Kernel(const __grid
   const int group = static_cast<int>(table.group), passes = (group + kTensorHeads - 1) / kTensorHeads;
   const int heads = passes * kTensorHeads, steps = TensorSteps(shape.dims);
   const TensorMemory memory(c.sketches.layout, heads);
-  const int64_t first = task.start + Warp() * kWarpRows;
-  const TensorScorer scorer(shape, c.sketches, task.slot, task.head, first, task.visible - first, memory, shared);
+  const int64_t own = task.start + Warp() * kWarpRows;
+  TensorScorer scorer(shape, c.sketches, task.slot, task.head, own, task.visible, memory, shared);
   const IntQueries queries =
       QuantiseQueries(task.queries, shape.dims, shape.group_dims, group, heads, shared + memory.queries);
   auto* words = reinterpret_cast<uint32_t*>(shared + memory.words);
   for (int g = Lane(); g < group; g += 32) warp_maxima[Warp()][g] = -INFINITY;
-  const uint32_t listed_lane = first < task.visible ? task.Listed(table, first) : 0;
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < passes * steps * 32; i += kScoreThreads)
     words[i] = QueryBytesOf(queries, shape.dims, heads, i / 32 / steps, i / 32 % steps, i % 32);
   __syncthreads();
-  scorer.Run(queries, heads, words, [&](int block, int pass, float(&scores)[kBlockTiles][kRowsPerThread]) {
+  scorer.Run(queries, heads, words, [&](int64_t block_row, int pass, float(&scores)[kBlockTiles][kRowsPerThread]) {
     const int g = pass * kTensorHeads + Lane() % 4;
     float largest = -INFINITY;
 #pragma unroll
     for (int tile = 0; tile < kBlockTiles; ++tile) {
-      const int lane_row = block * static_cast<int>(kSketchBlock) + tile * kTileRows32 + Lane() / 4 * kRowsPerThread;
-      const int64_t row = first + lane_row;
-      const uint32_t listed = __shfl_sync(kAllLanes, listed_lane, lane_row / kRowsPerThread);
+      const int64_t row = block_row + tile * kTileRows32 + Lane() / 4 * kRowsPerThread;
       if (g >= group || row >= task.visible) continue;
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r) {
         scores[tile][r] = task.Capped(table, scores[tile][r], g);
         if (row + r < task.visible) largest = fmaxf(largest, scores[tile][r]);
       }
-      *reinterpret_cast<float4*>(table.Scores(task.index, g) + row) = WithoutListed(scores[tile], listed);
+      *reinterpret_cast<float4*>(table.Scores(task.index, g) + row) =
+          make_float4(scores[tile][0], scores[tile][1], scores[tile][2], scores[tile][3]);
     }
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    // The same lane in both blocks.
+    // The same lane in all blocks.
     if (Lane() < 4 && g < group) warp_maxima[Warp()][g] = fmaxf(warp_maxima[Warp()][g], largest);
   });
-  PutMaxima(table, task.index, warp_maxima);
+  PutMaxima(table, task.index, task.visible, warp_maxima);
+}
+
+// The rows of the table's listed selections have no score from here on. Grid (tasks, parts of a list).
+__global__ __launch_bounds__(kScoreThreads) void LeaveOutListedKernel(TokenBatch batch, SelectCall call,
+                                                                      ScoreTable table) {
+  const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
+  if (ItemsOf(batch, call, table, task) == 0) return;
+  const int32_t* rows = table.listed.Rows(token, head);
+  const int count = table.listed.Count(token, head), step = static_cast<int>(gridDim.y) * kScoreThreads;
+  for (int i = static_cast<int>(blockIdx.y) * kScoreThreads + static_cast<int>(threadIdx.x); i < count; i += step)
+    table.LeaveOut(task, rows[i]);
 }
 
 template <class F>
@@ -204,16 +209,20 @@ class SketchScorer {
     CHECK(layout.has_values() && layout.value_dims == call.tail.basis.value_dims);
     CHECK(call.tail.heads == shape_.heads * shape_.group);
     CHECK(layout.mean_dims == call.tail.mean_dims);
-    shape_.tail_floats = call.tail.sums_floats() - call.tail.mean_dims;
+    shape_.tail_floats = call.tail.sums_floats();
   }
   const ScoreShape& shape() const { return shape_; }
 
   void operator()(int64_t first, const TokenBatch& part, const ScoreTable& table) const {
     CHECK(queries_.rows >= first + part.count);
     const ScoreCall call{queries_.as<float>(first), queries_.stride, part, CallFrom(call_, first), sketches_};
+    dim3 grid = ScoreGrid(part, shape_);
+    // As many blocks as the device holds at a time.
+    if (TensorCoresScore(sketches_.layout, shape_.group))
+      grid.y = std::min(grid.y, std::max(1u, static_cast<unsigned>(kTensorBlocks * context_.sms()) / grid.x));
     DispatchScore(sketches_.layout, shape_.group, [&](auto kernel, size_t bytes) {
       AllowShared(context_, kernel, bytes);
-      kernel<<<ScoreGrid(part, shape_), kScoreThreads, bytes, stream_>>>(call, table);
+      kernel<<<grid, kScoreThreads, bytes, stream_>>>(call, table);
       CUDA_CHECK_LAUNCH();
     });
   }
@@ -252,6 +261,9 @@ void CudaBackend::SumTails(Queue queue, const ConstTensor& sketch_queries, const
     const SelectCall of_part = CallFrom(call, first);
     table.listed = selection.From(first);
     score(first, part, table);
+    const dim3 lists(static_cast<unsigned>(part.count * shape.heads), kListParts);
+    LeaveOutListedKernel<<<lists, kScoreThreads, 0, stream>>>(part, of_part, table);
+    CUDA_CHECK_LAUNCH();
     if (call.late) {
       table.late = true;
       ChooseLateRows(stream, part, of_part, table);

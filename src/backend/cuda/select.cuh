@@ -143,7 +143,7 @@ inline size_t ScoreScratchBytes(int64_t max_tokens, int64_t max_batch, int64_t h
   const int64_t rows = (max_tokens + kExtentTokens - 1) / kExtentTokens * kExtentTokens;
   const auto bytes = [&](int64_t chunk) {
     ScoreShape shape{kv_heads, heads / kv_heads, rows, chunk, /*splits=*/true};
-    shape.tail_floats = 2 + kMostValueDims;
+    shape.tail_floats = 2 + kMostValueDims + kMaxHeadDim;
     const size_t all = static_cast<size_t>(max_batch) * shape.token_bytes();
     return std::max(shape.token_bytes(), std::min(all, static_cast<size_t>(kScoreBytes)));
   };

@@ -111,26 +111,29 @@ __device__ void AddSlab(const float* const (&x)[kItems], const float* slab, int 
 
 // Starts copying rows [first, first + rows) and columns [column, column + width) of the matrix. The caller waits.
 __device__ void LoadSlab(float* slab, const float* matrix, int dims, int first, int rows, int column, int width) {
-  const int count = rows * width;
+  const int slab_width = min(kColumns, dims);
   const float* from = matrix + first * dims + column;
   const auto aligned = (reinterpret_cast<uintptr_t>(slab) | reinterpret_cast<uintptr_t>(from)) % 16 == 0;
-  if (width == dims && count % 4 == 0 && aligned) {  // contiguous
-    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kSketchThreads)
-      __pipeline_memcpy_async(slab + 4 * i, from + 4 * i, 16);
+  if (width % 4 == 0 && dims % 4 == 0 && aligned) {
+    const auto quads = static_cast<uint32_t>(width / 4), count = static_cast<uint32_t>(rows) * quads;
+    for (uint32_t i = threadIdx.x; i < count; i += kSketchThreads) {
+      const auto row = static_cast<int>(i / quads), at = static_cast<int>(i % quads * 4);
+      __pipeline_memcpy_async(slab + row * slab_width + at, from + row * dims + at, 16);
+    }
   } else {
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kSketchThreads)
-      slab[i / width * min(kColumns, dims) + i % width] = __ldg(from + i / width * dims + i % width);
+    for (int i = static_cast<int>(threadIdx.x); i < rows * width; i += kSketchThreads)
+      slab[i / width * slab_width + i % width] = __ldg(from + i / width * dims + i % width);
   }
   __pipeline_commit();
 }
 
-// numbers = x · matrix for items [begin, end) of the block, which share the matrix; kItems per warp. A warp without an
-// item repeats the last one. started: the copy of the first slab is in flight.
+// numbers = x · matrix for items [begin, end) of the block, which share the matrix, and columns [column, last); kItems
+// per warp. A warp without an item repeats the last one. started: the copy of the first slab is in flight.
 template <int kItems>
-__device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int begin, int end,
-                             bool started) {
+__device__ void ProjectItems(const ProjectShared& s, const float* matrix, int head_dim, int dims, int column, int last,
+                             int begin, int end, bool started) {
   const auto item_of = [&](int k) { return begin + Warp() + k * (kSketchThreads / 32); };
-  for (int column = 0; column < dims; column += kColumns) {
+  for (; column < last; column += kColumns) {
     const int width = min(kColumns, dims - column), slab_width = min(kColumns, dims);
     float sums[kItems][2] = {};
     for (int first = 0; first < head_dim; first += kSlabRows) {
@@ -215,7 +218,7 @@ __device__ void StoreSketches(const ProjectCall& call, const ProjectShared& s, i
   }
 }
 
-// Grid (parts of the items, kv_heads).
+// Grid (parts of the items, kv_heads, parts of the columns: one, or of queries one for every kColumns).
 __global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call) {
   extern __shared__ __align__(16) float memory[];
   const int64_t head = blockIdx.y, group = call.group;
@@ -226,7 +229,9 @@ __global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call
   const auto token_of = [&](int item) { return (first + item) / group; };
   const auto slot_of = [&](int item) { return call.basis.per_slot ? call.batch.slots[token_of(item)] : 0; };
   const auto matrix_of = [&](int64_t slot) { return call.matrices + (slot * call.basis.kv_heads + head) * d * dims; };
-  LoadSlab(s.slab, matrix_of(slot_of(0)), dims, 0, min(d, kSlabRows), 0, min(dims, kColumns));
+  const int column = static_cast<int>(blockIdx.z) * kColumns,
+            last = gridDim.z == 1 ? dims : min(dims, column + kColumns);
+  LoadSlab(s.slab, matrix_of(slot_of(0)), dims, 0, min(d, kSlabRows), column, min(last - column, kColumns));
   for (int i = static_cast<int>(threadIdx.x); i < items * d; i += kSketchThreads) {
     const int item = i / d;
     s.x[i] = call.x(token_of(item), (head * group + (first + item) % group) * d + i % d);
@@ -237,16 +242,16 @@ __global__ __launch_bounds__(kSketchThreads) void ProjectKernel(ProjectCall call
     for (end = begin + 1; end < items; ++end)
       if (slot_of(end) != slot) break;
     if (call.items <= kSketchThreads / 32)
-      ProjectItems<1>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
+      ProjectItems<1>(s, matrix_of(slot), d, dims, column, last, begin, end, begin == 0);
     else
-      ProjectItems<kItemsPerWarp>(s, matrix_of(slot), d, dims, begin, end, begin == 0);
+      ProjectItems<kItemsPerWarp>(s, matrix_of(slot), d, dims, column, last, begin, end, begin == 0);
   }
   __syncthreads();
   if (call.out != nullptr) {
-    for (int i = static_cast<int>(threadIdx.x); i < items * dims; i += kSketchThreads) {
-      const int item = i / dims;
-      call.out[token_of(item) * call.out_stride + (head * group + (first + item) % group) * dims + i % dims] =
-          __fmul_rn(s.numbers[i], call.scale);
+    for (int i = static_cast<int>(threadIdx.x); i < items * (last - column); i += kSketchThreads) {
+      const int item = i / (last - column), n = column + i % (last - column);
+      call.out[token_of(item) * call.out_stride + (head * group + (first + item) % group) * dims + n] =
+          __fmul_rn(s.numbers[item * dims + n], call.scale);
     }
     return;
   }
@@ -270,7 +275,8 @@ void LaunchProject(const CudaContext& context, cudaStream_t stream, ProjectCall 
   const size_t bytes = bytes_of();
   AllowShared(context, ProjectKernel, bytes);
   const dim3 grid(static_cast<unsigned>((all + call.items - 1) / call.items),
-                  static_cast<unsigned>(call.basis.kv_heads));
+                  static_cast<unsigned>(call.basis.kv_heads),
+                  call.out == nullptr ? 1u : static_cast<unsigned>((call.basis.dims + kColumns - 1) / kColumns));
   ProjectKernel<<<grid, kSketchThreads, bytes, stream>>>(call);
   CUDA_CHECK_LAUNCH();
 }

@@ -212,31 +212,6 @@ __device__ void ScoreFloats(const float2* queries, int first, int heads, const K
   });
 }
 
-// Bit r of the result: row first + 4 · lane + r is listed. `rows` ascends. Called by one warp, whose rows begin at
-// `first`.
-__device__ inline uint32_t ListedOfLane(const int32_t* rows, int count, int first) {
-  // The number of listed rows before `first`: 32 probes at a time. Rows before `low` are smaller, those from `high` on
-  // are not.
-  int low = 0, high = count;
-  while (low < high) {
-    const int step = (high - low) / 33 + 1, at = low + (Lane() + 1) * step - 1;
-    const int below = __popc(__ballot_sync(kAllLanes, at < high && rows[at] < first));
-    high = min(high, low + (below + 1) * step - 1);
-    low += below * step;
-  }
-  uint32_t words[kWarpRows / 32] = {};
-  for (bool more = true; more; low += 32) {
-    const int at = low + Lane(), offset = at < count ? rows[at] - first : kWarpRows;
-#pragma unroll
-    for (int w = 0; w < kWarpRows / 32; ++w)
-      words[w] |= __reduce_or_sync(kAllLanes, offset / 32 == w ? 1u << (offset % 32) : 0u);
-    more = __all_sync(kAllLanes, offset < kWarpRows);
-  }
-  const int word = Lane() / 8;
-  const uint32_t mine = word < 2 ? (word == 0 ? words[0] : words[1]) : (word == 2 ? words[2] : words[3]);
-  return mine >> (Lane() % 8 * kRowsPerThread) & 15u;
-}
-
 // The queries of a block's KV head in shared memory, for sketches of kType.
 template <SketchType kType>
 struct SketchQueryBlock {

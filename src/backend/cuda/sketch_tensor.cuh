@@ -13,8 +13,8 @@
 // or high (t odd) halves of the bytes of its unit t / 2. In the end lane (g, t) has the scores of rows 4g to 4g + 3 for
 // head t.
 //
-// A warp owns 128 rows, two sketch blocks. Both are on their way to shared memory before the queries are quantised, so
-// that a multiprocessor has all bytes of its blocks in flight.
+// A warp owns 128 rows of a chunk, two sketch blocks, and has room for two in shared memory. The first two are on their
+// way there before the queries are quantised; where one has been scored, that of the block's next chunk follows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,6 +30,7 @@ inline constexpr int kTileRows32 = 32;
 inline constexpr int kBlockTiles = static_cast<int>(kSketchBlock) / kTileRows32;
 inline constexpr int kWarpBlocks = kWarpRows / static_cast<int>(kSketchBlock);
 inline constexpr int kTensorWarps = kScoreThreads / 32;
+inline constexpr int kTensorBlocks = 3;  // on a multiprocessor, up to 128 numbers of a key
 
 __host__ __device__ inline int TensorSteps(int64_t dims) {
   return static_cast<int>((dims + kStepDims - 1) / kStepDims);
@@ -78,44 +79,52 @@ __device__ inline uint32_t QueryBytesOf(const IntQueries& queries, int dims, int
   return bytes;
 }
 
-// Scores the 128 rows of a warp from `row` on, `rows` of which exist. Calls put(block, pass, scores) once for each
-// sketch block and pass of four query heads: scores[tile][r] of row 64 · block + 32 · tile + 4 · (lane / 4) + r for
-// head 4 · pass + lane % 4.
+// Scores the rows of a warp: 128 from `row` on, and 128 in each of the block's following chunks, as far as they are
+// visible. Calls put(row, pass, scores) once for each sketch block, which begins at `row`, and pass of four query
+// heads: scores[tile][r] of row + 32 · tile + 4 · (lane / 4) + r for head 4 · pass + lane % 4.
 class TensorScorer {
  public:
-  // Starts the copies. All lanes of the warp call it.
+  // Starts the first copies. All lanes of the warp call it.
   __device__ TensorScorer(const KeyShape& shape, const LayerSketches& sketches, int64_t slot, int64_t head, int64_t row,
-                          int64_t rows, const TensorMemory& memory, std::byte* shared)
+                          int64_t visible, const TensorMemory& memory, std::byte* shared)
       : steps_(TensorSteps(shape.dims)),
         group_steps_(shape.groups == 1 ? steps_ : shape.group_dims / kStepDims),
         last_unit_(shape.units - 1),
-        blocks_(static_cast<int>(min(static_cast<int64_t>(kWarpBlocks), (rows + kSketchBlock - 1) / kSketchBlock))),
+        row_(row),
+        visible_(visible),
+        from_(reinterpret_cast<const uint8_t*>(sketches.Block(slot, head, 0))),
+        from_bytes_(sketches.layout.block_bytes()),
         block_bytes_(memory.block_bytes),
         sketches_(shared + Warp() * kWarpBlocks * block_bytes_),
         scales_offset_(static_cast<int>(sketches.layout.scales_offset())),
         barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(shared + memory.barriers)) +
-                  static_cast<uint32_t>(Warp() * kWarpBlocks) * sizeof(uint64_t)) {
+                  static_cast<uint32_t>(Warp() * kWarpBlocks) * static_cast<uint32_t>(sizeof(uint64_t))) {
     if (Lane() == 0) {
       for (int block = 0; block < kWarpBlocks; ++block) InitCopyBarrier(Barrier(block));
       PublishCopyBarriers();
     }
     __syncwarp();
-    for (int block = 0; block < blocks_; ++block)
-      StartCopy(static_cast<uint32_t>(__cvta_generic_to_shared(sketches_ + block * block_bytes_)),
-                reinterpret_cast<const uint8_t*>(sketches.Block(slot, head, row / kSketchBlock + block)), block_bytes_,
-                Barrier(block));
+    for (int block = 0; block < kWarpBlocks; ++block) Start(block, row_ + block * kSketchBlock);
   }
 
   // words: shared memory [passes][steps][32], see QueryBytesOf.
   template <class Put>
   __device__ void Run(const IntQueries& queries, int heads, const uint32_t* words, const Put& put) const {
-    for (int block = 0; block < blocks_; ++block) {
-      WaitForCopy(Barrier(block), 0);
-      for (int pass = 0; pass < heads / kTensorHeads; ++pass) {
-        float scores[kBlockTiles][kRowsPerThread];
-        Score(sketches_ + block * block_bytes_, queries, heads, pass * kTensorHeads + Lane() % 4,
-              words + pass * steps_ * 32, scores);
-        put(block, pass, scores);
+    const int64_t stride = static_cast<int64_t>(gridDim.y) * kScoreThreads * kRowsPerThread;
+    uint32_t parity = 0;
+    for (int64_t first = row_; first < visible_; first += stride, parity ^= 1) {
+      for (int block = 0; block < kWarpBlocks; ++block) {
+        const int64_t row = first + block * kSketchBlock;
+        if (row >= visible_) break;
+        WaitForCopy(Barrier(block), parity);
+        for (int pass = 0; pass < heads / kTensorHeads; ++pass) {
+          float scores[kBlockTiles][kRowsPerThread];
+          Score(sketches_ + block * block_bytes_, queries, heads, pass * kTensorHeads + Lane() % 4,
+                words + pass * steps_ * 32, scores);
+          put(row, pass, scores);
+        }
+        __syncwarp();  // all lanes have read the block
+        Start(block, row + stride);
       }
     }
   }
@@ -123,6 +132,12 @@ class TensorScorer {
  private:
   __device__ uint32_t Barrier(int block) const {
     return barriers_ + static_cast<uint32_t>(block) * static_cast<uint32_t>(sizeof(uint64_t));
+  }
+  // Copies the sketch block that begins at `row`, if it is visible.
+  __device__ void Start(int block, int64_t row) const {
+    if (row >= visible_) return;
+    StartCopy(static_cast<uint32_t>(__cvta_generic_to_shared(sketches_ + block * block_bytes_)),
+              from_ + static_cast<size_t>(row / kSketchBlock) * from_bytes_, block_bytes_, Barrier(block));
   }
   // The scores of this lane's rows of a block for query head `head`.
   __device__ void Score(const std::byte* block, const IntQueries& queries, int heads, int head, const uint32_t* words,
@@ -172,7 +187,11 @@ class TensorScorer {
   }
 
   int steps_, group_steps_;  // of a key, of a scale group
-  int last_unit_, blocks_, block_bytes_;
+  int last_unit_;
+  int64_t row_, visible_;
+  const uint8_t* from_;  // the head's sketches
+  size_t from_bytes_;    // of a block there; a copy leaves out values and mean
+  int block_bytes_;
   const std::byte* sketches_;  // of this warp, in shared memory
   int scales_offset_;
   uint32_t barriers_;  // address in shared memory

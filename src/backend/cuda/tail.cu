@@ -3,10 +3,9 @@
 //
 // A block sums the tail of 1,024 rows of one (token, KV head), for all query heads of the group. Every warp has a
 // partial result of its 128 rows (largest score, sum of weights, weighted value sketches); the block merges those of
-// its warps, and a second kernel those of the blocks, both in the order of rows. Divisions depend on row numbers only,
-// so a tail is the same in any batch. Rows that are selected, evicted or not there yet have the score NaN and no
-// weight. The means of blocks of 64 rows come last: a third kernel weighs the rows again, by the largest score of all,
-// and adds each block's mean times the block's weight.
+// its warps, weighs the means of its 16 sketch blocks, and a second kernel merges the blocks, all in the order of rows.
+// Divisions depend on row numbers only, so a tail is the same in any batch. Rows that are selected, evicted or not
+// there yet have the score NaN and no weight.
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -25,7 +24,9 @@ constexpr int kUnitValues = SketchLayout::kInt4PerUnit;
 constexpr int kMostValueUnits = kMostValueDims / kUnitValues;
 constexpr int kMostTailFloats = 2 + kMostValueDims;
 constexpr float kBase2 = 1.44269504f;  // log2(e)
-static_assert(kScoreThreads * kRowsPerThread == kScoreChunk && kMostTailFloats <= 32);
+constexpr int kChunkBlocks = static_cast<int>(kScoreChunk / kSketchBlock);
+constexpr int kMeanVector = 16;  // numbers of a mean in one load
+static_assert(kScoreThreads * kRowsPerThread == kScoreChunk && kChunkBlocks == 2 * kTailWarps);
 
 struct TailCall {
   TokenBatch batch;
@@ -82,8 +83,8 @@ __device__ float SumEight(float (&x)[kUnitValues]) {
 }
 
 // Turns the scores of one query head into the weights of a thread's rows: e^(score − the warp's largest), 0 for NaN.
-// Writes the warp's largest score and sum of weights to part[0] and part[1].
-__device__ void WeighRows(float (&scores)[kRowsPerThread], float* part) {
+// Writes the warp's largest score and sum of weights to part[0] and part[1], and the sums of its two sketch blocks.
+__device__ void WeighRows(float (&scores)[kRowsPerThread], float* part, float* blocks) {
   float top = -INFINITY;
 #pragma unroll
   for (float score : scores) top = fmaxf(top, score);  // not NaN
@@ -95,24 +96,58 @@ __device__ void WeighRows(float (&scores)[kRowsPerThread], float* part) {
     score = finite && score <= top ? Exp(score - top) : 0.0f;
     sum += score;
   }
-  sum = WarpSum(sum);
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (Lane() % 16 == 0) blocks[Lane() / 16] = sum;
+  sum += __shfl_xor_sync(kAllLanes, sum, 16);
   if (Lane() == 0) part[0] = top, part[1] = sum;
 }
+
+// The means of a chunk's sketch blocks; zeros where a block is not complete.
+class ChunkMeans {
+ public:
+  // first: block of the chunk; complete: blocks of the sequence that have a mean. The caller synchronises.
+  __device__ void Load(const LayerSketches& sketches, int64_t slot, int64_t head, int64_t first, int64_t complete) {
+    const SketchLayout& layout = sketches.layout;
+    const int vectors = static_cast<int>(layout.mean_dims + kMeanVector - 1) / kMeanVector;
+    for (int i = static_cast<int>(threadIdx.x); i < kChunkBlocks * vectors; i += kScoreThreads) {
+      const int block = i / vectors, vector = i % vectors;
+      const bool has_mean = first + block < complete;
+      const std::byte* from = sketches.Block(slot, head, first + block);
+      const auto* numbers = reinterpret_cast<const uint4*>(from + layout.means_offset()) + vector;
+      numbers_[block][vector] = has_mean ? __ldcs(numbers) : uint4{};
+      if (vector != 0) continue;
+      const auto* scale = reinterpret_cast<const uint16_t*>(from + layout.mean_scale_offset());
+      scales_[block] = has_mean ? __uint_as_float(static_cast<uint32_t>(*scale) << 16) : 0.0f;
+    }
+  }
+  __device__ float Scale(int block) const { return scales_[block]; }
+  __device__ float Number(int block, int i) const {
+    return static_cast<float>(reinterpret_cast<const int8_t*>(numbers_[block])[i]);
+  }
+
+ private:
+  uint4 numbers_[kChunkBlocks][kMaxHeadDim / kMeanVector];
+  float scales_[kChunkBlocks];
+};
 
 // Grid (tasks, chunks).
 __global__ __launch_bounds__(kScoreThreads) void SumChunksKernel(const __grid_constant__ TailCall c,
                                                                  const __grid_constant__ ScoreTable table) {
   __shared__ float parts[kTailWarps][kTailHeads][kMostTailFloats];
+  __shared__ float blocks[kTailHeads][kChunkBlocks];  // weights of sketch blocks
+  __shared__ ChunkMeans means;
   const SketchLayout& layout = c.sketches.layout;
   const int64_t task = blockIdx.x, token = task / table.heads, head = task % table.heads;
   const int64_t visible = ItemsOf(c.batch, c.call, table, task), start = blockIdx.y * kScoreChunk;
   if (start >= visible || !c.call.rules[c.batch.slots[token]].tail) return;
-  const int group = static_cast<int>(table.group), floats = static_cast<int>(table.tail_floats);
-  const int value_units = static_cast<int>(layout.value_units());
+  const int group = static_cast<int>(table.group), mean_dims = static_cast<int>(layout.mean_dims);
+  const int value_units = static_cast<int>(layout.value_units()), floats = 2 + static_cast<int>(layout.value_dims);
   const int64_t row = start + kRowsPerThread * static_cast<int64_t>(threadIdx.x);
   const bool active = row < visible;
   ValueRows values;
   if (active) values.Load(layout, c.sketches.Block(c.batch.slots[token], head, row / kSketchBlock), row);
+  means.Load(c.sketches, c.batch.slots[token], head, start / kSketchBlock, (c.batch.rows[token] + 1) / kSketchBlock);
   const FourScales scales(values.scales);
 
   for (int first = 0; first < group; first += kTailHeads) {
@@ -133,7 +168,7 @@ __global__ __launch_bounds__(kScoreThreads) void SumChunksKernel(const __grid_co
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r)
         if (row + r >= visible) weights[h][r] = -INFINITY;
-      WeighRows(weights[h], parts[Warp()][h]);
+      WeighRows(weights[h], parts[Warp()][h], &blocks[h][2 * Warp()]);
       // A row without a weight may have no value sketch: its scale may be anything.
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r) weights[h][r] = weights[h][r] > 0 ? weights[h][r] * scales.of[r] : 0.0f;
@@ -157,118 +192,97 @@ __global__ __launch_bounds__(kScoreThreads) void SumChunksKernel(const __grid_co
       }
     }
     __syncthreads();  // the partial results of the warps are there
-    for (int i = static_cast<int>(threadIdx.x); i < min(kTailHeads, group - first) * floats; i += kScoreThreads) {
-      const int h = i / floats, number = i % floats;
-      float top = parts[0][h][0], sum = 0;
+    const int heads = min(kTailHeads, group - first);
+    const auto top_of = [&](int h) {
+      float top = parts[0][h][0];
 #pragma unroll
       for (int w = 1; w < kTailWarps; ++w) top = fmaxf(top, parts[w][h][0]);
+      return top;
+    };
+    for (int i = static_cast<int>(threadIdx.x); i < heads * floats; i += kScoreThreads) {
+      const int h = i / floats, number = i % floats;
+      const float top = top_of(h);
+      float sum = 0;
 #pragma unroll
       for (int w = 0; w < kTailWarps; ++w)
         if (parts[w][h][1] > 0) sum = __fmaf_rn(Exp(parts[w][h][0] - top), parts[w][h][number], sum);
       table.Part(task, first + h, blockIdx.y)[number] = number == 0 ? top : sum;
     }
+    if (mean_dims > 0) {
+      if (const int i = static_cast<int>(threadIdx.x); i < heads * kChunkBlocks) {
+        const int h = i / kChunkBlocks, block = i % kChunkBlocks;
+        const float(&part)[kMostTailFloats] = parts[block / 2][h];
+        blocks[h][block] = part[1] > 0 ? blocks[h][block] * Exp(part[0] - top_of(h)) * means.Scale(block) : 0.0f;
+      }
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < heads * mean_dims; i += kScoreThreads) {
+        const int h = i / mean_dims, n = i % mean_dims;
+        float sum = 0;
+#pragma unroll
+        for (int block = 0; block < kChunkBlocks; ++block)
+          sum = __fmaf_rn(blocks[h][block], means.Number(block, n), sum);
+        table.Part(task, first + h, blockIdx.y)[floats + n] = sum;
+      }
+    }
     __syncthreads();  // the next pass overwrites them
   }
 }
 
-// One warp per (token, query head) merges the partial results of the chunks; lane i has number i.
-__global__ __launch_bounds__(kScoreThreads) void MergeTailsKernel(const __grid_constant__ TailCall c,
+// Grid (tokens · query heads): merges the partial results of the chunks. A thread has numbers threadIdx.x, +
+// kMergeThreads…
+constexpr int kMergeThreads = 128;
+constexpr int kMergeNumbers = (2 + kMostValueDims + kMaxHeadDim + kMergeThreads - 1) / kMergeThreads;
+__global__ __launch_bounds__(kMergeThreads) void MergeTailsKernel(const __grid_constant__ TailCall c,
                                                                   const __grid_constant__ ScoreTable table) {
+  __shared__ float factors[kMergeThreads], tops[kMergeThreads / 32];
   const TailView& tail = c.call.tail;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kTailWarps + Warp();
-  if (index >= c.batch.count * tail.heads) return;
-  const int64_t token = index / tail.heads, head = index % tail.heads, task = index / table.group;
-  const int floats = static_cast<int>(table.tail_floats);
+  const int64_t index = blockIdx.x, token = index / tail.heads, head = index % tail.heads, task = index / table.group;
+  const int floats = static_cast<int>(table.tail_floats), tid = static_cast<int>(threadIdx.x);
   const bool has_tail = c.call.rules[c.batch.slots[token]].tail;
   const int64_t rows = has_tail ? ItemsOf(c.batch, c.call, table, task) : 0;
   const int chunks = static_cast<int>((rows + kScoreChunk - 1) / kScoreChunk);
   const float* parts = table.Part(task, index % table.group, 0);
   float top = -INFINITY;
-  for (int i = Lane(); i < chunks; i += 32) top = fmaxf(top, parts[i * floats]);
+  for (int i = tid; i < chunks; i += kMergeThreads) top = fmaxf(top, parts[i * floats]);
   top = WarpMax(top);
-  float sum = 0;
-  for (int first = 0; first < chunks; first += 32) {
-    const int own = first + Lane();
-    const float factor = own < chunks && parts[own * floats + 1] > 0 ? Exp(parts[own * floats] - top) : 0.0f;
+  if (Lane() == 0) tops[Warp()] = top;
+  __syncthreads();
+#pragma unroll
+  for (const float of_warp : tops) top = fmaxf(top, of_warp);
+
+  float sums[kMergeNumbers] = {};
+  for (int first = 0; first < chunks; first += kMergeThreads) {
+    const int own = first + tid;
+    __syncthreads();  // the factors before have been used
+    factors[tid] = own < chunks && parts[own * floats + 1] > 0 ? Exp(parts[own * floats] - top) : 0.0f;
+    __syncthreads();
 #pragma unroll 8
-    for (int i = 0; i < min(32, chunks - first); ++i) {
-      const float of_chunk = __shfl_sync(kAllLanes, factor, i);
-      if (Lane() < floats) sum = __fmaf_rn(of_chunk, parts[(first + i) * floats + Lane()], sum);
-    }
+    for (int i = 0; i < min(kMergeThreads, chunks - first); ++i)
+#pragma unroll
+      for (int k = 0; k < kMergeNumbers; ++k)
+        if (tid + k * kMergeThreads < floats)
+          sums[k] = __fmaf_rn(factors[i], parts[(first + i) * floats + tid + k * kMergeThreads], sums[k]);
   }
   // Without a cap, the level is common to all scores.
-  if (Lane() == 0) sum = c.call.soft_cap > 0 ? top : top + tail.Levels(token)[head];
-  if (Lane() == 1 && !c.call.rules[c.batch.slots[token]].tail) sum = TailView::kNoTail;
-  if (Lane() < floats) tail.Sums(token, head)[Lane()] = sum;
-}
-
-// Grid (tokens, query heads). Warp w takes blocks w, w + kTailWarps, …; the warps' sums are added in order. A lane has
-// dimensions lane, lane + 32, …
-__global__ __launch_bounds__(kScoreThreads) void SumMeansKernel(const __grid_constant__ TailCall c,
-                                                                const __grid_constant__ ScoreTable table) {
-  constexpr int kPerLane = static_cast<int>(kMaxHeadDim) / 32;
-  __shared__ float parts[kTailWarps][kMaxHeadDim];
-  const TailView& tail = c.call.tail;
-  const SketchLayout& layout = c.sketches.layout;
-  const int64_t token = blockIdx.x, query_head = blockIdx.y, kv_head = query_head / table.group;
-  const int64_t task = token * table.heads + kv_head, slot = c.batch.slots[token];
-  float* sums = tail.Sums(token, query_head);
-  const int dims = static_cast<int>(tail.mean_dims), floats = static_cast<int>(table.tail_floats);
-  float means[kPerLane] = {};
-  if (sums[1] > 0) {
-    const float top = c.call.soft_cap > 0 ? sums[0] : sums[0] - tail.Levels(token)[query_head];
-    const int64_t visible = ItemsOf(c.batch, c.call, table, task);
-    const int64_t complete = (c.batch.rows[token] + 1) / kSketchBlock;
-    const float* scores = table.Scores(task, query_head % table.group);
-    for (int64_t b = Warp(); b < complete; b += kTailWarps) {
-      float weight = 0;
+  if (tid == 0) sums[0] = c.call.soft_cap > 0 ? top : top + tail.Levels(token)[head];
+  if (tid == 1 && !has_tail) sums[0] = TailView::kNoTail;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t row = b * kSketchBlock + half * 32 + Lane();
-        const float score = row < visible ? scores[row] : -INFINITY;
-        weight += score <= top + 1.0f ? Exp(score - top) : 0.0f;  // NaN: no weight; the largest score may be rounded
-      }
-      weight = WarpSum(weight);
-      if (!(weight > 0)) continue;
-      const std::byte* block = c.sketches.Block(slot, kv_head, b);
-      const auto bits = *reinterpret_cast<const uint16_t*>(block + layout.mean_scale_offset());
-      weight *= __uint_as_float(static_cast<uint32_t>(bits) << 16);
-      const auto* numbers = reinterpret_cast<const int8_t*>(block + layout.means_offset());
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k)
-        if (Lane() + 32 * k < dims)
-          means[k] = __fmaf_rn(weight, static_cast<float>(numbers[Lane() + 32 * k]), means[k]);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kPerLane; ++k)
-    if (Lane() + 32 * k < dims) parts[Warp()][Lane() + 32 * k] = means[k];
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < dims; i += kScoreThreads) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kTailWarps; ++w) sum += parts[w][i];
-    sums[floats + i] = sum;
-  }
+  for (int k = 0; k < kMergeNumbers; ++k)
+    if (tid + k * kMergeThreads < floats) tail.Sums(token, head)[tid + k * kMergeThreads] = sums[k];
 }
 
 }  // namespace
 
 void SumScoredTails(cudaStream_t stream, const TokenBatch& batch, const SelectCall& call, const LayerSketches& sketches,
                     const ScoreTable& table) {
-  CHECK(call.tail && table.tail_floats + call.tail.mean_dims == call.tail.sums_floats());
-  CHECK(table.chunk == kScoreChunk && call.tail.mean_dims <= kMaxHeadDim);
+  CHECK(call.tail && table.tail_floats == call.tail.sums_floats() && table.chunk == kScoreChunk);
+  CHECK(call.tail.mean_dims == sketches.layout.mean_dims && call.tail.mean_dims <= kMaxHeadDim);
   CHECK(call.tail.heads == table.heads * table.group && sketches.layout.value_dims <= kMostValueDims);
   const TailCall part{batch, call, sketches};
   const dim3 grid(static_cast<unsigned>(batch.count * table.heads), static_cast<unsigned>(table.chunk_count));
   SumChunksKernel<<<grid, kScoreThreads, 0, stream>>>(part, table);
   CUDA_CHECK_LAUNCH();
-  const auto blocks = static_cast<unsigned>((batch.count * call.tail.heads + kTailWarps - 1) / kTailWarps);
-  MergeTailsKernel<<<blocks, kScoreThreads, 0, stream>>>(part, table);
-  CUDA_CHECK_LAUNCH();
-  if (call.tail.mean_dims == 0) return;
-  const dim3 heads(static_cast<unsigned>(batch.count), static_cast<unsigned>(call.tail.heads));
-  SumMeansKernel<<<heads, kScoreThreads, 0, stream>>>(part, table);
+  MergeTailsKernel<<<static_cast<unsigned>(batch.count * call.tail.heads), kMergeThreads, 0, stream>>>(part, table);
   CUDA_CHECK_LAUNCH();
 }
 
