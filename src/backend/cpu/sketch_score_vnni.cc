@@ -78,7 +78,7 @@ INFINIGEN_VNNI void ScoreHeads(const SketchQuery& q, int64_t first, const std::b
 template <bool kInt4>
 INFINIGEN_VNNI void ScoreGroup(const SketchQuery& q, const std::byte* block, float* scores) {
   int64_t first = 0;
-  for (; first + 4 <= q.group; first += 4) ScoreHeads<4, 1, kInt4>(q, first, block, scores);
+  for (; first + 4 <= q.group; first += 4) ScoreHeads<4, 2, kInt4>(q, first, block, scores);
   switch (q.group - first) {
     case 3:
       return ScoreHeads<3, 1, kInt4>(q, first, block, scores);
