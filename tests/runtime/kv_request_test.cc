@@ -424,8 +424,8 @@ TEST(KvRequest, EvictionThatMakesNoSenseIsRefused) {
 TEST(ResolveMethod, SketchAndDenseLayers) {
   EXPECT_EQ(Resolve({"--kv-tail", "off"}, ModelOf(12, 64), 8192)->sketch.dims, 24);
   EXPECT_EQ(Resolve({"--kv-tail", "off"}, ModelOf(12, 128), 8192)->sketch.dims, 40);
-  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch.dims, 48);
-  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch.dims, 96);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->sketch.dims, 56);
+  EXPECT_EQ(Resolve({}, ModelOf(12, 128), 8192)->sketch.dims, 112);
   EXPECT_EQ(Resolve({"--kv-ratio", "1"}, ModelOf(12, 64), 8192)->sketch.dims, 64);
   EXPECT_EQ(Resolve({}, ModelOf(12, 64), 8192)->dense_layers, 0);
   for (const char* source : {"prev-layer", "prev-mid", "prev-step"})
