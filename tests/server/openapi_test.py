@@ -134,12 +134,17 @@ class Described(unittest.TestCase):
             body.pop("stream_options", None)
         if path.endswith("chat/completions") and not body.get("logprobs"):
             body.pop("top_logprobs", None)
-        if not path.endswith("chat/completions") and "logprobs" in body:
-            body.pop("echo", None)
+        if body.get("echo") and "logprobs" in body:
+            body.pop("stream", None)
+            body.pop("stream_options", None)
         if body.get("kv", {}).get("preset") == "full":
             body["kv"] = {"preset": "full"}
         if "alpha" in body.get("kv", {}):
             body["kv"].pop("mass", None)
+        if not (body.get("echo") and "logprobs" in body):
+            body.get("kv", {}).pop("score", None)
+        if body.get("kv", {}).get("score") != "steps":
+            body.get("kv", {}).pop("score_from", None)
         return body
 
     def test_every_route_is_described(self):
