@@ -17,6 +17,15 @@ namespace {
 
 constexpr size_t kMostMessageBytes = 300;
 
+// What xgrammar says of a fault, without the time and the place in its own sources: "[12:00:00] /…/a.cc:7: reason".
+std::string Reason(const std::exception& caught) {
+  std::string_view text = caught.what();
+  const size_t file = text.find(".cc:");
+  const size_t colon = file == std::string_view::npos ? file : text.find(": ", file);
+  if (colon != std::string_view::npos) text.remove_prefix(colon + 2);
+  return Escaped(OneLine(text), kMostMessageBytes);
+}
+
 class Constraint : public TokenConstraint {
  public:
   explicit Constraint(const xgrammar::CompiledGrammar& grammar)
@@ -101,7 +110,7 @@ class Compiler : public GrammarCompiler {
     } catch (const std::bad_alloc&) {
       throw;  // the server answers 503
     } catch (const std::exception& caught) {
-      return Invalid("{}", Escaped(OneLine(caught.what()), kMostMessageBytes));
+      return Invalid("the grammar does not compile: {}", Reason(caught));
     }
     if (made->bytes() > kMostCompiledBytes)
       return Exhausted("the grammar takes {} MiB when it is compiled, the limit is {}", made->bytes() >> 20,
@@ -155,7 +164,7 @@ Result<std::unique_ptr<GrammarCompiler>> GrammarCompiler::Make(const Tokenizer& 
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& caught) {
-    return Unsupported("this tokenizer does not work with grammars: {}", Escaped(OneLine(caught.what()), 200));
+    return Unsupported("this tokenizer does not work with grammars: {}", Reason(caught));
   }
 }
 

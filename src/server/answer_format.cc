@@ -187,19 +187,22 @@ void ReadTools(FieldReader& fields, std::string_view body, CompletionRequest* re
   }
 }
 
+// xgrammar follows references through objects alone, so each call has a name.
 std::string CallSchema(const CompletionRequest& request, std::string_view arguments) {
-  std::vector<Ordered> calls;
+  Ordered any = Ordered::array(), calls = Ordered::object();
   for (const RequestTool& tool : request.tools) {
     if (!request.only_tool.empty() && tool.name != request.only_tool) continue;
+    const std::string place = fmt::format("/$defs/call{}", calls.size());
     Ordered parameters = Ordered::parse(tool.parameters, nullptr, /*allow_exceptions=*/false);
-    MoveRefs(parameters, fmt::format("/anyOf/{}/properties/{}", calls.size(), arguments));
+    MoveRefs(parameters, fmt::format("{}/properties/{}", place, arguments));
     Ordered call = {{"type", "object"}};
     call["properties"] = {{"name", {{"const", tool.name}}}, {std::string(arguments), std::move(parameters)}};
     call["required"] = {"name", std::string(arguments)};
     call["additionalProperties"] = false;
-    calls.push_back(std::move(call));
+    any.push_back({{"$ref", "#" + place}});
+    calls[place.substr(7)] = std::move(call);
   }
-  return Ordered{{"anyOf", calls}}.dump();
+  return Ordered{{"anyOf", std::move(any)}, {"$defs", std::move(calls)}}.dump();
 }
 
 }  // namespace infinigen

@@ -140,10 +140,11 @@ TEST(CompletionRequest, ToolsAndTheirCallsAreRead) {
   EXPECT_FALSE((*Chat(std::string(tools) + R"(,"tool_choice":"none")")).calls_tools());
   const auto forced = Chat(std::string(tools) + R"(,"tool_choice":{"type":"function","function":{"name":"b"}})");
   ASSERT_TRUE(forced.ok()) << forced.error().message;
-  EXPECT_EQ(CallSchema(*forced, "arguments"),
-            R"({"anyOf":[{"type":"object","properties":{"name":{"const":"b"},"arguments":{"type":"object",)"
-            R"("properties":{"x":{"$ref":"#/anyOf/0/properties/arguments/$defs/d"}},"$defs":{"d":{"type":"null"}}}},)"
-            R"("required":["name","arguments"],"additionalProperties":false}]})");
+  EXPECT_EQ(
+      CallSchema(*forced, "arguments"),
+      R"({"anyOf":[{"$ref":"#/$defs/call0"}],"$defs":{"call0":{"type":"object","properties":{"name":{"const":"b"},)"
+      R"("arguments":{"type":"object","properties":{"x":{"$ref":"#/$defs/call0/properties/arguments/$defs/d"}},)"
+      R"("$defs":{"d":{"type":"null"}}}},"required":["name","arguments"],"additionalProperties":false}}})");
   EXPECT_EQ(
       Chat(std::string(tools) + R"(,"tool_choice":{"type":"function","function":{"name":"c"}})").error().parameter,
       "tool_choice");
