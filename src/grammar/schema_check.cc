@@ -44,6 +44,32 @@ std::string Step(std::string_view name) {
   return step;
 }
 
+// What a pattern has that the grammar would ignore or write as something else than JSON; empty: nothing.
+std::string PatternFault(std::string_view pattern) {
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    if (pattern[i] == '\\') {
+      ++i;
+      if (next == '\0') return "ends with a backslash";
+      if ((next >= '1' && next <= '9') || std::string_view("bBpPk").find(next) != std::string_view::npos)
+        return fmt::format("\\{} is not supported", next);
+      if (!in_class && (next == '\\' || next == '"')) return "quotes and backslashes are not supported";
+    } else if (in_class) {
+      in_class = pattern[i] != ']';
+    } else if (pattern[i] == '"') {
+      return "quotes and backslashes are not supported";
+    } else if (pattern[i] == '[') {
+      in_class = true;
+    } else if (pattern[i] == '(' && next == '?' && pattern.substr(i, 3) != "(?:") {
+      return "groups with a special meaning are not supported, except (?:…)";
+    } else if (pattern[i] == ')' && next == '?' && pattern.substr(i, 3) == ")??") {
+      return "lazy groups are not supported";
+    }
+  }
+  return {};
+}
+
 class Checker {
  public:
   explicit Checker(const Json& root) : root_(root) {}
@@ -164,6 +190,7 @@ class Checker {
       const std::string& pattern = value.get_ref<const std::string&>();
       if (pattern.size() > kMostPatternBytes) return Bad(at, fmt::format("at most {} bytes", kMostPatternBytes));
       if (const Status repeats = CheckRepeats(pattern); !repeats.ok()) return Bad(at, repeats.error().message);
+      if (const std::string fault = PatternFault(pattern); !fault.empty()) return Unknown(at, fault);
       return Ok();
     }
     if (name == "format") {

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <list>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/utf8.h"
 #include "grammar/compiler.h"
+#include "grammar/schema_formats.h"
 
 namespace infinigen {
 namespace {
@@ -141,7 +143,9 @@ class Compiler : public GrammarCompiler {
   // White space is fixed, as json.dumps writes it: a model that may write spaces at will does so without end.
   xgrammar::CompiledGrammar Make(const GrammarSource& source) {
     if (source.kind == GrammarSource::Kind::kEbnf) return any_.CompileGrammar(source.text);
-    return json_.CompileJSONSchema(source.text, /*any_whitespace=*/false, /*indent=*/std::nullopt,
+    auto schema = nlohmann::ordered_json::parse(source.text, nullptr, /*allow_exceptions=*/false);
+    PrepareSchema(schema);
+    return json_.CompileJSONSchema(schema.dump(), /*any_whitespace=*/false, /*indent=*/std::nullopt,
                                    std::make_pair(std::string(", "), std::string(": ")), /*strict_mode=*/true);
   }
 

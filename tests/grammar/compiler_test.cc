@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -75,6 +76,26 @@ TEST_F(GrammarTest, TextsFollowTheSchema) {
     texts.insert(text);
   }
   EXPECT_GT(texts.size(), 20u);
+}
+
+TEST_F(GrammarTest, FormatsAndPatternsAreExact) {
+  const auto grammar = compiler_->Compile({Kind::kJsonSchema, R"({"type":"object","properties":{
+      "format":{"type":"string","format":"ipv4"},"day":{"format":"date","type":"string"},
+      "code":{"type":"string","pattern":"^a(b[0-9]+)?z$"}},
+      "required":["format","day","code"]})"});
+  ASSERT_TRUE(grammar.ok()) << grammar.error().message;
+  const std::regex address("(0|[1-9][0-9]{0,2})(\\.(0|[1-9][0-9]{0,2})){3}");
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    const auto json = nlohmann::ordered_json::parse(Draw(*(*grammar)->Start(), seed), nullptr, false);
+    ASSERT_TRUE(json.is_object());
+    EXPECT_TRUE(std::regex_match(json["format"].get<std::string>(), address)) << json;
+    const std::string day = json["day"].get<std::string>();
+    EXPECT_EQ(day.size(), 10u);
+    EXPECT_TRUE(std::regex_match(json["code"].get<std::string>(), std::regex("a(b[0-9]+)?z"))) << json;
+    if (day.substr(5, 2) == "02") {
+      EXPECT_LE(day.substr(8), "28");
+    }
+  }
 }
 
 TEST_F(GrammarTest, GrammarsAreFollowedAndFaultsNamed) {
