@@ -151,6 +151,8 @@ class Checker {
     const std::string at = place + Step(name);
     if (Among(kNotes, name)) return Ok();
     if (name == "type") return CheckType(value, at);
+    if (name == "properties" && value.is_object() && value.size() > kMostProperties)
+      return Bad(at, fmt::format("has {} properties, at most {} are supported", value.size(), kMostProperties));
     if (name == "properties" || name == "$defs" || name == "definitions")
       return CheckSchemas(value, at, times, /*array=*/false);
     if (name == "anyOf" || name == "oneOf") return CheckSchemas(value, at, times, /*array=*/true);

@@ -15,8 +15,9 @@ namespace infinigen {
 
 // Bounds of a schema; within them, compiling was measured to take at most a second (docs/structured-output.md).
 inline constexpr size_t kMostSchemaBytes = 64 << 10;
-inline constexpr size_t kMostSubschemas = 1024;
-inline constexpr int64_t kMostRepeats = 1024;  // of minItems, maxItems, minLength, maxLength, counts in a pattern
+inline constexpr size_t kMostSubschemas = 512;
+inline constexpr size_t kMostProperties = 128;  // of one object: the time to compile grows with their square
+inline constexpr int64_t kMostRepeats = 1024;   // of minItems, maxItems, minLength, maxLength, counts in a pattern
 inline constexpr size_t kMostPatternBytes = 512;
 inline constexpr size_t kMostGrammarBytes = 32 << 10;
 // Sum over the schema of repeats times what is repeated.

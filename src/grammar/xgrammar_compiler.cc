@@ -4,6 +4,7 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <chrono>
 #include <list>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,10 @@ namespace infinigen {
 namespace {
 
 constexpr size_t kMostMessageBytes = 300;
+// An ambiguous grammar (e ::= e "+" e) takes longer with every token: 10 ms after 1,200 of them. It runs on the
+// engine's thread, so a request whose grammar takes so long in so many calls ends.
+constexpr std::chrono::milliseconds kSlow{100};
+constexpr int kMostSlow = 10;
 
 // What xgrammar says of a fault, without the time and the place in its own sources: "[12:00:00] /…/a.cc:7: reason".
 std::string Reason(const std::exception& caught) {
@@ -43,23 +48,33 @@ class Constraint : public TokenConstraint {
                     .shape = &words,
                     .strides = nullptr,
                     .byte_offset = 0};
-    try {
+    return InTime([&] {
       if (!matcher_.FillNextTokenBitmask(&tensor)) std::fill(mask.begin(), mask.end(), ~uint32_t{0});
       return true;
-    } catch (const std::exception&) {
-      return false;
-    }
+    });
   }
 
   bool Accept(int32_t token) override {
+    return InTime([&] { return matcher_.AcceptToken(token); });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // The result of f; false where it throws, and for a grammar that is slow too often.
+  template <class F>
+  bool InTime(F&& f) {
+    const Clock::time_point start = Clock::now();
     try {
-      return matcher_.AcceptToken(token);
+      const bool done = f();
+      slow_ += Clock::now() - start > kSlow ? 1 : 0;
+      return done && slow_ <= kMostSlow;
     } catch (const std::exception&) {
       return false;
     }
   }
 
- private:
+  int slow_ = 0;
   xgrammar::GrammarMatcher matcher_;
 };
 

@@ -73,10 +73,14 @@ TEST(SchemaCheckTest, FaultsAreNamedWithTheirPlace) {
 }
 
 TEST(SchemaCheckTest, ASchemaOfManyPartsIsRefused) {
-  std::string text = R"({"properties":{)";
+  std::string text = R"({"$defs":{)";
   for (size_t i = 0; i <= kMostSubschemas; ++i)
     text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"type":"null"})";
-  EXPECT_NE(Fault(text + "}}").find("more than 1024 parts"), std::string::npos);
+  EXPECT_NE(Fault(text + "}}").find("more than 512 parts"), std::string::npos);
+  text = R"({"properties":{)";
+  for (size_t i = 0; i <= kMostProperties; ++i)
+    text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"type":"null"})";
+  EXPECT_NE(Fault(text + "}}").find("/properties: has 129 properties"), std::string::npos);
 }
 
 TEST(SchemaCheckTest, CountsMultiplyWhereTheyNest) {
