@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks a running server for answers to random bounded JSON schemas at a high temperature, and validates them.
 
-usage: schema_show.py URL [--schemas 200] [--temperature 1.5] [--seed 1] [--max-tokens 512]
+usage: schema_show.py URL|--print [--schemas 200] [--temperature 1.5] [--seed 1] [--max-tokens 512]
 
 Needs the packages jsonschema and rfc3339-validator. Prints what ended by `stop` and by `length`, what does not validate, and the speed of
 constrained and free answers. Exit code 1 if an answer that ended by `stop` does not validate or more than 5 % were cut.
@@ -95,13 +95,17 @@ def post(url, body):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("url")
+    arguments.add_argument("url", nargs="?")
+    arguments.add_argument("--print", action="store_true", help="print the schemas, one a line, and ask nothing")
     arguments.add_argument("--schemas", type=int, default=200)
     arguments.add_argument("--temperature", type=float, default=1.5)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--max-tokens", type=int, default=512)
     given = arguments.parse_args()
     maker = Maker(given.seed)
+    if given.print:
+        print("\n".join(json.dumps(maker.schema()) for _ in range(given.schemas)))
+        return 0
     ended, cut, wrong, tokens, seconds = 0, 0, [], 0, 0.0
     for i in range(given.schemas):
         schema = maker.schema()
