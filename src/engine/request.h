@@ -125,8 +125,8 @@ struct Request {
   // Such a request reuses no entries of others: all its predictions are needed.
   PromptScore score;
   bool ignore_eos = false;  // a constraint that allows EOS alone still ends the text
-  // The tokens that the text may have; null: all.
-  std::unique_ptr<TokenConstraint> constraint;
+  // The tokens that the text may have; null: all. Belongs to this request alone.
+  std::shared_ptr<TokenConstraint> constraint;
   // Prefixes are reused among requests with the same salt only.
   std::string cache_salt;
   // Waiting requests of different clients are admitted in turn, those of one client in order of arrival.
