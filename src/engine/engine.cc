@@ -324,6 +324,7 @@ void Engine::FinishBroken(Live& live, const StepItem& item) {
 
 // Samples the next token of a decoding request, and finishes the request if that was its last.
 void Engine::Accept(Live& live, std::span<float> logits) {
+  if (live.request.on_logits) live.request.on_logits(live.id, logits);
   const std::span<const int32_t> history = live.history;
   const std::optional<int32_t> token =
       live.sampler.Sample(logits, history, history.subspan(static_cast<size_t>(live.prompt_tokens())));

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -125,6 +126,8 @@ struct Request {
 
   // Callbacks, called on the engine's thread; each may be empty. on_token: returning false stops the request.
   std::function<bool(RequestId, int32_t token)> on_token;
+  // The logits that a token is drawn from, before bias and penalties; also those of a final EOS.
+  std::function<void(RequestId, std::span<const float> logits)> on_logits;
   std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // before on_token, if top_logprobs >= 0
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;

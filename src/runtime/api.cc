@@ -2,6 +2,7 @@
 // requests, whose callbacks run on the engine's thread, become streams that any thread can read.
 #include <infinigen/infinigen.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "runtime/engine_thread.h"
+#include "runtime/kv_map.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
@@ -63,7 +65,9 @@ KvStatistics StatisticsOf(const KvStats& stats) {
   return result;
 }
 
-SamplingOptions SamplingOf(const Sampling& sampling) {
+SamplingOptions SamplingOf(const Request& request) {
+  const Sampling& sampling = request.sampling;
+  using Bias = std::vector<std::pair<int32_t, float>>;
   return {.temperature = sampling.temperature,
           .top_k = sampling.top_k,
           .top_p = sampling.top_p,
@@ -72,6 +76,8 @@ SamplingOptions SamplingOf(const Sampling& sampling) {
           .repeat_window = sampling.repeat_window,
           .presence_penalty = sampling.presence_penalty,
           .frequency_penalty = sampling.frequency_penalty,
+          .logit_bias = request.logit_bias.empty() ? nullptr : std::make_shared<const Bias>(request.logit_bias),
+          .top_logprobs = request.top_logprobs,
           .seed = sampling.seed ? *sampling.seed : std::random_device()()};
 }
 
@@ -86,6 +92,26 @@ void CheckSampling(const Sampling& s) {
   for (const float penalty : {s.presence_penalty, s.frequency_penalty})
     if (!(penalty >= -1000 && penalty <= 1000))
       refuse("presence_penalty and frequency_penalty must be between -1000 and 1000");
+}
+
+void CheckRequest(const Request& request, const infinigen::Model& model, const KvMethod& method) {
+  CheckSampling(request.sampling);
+  if (request.max_tokens < 0) Throw(Invalid("max_tokens is {}, it must not be negative", request.max_tokens));
+  if (model.tokenizer == nullptr && !request.stop.empty())
+    Throw(Invalid("stop strings need a tokenizer, and this model has none"));
+  if (request.prompt.empty() && request.tokens.empty()) Throw(Invalid("the request has neither prompt nor tokens"));
+  const int64_t vocabulary = model.config.vocab;
+  if (request.top_logprobs > vocabulary)
+    Throw(Invalid("top_logprobs is {}, but the vocabulary has {} tokens", request.top_logprobs, vocabulary));
+  for (const auto& [token, bias] : request.logit_bias) {
+    if (token < 0 || token >= vocabulary)
+      Throw(Invalid("logit_bias: token {} is outside the vocabulary of {} tokens", token, vocabulary));
+    if (!(bias >= -1000 && bias <= 1000)) Throw(Invalid("logit_bias: {} is not between -1000 and 1000", bias));
+    if (std::ranges::count(request.logit_bias, token, &std::pair<int32_t, float>::first) > 1)
+      Throw(Invalid("logit_bias: token {} appears twice", token));
+  }
+  if (request.keep_kv_map && method.evicts())
+    Throw(Unsupported("kv {} evicts entries, so that a row is no position: there is no map", method.preset));
 }
 
 Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
@@ -138,6 +164,13 @@ struct Model::Impl {
       Throw(Invalid("{} has no tokenizer; pass prompts as token ids", model->config.name));
     return *model->tokenizer;
   }
+  std::string Decode(std::span<const int32_t> tokens, bool skip_special) const {
+    const int64_t vocabulary = model->config.vocab;
+    for (const int32_t token : tokens)
+      if (token < 0 || token >= vocabulary)
+        Throw(Invalid("token {} is outside the vocabulary of {} tokens", token, vocabulary));
+    return tokenizer().Decode(tokens, skip_special);
+  }
 };
 
 Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -170,7 +203,9 @@ ModelInfo Model::info() const {
           .parameters = ParameterCount(config),
           .layers = config.layers,
           .vocabulary = config.vocab,
-          .context = config.max_positions};
+          .context = config.max_positions,
+          .bos = impl_->model->tokenizer != nullptr ? impl_->model->tokenizer->bos() : std::nullopt,
+          .eos = {config.eos_ids.begin(), config.eos_ids.end()}};
 }
 
 bool Model::has_tokenizer() const { return impl_->model->tokenizer != nullptr; }
@@ -180,12 +215,13 @@ std::vector<int32_t> Model::Encode(std::string_view text, bool add_special) cons
 }
 
 std::string Model::Decode(std::span<const int32_t> tokens) const {
-  const int64_t vocabulary = impl_->model->config.vocab;
-  for (const int32_t token : tokens)
-    if (token < 0 || token >= vocabulary)
-      Throw(Invalid("token {} is outside the vocabulary of {} tokens", token, vocabulary));
-  return impl_->tokenizer().Decode(tokens, /*skip_special=*/false);
+  return impl_->Decode(tokens, /*skip_special=*/false);
 }
+std::string Model::DecodePlain(std::span<const int32_t> tokens) const {
+  return impl_->Decode(tokens, /*skip_special=*/true);
+}
+
+std::vector<int32_t> Model::Opening() const { return Take(OpeningIds(impl_->tokenizer())); }
 
 bool Model::can_chat() const { return impl_->chat.has_value(); }
 
@@ -240,11 +276,16 @@ struct EngineCore {
   std::shared_ptr<const void> model;  // keeps the executor's weights alive
   std::unique_ptr<Executor> executor;
   infinigen::Engine engine;
+  KvMapRecorder maps;
   EngineThread thread;  // last member: it uses the others
 
   EngineCore(std::shared_ptr<const void> model_, std::unique_ptr<Executor> executor_,
              const infinigen::EngineOptions& options)
-      : model(std::move(model_)), executor(std::move(executor_)), engine(*executor, options), thread(engine, [] {}) {}
+      : model(std::move(model_)),
+        executor(std::move(executor_)),
+        engine(*executor, options),
+        maps(engine),
+        thread(engine, [] {}) {}
 };
 
 struct Stream::Impl {
@@ -258,6 +299,11 @@ struct Stream::Impl {
   }
   void OnDone(const RequestResult& result) {
     Show(decoder.Finish());
+    KvMap map;
+    if (maps != nullptr) {
+      AttendedMap attended = maps->Take(id, outcome.prompt_tokens, result.kv.steps);
+      map = {attended.layers, attended.rows, attended.steps, std::move(attended.share)};
+    }
     const std::lock_guard lock(mutex);
     const bool cut = cancelled && result.reason == FinishReason::kStopped && !decoder.stopped();
     outcome.tokens = result.tokens;
@@ -267,9 +313,21 @@ struct Stream::Impl {
     outcome.prefill_s = result.prefill_s;
     outcome.decode_s = result.decode_s;
     outcome.kv = StatisticsOf(result.kv);
+    outcome.kv_map = std::move(map);
+    if (!outcome.logits.empty()) outcome.logits.resize(result.tokens.size() * vocabulary);  // without those of EOS
     if (result.reason == FinishReason::kError) error = result.error;
     done = true;
     changed.notify_all();
+  }
+  // Only Wait reads these two, when the request has ended.
+  void OnLogits(std::span<const float> logits) {
+    vocabulary = logits.size();
+    outcome.logits.insert(outcome.logits.end(), logits.begin(), logits.end());
+  }
+  void OnLogprobs(const infinigen::TokenLogprobs& given) {
+    TokenLogprobs& kept = outcome.logprobs.emplace_back();
+    kept.chosen = {given.chosen.token, given.chosen.logprob};
+    for (const infinigen::TokenLogprob& one : given.top) kept.top.push_back({one.token, one.logprob});
   }
   void Show(std::string text) {
     if (text.empty()) return;
@@ -292,6 +350,8 @@ struct Stream::Impl {
   const std::weak_ptr<EngineCore> core;
   RequestId id;  // set before Submit returns, then constant
   TextStream decoder;
+  KvMapRecorder* maps = nullptr;  // of the core, if this request is recorded
+  size_t vocabulary = 0;
   std::atomic<bool> cancelled{false};
 
   std::mutex mutex;
@@ -326,6 +386,16 @@ std::optional<std::string> Stream::Next() {
   return std::nullopt;
 }
 
+bool Stream::AwaitText(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->changed.wait_for(lock, timeout, [this] { return impl_->done || !impl_->pieces.empty(); });
+}
+
+bool Stream::AwaitEnd(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->changed.wait_for(lock, timeout, [this] { return impl_->done; });
+}
+
 void Stream::Cancel() { impl_->Cancel(); }
 
 Outcome Stream::Wait() {
@@ -346,6 +416,45 @@ struct Engine::Impl {
     std::promise<decltype(task(core->engine))> promise;
     core->thread.Post([&](infinigen::Engine& engine) { promise.set_value(task(engine)); });
     return promise.get_future().get();
+  }
+
+  infinigen::Request MakeRequest(const Request& request, const std::shared_ptr<Stream::Impl>& stream) const {
+    infinigen::Request inner{.prompt = request.tokens,
+                             .max_new_tokens = request.max_tokens,
+                             .sampling = SamplingOf(request),
+                             .kv = {.full = request.kv_full,
+                                    .alpha = request.kv_alpha,
+                                    .cap = request.kv_cap,
+                                    .mass = request.kv_mass,
+                                    .tail = request.kv_tail},
+                             .ignore_eos = request.ignore_eos};
+    if (inner.prompt.empty()) inner.prompt = Take(model->tokenizer().Encode(request.prompt));
+    stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
+    if (request.keep_kv_map) stream->maps = &core->maps;
+    if (request.keep_logits)
+      inner.on_logits = [stream](RequestId, std::span<const float> logits) { stream->OnLogits(logits); };
+    if (request.top_logprobs >= 0)
+      inner.on_logprobs = [stream](RequestId, const infinigen::TokenLogprobs& given) { stream->OnLogprobs(given); };
+    inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
+    inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
+    return inner;
+  }
+
+  // On the engine's thread. Requests before a refused one end as cancelled, in the same turn.
+  Status SubmitAll(infinigen::Engine& engine, std::vector<infinigen::Request>& requests,
+                   const std::vector<std::shared_ptr<Stream::Impl>>& streams) const {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Result<RequestId> id = engine.Submit(std::move(requests[i]));
+      if (!id.ok()) {
+        for (size_t before = 0; before < i; ++before) engine.Cancel(streams[before]->id);
+        return requests.size() == 1
+                   ? id.error()
+                   : infinigen::Error{id.error().kind, fmt::format("request {}: {}", i, id.error().message)};
+      }
+      streams[i]->id = *id;
+      if (streams[i]->maps != nullptr) streams[i]->maps->Start(*id);
+    }
+    return Ok();
   }
 };
 
@@ -371,28 +480,24 @@ Engine& Engine::operator=(Engine&&) noexcept = default;
 const Plan& Engine::plan() const { return impl_->plan; }
 
 Stream Engine::Submit(const Request& request) {
-  CheckSampling(request.sampling);
-  if (request.max_tokens < 0) Throw(Invalid("max_tokens is {}, it must not be negative", request.max_tokens));
-  const Tokenizer* const tokenizer = impl_->model->model->tokenizer.get();
-  if (tokenizer == nullptr && !request.stop.empty())
-    Throw(Invalid("stop strings need a tokenizer, and this model has none"));
-  if (request.prompt.empty() && request.tokens.empty()) Throw(Invalid("the request has neither prompt nor tokens"));
-  auto stream = std::make_shared<Stream::Impl>(impl_->core, tokenizer, request.stop);
-  infinigen::Request inner{.prompt = request.tokens,
-                           .max_new_tokens = request.max_tokens,
-                           .sampling = SamplingOf(request.sampling),
-                           .kv = {.full = request.kv_full,
-                                  .alpha = request.kv_alpha,
-                                  .cap = request.kv_cap,
-                                  .mass = request.kv_mass,
-                                  .tail = request.kv_tail},
-                           .ignore_eos = request.ignore_eos};
-  if (inner.prompt.empty()) inner.prompt = Take(impl_->model->tokenizer().Encode(request.prompt));
-  stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
-  inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
-  inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
-  stream->id = Take(impl_->Ask([&](infinigen::Engine& engine) { return engine.Submit(std::move(inner)); }));
-  return Stream(std::move(stream));
+  std::vector<Stream> streams = Submit(std::vector<Request>{request});
+  return std::move(streams.front());
+}
+
+std::vector<Stream> Engine::Submit(const std::vector<Request>& requests) {
+  std::vector<std::shared_ptr<Stream::Impl>> streams;
+  std::vector<infinigen::Request> inner;
+  for (const Request& request : requests) {
+    CheckRequest(request, *impl_->model->model, impl_->core->executor->options().method);
+    streams.push_back(std::make_shared<Stream::Impl>(impl_->core, impl_->model->model->tokenizer.get(), request.stop));
+    inner.push_back(impl_->MakeRequest(request, streams.back()));
+  }
+  const Status submitted =
+      impl_->Ask([&](infinigen::Engine& engine) { return impl_->SubmitAll(engine, inner, streams); });
+  Take(submitted);
+  std::vector<Stream> result;
+  for (std::shared_ptr<Stream::Impl>& stream : streams) result.push_back(Stream(std::move(stream)));
+  return result;
 }
 
 EngineStatistics Engine::statistics() const {
