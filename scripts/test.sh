@@ -101,6 +101,8 @@ build_after() {  # ANOTHER'S FILE, then as build
 # What some tests are skipped without, visibly: the reference tokenizers and the official client of the API that `serve` speaks, from
 # Python's registry, and a browser for the web page. They come while the build runs.
 export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
+# These come first, because nanobind is part of the build.
+scripts/install_packages.sh python build/python >/dev/null 2>&1 || echo "note: the Python packages of the package's tests could not be installed"
 (
   for package in tokenizers sentencepiece openai; do
     python3 -c "import $package" 2>/dev/null || python3 -m pip install -q --target build/python $package >/dev/null 2>&1 ||
@@ -148,6 +150,7 @@ if check "build release" finish release; then
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $long; then
+  check "pip install" tests/python/install.sh
   check "soak of 5 minutes" scripts/soak.sh 5 --binary build/ci/infinigen
 fi
 if $lint; then

@@ -12,5 +12,8 @@ with LLM(model, ctx=2048, kv="infinigen") as llm:
     for piece in stream:
         print(piece, end="", flush=True)
     out = stream.output
-    print(f"\n[{out.finish_reason}: {out.usage.prompt_tokens} prompt tokens, {out.usage.completion_tokens} generated,")
-    print(f" attended to {100 * out.kv_stats.attended_ratio:.1f} % of the cache in {out.kv_stats.steps} steps]")
+    usage, kv = out.usage, out.kv_stats
+    print(
+        f"\n[{out.finish_reason}: {usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated,"
+    )
+    print(f" attended to {100 * kv.attended_ratio:.1f} % of the cache in {kv.steps} steps]")

@@ -192,6 +192,12 @@ struct Request {
   int32_t top_logprobs = -1;
   bool keep_logits = false;  // fill Outcome::logits
   bool keep_kv_map = false;  // fill Outcome::kv_map, which makes steps slower
+  // Fill Outcome::scores with the log probabilities of the prompt's tokens from this one on, at least the second (1);
+  // alternatives as in top_logprobs. With max_tokens 0 nothing is generated. Such a request reuses no cached entries.
+  std::optional<int64_t> score_from = {};
+  // The tokens that predict scored ones run as decode steps, so that the engine's KV method is what is scored. Without
+  // it they are read as the rest of a prompt, in which every token attends to everything.
+  bool score_steps = false;
 };
 
 // What decode steps attended to and fetched; docs/heart.md defines the ratios.
@@ -234,6 +240,7 @@ struct Outcome {
   KvStatistics kv;
   std::vector<TokenLogprobs> logprobs;  // one for each of `tokens`, if Request::top_logprobs is set
   std::vector<float> logits;            // [tokens][vocabulary], if Request::keep_logits is set
+  std::vector<TokenLogprobs> scores;    // of prompt tokens from Request::score_from on
   KvMap kv_map;                         // empty unless Request::keep_kv_map is set and there was a decode step
 };
 

@@ -113,7 +113,9 @@ void BindRequest(nb::module_& module) {
       .def_rw("logit_bias", &v1::Request::logit_bias)
       .def_rw("top_logprobs", &v1::Request::top_logprobs)
       .def_rw("keep_logits", &v1::Request::keep_logits)
-      .def_rw("keep_kv_map", &v1::Request::keep_kv_map);
+      .def_rw("keep_kv_map", &v1::Request::keep_kv_map)
+      .def_rw("score_from", &v1::Request::score_from)
+      .def_rw("score_steps", &v1::Request::score_steps);
   BindSampling<&v1::Sampling::temperature>(request, "temperature");
   BindSampling<&v1::Sampling::top_k>(request, "top_k");
   BindSampling<&v1::Sampling::top_p>(request, "top_p");

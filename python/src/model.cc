@@ -59,8 +59,12 @@ void BindModel(nb::module_& module) {
       .def("info", &v1::Model::info)
       .def("has_tokenizer", &v1::Model::has_tokenizer)
       .def("can_chat", &v1::Model::can_chat)
-      .def("encode", &v1::Model::Encode, nb::arg("text"), nb::arg("add_special"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "encode",
+          [](const v1::Model& model, const std::string& text, bool add_special) {
+            return model.Encode(text, add_special);
+          },
+          nb::arg("text"), nb::arg("add_special"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "decode",
           [](const v1::Model& model, const std::vector<int32_t>& tokens, bool skip_special) {

@@ -65,6 +65,7 @@ void BindOutcome(nb::module_& module) {
       .def_ro("decode_s", &v1::Outcome::decode_s)
       .def_ro("kv", &v1::Outcome::kv)
       .def_ro("logprobs", &v1::Outcome::logprobs)
+      .def_ro("scores", &v1::Outcome::scores)
       .def_prop_ro("logits",
                    [](nb::handle self) {
                      const v1::Outcome& outcome = *nb::inst_ptr<v1::Outcome>(self);

@@ -92,6 +92,15 @@ struct RequestKv {
   bool any() const { return alpha || cap || mass || tail; }
 };
 
+// Which of a prompt's own tokens are given their logprobs, and how they are computed.
+struct PromptScore {
+  bool scores = false;
+  // Tokens from this index on run as decode steps, so that the KV method predicts what follows them; those before are
+  // prefilled, as all are by default.
+  int64_t steps_from = INT64_MAX;
+  int64_t first = 1;  // tokens before this index get no logprobs
+};
+
 struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, if reason is kError
@@ -106,6 +115,7 @@ struct RequestResult {
 struct PrefillProgress {
   int64_t units_done = 0, units = 0;
   int64_t tokens = 0;  // tokens to compute, without reused ones
+  int64_t reused = 0;  // tokens of the prompt with entries that existed already
 };
 
 struct Request {
@@ -113,6 +123,8 @@ struct Request {
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
   RequestKv kv;
+  // Such a request reuses no entries of others: all its predictions are needed.
+  PromptScore score;
   bool ignore_eos = false;
   // Prefixes are reused among requests with the same salt only.
   std::string cache_salt;
@@ -129,6 +141,9 @@ struct Request {
   // The logits that a token is drawn from, before bias and penalties; also those of a final EOS.
   std::function<void(RequestId, std::span<const float> logits)> on_logits;
   std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // before on_token, if top_logprobs >= 0
+  // With `score`: the logprobs of prompt token `index`, from score.first on in order, each once; alternatives as in
+  // SamplingOptions::top_logprobs.
+  std::function<void(RequestId, int64_t index, const TokenLogprobs&)> on_scored;
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;
 };

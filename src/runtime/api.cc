@@ -52,6 +52,12 @@ infinigen::Callbacks Inner(const Callbacks& outer) {
   return inner;
 }
 
+TokenLogprobs LogprobsOf(const infinigen::TokenLogprobs& given) {
+  TokenLogprobs result{.chosen = {given.chosen.token, given.chosen.logprob}, .top = {}};
+  for (const infinigen::TokenLogprob& one : given.top) result.top.push_back({one.token, one.logprob});
+  return result;
+}
+
 KvStatistics StatisticsOf(const KvStats& stats) {
   const LayerKvStats selecting = stats.Selecting(), all = stats.All();
   KvStatistics result{.steps = stats.steps,
@@ -314,21 +320,20 @@ struct Stream::Impl {
     outcome.decode_s = result.decode_s;
     outcome.kv = StatisticsOf(result.kv);
     outcome.kv_map = std::move(map);
-    if (!outcome.logits.empty()) outcome.logits.resize(result.tokens.size() * vocabulary);  // without those of EOS
+    // A final EOS is not among the tokens.
+    if (!outcome.logits.empty()) outcome.logits.resize(result.tokens.size() * vocabulary);
+    if (outcome.logprobs.size() > result.tokens.size()) outcome.logprobs.resize(result.tokens.size());
     if (result.reason == FinishReason::kError) error = result.error;
     done = true;
     changed.notify_all();
   }
-  // Only Wait reads these two, when the request has ended.
+  // Only Wait reads these, when the request has ended.
   void OnLogits(std::span<const float> logits) {
     vocabulary = logits.size();
     outcome.logits.insert(outcome.logits.end(), logits.begin(), logits.end());
   }
-  void OnLogprobs(const infinigen::TokenLogprobs& given) {
-    TokenLogprobs& kept = outcome.logprobs.emplace_back();
-    kept.chosen = {given.chosen.token, given.chosen.logprob};
-    for (const infinigen::TokenLogprob& one : given.top) kept.top.push_back({one.token, one.logprob});
-  }
+  void OnLogprobs(const infinigen::TokenLogprobs& given) { outcome.logprobs.push_back(LogprobsOf(given)); }
+  void OnScored(const infinigen::TokenLogprobs& given) { outcome.scores.push_back(LogprobsOf(given)); }
   void Show(std::string text) {
     if (text.empty()) return;
     const std::lock_guard lock(mutex);
@@ -430,6 +435,7 @@ struct Engine::Impl {
                              .ignore_eos = request.ignore_eos};
     if (inner.prompt.empty()) inner.prompt = Take(model->tokenizer().Encode(request.prompt));
     stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
+    if (request.score_from) AddScoring(request, stream, &inner);
     if (request.keep_kv_map) stream->maps = &core->maps;
     if (request.keep_logits)
       inner.on_logits = [stream](RequestId, std::span<const float> logits) { stream->OnLogits(logits); };
@@ -438,6 +444,17 @@ struct Engine::Impl {
     inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
     inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
     return inner;
+  }
+
+  static void AddScoring(const Request& request, const std::shared_ptr<Stream::Impl>& stream,
+                         infinigen::Request* inner) {
+    const int64_t first = *request.score_from, tokens = std::ssize(inner->prompt);
+    if (first < 1 || first >= tokens)
+      Throw(Invalid("tokens are to be scored from {} on, but of {} tokens only those from 1 on can be", first, tokens));
+    inner->score.scores = true;
+    inner->score.first = first;
+    if (request.score_steps) inner->score.steps_from = first - 1;
+    inner->on_scored = [stream](RequestId, int64_t, const infinigen::TokenLogprobs& given) { stream->OnScored(given); };
   }
 
   // On the engine's thread. Requests before a refused one end as cancelled, in the same turn.

@@ -48,7 +48,7 @@ def test_a_batch_says_what_each_says_alone(llm):
 
 def test_sampling_keywords_reach_the_sampler(llm):
     def text(**more):
-        return llm.generate(PROMPT, max_tokens=20, ignore_eos=True, **more).text
+        return llm.generate(PROMPT, max_tokens=48, ignore_eos=True, **more).text
 
     drawn = {"temperature": 1.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     assert text(seed=7, **drawn) == text(seed=7, **drawn)

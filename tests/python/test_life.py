@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,9 +50,11 @@ def test_errors_carry_the_sentence(llm, model_path):
         llm.generate(["fine", "word " * 3000])
     with pytest.raises(infinigen.InvalidError, match="takes one prompt"):
         llm.generate(["a", "b"], stream=True)
-    with pytest.raises(NotImplementedError, match="evicts entries"):
-        with LLM(model_path, ctx=512, kv="h2o") as evicting:
-            evicting.generate("x", kv_map=True)
+    with (
+        LLM(model_path, ctx=512, kv="h2o") as evicting,
+        pytest.raises(NotImplementedError, match="evicts entries"),
+    ):
+        evicting.generate("x", kv_map=True)
     assert llm.generate("It still", max_tokens=2, **GREEDY).tokens, "and the engine goes on"
 
 
@@ -223,9 +226,8 @@ def test_progress(model_path):
     assert seen[-3:] == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_an_error_in_a_callback_is_raised(tmp_path, model_path):
-    import shutil
-
+def test_an_error_in_a_callback_is_raised(tmp_path, model_path, monkeypatch):
+    monkeypatch.setenv("INFINIGEN_CACHE", str(tmp_path / "cache"))
     copied = tmp_path / "model"  # without its skew file: it is calibrated first
     shutil.copytree(model_path, copied, ignore=shutil.ignore_patterns("infinigen.skew"))
     notices = []
