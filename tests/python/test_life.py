@@ -236,5 +236,5 @@ def test_an_error_in_a_callback_is_raised(tmp_path, model_path, monkeypatch):
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        LLM(copied, ctx=256, kv="infinigen", progress=stop, on_notice=notices.append)
+        LLM(copied, ctx=4096, kv="infinigen", progress=stop, on_notice=notices.append)
     assert any("calibrat" in notice for notice in notices)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from lm_eval import utils
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from .._errors import UnsupportedError
 from ..llm import LLM, Option
 from ..output import LogLikelihood
 
 #: What the harness passes to every model and an engine decides by itself.
 _IGNORED = frozenset({"batch_size", "max_batch_size", "trust_remote_code"})
+
+
+def _open(model: str, options: dict[str, Any], device: str | None) -> LLM:
+    """Open the model on the harness's device, a GPU by default; on the CPU where there is none."""
+    if device is None or device == "cpu":
+        return LLM(model, progress=False, **options)
+    try:
+        return LLM(model, progress=False, device=device.split(":")[0], **options)
+    except UnsupportedError as error:
+        logging.getLogger(__name__).warning("%s; the CPU is used", error)
+        return LLM(model, progress=False, **options)
 
 
 @register_model("infinigen")
@@ -34,9 +47,7 @@ class InfiniGenLM(LM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         kept: dict[str, Any] = {name: value for name, value in options.items() if name not in _IGNORED}
-        if device is not None:
-            kept["device"] = device.split(":")[0]
-        self.llm = LLM(pretrained, progress=False, **kept)
+        self.llm = _open(pretrained, kept, device)
         self.score = score
         self.max_gen_toks = max_gen_toks
         self.context = self.llm.plan().context
