@@ -9,7 +9,7 @@
 // Functions that fail throw Error, whose message says what is wrong, where, and what to do. All functions may be called
 // from any thread, but only one thread at a time may use a Stream (Cancel is always allowed).
 //
-// infinigen_c.h offers the same as a C ABI. docs/library.md explains both.
+// infinigen_c.h offers the same as a C ABI, but for what an outcome keeps on request. docs/library.md explains both.
 #pragma once
 
 #include <chrono>
