@@ -298,7 +298,7 @@ class INFINIGEN_API Engine {
   // Error if the request is refused: an empty prompt, a prompt longer than the context, a full queue.
   Stream Submit(const Request& request);
   // Many requests at once, which start together. If one is refused, none runs.
-  std::vector<Stream> Submit(const std::vector<Request>& requests);
+  std::vector<Stream> SubmitAll(const std::vector<Request>& requests);
   EngineStatistics statistics() const;
 
  private:

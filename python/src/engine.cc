@@ -58,7 +58,7 @@ class PythonEngine {
   std::vector<PythonStream> Submit(const std::vector<v1::Request>& requests) {
     nb::gil_scoped_release released;
     std::vector<PythonStream> streams;
-    for (v1::Stream& stream : Get()->Submit(requests)) streams.emplace_back(std::move(stream));
+    for (v1::Stream& stream : Get()->SubmitAll(requests)) streams.emplace_back(std::move(stream));
     return streams;
   }
   v1::EngineStatistics Statistics() {

@@ -458,8 +458,8 @@ struct Engine::Impl {
   }
 
   // On the engine's thread. Requests before a refused one end as cancelled, in the same turn.
-  Status SubmitAll(infinigen::Engine& engine, std::vector<infinigen::Request>& requests,
-                   const std::vector<std::shared_ptr<Stream::Impl>>& streams) const {
+  Status SubmitInner(infinigen::Engine& engine, std::vector<infinigen::Request>& requests,
+                     const std::vector<std::shared_ptr<Stream::Impl>>& streams) const {
     for (size_t i = 0; i < requests.size(); ++i) {
       const Result<RequestId> id = engine.Submit(std::move(requests[i]));
       if (!id.ok()) {
@@ -497,11 +497,11 @@ Engine& Engine::operator=(Engine&&) noexcept = default;
 const Plan& Engine::plan() const { return impl_->plan; }
 
 Stream Engine::Submit(const Request& request) {
-  std::vector<Stream> streams = Submit(std::vector<Request>{request});
+  std::vector<Stream> streams = SubmitAll({request});
   return std::move(streams.front());
 }
 
-std::vector<Stream> Engine::Submit(const std::vector<Request>& requests) {
+std::vector<Stream> Engine::SubmitAll(const std::vector<Request>& requests) {
   std::vector<std::shared_ptr<Stream::Impl>> streams;
   std::vector<infinigen::Request> inner;
   for (const Request& request : requests) {
@@ -510,7 +510,7 @@ std::vector<Stream> Engine::Submit(const std::vector<Request>& requests) {
     inner.push_back(impl_->MakeRequest(request, streams.back()));
   }
   const Status submitted =
-      impl_->Ask([&](infinigen::Engine& engine) { return impl_->SubmitAll(engine, inner, streams); });
+      impl_->Ask([&](infinigen::Engine& engine) { return impl_->SubmitInner(engine, inner, streams); });
   Take(submitted);
   std::vector<Stream> result;
   for (std::shared_ptr<Stream::Impl>& stream : streams) result.push_back(Stream(std::move(stream)));

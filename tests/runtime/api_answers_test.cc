@@ -160,15 +160,15 @@ TEST_F(ApiAnswers, ScoresByStepsAreThoseOfAnAnswerUnderTheMethod) {
 
 TEST_F(ApiAnswers, RequestsThatAreSubmittedTogetherAllRunOrNone) {
   const std::vector<ig::Request> fine = {Greedy("The sea", 4), Greedy("A house", 4)};
-  std::vector<ig::Stream> streams = engine_->Submit(fine);
+  std::vector<ig::Stream> streams = engine_->SubmitAll(fine);
   ASSERT_EQ(streams.size(), 2u);
   EXPECT_EQ(streams[1].Wait().text, engine_->Submit(fine[1]).Wait().text);
   const int64_t before = engine_->statistics().decode_tokens;
   const std::vector<ig::Request> mixed = {Greedy("The sea", 500), {.tokens = std::vector<int32_t>(3000, 5)}};
-  EXPECT_THAT(ErrorOf([&] { engine_->Submit(mixed); }), HasSubstr("request 1: the prompt has 3000 tokens"));
+  EXPECT_THAT(ErrorOf([&] { engine_->SubmitAll(mixed); }), HasSubstr("request 1: the prompt has 3000 tokens"));
   engine_->Submit(Greedy("The end", 2)).Wait();
   EXPECT_LT(engine_->statistics().decode_tokens - before, 100);
-  EXPECT_TRUE(engine_->Submit(std::vector<ig::Request>()).empty());
+  EXPECT_TRUE(engine_->SubmitAll({}).empty());
 }
 
 TEST_F(ApiAnswers, AWaitCanBeShort) {
