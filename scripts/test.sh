@@ -113,9 +113,9 @@ scripts/install_packages.sh python build/python >/dev/null 2>&1 || echo "note: t
 downloads=$!
 
 # Tests that need a GPU count where there is one. Where there is none, GPU code is compiled and linked to see that it can be.
-release_options="" release_targets=(all) gpu=(-LE gpu)
+release_options="-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')" release_targets=(all) gpu=(-LE gpu)
 if nvidia-smi -L >/dev/null 2>&1; then
-  release_options="-DINFINIGEN_CUDA_CHECK=OFF" gpu=()
+  release_options+=" -DINFINIGEN_CUDA_CHECK=OFF" gpu=()
 fi
 # Address sanitizer: what reads foreign bytes or computes addresses (label bytes), and the fuzz targets. Thread sanitizer: what runs on
 # several threads. Both without the shipped model, tests that spend their time in an oracle of their own, and bounds of time and memory:

