@@ -11,11 +11,13 @@ TEST=(libgtest-dev libgmock-dev libopenblas-dev clang lld libclang-rt-14-dev cla
 PYTHON=(nanobind numpy pytest mypy ruff)
 
 if [ "${1:-}" = python ]; then
+  missing=()
   for package in "${PYTHON[@]}"; do
-    PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python3 -c "import $package" 2>/dev/null ||
-      python3 -m pip install -q --target "$2" "$package" || exit 1
+    PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python3 -c "import $package" 2>/dev/null || missing+=("$package")
   done
-  exit 0
+  [ ${#missing[@]} -eq 0 ] && exit 0
+  # Together, because pip does not add to a directory of programs that is there.
+  exec python3 -m pip install -q --upgrade --target "$2" "${missing[@]}"
 fi
 
 wanted=("${BUILD[@]}")
