@@ -266,8 +266,8 @@ class LLM:
 
     def generate_async(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncTextStream:
         """Complete a prompt for ``async for``; ``await stream.output()`` is the whole answer."""
-        submitted = self._engine.submit([make_request(prompt, options)])[0]
-        return AsyncTextStream(submitted, self._threads())
+        request = make_request(prompt, options)
+        return AsyncTextStream(lambda: self._engine.submit([request])[0], self._threads())
 
     def chat_async(
         self, messages: Sequence[Mapping[str, str]], **options: Unpack[RequestOptions]
@@ -310,9 +310,7 @@ class LLM:
         """Cancel all requests, stop the engine and free its memory. Streams end as cancelled."""
         self._engine.close()
         with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False)
+            self._executor = None  # its threads end with the last stream that uses it
 
     @property
     def closed(self) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 from . import _core
 from .output import Output
+
+T = TypeVar("T")
 
 
 class TextStream(Iterator[str]):
@@ -44,35 +47,42 @@ class TextStream(Iterator[str]):
 
 
 class AsyncTextStream(AsyncIterator[str]):
-    """The same for ``async for``. Cancelling the task that waits cancels the request."""
+    """The same for ``async for``. Cancelling the task that waits cancels the request.
 
-    def __init__(self, stream: _core.Stream, executor: Executor) -> None:
-        self._stream = stream
+    The request is submitted at once, on another thread: an engine accepts it between two of its turns.
+    """
+
+    def __init__(self, submit: Callable[[], _core.Stream], executor: Executor) -> None:
         self._executor = executor
+        self._submitted = executor.submit(submit)
 
     def __aiter__(self) -> AsyncTextStream:
         return self
 
     async def __anext__(self) -> str:
-        loop = asyncio.get_running_loop()
-        try:
-            piece = await loop.run_in_executor(self._executor, self._stream.next)
-        except asyncio.CancelledError:
-            self._stream.cancel()
-            raise
+        piece = await self._run(_core.Stream.next)
         if piece is None:
             raise StopAsyncIteration
         return piece
 
     def cancel(self) -> None:
         """End the request with the finish reason ``cancelled``."""
-        self._stream.cancel()
+        self._submitted.add_done_callback(_cancel)
 
     async def output(self) -> Output:
         """Return the whole answer; waits for its end."""
-        loop = asyncio.get_running_loop()
+        return Output(await self._run(_core.Stream.wait))
+
+    async def _run(self, wait: Callable[[_core.Stream], T]) -> T:
         try:
-            return Output(await loop.run_in_executor(self._executor, self._stream.wait))
+            # Shielded: a submission that is cancelled half-way would leave its request running.
+            stream = await asyncio.shield(asyncio.wrap_future(self._submitted))
+            return await asyncio.get_running_loop().run_in_executor(self._executor, wait, stream)
         except asyncio.CancelledError:
-            self._stream.cancel()
+            self.cancel()
             raise
+
+
+def _cancel(submitted: Future[_core.Stream]) -> None:
+    if submitted.exception() is None:
+        submitted.result().cancel()

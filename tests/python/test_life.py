@@ -171,9 +171,14 @@ def test_closing(model_path):
     llm = LLM(model_path, ctx=1024, batch=2, threads=2)
     stream = llm.generate("Once upon a time", max_tokens=900, stream=True, **GREEDY)
     next(stream)
+    waiting = llm.generate_async("Once upon a time", max_tokens=900, **GREEDY)
     llm.close()
     list(stream)
     assert stream.output.finish_reason == "cancelled"
+    try:  # it was submitted before the engine closed, or after
+        assert asyncio.run(waiting.output()).finish_reason == "cancelled"
+    except infinigen.InvalidError as error:
+        assert str(error) == "this LLM is closed"
     assert llm.closed and "closed" in repr(llm)
     for call in (lambda: llm.generate("x"), lambda: llm.stats, lambda: llm.plan()):
         with pytest.raises(infinigen.InvalidError, match="this LLM is closed"):
@@ -246,6 +251,12 @@ def test_asyncio(llm):
         return (await stream.output()).finish_reason
 
     assert asyncio.run(give_up()) == "cancelled"
+
+    async def refused():
+        with pytest.raises(infinigen.InvalidError, match="the context holds 1024"):
+            await llm.generate_async("word " * 3000).output()
+
+    asyncio.run(refused())
 
     async def chat():
         stream = llm.chat_async([{"role": "user", "content": "Hello"}], max_tokens=3, **GREEDY)
