@@ -3,8 +3,8 @@
 
 namespace infinigen {
 
-Result<std::string> DownloadText(const HubServer&, const std::string&, const std::string& what, size_t,
-                                 const HubHooks&, bool* unreachable) {
+Result<std::string> DownloadText(const HubServer&, const std::string&, const std::string& what, size_t, const HubHooks&,
+                                 bool* unreachable) {
   *unreachable = true;  // an older copy in a cache will do
   return Unsupported(
       "{}: not in a cache of this machine, and this build cannot download; fetch it with `hf download {}` or "
