@@ -361,6 +361,7 @@ void Engine::FinishBroken(Live& live, const StepItem& item) {
 
 // Samples the next token of a decoding request, and finishes the request if that was its last.
 void Engine::Accept(Live& live, std::span<float> logits) {
+  if (live.request.on_logits) live.request.on_logits(live.id, logits);
   const std::span<const int32_t> history = live.history;
   TokenConstraint* const constraint = live.request.constraint.get();
   std::span<uint32_t> mask;
@@ -375,11 +376,12 @@ void Engine::Accept(Live& live, std::span<float> logits) {
     return Finish(live, FinishReason::kError,
                   constraint != nullptr ? "no token of the vocabulary continues the text as its grammar asks"
                                         : "the model produced no finite logit (are its weights damaged?)");
-  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr)
-    live.request.on_logprobs(live.id, *live.sampler.logprobs());
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
-  const bool ends = std::find(eos.begin(), eos.end(), *token) != eos.end();
-  if (ends && (constraint != nullptr || !live.request.ignore_eos)) return Finish(live, FinishReason::kEos);
+  const bool ends =
+      std::find(eos.begin(), eos.end(), *token) != eos.end() && (constraint != nullptr || !live.request.ignore_eos);
+  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr && (!ends || live.request.score.scores))
+    live.request.on_logprobs(live.id, *live.sampler.logprobs());
+  if (ends) return Finish(live, FinishReason::kEos);
   if (constraint != nullptr && !constraint->Accept(*token))
     return Finish(live, FinishReason::kError, kConstraintFailed);
   live.history.push_back(*token);

@@ -59,7 +59,8 @@ struct Engine::Live {
         sampler(request.sampling, vocab),
         history(std::move(request.prompt)),
         prompt_count(std::ssize(history)) {
-    scored = request.score.scores ? 1 : prompt_count;  // no token is before the first
+    // No token is before the first.
+    scored = request.score.scores ? std::clamp<int64_t>(request.score.first, 1, prompt_count) : prompt_count;
     if (request.score.scores) shares = request.hold_rows = false;
   }
 

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -98,6 +99,7 @@ struct PromptScore {
   // Tokens from this index on run as decode steps, so that the KV method predicts what follows them; those before are
   // prefilled, as all are by default.
   int64_t steps_from = INT64_MAX;
+  int64_t first = 1;  // tokens before this index get no logprobs
 };
 
 struct RequestResult {
@@ -139,9 +141,11 @@ struct Request {
 
   // Callbacks, called on the engine's thread; each may be empty. on_token: returning false stops the request.
   std::function<bool(RequestId, int32_t token)> on_token;
-  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // before on_token and of EOS too, if
-                                                                     // top_logprobs >= 0
-  // With `score`: the logprobs of prompt token `index`, from 1 on in order, each once; alternatives as in
+  // The logits that a token is drawn from, before mask, bias and penalties; also those of a final EOS.
+  std::function<void(RequestId, std::span<const float> logits)> on_logits;
+  // Before on_token, if top_logprobs >= 0; with `score` also of a final EOS.
+  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;
+  // With `score`: the logprobs of prompt token `index`, from score.first on in order, each once; alternatives as in
   // SamplingOptions::top_logprobs.
   std::function<void(RequestId, int64_t index, const TokenLogprobs&)> on_scored;
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
