@@ -24,6 +24,8 @@ scripts/install_packages.sh test || exit 1
 if [ -z "${INFINIGEN_SMOLLM2:-}" ] && smollm2=$(scripts/get_model.sh smollm2 2>/dev/null); then
   export INFINIGEN_SMOLLM2=$smollm2
 fi
+# Sources from which grammars of answers are built. Without a network the build has none, and their tests are skipped, visibly.
+scripts/get_xgrammar.sh >/dev/null 2>&1 || echo "note: xgrammar could not be downloaded"
 
 passed=0 failed=0 skipped=0
 failures=()
@@ -101,6 +103,8 @@ build_after() {  # ANOTHER'S FILE, then as build
 # What some tests are skipped without, visibly: the reference tokenizers and the official client of the API that `serve` speaks, from
 # Python's registry, and a browser for the web page. They come while the build runs.
 export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
+# These come first, because nanobind is part of the build.
+scripts/install_packages.sh python build/python >/dev/null 2>&1 || echo "note: the Python packages of the package's tests could not be installed"
 (
   for package in tokenizers sentencepiece openai; do
     python3 -c "import $package" 2>/dev/null || python3 -m pip install -q --target build/python $package >/dev/null 2>&1 ||
@@ -111,9 +115,9 @@ export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
 downloads=$!
 
 # Tests that need a GPU count where there is one. Where there is none, GPU code is compiled and linked to see that it can be.
-release_options="" release_targets=(all) gpu=(-LE gpu)
+release_options="-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')" release_targets=(all) gpu=(-LE gpu)
 if nvidia-smi -L >/dev/null 2>&1; then
-  release_options="-DINFINIGEN_CUDA_CHECK=OFF" gpu=()
+  release_options+=" -DINFINIGEN_CUDA_CHECK=OFF" gpu=()
 fi
 # Address sanitizer: what reads foreign bytes or computes addresses (label bytes), and the fuzz targets. Thread sanitizer: what runs on
 # several threads. Both without the shipped model, tests that spend their time in an oracle of their own, and bounds of time and memory:
@@ -148,6 +152,7 @@ if check "build release" finish release; then
   [ ${#gpu[@]} -eq 0 ] || check "tests that need a GPU" bash -c 'echo "this machine has none"; exit 77'
 fi
 if $long; then
+  check "pip install" tests/python/install.sh
   check "soak of 5 minutes" scripts/soak.sh 5 --binary build/ci/infinigen
 fi
 if $lint; then

@@ -9,9 +9,10 @@
 // Functions that fail throw Error, whose message says what is wrong, where, and what to do. All functions may be called
 // from any thread, but only one thread at a time may use a Stream (Cancel is always allowed).
 //
-// infinigen_c.h offers the same as a C ABI. docs/library.md explains both.
+// infinigen_c.h offers the same as a C ABI, but for what an outcome keeps on request. docs/library.md explains both.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #define INFINIGEN_API __attribute__((visibility("default")))
@@ -67,7 +69,9 @@ struct ModelInfo {
   int64_t parameters = 0;
   int64_t layers = 0;
   int64_t vocabulary = 0;
-  int64_t context = 0;  // tokens that the model was trained for
+  int64_t context = 0;              // tokens that the model was trained for
+  std::optional<int32_t> bos = {};  // the tokenizer's token that begins a text
+  std::vector<int32_t> eos = {};    // tokens that end an answer
 };
 
 class INFINIGEN_API Model {
@@ -90,6 +94,10 @@ class INFINIGEN_API Model {
   bool has_tokenizer() const;
   std::vector<int32_t> Encode(std::string_view text, bool add_special = true) const;
   std::string Decode(std::span<const int32_t> tokens) const;
+  // The same without special tokens (BOS, EOS, marks of a chat).
+  std::string DecodePlain(std::span<const int32_t> tokens) const;
+  // The tokens that Encode puts before every text: BOS, or none.
+  std::vector<int32_t> Opening() const;
 
   // The prompt of a conversation, made with the model's chat template; Error if it has none.
   bool can_chat() const;
@@ -179,6 +187,17 @@ struct Request {
   std::optional<double> kv_cap = {};
   std::optional<double> kv_mass = {};
   std::optional<bool> kv_tail = {};
+  std::vector<std::pair<int32_t, float>> logit_bias = {};  // (token, number added to its logit)
+  // At least 0: Outcome::logprobs has the log probability of each token and of this many alternatives.
+  int32_t top_logprobs = -1;
+  bool keep_logits = false;  // fill Outcome::logits
+  bool keep_kv_map = false;  // fill Outcome::kv_map, which makes steps slower
+  // Fill Outcome::scores with the log probabilities of the prompt's tokens from this one on, at least the second (1);
+  // alternatives as in top_logprobs. With max_tokens 0 nothing is generated. Such a request reuses no cached entries.
+  std::optional<int64_t> score_from = {};
+  // The tokens that predict scored ones run as decode steps, so that the engine's KV method is what is scored. Without
+  // it they are read as the rest of a prompt, in which every token attends to everything.
+  bool score_steps = false;
 };
 
 // What decode steps attended to and fetched; docs/heart.md defines the ratios.
@@ -191,6 +210,26 @@ struct KvStatistics {
   uint64_t evicted = 0;             // number of entries
 };
 
+// Natural logarithm of a probability, before bias, penalties and temperature.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+struct TokenLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // most likely first
+};
+
+// Which tokens of the context the decode steps of a request attended to, layer by layer.
+struct KvMap {
+  int64_t layers = 0;
+  int64_t rows = 0;   // tokens that the last step could attend to, its own included
+  int64_t steps = 0;  // decode steps that are added up
+  // [layers][rows]: of the (step, KV head) pairs that could attend to the row, the share that did. 1 in layers that
+  // attend to everything.
+  std::vector<float> share;
+};
+
 struct Outcome {
   std::string text;             // the whole answer
   std::vector<int32_t> tokens;  // generated tokens
@@ -199,6 +238,10 @@ struct Outcome {
   int64_t cached_tokens = 0;  // prompt tokens whose entries were already cached
   double queue_s = 0, prefill_s = 0, decode_s = 0;
   KvStatistics kv;
+  std::vector<TokenLogprobs> logprobs;  // one for each of `tokens`, if Request::top_logprobs is set
+  std::vector<float> logits;            // [tokens][vocabulary], if Request::keep_logits is set
+  std::vector<TokenLogprobs> scores;    // of prompt tokens from Request::score_from on
+  KvMap kv_map;                         // empty unless Request::keep_kv_map is set and there was a decode step
 };
 
 // A submitted request. Destroying the stream cancels it.
@@ -212,6 +255,10 @@ class INFINIGEN_API Stream {
 
   // Waits for more text; nullopt when the request has ended. Error if it failed.
   std::optional<std::string> Next();
+  // Wait at most so long until Next, or Wait, returns at once; false: it would still block. For callers that must look
+  // at something else now and then, such as signals.
+  bool AwaitText(std::chrono::milliseconds timeout);
+  bool AwaitEnd(std::chrono::milliseconds timeout);
   // Ends the request at the next step, with the finish reason "cancelled". Any thread.
   void Cancel();
   // Waits until the request has ended. Error if it failed.
@@ -250,6 +297,8 @@ class INFINIGEN_API Engine {
   const Plan& plan() const;
   // Error if the request is refused: an empty prompt, a prompt longer than the context, a full queue.
   Stream Submit(const Request& request);
+  // Many requests at once, which start together. If one is refused, none runs.
+  std::vector<Stream> SubmitAll(const std::vector<Request>& requests);
   EngineStatistics statistics() const;
 
  private:

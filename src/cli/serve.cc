@@ -48,6 +48,7 @@ struct ServeFlags {
   int64_t client_share = 50;
   std::vector<AddressRange> proxy_ranges;  // parsed from trusted_proxies
   bool share_prefixes = false;
+  bool score_steps = false;
   bool quiet = false;
   std::string model;
   DeviceRequest device;
@@ -94,6 +95,9 @@ void AddFlags(Flags& flags, ServeFlags* values) {
                  "believe the X-Forwarded-For of proxies with these addresses, for example 10.0.0.0/8; repeatable");
   flags.Switch("--share-prefixes", &values->share_prefixes,
                "let all API keys share cached prefixes; their clients can then learn what others have sent");
+  flags.Switch("--score-steps", &values->score_steps,
+               "run the tokens of prompts that are echoed with logprobs as decode steps, unless a request says "
+               "otherwise (kv.score): programs that score texts then measure the --kv method");
   flags.Switch("--quiet", &values->quiet, "do not log requests on stderr");
   flags.Group("Model and machine");
   AddModelFlag(flags, &values->model);
@@ -161,6 +165,7 @@ ServedModel Serving(const ServeFlags& flags, const Loaded& loaded) {
           .chat_refusal = loaded.chat_refusal,
           .sampling = ResolveSampling(flags.sampling),
           .random_seeds = flags.sampling.seed < 0,
+          .score_steps = flags.score_steps,
           .details_json = Dump(details),
           .max_waiting = flags.queue,
           .heartbeat_s = static_cast<int>(flags.heartbeat_s),

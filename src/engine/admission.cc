@@ -253,6 +253,7 @@ void Engine::Preempt(Live& live) {
   CountSteps(live);
   ReleaseSlot(live);
   live.rows = live.prefill_units = live.prefill_units_done = 0;
+  live.computed = false;
   live.preempted = true;
   live.Become(RequestState::kPreempted);
   live.Become(RequestState::kQueued);

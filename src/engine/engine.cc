@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/live.h"
+#include "engine/logprobs.h"
 #include "tensor/finite.h"
 
 namespace infinigen {
@@ -45,6 +46,9 @@ constexpr int64_t kOwnCost = 128;
 // they are tried again in the next turn, then after 2, 4, … turns: a single slow step may be the machine's doing.
 constexpr int kMostLightSteps = 16;
 constexpr int64_t kLongestLightPause = 64;
+// Prompt tokens scored in one unit: as many predictions read the output matrix once.
+constexpr int64_t kScoredTogether = 16;
+constexpr const char* kConstraintFailed = "the grammar of the answer could not be followed any further";
 
 }  // namespace
 
@@ -150,7 +154,7 @@ bool Engine::IsShort(const Live& live) const {
 }
 
 // At most two prefills are in progress, and one of them is short: the memory plan relies on it. Requests that replay
-// steps after a preemption stay out of the side lane, because that takes more memory.
+// steps after a preemption, or score their prompt by steps, stay out of the side lane, because that takes more memory.
 Engine::Lanes Engine::FindLanes() const {
   Lanes lanes;
   bool main_is_short = false;  // then no other prefill begins
@@ -164,7 +168,8 @@ Engine::Lanes Engine::FindLanes() const {
       CHECK(IsShort(*live));    // a long prefill begins only in the main lane, and no older request can overtake it
       lanes.side = live.get();  // a prefill in progress continues
       break;
-    } else if (!main_is_short && lanes.side == nullptr && live->result.tokens.empty() && IsShort(*live)) {
+    } else if (!main_is_short && lanes.side == nullptr && live->result.tokens.empty() &&
+               live->steps_from() == live->prompt_tokens() && IsShort(*live)) {
       lanes.side = live.get();
     }
   }
@@ -185,8 +190,8 @@ void Engine::RunPrefill() {
   }
 }
 
-// Begins the prefill of the prompt's missing rows; if the prompt is complete (after a preemption), of the generated
-// tokens, as steps.
+// Begins the prefill of the prompt's missing rows; where these are complete, of the rows that are steps: tokens that
+// are scored so, and after a preemption the generated tokens.
 Status Engine::BeginPrefill(Live& live) {
   if (prefixes_ && live.state == RequestState::kAdmitted) AdoptPrefix(live);
   if (!std::exchange(live.counted, true)) {
@@ -194,11 +199,12 @@ Status Engine::BeginPrefill(Live& live) {
     stats_.prompt_tokens += live.prompt_tokens();
     stats_.reused_tokens += live.rows;
   }
-  const bool steps = live.rows >= live.prompt_tokens();
+  const bool steps = live.rows >= live.steps_from();
   // A token that runs as a step needs up to twice the memory, for its guess. Half a context at a time needs no more
   // than the longest prompt.
   const int64_t part = std::max<int64_t>(1, executor_.options().max_tokens / 2);
-  live.prefill_end = steps ? std::min(live.rows_before_step(), live.rows + part) : live.prompt_tokens();
+  live.prefill_end = steps ? std::min(live.rows_before_step(), live.rows + part) : live.steps_from();
+  if (steps && live.rows == live.steps_from()) live.kv_before = executor_.instruments().SlotStats(live.slot);
   const std::span<const int32_t> tokens =
       std::span(live.history)
           .subspan(static_cast<size_t>(live.rows), static_cast<size_t>(live.prefill_end - live.rows));
@@ -211,22 +217,50 @@ Status Engine::BeginPrefill(Live& live) {
 }
 
 void Engine::RunPrefillUnit(Live& live) {
-  if (live.prefill_units_done == live.prefill_units) {
+  if (live.prefill_units == 0) {
     // Not earlier, so that a request that waits for its lane holds no memory for a residual stream.
     if (Status begun = BeginPrefill(live); !begun.ok())
       return Finish(live, FinishReason::kError, begun.error().message);
     if (live.state == RequestState::kAdmitted) live.Become(RequestState::kPrefilling);
   }
   const EngineClock::time_point start = EngineClock::now();
-  const bool finished = executor_.RunPrefillUnit(live.slot);
   const int64_t tokens = live.prefill_end - live.rows;
   const std::span<float> logits = std::span(logits_).first(static_cast<size_t>(executor_.config().vocab));
+  if (!live.computed) {
+    live.computed = executor_.RunPrefillUnit(live.slot);
+    ++live.prefill_units_done;
+  } else {
+    ScorePrompt(live);
+    if (live.finished()) return;
+  }
+  const bool finished = live.computed && live.scored >= std::min(live.prefill_end + 1, live.prompt_tokens());
   if (finished && live.result.tokens.empty()) executor_.PrefillLogits(live.slot, tokens - 1, 1, logits);
   stats_.prefill_s += Seconds(EngineClock::now() - start);
-  ++live.prefill_units_done;
   if (live.request.on_prefill && (!live.preempted || live.result.tokens.empty()))
-    live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, tokens});
+    live.request.on_prefill(live.id, {live.prefill_units_done, live.prefill_units, tokens, live.result.reused_tokens});
   if (finished) EndPrefill(live, logits);
+}
+
+// Gives the next tokens of the prompt their logprobs, a few at a time: predictions of a long prompt take seconds, and
+// other requests go on in between. Precondition: the prefill is computed and a prediction of it is left.
+void Engine::ScorePrompt(Live& live) {
+  const size_t vocab = static_cast<size_t>(executor_.config().vocab);
+  const int64_t end = std::min(live.prefill_end + 1, live.prompt_tokens());
+  const int64_t count = std::min(kScoredTogether, end - live.scored);
+  score_logits_.resize(static_cast<size_t>(kScoredTogether) * vocab);
+  const std::span<float> logits = std::span(score_logits_).first(static_cast<size_t>(count) * vocab);
+  executor_.PrefillLogits(live.slot, live.scored - 1 - live.rows, count, logits);
+  for (int64_t i = 0; i < count; ++i, ++live.scored) {
+    const int32_t token = live.history[static_cast<size_t>(live.scored)];
+    const std::span<const float> row = logits.subspan(static_cast<size_t>(i) * vocab, vocab);
+    if (!AllFinite(row)) {
+      const int64_t last = live.scored - 1;
+      executor_.EndPrefill(live.slot);
+      return FinishBroken(live, {.slot = live.slot, .token = live.history[static_cast<size_t>(last)], .row = last});
+    }
+    if (live.request.on_scored)
+      live.request.on_scored(live.id, live.scored, LogprobsOf(row, token, live.request.sampling.top_logprobs));
+  }
 }
 
 void Engine::EndPrefill(Live& live, std::span<float> logits) {
@@ -235,6 +269,7 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   if (live.preempted) stats_.replayed_tokens += tokens;
   live.rows = live.prefill_end;
   live.prefill_units = live.prefill_units_done = 0;
+  live.computed = false;
   executor_.EndPrefill(live.slot);
   // Before the rows are published: other requests must not reuse broken entries.
   if (live.result.tokens.empty() && live.rows == live.prompt_tokens() && !AllFinite(logits))
@@ -242,7 +277,9 @@ void Engine::EndPrefill(Live& live, std::span<float> logits) {
   Publish(live);
   if (live.rows < live.rows_before_step()) return;
   live.Become(RequestState::kDecoding);
-  live.kv_before = executor_.instruments().SlotStats(live.slot);
+  // Steps of a replay were counted before; those that score the prompt are the request's own.
+  if (live.steps_from() == live.prompt_tokens() || !live.result.tokens.empty())
+    live.kv_before = executor_.instruments().SlotStats(live.slot);
   if (!live.result.tokens.empty()) return;  // a replay: the next token is known
   live.first_token = EngineClock::now();
   live.result.prefill_s = Seconds(live.first_token - live.admitted);
@@ -324,18 +361,31 @@ void Engine::FinishBroken(Live& live, const StepItem& item) {
 
 // Samples the next token of a decoding request, and finishes the request if that was its last.
 void Engine::Accept(Live& live, std::span<float> logits) {
+  if (live.request.on_logits) live.request.on_logits(live.id, logits);
   const std::span<const int32_t> history = live.history;
+  TokenConstraint* const constraint = live.request.constraint.get();
+  std::span<uint32_t> mask;
+  if (constraint != nullptr) {
+    mask_.resize(TokenConstraint::MaskWords(executor_.config().vocab));
+    mask = mask_;
+    if (!constraint->Fill(mask)) return Finish(live, FinishReason::kError, kConstraintFailed);
+  }
   const std::optional<int32_t> token =
-      live.sampler.Sample(logits, history, history.subspan(static_cast<size_t>(live.prompt_tokens())));
+      live.sampler.Sample(logits, history, history.subspan(static_cast<size_t>(live.prompt_tokens())), mask);
   if (!token)
-    return Finish(live, FinishReason::kError, "the model produced no finite logit (are its weights damaged?)");
+    return Finish(live, FinishReason::kError,
+                  constraint != nullptr ? "no token of the vocabulary continues the text as its grammar asks"
+                                        : "the model produced no finite logit (are its weights damaged?)");
   const std::vector<int64_t>& eos = executor_.config().eos_ids;
-  if (!live.request.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end())
-    return Finish(live, FinishReason::kEos);
+  const bool ends =
+      std::find(eos.begin(), eos.end(), *token) != eos.end() && (constraint != nullptr || !live.request.ignore_eos);
+  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr && (!ends || live.request.score.scores))
+    live.request.on_logprobs(live.id, *live.sampler.logprobs());
+  if (ends) return Finish(live, FinishReason::kEos);
+  if (constraint != nullptr && !constraint->Accept(*token))
+    return Finish(live, FinishReason::kError, kConstraintFailed);
   live.history.push_back(*token);
   live.result.tokens.push_back(*token);
-  if (live.request.on_logprobs && live.sampler.logprobs() != nullptr)
-    live.request.on_logprobs(live.id, *live.sampler.logprobs());
   if (live.request.on_token && !live.request.on_token(live.id, *token)) return Finish(live, FinishReason::kStopped);
   const bool enough = static_cast<int64_t>(live.result.tokens.size()) >= live.request.max_new_tokens;
   const bool full = static_cast<int64_t>(live.history.size()) > live.final_tokens;

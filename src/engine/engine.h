@@ -161,6 +161,7 @@ class Engine {
   void RunPrefill();
   void RunPrefillUnit(Live& live);
   Status BeginPrefill(Live& live);
+  void ScorePrompt(Live& live);
   void EndPrefill(Live& live, std::span<float> logits);
   void RunDecodeSteps();
   // Steps all decoding requests, or those of clients that decode few; false: there are none. Adds the time to *taken.
@@ -203,7 +204,9 @@ class Engine {
   // Scratch memory of a step, allocated once.
   std::vector<Live*> batch_;
   std::vector<StepItem> items_;
-  std::vector<float> logits_;  // [max_batch][vocab]
+  std::vector<float> logits_;        // [max_batch][vocab]
+  std::vector<float> score_logits_;  // [rows][vocab]; empty until a request scores its prompt
+  std::vector<uint32_t> mask_;       // tokens that a constraint allows; empty until a request has one
 };
 
 }  // namespace infinigen

@@ -1,6 +1,7 @@
 // Engine::Live: a request with its state, from Submit until it is finished. Private to engine.cc and admission.cc.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ struct Engine::Live {
   int64_t prefill_units_done = 0;
   int64_t prefill_units = 0;
   int64_t unit_tokens = 0;
+  bool computed = false;  // all its units ran; predictions of the prompt may be left to score
+  int64_t scored = 0;     // prompt tokens before this index have their logprobs, or need none
 
   // Prefix cache.
   PrefixCache::Setting setting;          // of its selection
@@ -55,11 +58,19 @@ struct Engine::Live {
         request(std::move(request_)),
         sampler(request.sampling, vocab),
         history(std::move(request.prompt)),
-        prompt_count(std::ssize(history)) {}
+        prompt_count(std::ssize(history)) {
+    // No token is before the first.
+    scored = request.score.scores ? std::clamp<int64_t>(request.score.first, 1, prompt_count) : prompt_count;
+    if (request.score.scores) shares = request.hold_rows = false;
+  }
 
   int64_t prompt_tokens() const { return prompt_count; }
   // Rows that must exist before the next step, which appends the newest token.
   int64_t rows_before_step() const { return result.tokens.empty() ? prompt_tokens() : std::ssize(history) - 1; }
+  // The first row that is computed as a decode step. A first token is prefilled: it attends to itself alone.
+  int64_t steps_from() const {
+    return request.score.scores ? std::clamp<int64_t>(request.score.steps_from, 1, prompt_count) : prompt_count;
+  }
   bool finished() const { return state == RequestState::kDone || state == RequestState::kCancelled; }
   bool never_admitted() const { return state == RequestState::kQueued && !preempted; }
   bool prefills() const { return state == RequestState::kAdmitted || state == RequestState::kPrefilling; }

@@ -19,12 +19,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "engine/constraint.h"
 #include "kv/stats.h"
 
 namespace infinigen {
@@ -91,6 +93,15 @@ struct RequestKv {
   bool any() const { return alpha || cap || mass || tail; }
 };
 
+// Which of a prompt's own tokens are given their logprobs, and how they are computed.
+struct PromptScore {
+  bool scores = false;
+  // Tokens from this index on run as decode steps, so that the KV method predicts what follows them; those before are
+  // prefilled, as all are by default.
+  int64_t steps_from = INT64_MAX;
+  int64_t first = 1;  // tokens before this index get no logprobs
+};
+
 struct RequestResult {
   FinishReason reason = FinishReason::kError;
   std::string error;            // one line, if reason is kError
@@ -105,6 +116,7 @@ struct RequestResult {
 struct PrefillProgress {
   int64_t units_done = 0, units = 0;
   int64_t tokens = 0;  // tokens to compute, without reused ones
+  int64_t reused = 0;  // tokens of the prompt with entries that existed already
 };
 
 struct Request {
@@ -112,7 +124,11 @@ struct Request {
   int64_t max_new_tokens = 0;
   SamplingOptions sampling;
   RequestKv kv;
-  bool ignore_eos = false;
+  // Such a request reuses no entries of others: all its predictions are needed.
+  PromptScore score;
+  bool ignore_eos = false;  // a constraint that allows EOS alone still ends the text
+  // The tokens that the text may have; null: all. Belongs to this request alone.
+  std::shared_ptr<TokenConstraint> constraint;
   // Prefixes are reused among requests with the same salt only.
   std::string cache_salt;
   // Waiting requests of different clients are admitted in turn, those of one client in order of arrival.
@@ -125,7 +141,13 @@ struct Request {
 
   // Callbacks, called on the engine's thread; each may be empty. on_token: returning false stops the request.
   std::function<bool(RequestId, int32_t token)> on_token;
-  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;  // before on_token, if top_logprobs >= 0
+  // The logits that a token is drawn from, before mask, bias and penalties; also those of a final EOS.
+  std::function<void(RequestId, std::span<const float> logits)> on_logits;
+  // Before on_token, if top_logprobs >= 0; with `score` also of a final EOS.
+  std::function<void(RequestId, const TokenLogprobs&)> on_logprobs;
+  // With `score`: the logprobs of prompt token `index`, from score.first on in order, each once; alternatives as in
+  // SamplingOptions::top_logprobs.
+  std::function<void(RequestId, int64_t index, const TokenLogprobs&)> on_scored;
   std::function<void(RequestId, const PrefillProgress&)> on_prefill;
   std::function<void(RequestId, const RequestResult&)> on_done;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "engine/logprobs.h"
 
 namespace infinigen {
 
@@ -18,7 +19,7 @@ Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
 void Sampler::TakeMemory() {
   const size_t vocab = static_cast<size_t>(vocab_);
   if (options_.temperature > 0 && weights_.empty()) weights_.resize(vocab);
-  if ((options_.temperature > 0 || options_.top_logprobs > 0) && candidates_.empty()) candidates_.resize(vocab);
+  if (options_.temperature > 0 && candidates_.empty()) candidates_.resize(vocab);
   if ((options_.presence_penalty != 0 || options_.frequency_penalty != 0) && counts_.empty()) counts_.resize(vocab);
   if (options_.top_logprobs >= 0 && plain_.empty()) {
     plain_.resize(vocab);
@@ -27,10 +28,13 @@ void Sampler::TakeMemory() {
 }
 
 std::optional<int32_t> Sampler::Sample(std::span<float> logits, std::span<const int32_t> history,
-                                       std::span<const int32_t> generated) {
-  CHECK(static_cast<int64_t>(logits.size()) <= vocab_);
+                                       std::span<const int32_t> generated, std::span<const uint32_t> mask) {
+  CHECK(static_cast<int64_t>(logits.size()) <= vocab_ && (mask.empty() || mask.size() * 32 >= logits.size()));
   TakeMemory();
   if (options_.top_logprobs >= 0) KeepLogprobs(logits);
+  if (!mask.empty())
+    for (size_t i = 0; i < logits.size(); ++i)
+      if ((mask[i / 32] >> (i % 32) & 1) == 0) logits[i] = -INFINITY;
   if (options_.logit_bias != nullptr)
     for (const auto& [token, bias] : *options_.logit_bias)
       if (static_cast<size_t>(token) < logits.size()) logits[static_cast<size_t>(token)] += bias;
@@ -72,22 +76,8 @@ void Sampler::SortTop(size_t count, size_t keep) {
 
 void Sampler::KeepLogprobs(std::span<const float> logits) {
   std::copy(logits.begin(), logits.end(), plain_.begin());
-  double top = -INFINITY;
-  for (const float logit : logits)
-    if (std::isfinite(logit)) top = std::max(top, static_cast<double>(logit));
-  double sum = 0;
-  for (const float logit : logits)
-    if (std::isfinite(logit)) sum += std::exp(logit - top);
-  log_sum_ = top + std::log(sum);
-  logprobs_.top.clear();
-  if (options_.top_logprobs == 0) return;
-  size_t count = 0;
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (std::isfinite(logits[i])) candidates_[count++] = {logits[i], static_cast<int32_t>(i)};
-  const size_t keep = std::min(count, static_cast<size_t>(options_.top_logprobs));
-  SortTop(count, keep);
-  for (size_t i = 0; i < keep; ++i)
-    logprobs_.top.push_back({candidates_[i].token, static_cast<float>(candidates_[i].logit - log_sum_)});
+  log_sum_ = LogSum(logits);
+  TopLogprobs(logits, log_sum_, options_.top_logprobs, &logprobs_.top);
 }
 
 void Sampler::PenaliseGenerated(std::span<float> logits, std::span<const int32_t> generated) {

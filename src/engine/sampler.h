@@ -1,6 +1,6 @@
 // Sampler: chooses a token from logits. Each request has its own with its own random generator, so that a seed gives
-// the same text whatever other requests run. Order: logit bias, penalties, top-k, top-p, min-p, temperature; ties go to
-// the smaller id.
+// the same text whatever other requests run. Order: mask, logit bias, penalties, top-k, top-p, min-p, temperature; ties
+// go to the smaller id.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,10 @@ class Sampler {
 
   // The next token. `logits` is modified (bias and penalties). `history` is prompt and generated tokens, of which the
   // last repeat_window are used; `generated` is the generated part, for presence and frequency penalty. nullopt when no
-  // logit is finite, which means that the model is broken.
+  // logit is finite, which means that the model is broken. `mask`: as TokenConstraint::Fill writes it, tokens that may
+  // be drawn; empty: all.
   std::optional<int32_t> Sample(std::span<float> logits, std::span<const int32_t> history,
-                                std::span<const int32_t> generated = {});
+                                std::span<const int32_t> generated = {}, std::span<const uint32_t> mask = {});
 
   // Log probabilities for the last token; null unless SamplingOptions::top_logprobs >= 0.
   const TokenLogprobs* logprobs() const { return options_.top_logprobs >= 0 ? &logprobs_ : nullptr; }

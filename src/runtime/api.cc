@@ -7,10 +7,11 @@
 #include <deque>
 #include <future>
 #include <mutex>
-#include <random>
 #include <utility>
 
+#include "runtime/api_convert.h"
 #include "runtime/engine_thread.h"
+#include "runtime/kv_map.h"
 #include "runtime/launch.h"
 #include "runtime/model.h"
 #include "runtime/plan.h"
@@ -25,90 +26,6 @@ namespace {
 constexpr int64_t kTurnPrefillTokens = 256;
 // The shortest context that an engine starts with if memory does not hold the model's context.
 constexpr int64_t kLeastContext = 256;
-
-[[noreturn]] void Throw(const infinigen::Error& error) {
-  throw Error(static_cast<ErrorKind>(error.kind), error.message);
-}
-static_assert(static_cast<int>(ErrorKind::kExhausted) == static_cast<int>(infinigen::ErrorKind::kExhausted));
-
-template <class T>
-T Take(Result<T> result) {
-  if (!result.ok()) Throw(result.error());
-  return std::move(result).value();
-}
-void Take(const Status& status) {
-  if (!status.ok()) Throw(status.error());
-}
-
-infinigen::Callbacks Inner(const Callbacks& outer) {
-  infinigen::Callbacks inner{.on_warning = outer.on_warning, .on_notice = outer.on_notice};
-  if (outer.on_progress)
-    inner.on_progress = [show = outer.on_progress](const WorkProgress& progress) {
-      show(progress.done, progress.total);
-    };
-  inner.cancelled = outer.cancelled;
-  return inner;
-}
-
-KvStatistics StatisticsOf(const KvStats& stats) {
-  const LayerKvStats selecting = stats.Selecting(), all = stats.All();
-  KvStatistics result{.steps = stats.steps,
-                      .selected_ratio = selecting.selected_ratio(),
-                      .extra_ratio = selecting.extra_ratio(),
-                      .attended_ratio = all.attended_ratio(),
-                      .read_bytes = stats.read_bytes,
-                      .fetched_bytes = stats.fetched_bytes,
-                      .evicted = stats.evicted};
-  if (stats.fetches) result.hit_ratio = stats.hit_ratio();
-  return result;
-}
-
-SamplingOptions SamplingOf(const Sampling& sampling) {
-  return {.temperature = sampling.temperature,
-          .top_k = sampling.top_k,
-          .top_p = sampling.top_p,
-          .min_p = sampling.min_p,
-          .repeat_penalty = sampling.repeat_penalty,
-          .repeat_window = sampling.repeat_window,
-          .presence_penalty = sampling.presence_penalty,
-          .frequency_penalty = sampling.frequency_penalty,
-          .seed = sampling.seed ? *sampling.seed : std::random_device()()};
-}
-
-void CheckSampling(const Sampling& s) {
-  const auto refuse = [](const char* what) { Throw(Invalid("sampling: {}", what)); };
-  if (!(s.temperature >= 0 && s.temperature <= 1000)) refuse("temperature must be between 0 and 1000");
-  if (s.top_k < 0) refuse("top_k must not be negative");
-  if (!(s.top_p > 0 && s.top_p <= 1)) refuse("top_p must be above 0 and at most 1");
-  if (!(s.min_p >= 0 && s.min_p <= 1)) refuse("min_p must be between 0 and 1");
-  if (!(s.repeat_penalty > 0 && s.repeat_penalty <= 1000)) refuse("repeat_penalty must be above 0 and at most 1000");
-  if (s.repeat_window < 0) refuse("repeat_window must not be negative");
-  for (const float penalty : {s.presence_penalty, s.frequency_penalty})
-    if (!(penalty >= -1000 && penalty <= 1000))
-      refuse("presence_penalty and frequency_penalty must be between -1000 and 1000");
-}
-
-Plan PlanOf(const ModelConfig& config, const RunPlan& plan) {
-  const MemoryPlan& parts = plan.parts;
-  const uint64_t prefix = plan.extra_prefix_bytes();
-  return {.fits = plan.refusal.empty(),
-          .refusal = plan.refusal,
-          .text = DescribePlan(config, plan),
-          .context = plan.options.max_tokens,
-          .batch = plan.options.max_batch,
-          .largest_context = plan.largest_context,
-          .weights_bytes = parts.weights_bytes,
-          .pool_bytes = parts.pool_bytes,
-          .sketch_bytes = parts.sketch_bytes,
-          .hot_bytes = parts.hot_bytes,
-          .workspace_bytes = parts.workspace_bytes,
-          .prefill_bytes = parts.prefill_bytes,
-          .total_bytes = parts.total_bytes() + prefix,
-          .host_bytes = parts.host_bytes() + (parts.pool_on_device ? 0 : prefix),
-          .device_bytes = parts.device_bytes() + (parts.pool_on_device ? prefix : 0),
-          .available_bytes = plan.available_bytes,
-          .prefix_bytes = prefix};
-}
 
 RunPlan PlanFor(const infinigen::Model& model, const RunOptions& options) {
   Take(CheckKvRequest(options.kv));
@@ -137,6 +54,13 @@ struct Model::Impl {
     if (model->tokenizer == nullptr)
       Throw(Invalid("{} has no tokenizer; pass prompts as token ids", model->config.name));
     return *model->tokenizer;
+  }
+  std::string Decode(std::span<const int32_t> tokens, bool skip_special) const {
+    const int64_t vocabulary = model->config.vocab;
+    for (const int32_t token : tokens)
+      if (token < 0 || token >= vocabulary)
+        Throw(Invalid("token {} is outside the vocabulary of {} tokens", token, vocabulary));
+    return tokenizer().Decode(tokens, skip_special);
   }
 };
 
@@ -170,7 +94,9 @@ ModelInfo Model::info() const {
           .parameters = ParameterCount(config),
           .layers = config.layers,
           .vocabulary = config.vocab,
-          .context = config.max_positions};
+          .context = config.max_positions,
+          .bos = impl_->model->tokenizer != nullptr ? impl_->model->tokenizer->bos() : std::nullopt,
+          .eos = {config.eos_ids.begin(), config.eos_ids.end()}};
 }
 
 bool Model::has_tokenizer() const { return impl_->model->tokenizer != nullptr; }
@@ -180,12 +106,13 @@ std::vector<int32_t> Model::Encode(std::string_view text, bool add_special) cons
 }
 
 std::string Model::Decode(std::span<const int32_t> tokens) const {
-  const int64_t vocabulary = impl_->model->config.vocab;
-  for (const int32_t token : tokens)
-    if (token < 0 || token >= vocabulary)
-      Throw(Invalid("token {} is outside the vocabulary of {} tokens", token, vocabulary));
-  return impl_->tokenizer().Decode(tokens, /*skip_special=*/false);
+  return impl_->Decode(tokens, /*skip_special=*/false);
 }
+std::string Model::DecodePlain(std::span<const int32_t> tokens) const {
+  return impl_->Decode(tokens, /*skip_special=*/true);
+}
+
+std::vector<int32_t> Model::Opening() const { return Take(OpeningIds(impl_->tokenizer())); }
 
 bool Model::can_chat() const { return impl_->chat.has_value(); }
 
@@ -240,11 +167,16 @@ struct EngineCore {
   std::shared_ptr<const void> model;  // keeps the executor's weights alive
   std::unique_ptr<Executor> executor;
   infinigen::Engine engine;
+  KvMapRecorder maps;
   EngineThread thread;  // last member: it uses the others
 
   EngineCore(std::shared_ptr<const void> model_, std::unique_ptr<Executor> executor_,
              const infinigen::EngineOptions& options)
-      : model(std::move(model_)), executor(std::move(executor_)), engine(*executor, options), thread(engine, [] {}) {}
+      : model(std::move(model_)),
+        executor(std::move(executor_)),
+        engine(*executor, options),
+        maps(engine),
+        thread(engine, [] {}) {}
 };
 
 struct Stream::Impl {
@@ -258,6 +190,11 @@ struct Stream::Impl {
   }
   void OnDone(const RequestResult& result) {
     Show(decoder.Finish());
+    KvMap map;
+    if (maps != nullptr) {
+      AttendedMap attended = maps->Take(id, outcome.prompt_tokens, result.kv.steps);
+      map = {attended.layers, attended.rows, attended.steps, std::move(attended.share)};
+    }
     const std::lock_guard lock(mutex);
     const bool cut = cancelled && result.reason == FinishReason::kStopped && !decoder.stopped();
     outcome.tokens = result.tokens;
@@ -267,10 +204,21 @@ struct Stream::Impl {
     outcome.prefill_s = result.prefill_s;
     outcome.decode_s = result.decode_s;
     outcome.kv = StatisticsOf(result.kv);
+    outcome.kv_map = std::move(map);
+    // A final EOS is not among the tokens.
+    if (!outcome.logits.empty()) outcome.logits.resize(result.tokens.size() * vocabulary);
+    if (outcome.logprobs.size() > result.tokens.size()) outcome.logprobs.resize(result.tokens.size());
     if (result.reason == FinishReason::kError) error = result.error;
     done = true;
     changed.notify_all();
   }
+  // Only Wait reads these, when the request has ended.
+  void OnLogits(std::span<const float> logits) {
+    vocabulary = logits.size();
+    outcome.logits.insert(outcome.logits.end(), logits.begin(), logits.end());
+  }
+  void OnLogprobs(const infinigen::TokenLogprobs& given) { outcome.logprobs.push_back(LogprobsOf(given)); }
+  void OnScored(const infinigen::TokenLogprobs& given) { outcome.scores.push_back(LogprobsOf(given)); }
   void Show(std::string text) {
     if (text.empty()) return;
     const std::lock_guard lock(mutex);
@@ -292,6 +240,8 @@ struct Stream::Impl {
   const std::weak_ptr<EngineCore> core;
   RequestId id;  // set before Submit returns, then constant
   TextStream decoder;
+  KvMapRecorder* maps = nullptr;  // of the core, if this request is recorded
+  size_t vocabulary = 0;
   std::atomic<bool> cancelled{false};
 
   std::mutex mutex;
@@ -326,6 +276,16 @@ std::optional<std::string> Stream::Next() {
   return std::nullopt;
 }
 
+bool Stream::AwaitText(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->changed.wait_for(lock, timeout, [this] { return impl_->done || !impl_->pieces.empty(); });
+}
+
+bool Stream::AwaitEnd(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->changed.wait_for(lock, timeout, [this] { return impl_->done; });
+}
+
 void Stream::Cancel() { impl_->Cancel(); }
 
 Outcome Stream::Wait() {
@@ -346,6 +306,57 @@ struct Engine::Impl {
     std::promise<decltype(task(core->engine))> promise;
     core->thread.Post([&](infinigen::Engine& engine) { promise.set_value(task(engine)); });
     return promise.get_future().get();
+  }
+
+  infinigen::Request MakeRequest(const Request& request, const std::shared_ptr<Stream::Impl>& stream) const {
+    infinigen::Request inner{.prompt = request.tokens,
+                             .max_new_tokens = request.max_tokens,
+                             .sampling = SamplingOf(request),
+                             .kv = {.full = request.kv_full,
+                                    .alpha = request.kv_alpha,
+                                    .cap = request.kv_cap,
+                                    .mass = request.kv_mass,
+                                    .tail = request.kv_tail},
+                             .ignore_eos = request.ignore_eos};
+    if (inner.prompt.empty()) inner.prompt = Take(model->tokenizer().Encode(request.prompt));
+    stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
+    if (request.score_from) AddScoring(request, stream, &inner);
+    if (request.keep_kv_map) stream->maps = &core->maps;
+    if (request.keep_logits)
+      inner.on_logits = [stream](RequestId, std::span<const float> logits) { stream->OnLogits(logits); };
+    if (request.top_logprobs >= 0)
+      inner.on_logprobs = [stream](RequestId, const infinigen::TokenLogprobs& given) { stream->OnLogprobs(given); };
+    inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
+    inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
+    return inner;
+  }
+
+  static void AddScoring(const Request& request, const std::shared_ptr<Stream::Impl>& stream,
+                         infinigen::Request* inner) {
+    const int64_t first = *request.score_from, tokens = std::ssize(inner->prompt);
+    if (first < 1 || first >= tokens)
+      Throw(Invalid("tokens are to be scored from {} on, but of {} tokens only those from 1 on can be", first, tokens));
+    inner->score.scores = true;
+    inner->score.first = first;
+    if (request.score_steps) inner->score.steps_from = first - 1;
+    inner->on_scored = [stream](RequestId, int64_t, const infinigen::TokenLogprobs& given) { stream->OnScored(given); };
+  }
+
+  // On the engine's thread. Requests before a refused one end as cancelled, in the same turn.
+  Status SubmitInner(infinigen::Engine& engine, std::vector<infinigen::Request>& requests,
+                     const std::vector<std::shared_ptr<Stream::Impl>>& streams) const {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Result<RequestId> id = engine.Submit(std::move(requests[i]));
+      if (!id.ok()) {
+        for (size_t before = 0; before < i; ++before) engine.Cancel(streams[before]->id);
+        return requests.size() == 1
+                   ? id.error()
+                   : infinigen::Error{id.error().kind, fmt::format("request {}: {}", i, id.error().message)};
+      }
+      streams[i]->id = *id;
+      if (streams[i]->maps != nullptr) streams[i]->maps->Start(*id);
+    }
+    return Ok();
   }
 };
 
@@ -371,28 +382,24 @@ Engine& Engine::operator=(Engine&&) noexcept = default;
 const Plan& Engine::plan() const { return impl_->plan; }
 
 Stream Engine::Submit(const Request& request) {
-  CheckSampling(request.sampling);
-  if (request.max_tokens < 0) Throw(Invalid("max_tokens is {}, it must not be negative", request.max_tokens));
-  const Tokenizer* const tokenizer = impl_->model->model->tokenizer.get();
-  if (tokenizer == nullptr && !request.stop.empty())
-    Throw(Invalid("stop strings need a tokenizer, and this model has none"));
-  if (request.prompt.empty() && request.tokens.empty()) Throw(Invalid("the request has neither prompt nor tokens"));
-  auto stream = std::make_shared<Stream::Impl>(impl_->core, tokenizer, request.stop);
-  infinigen::Request inner{.prompt = request.tokens,
-                           .max_new_tokens = request.max_tokens,
-                           .sampling = SamplingOf(request.sampling),
-                           .kv = {.full = request.kv_full,
-                                  .alpha = request.kv_alpha,
-                                  .cap = request.kv_cap,
-                                  .mass = request.kv_mass,
-                                  .tail = request.kv_tail},
-                           .ignore_eos = request.ignore_eos};
-  if (inner.prompt.empty()) inner.prompt = Take(impl_->model->tokenizer().Encode(request.prompt));
-  stream->outcome.prompt_tokens = static_cast<int64_t>(inner.prompt.size());
-  inner.on_token = [stream](RequestId, int32_t token) { return stream->OnToken(token); };
-  inner.on_done = [stream](RequestId, const RequestResult& result) { stream->OnDone(result); };
-  stream->id = Take(impl_->Ask([&](infinigen::Engine& engine) { return engine.Submit(std::move(inner)); }));
-  return Stream(std::move(stream));
+  std::vector<Stream> streams = SubmitAll({request});
+  return std::move(streams.front());
+}
+
+std::vector<Stream> Engine::SubmitAll(const std::vector<Request>& requests) {
+  std::vector<std::shared_ptr<Stream::Impl>> streams;
+  std::vector<infinigen::Request> inner;
+  for (const Request& request : requests) {
+    CheckRequest(request, *impl_->model->model, impl_->core->executor->options().method);
+    streams.push_back(std::make_shared<Stream::Impl>(impl_->core, impl_->model->model->tokenizer.get(), request.stop));
+    inner.push_back(impl_->MakeRequest(request, streams.back()));
+  }
+  const Status submitted =
+      impl_->Ask([&](infinigen::Engine& engine) { return impl_->SubmitInner(engine, inner, streams); });
+  Take(submitted);
+  std::vector<Stream> result;
+  for (std::shared_ptr<Stream::Impl>& stream : streams) result.push_back(Stream(std::move(stream)));
+  return result;
 }
 
 EngineStatistics Engine::statistics() const {

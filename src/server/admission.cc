@@ -19,7 +19,8 @@ int64_t KeptLogprobs(const CompletionRequest& request, std::span<const std::vect
   if (!request.logprobs || request.stream) return 0;
   int64_t tokens = 0;
   for (const std::vector<int32_t>& prompt : prompts)
-    tokens += request.n * std::min(request.max_tokens, context - std::ssize(prompt) + 1);
+    tokens += request.n * (std::min(request.max_tokens, context - std::ssize(prompt) + 1) +
+                           (request.echo ? std::ssize(prompt) : 0));
   return tokens * (request.sampling.top_logprobs + 1);
 }
 
@@ -29,7 +30,8 @@ uint64_t KeptBytes(const CompletionRequest& request, std::span<const std::vector
   for (const PromptText& prompt : request.prompts)
     if (const auto* text = std::get_if<std::string>(&prompt)) texts += text->size();
   if (request.echo) texts += kEchoCopies * static_cast<uint64_t>(request.n) * texts;
-  for (const ChatMessage& message : request.messages) texts += message.content.size();
+  for (const ChatMessage& message : request.messages) texts += message.bytes();
+  texts += request.tools_json.size() * 2 + (request.grammar ? request.grammar->text.size() : 0);
   return ids * sizeof(int32_t) * (static_cast<uint64_t>(request.n) + 1) + texts +
          static_cast<uint64_t>(KeptLogprobs(request, prompts, context)) * kLogprobBytes;
 }

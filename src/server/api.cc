@@ -29,8 +29,8 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kSmallReplyBytes = 64 << 10;
 // A token id in a list: at most seven digits and a comma, in a text that grows.
 constexpr uint64_t kBytesPerId = 16;
-// Copies of a decoded text until it is a reply: as it was decoded, made valid, as a value, as JSON.
-constexpr uint64_t kTextCopies = 5;
+// Copies of a decoded text until it is a reply: as it was decoded, made valid, as two values, as JSON with both.
+constexpr uint64_t kTextCopies = 7;
 // Foreign bytes that a message or a line of the log shows.
 constexpr size_t kShownBytes = 200;
 constexpr int64_t kMostWatchers = 32, kMostWatchersOfClient = 8;
@@ -50,6 +50,14 @@ std::string RequestName(const std::string& given) {
   return fine ? given : "req-" + RandomHex(16);
 }
 
+// Routes of OpenAI that clients try.
+std::string_view WhyAbsent(std::string_view path) {
+  if (path == "/v1/responses")
+    return "is not supported by this server; use /v1/chat/completions, which has the same models and tools";
+  if (path == "/v1/embeddings") return "is not supported by this server: it generates text and has no embeddings";
+  return "does not exist";
+}
+
 ApiError NotReady() {
   return {.status = 503,
           .message = "the model is being loaded",
@@ -60,14 +68,6 @@ ApiError NotReady() {
 }
 
 }  // namespace
-
-std::string RandomHex(int digits) {
-  std::random_device random;
-  std::string text;
-  while (static_cast<int>(text.size()) < digits) text += fmt::format("{:08x}", static_cast<uint32_t>(random()));
-  text.resize(static_cast<size_t>(digits));
-  return text;
-}
 
 struct Api::Route {
   std::string_view method, path;
@@ -167,18 +167,20 @@ void Api::OnCut() {
   Serving* serving = serving_;
   if (serving == nullptr) return;
   serving->worker.RefuseAll();
+  serving->grammar_worker.RefuseAll();
   serving->thread.Post([](Engine& engine) { engine.CancelAll(); });
 }
 
 // ---- from a request to its route ----
 
 std::span<const Api::Route> Api::Routes() {
-  static constexpr std::array<Route, 12> kRoutes = {{
+  static constexpr std::array<Route, 13> kRoutes = {{
       {"GET", "/health", &Api::Health, false},
       {"GET", "/metrics", &Api::MetricsText, false},
       {"GET", "/v1/models", &Api::Models, true},
       {"GET", "/props", &Api::Props, true},
       {"GET", "/kv", &Api::Watch, true},
+      {"GET", "/tokenizer_info", &Api::TokenizerInfo, true},
       {"POST", "/tokenize", &Api::Tokenize, true},
       {"POST", "/detokenize", &Api::Detokenize, true},
       {"POST", "/v1/chat/completions", &Api::Chat, true},
@@ -216,7 +218,7 @@ std::optional<ApiError> Api::CheckRoute(const HttpRequest& head) {
   const Route* route = FindRoute(head.path);
   if (route == nullptr)
     return ApiError{.status = 404,
-                    .message = fmt::format("{} does not exist", Escaped(head.path, kShownBytes)),
+                    .message = fmt::format("{} {}", Escaped(head.path, kShownBytes), WhyAbsent(head.path)),
                     .type = "not_found_error",
                     .code = "not_found"};
   const bool fits = head.method == route->method || (head.method == "HEAD" && route->method == "GET");
@@ -259,22 +261,25 @@ void Api::Handle(std::shared_ptr<HttpExchange> exchange) {
   Call call{.exchange = exchange, .id = RequestName(head.request_id), .serving = serving_};
   const Route* route = FindRoute(head.path);  // not null: Admit checked it
   if (route->needs_model && call.serving == nullptr) return Refuse(call, NotReady());
-  const bool quick = head.body.size() <= kInPlaceBytes && !(route->run == &Api::Chat && call.serving->slow_chats);
+  const bool grammar = MayHaveGrammar(head.body);
+  const bool quick =
+      head.body.size() <= kInPlaceBytes && !grammar && !(route->run == &Api::Chat && call.serving->slow_chats);
   if (quick || !route->needs_model) return Run(call, *route);
+  Worker& worker = grammar ? call.serving->grammar_worker : call.serving->worker;
   call.settled = std::make_shared<std::atomic<bool>>(false);
   // If the client disconnects before the worker reads the body, the task is withdrawn. The route later replaces this
   // OnGone with its own.
   Call unread = call;
   unread.exchange = nullptr;
-  exchange->OnGone([this, unread, weak = std::weak_ptr(exchange)](HttpGone) {
+  exchange->OnGone([this, unread, &worker, weak = std::weak_ptr(exchange)](HttpGone) {
     const std::shared_ptr<HttpExchange> held = weak.lock();
     if (held == nullptr) return;
-    const bool waited = unread.serving->worker.Withdraw(held.get());
+    const bool waited = worker.Withdraw(held.get());
     if (unread.Settle())
       Log(held->request(), unread.id, 499, unread.seconds(),
           fmt::format("the client disconnected {} its request was read", waited ? "before" : "while"));
   });
-  const bool taken = call.serving->worker.Post(
+  const bool taken = worker.Post(
       exchange.get(), [this, call, route]() mutable { Run(call, *route); },
       [this, call] { Refuse(call, ShuttingDown()); },
       {.id = exchange->client().get(), .limited = exchange->client()->limited});
@@ -421,6 +426,19 @@ void Api::Props(Call& call) {
   Answer(call, {.body = Compact(props)});
 }
 
+void Api::TokenizerInfo(Call& call) {
+  const Tokenizer* tokenizer = call.serving->model.tokenizer;
+  if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
+  const auto text = [&](const std::optional<TokenId>& id) {
+    return id ? Json(ReplaceInvalidUtf8(tokenizer->TokenText(*id))) : Json(nullptr);
+  };
+  const std::string& chat = tokenizer->chat_template();
+  Answer(call, {.body = Compact({{"bos_token", text(tokenizer->bos())},
+                                 {"eos_token", text(tokenizer->eos())},
+                                 {"vocab_size", call.serving->vocab()},
+                                 {"chat_template", chat.empty() ? Json(nullptr) : Json(chat)}})});
+}
+
 void Api::Tokenize(Call& call) {
   const Tokenizer* tokenizer = call.serving->model.tokenizer;
   if (tokenizer == nullptr) return Refuse(call, {.message = "this model has no tokenizer"});
@@ -451,7 +469,8 @@ void Api::Detokenize(Call& call) {
   for (const int32_t id : *ids) bytes += tokenizer->TokenText(id).size();
   if (const auto error = memory.Take((*ids).size() * sizeof(int32_t) + bytes * kTextCopies))
     return Refuse(call, *error);
-  Answer(call, {.body = Compact({{"content", ReplaceInvalidUtf8(tokenizer->Decode(*ids, /*skip_special=*/false))}})});
+  const std::string text = ReplaceInvalidUtf8(tokenizer->Decode(*ids, /*skip_special=*/false));
+  Answer(call, {.body = Compact({{"content", text}, {"prompt", text}})});
 }
 
 void Api::File(Call& call) {

@@ -33,6 +33,7 @@ struct ServedModel {
   std::string chat_refusal;
   SamplingOptions sampling;                  // defaults for fields that a request omits
   bool random_seeds = true;                  // requests without a seed get a random one
+  bool score_steps = false;                  // "kv.score" of requests that omit it is "steps"
   std::string details_json;                  // members of /props: "model", "device", "kv"
   int64_t max_waiting = 128;                 // sequences that may wait while others run
   int heartbeat_s = 10;                      // a stream without output for so long gets a comment; 0: never
@@ -98,6 +99,7 @@ class Api {
   void MetricsText(Call& call);
   void Models(Call& call);
   void Props(Call& call);
+  void TokenizerInfo(Call& call);
   void Tokenize(Call& call);
   void Detokenize(Call& call);
   void Chat(Call& call);

@@ -8,6 +8,7 @@
 #include "json/parse.h"
 #include "runtime/requests.h"
 #include "server/admission.h"
+#include "server/answer_format.h"
 #include "server/openai_format.h"
 #include "server/request_memory.h"
 #include "server/serving.h"
@@ -31,9 +32,17 @@ ApiResult<std::vector<std::vector<int32_t>>> EncodePrompts(const CompletionReque
   const ReserveMemory reserve = memory.hook();
   if (request.kind == ApiKind::kChat) {
     if (model.chat == nullptr) return ApiError{.message = model.chat_refusal, .code = "no_chat_template"};
-    Result<std::vector<TokenId>> ids = model.chat->Encode(request.messages, &reserve);
+    const bool tools = request.calls_tools();
+    Result<std::vector<TokenId>> ids =
+        model.chat->Encode(request.messages, &reserve, tools ? request.tools_json : std::string_view());
     if (memory.refused()) return memory.Refusal();
     if (!ids.ok()) return ApiError{.message = ids.error().message, .parameter = "messages"};
+    if (tools && request.tool_choice == ToolChoice::kRequired) {
+      const std::string_view opening = CallOpening(FormOfTemplate(model.tokenizer->chat_template()));
+      const Result<std::vector<TokenId>> added = model.tokenizer->Encode(opening, {.add_special = false});
+      if (!added.ok()) return ApiError{.message = added.error().message, .parameter = "tool_choice"};
+      ids->insert(ids->end(), added->begin(), added->end());
+    }
     all.push_back(std::move(*ids));
   }
   for (const PromptText& prompt : request.prompts) {
@@ -72,6 +81,21 @@ std::optional<ApiError> CheckKv(const KvWish& wish, const ExecutorOptions& optio
       .message = fmt::format("'kv': cannot be changed, because this server runs --kv {} for every request", preset),
       .code = "unsupported_parameter",
       .parameter = "kv"};
+}
+
+// The form in which the model calls the request's tools; kNone where it has none. A forced call gets its grammar.
+ApiResult<ToolForm> PrepareTools(const ServedModel& model, CompletionRequest* request) {
+  if (!request->calls_tools()) return ToolForm::kNone;
+  const ToolForm form = model.tokenizer == nullptr ? ToolForm::kNone : FormOfTemplate(model.tokenizer->chat_template());
+  if (form == ToolForm::kNone)
+    return ApiError{.message =
+                        "'tools': the model's chat template has no tools, or calls them in a form that this "
+                        "server does not know",
+                    .code = "unsupported_parameter",
+                    .parameter = "tools"};
+  if (request->tool_choice == ToolChoice::kRequired)
+    request->grammar = GrammarSource{GrammarSource::Kind::kJsonSchema, CallSchema(*request, ArgumentsKey(form))};
+  return form;
 }
 
 std::vector<std::string> Echoes(const CompletionRequest& request, const Tokenizer* tokenizer) {
@@ -130,11 +154,19 @@ void Api::Complete(Call& call, ApiKind kind) {
   memory.GiveBack(tree);          // the request's own texts and ids are no longer than the body
   if (call.is_settled()) return;  // the client is gone: skip the encoding, which takes longer than the parsing
   if (const auto error = CheckKv(request->kv, model.executor->options())) return refuse(*error);
+  const ApiResult<ToolForm> form = PrepareTools(model, &*request);
+  if (!form.ok()) return refuse(form.error());
+  ApiResult<std::shared_ptr<const CompiledGrammar>> grammar = std::shared_ptr<const CompiledGrammar>();
+  if (request->grammar)
+    grammar = serving->grammars.Compile(*request->grammar, model.tokenizer, serving->vocab(),
+                                        model.executor->config().eos_ids);
+  if (!grammar.ok()) return refuse(grammar.error());
   const auto began = Serving::Clock::now();
   ApiResult<std::vector<std::vector<int32_t>>> prompts = EncodePrompts(*request, model, serving->context(), memory);
   if (kind == ApiKind::kChat && body.size() <= kInPlaceBytes && Serving::Clock::now() - began > kSlowChat)
     serving->slow_chats = true;
   if (!prompts.ok()) return refuse(prompts.error());
+  if (!request->kv.steps) request->kv.steps = model.score_steps;
   if (request->max_tokens < 0) request->max_tokens = kind == ApiKind::kChat ? INT32_MAX : kDefaultTextTokens;
 
   auto kept_logprobs = ReserveLogprobs(KeptLogprobs(*request, *prompts, serving->context()), &logged_tokens_);
@@ -155,6 +187,8 @@ void Api::Complete(Call& call, ApiKind kind) {
                           .model = model.name};
   std::vector<std::string> echoes = request->echo ? Echoes(*request, model.tokenizer) : std::vector<std::string>();
   CompletionContext context = ContextOf(call, *request);
+  context.grammar = std::move(*grammar);
+  context.tool_form = *form;
   context.kept_logprobs = std::move(*kept_logprobs);
   context.memory = std::make_shared<const MemoryShare>(kept.TakeShare());
   context.places = std::make_shared<const ClientCount>(std::move(entered->own));

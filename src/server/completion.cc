@@ -44,10 +44,15 @@ Completion::Completion(CompletionContext context, std::shared_ptr<HttpExchange> 
   for (size_t prompt = 0; prompt < prompts_.size(); ++prompt) {
     usage_.prompt_tokens += static_cast<int64_t>(prompts_[prompt].size());
     for (int64_t i = 0; i < request_.n; ++i) {
-      Choice choice{.prompt = prompt, .text = TextStream(context_.tokenizer, request_.stops)};
+      Choice choice{.prompt = prompt,
+                    .text = TextStream(context_.tokenizer, request_.stops),
+                    .echo = TextStream(context_.tokenizer, {})};
       choice.answer.index = static_cast<int64_t>(choices_.size());
       choice.answer.logprobs = request_.logprobs;
       if (request_.echo) choice.answer.text = echoes[prompt];
+      if (context_.tool_form != ToolForm::kNone)
+        choice.calls.emplace(context_.tool_form, request_.tool_choice == ToolChoice::kRequired);
+      if (request_.scores()) Echo(choice, {.chosen = {.token = prompts_[prompt][0]}}, /*known=*/false);
       choices_.push_back(std::move(choice));
     }
   }
@@ -86,10 +91,17 @@ Request Completion::MakeRequest(size_t index) {
                   .client = context_.client};
   // Each of the n choices has its own seed, so it equals the answer to a request with that seed alone.
   request.sampling.seed += static_cast<uint64_t>(index) % static_cast<uint64_t>(request_.n);
+  if (context_.grammar != nullptr) request.constraint = context_.grammar->Start();
   request.on_prefill = [self, &choice](RequestId, const PrefillProgress& progress) {
-    const int64_t prompt = static_cast<int64_t>(self->prompts_[choice.prompt].size());
-    self->Guarded([&] { self->OnStart(choice, prompt - progress.tokens); });
+    self->Guarded([&] { self->OnStart(choice, progress.reused); });
   };
+  if (request_.scores()) {
+    request.score = {.scores = true,
+                     .steps_from = request_.kv.steps.value_or(false) ? request_.kv.score_from : INT64_MAX};
+    request.on_scored = [self, &choice](RequestId, int64_t, const TokenLogprobs& values) {
+      self->Guarded([&] { self->Echo(choice, values, /*known=*/true); });
+    };
+  }
   if (request_.logprobs)
     request.on_logprobs = [self, &choice](RequestId, const TokenLogprobs& values) {
       self->Guarded([&] { choice.last = values; });
@@ -186,6 +198,11 @@ void Completion::Send(Json chunk) {
   exchange_->Write(EventOf(std::move(chunk)));
 }
 
+void Completion::Echo(Choice& choice, const TokenLogprobs& values, bool known) {
+  choice.answer.logged.push_back({values, choice.echo.decoded_bytes(), choice.echo.decoded_characters(), known});
+  choice.echo.Push(values.chosen.token);
+}
+
 bool Completion::OnToken(Choice& choice, int32_t token) {
   const Clock::time_point now = context_.now();
   const auto seconds = [&](Clock::time_point from) { return std::chrono::duration<double>(now - from).count(); };
@@ -198,10 +215,14 @@ bool Completion::OnToken(Choice& choice, int32_t token) {
   context_.watch.Token(choice.id);
   pool_bytes_ = engine_->executor().instruments().pool_bytes();
   if (over_) return false;
-  if (request_.logprobs)
-    choice.logged.push_back({choice.last, choice.text.decoded_bytes(), choice.text.decoded_characters()});
+  if (request_.logprobs) KeepLogprobs(choice);
   Release(choice, choice.text.Push(token), /*end=*/false);
   return !choice.text.stopped();
+}
+
+void Completion::KeepLogprobs(Choice& choice) {
+  choice.logged.push_back(
+      {choice.last, choice.text.decoded_bytes(), choice.echo.decoded_characters() + choice.text.decoded_characters()});
 }
 
 void Completion::Release(Choice& choice, std::string text, bool end) {
@@ -211,17 +232,38 @@ void Completion::Release(Choice& choice, std::string text, bool end) {
   size_t count = 0;
   while (count < choice.logged.size() && (all || choice.logged[count].offset_bytes < choice.released_bytes)) ++count;
   const auto shown = choice.logged.begin() + static_cast<ptrdiff_t>(count);
+  AddText(choice, std::move(text), end);
   if (request_.stream) {
-    choice.answer.text = std::move(text);
     choice.answer.logged.assign(choice.logged.begin(), shown);
-    if (!choice.answer.text.empty() || count > 0) Send(ChunkJson(head_, choice.answer, context_.tokenizer));
+    if (!choice.answer.text.empty() || !choice.answer.calls.empty() || count > 0)
+      Send(ChunkJson(head_, choice.answer, context_.tokenizer));
     choice.answer.text.clear();
+    choice.answer.calls_before += std::ssize(choice.answer.calls);
+    choice.answer.calls.clear();
     choice.answer.logged.clear();
   } else {
-    choice.answer.text += text;
     choice.answer.logged.insert(choice.answer.logged.end(), choice.logged.begin(), shown);
   }
   choice.logged.erase(choice.logged.begin(), shown);
+}
+
+void Completion::AddText(Choice& choice, std::string text, bool end) {
+  AnswerChoice& answer = choice.answer;
+  if (!choice.calls) {
+    answer.text += text;
+    return;
+  }
+  const auto add = [&](ToolCallStream::Found found) {
+    answer.text += found.content;
+    for (ToolCall& call : found.calls) {
+      if (!request_.parallel_tool_calls && answer.calls_before + std::ssize(answer.calls) > 0) return;
+      // Mistral's templates accept ids of nine letters and digits alone.
+      const bool short_id = context_.tool_form == ToolForm::kList;
+      answer.calls.push_back({short_id ? RandomHex(9) : "call_" + RandomHex(24), std::move(call)});
+    }
+  };
+  add(choice.calls->Push(text));
+  if (end) add(choice.calls->Finish());
 }
 
 void Completion::OnDone(Choice& choice, const RequestResult& result) {
@@ -238,6 +280,8 @@ void Completion::OnDone(Choice& choice, const RequestResult& result) {
     return FailAll({.status = 500, .message = result.error, .type = "server_error", .code = "generation_failed"});
   if (result.reason == FinishReason::kCancelled) return FailAll(ShuttingDown());
   BeginStream();
+  // Programs that score a prompt take the last entry for the one generated token, which they drop.
+  if (request_.scores() && result.reason == FinishReason::kEos) KeepLogprobs(choice);
   Release(choice, choice.text.Finish(), /*end=*/true);
   choice.answer.finished = result.reason;
   const bool last = done_ == choices_.size();

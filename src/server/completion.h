@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "server/kv_watch.h"
 #include "server/metrics.h"
 #include "server/openai_format.h"
+#include "server/tool_calls.h"
 
 namespace infinigen {
 
@@ -34,9 +36,11 @@ struct CompletionContext {
   std::function<void(std::function<void()> task)> format;
   int heartbeat_s = 0;
   NowFunction now = std::chrono::steady_clock::now;
-  std::shared_ptr<const void> kept_logprobs;  // reservation of memory for logprobs (ReserveLogprobs)
-  std::shared_ptr<const MemoryShare> memory;  // of prompts and logprobs
-  std::shared_ptr<const ClientCount> places;  // in the queue
+  std::shared_ptr<const CompiledGrammar> grammar;  // of the answers; null: none
+  ToolForm tool_form = ToolForm::kNone;            // of the model's calls, where the request has tools
+  std::shared_ptr<const void> kept_logprobs;       // reservation of memory for logprobs (ReserveLogprobs)
+  std::shared_ptr<const MemoryShare> memory;       // of prompts and logprobs
+  std::shared_ptr<const ClientCount> places;       // in the queue
 };
 
 class Completion : public std::enable_shared_from_this<Completion> {
@@ -61,7 +65,9 @@ class Completion : public std::enable_shared_from_this<Completion> {
     RequestId id;
     TextStream text;
     TokenLogprobs last;
-    std::vector<LoggedToken> logged;  // not yet in the answer
+    std::vector<LoggedToken> logged;      // not yet in the answer
+    std::optional<ToolCallStream> calls;  // finds calls in the text
+    TextStream echo;                      // the prompt's tokens as they are scored, for the offsets of their texts
     size_t released_bytes = 0;
     int64_t generated = 0;
     bool submitted = false, started = false, done = false;
@@ -70,8 +76,14 @@ class Completion : public std::enable_shared_from_this<Completion> {
 
   Request MakeRequest(size_t index);
   void OnStart(Choice& choice, int64_t cached);
+  // Adds the logprobs of the prompt's next token to the answer, before those of generated tokens.
+  void Echo(Choice& choice, const TokenLogprobs& values, bool known);
   bool OnToken(Choice& choice, int32_t token);
   void OnDone(Choice& choice, const RequestResult& result);
+  // Keeps the logprobs of the latest token until its text is released.
+  void KeepLogprobs(Choice& choice);
+  // Adds what the text has of content and calls to the answer.
+  void AddText(Choice& choice, std::string text, bool end);
   // Adds text to the answer, with the logprobs of its tokens.
   void Release(Choice& choice, std::string text, bool end);
   void BeginStream();

@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "json/fields.h"
 #include "json/parse.h"
+#include "server/answer_format.h"
 
 namespace infinigen {
 namespace {
@@ -77,6 +78,40 @@ bool ReadContent(FieldReader& fields, const Json* json, std::string* content) {
   return true;
 }
 
+// The calls of an assistant's message, and what a tool's message answers. Arguments arrive as JSON in a string;
+// templates expect the object.
+void ReadCalls(FieldReader& of, ChatMessage* message) {
+  if (message->role == "tool") {
+    message->tool_call_id = of.String("tool_call_id");
+    message->name = of.String("name");
+  }
+  const Json* calls = of.Get("tool_calls");
+  if (calls == nullptr || (calls->is_array() && calls->empty())) return;
+  if (message->role != "assistant") return of.Refuse("tool_calls", "belong to the role assistant");
+  if (!calls->is_array()) return of.Refuse("tool_calls", "must be an array");
+  Json read = Json::array();
+  for (const Json& call : *calls) {
+    const auto function = call.is_object() ? call.find("function") : call.end();
+    const bool fine = call.is_object() && function != call.end() && function->is_object() &&
+                      function->contains("name") && (*function)["name"].is_string();
+    if (!fine) return of.Refuse("tool_calls", "each must have a function with a name");
+    Json arguments = function->contains("arguments") ? (*function)["arguments"] : Json("{}");
+    if (!arguments.is_string() && !arguments.is_object())
+      return of.Refuse("tool_calls", "arguments must be JSON in a string");
+    if (arguments.is_string()) {
+      Json parsed;
+      const std::string& text = arguments.get_ref<const std::string&>();
+      if (!BuildJson(text, {.max_depth = kMostDepth - 8, .max_token_bytes = SIZE_MAX}, &parsed) && parsed.is_object())
+        arguments = std::move(parsed);
+    }
+    Json kept = {{"type", "function"},
+                 {"function", {{"name", (*function)["name"]}, {"arguments", std::move(arguments)}}}};
+    if (call.contains("id") && call["id"].is_string()) kept["id"] = call["id"];
+    read.push_back(std::move(kept));
+  }
+  message->tool_calls = read.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 void ReadMessages(FieldReader& fields, CompletionRequest* request) {
   const Json* messages = fields.Get("messages");
   if (messages == nullptr) return fields.Refuse("messages", "is missing");
@@ -90,13 +125,14 @@ void ReadMessages(FieldReader& fields, CompletionRequest* request) {
     ChatMessage read;
     read.role = of.String("role");
     if (read.role.empty()) of.Refuse("role", "is missing");
-    // The API's other roles are for tools, which this server does not support.
-    const auto known = {"system", "developer", "user", "assistant"};
+    const auto known = {"system", "developer", "user", "assistant", "tool"};
     if (std::find(known.begin(), known.end(), read.role) == known.end())
-      of.Refuse("role", fmt::format("must be system, developer, user or assistant, not {}", Quoted(read.role, 32)));
+      of.Refuse("role",
+                fmt::format("must be system, developer, user, assistant or tool, not {}", Quoted(read.role, 32)));
     if (read.role == "developer") read.role = "system";  // the newer name of the same thing
     ReadContent(of, of.Get("content"), &read.content);
     if (of.Get("content") == nullptr && read.role != "assistant") of.Refuse("content", "is missing");
+    ReadCalls(of, &read);
     if (of.problem()) return fields.Adopt(of);
     request->messages.push_back(std::move(read));
   }
@@ -219,7 +255,7 @@ void ReadKv(FieldReader& fields, CompletionRequest* request) {
   if (kv == nullptr) return;
   if (!kv->is_object()) return fields.Refuse("kv", "must be an object like {\"preset\": \"full\"}");
   FieldReader of = FieldsOf(*kv, "kv.");
-  of.RefuseOtherThan({"preset", "alpha", "cap", "mass", "tail"});
+  of.RefuseOtherThan({"preset", "alpha", "cap", "mass", "tail", "score", "score_from"});
   const std::string preset = of.String("preset");
   if (!preset.empty() && preset != "full" && preset != "infinigen")
     of.Refuse("preset", "must be \"full\" or \"infinigen\"; other presets are chosen when the server starts");
@@ -231,6 +267,12 @@ void ReadKv(FieldReader& fields, CompletionRequest* request) {
   if (request->kv.mass == 0.0) of.Refuse("mass", "must be above 0 and at most 1, not 0");
   if (request->kv.mass && request->kv.alpha) of.Refuse("mass", "cannot be combined with alpha");
   if (of.Get("tail") != nullptr) request->kv.tail = of.Bool("tail", false);
+  const std::string score = of.String("score");
+  if (!score.empty() && score != "steps" && score != "prefill") of.Refuse("score", "must be \"steps\" or \"prefill\"");
+  if (!score.empty()) request->kv.steps = score == "steps";
+  const std::optional<int64_t> from = of.Integer("score_from", 0, INT32_MAX);
+  if (from && score != "steps") of.Refuse("score_from", "needs \"score\": \"steps\"");
+  request->kv.score_from = from.value_or(0);
   if (preset == "full" && request->kv.selects())
     of.Refuse("preset", "\"full\" attends to everything, so it accepts no alpha, cap, mass or tail");
   fields.Adopt(of);
@@ -243,18 +285,15 @@ void RefuseOthers(FieldReader& fields, const CompletionRequest& request) {
     return json != nullptr && !(json->is_array() && json->empty()) &&
            !(json->is_string() && json->get<std::string>().empty());
   };
-  for (const char* name : {"tools", "functions", "suffix", "audio"})
+  for (const char* name : {"functions", "suffix", "audio"})
     if (asks(name)) fields.Refuse(name, "is not supported", ErrorKind::kUnsupported);
-  if (const Json* format = fields.Get("response_format")) {
-    const bool text = format->is_object() && format->contains("type") && (*format)["type"] == "text";
-    if (!text) fields.Refuse("response_format", "only {\"type\": \"text\"} is supported", ErrorKind::kUnsupported);
-  }
-  // Without tools, "none" and "auto" mean the same.
-  for (const char* name : {"tool_choice", "function_call"}) {
-    const Json* choice = fields.Get(name);
-    if (choice != nullptr && *choice != "none" && *choice != "auto")
-      fields.Refuse(name, "only \"none\" and \"auto\" are supported", ErrorKind::kUnsupported);
-  }
+  if (request.kind == ApiKind::kText)
+    for (const char* name : {"tools", "tool_choice"})
+      if (asks(name)) fields.Refuse(name, "is supported in chats only", ErrorKind::kUnsupported);
+  // Without functions, "none" and "auto" mean the same.
+  const Json* call = fields.Get("function_call");
+  if (call != nullptr && *call != "none" && *call != "auto")
+    fields.Refuse("function_call", "is not supported; use tools", ErrorKind::kUnsupported);
   const std::optional<int64_t> best_of = fields.Integer("best_of", 1, kMostChoices);
   if (best_of && *best_of != request.n)
     fields.Refuse("best_of", "is supported only where it equals n", ErrorKind::kUnsupported);
@@ -288,8 +327,12 @@ ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body
   if (request.cache_salt.size() > kMostSaltBytes)
     fields.Refuse("cache_salt", fmt::format("at most {} bytes", kMostSaltBytes));
   RefuseOthers(fields, request);
-  if (request.echo && request.logprobs)
-    fields.Refuse("echo", "together with logprobs is not supported", ErrorKind::kUnsupported);
+  ReadFormat(fields, body, &request);
+  if (kind == ApiKind::kChat) ReadTools(fields, body, &request);
+  if (request.scores() && request.stream)
+    fields.Refuse("stream", "with echo and logprobs is not supported", ErrorKind::kUnsupported);
+  if (request.kv.steps && !request.scores())
+    fields.Refuse("kv.score", "needs \"echo\": true and logprobs, on /v1/completions");
   const int64_t prompts = kind == ApiKind::kChat ? 1 : static_cast<int64_t>(request.prompts.size());
   if (prompts * request.n > kMostChoices)
     fields.Refuse(
@@ -304,8 +347,9 @@ ApiResult<TokenizeRequest> ParseTokenize(std::string_view body) {
   const FreeJsonAtEnd free(*json);
   FieldReader fields = FieldsOf(*json);
   TokenizeRequest request;
-  request.content = fields.RequiredString("content");
-  request.add_special = fields.Bool("add_special", request.add_special);
+  const bool prompt = fields.Get("content") == nullptr && fields.Get("prompt") != nullptr;
+  request.content = fields.RequiredString(prompt ? "prompt" : "content");
+  request.add_special = prompt ? fields.Bool("add_special_tokens", true) : fields.Bool("add_special", false);
   request.parse_special = fields.Bool("parse_special", request.parse_special);
   if (fields.problem()) return ErrorOf(*fields.problem());
   return request;

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "grammar/compiler.h"
 #include "runtime/requests.h"
 
 namespace infinigen {
@@ -53,6 +54,7 @@ inline constexpr int64_t kMostLoggedTokens = 262'144;
 // The same limit over all unfinished answers: four of the largest.
 inline constexpr int64_t kMostLoggedTokensInAll = 4 * kMostLoggedTokens;
 inline constexpr size_t kMostSaltBytes = 256;
+inline constexpr size_t kMostTools = 128;
 // Nesting limit of a body; the API needs about five levels.
 inline constexpr size_t kMostDepth = 32;
 
@@ -62,8 +64,21 @@ struct KvWish {
   std::optional<float> alpha;
   std::optional<double> cap, mass;
   std::optional<bool> tail;
+  std::optional<bool> steps;  // score "steps" or "prefill": how echoed tokens get their logprobs
+  int64_t score_from = 0;     // the first echoed token that runs as a step
   bool selects() const { return alpha || cap || mass || tail; }
   bool any() const { return full || selects(); }
+};
+
+// A function that the model may call.
+struct RequestTool {
+  std::string name;
+  std::string parameters;  // JSON schema of its arguments
+};
+enum class ToolChoice : uint8_t {
+  kAuto,      // the model decides
+  kNone,      // tools are not shown to the model
+  kRequired,  // the answer is a call, of `only_tool` where that is set
 };
 
 using PromptText = std::variant<std::string, std::vector<int32_t>>;
@@ -84,13 +99,24 @@ struct CompletionRequest {
   bool include_usage = false;
   std::string cache_salt;  // prefixes are shared with requests that have the same salt
   KvWish kv;
+  std::optional<GrammarSource> grammar;  // of the answer
+  std::vector<RequestTool> tools;
+  std::string tools_json;  // the array as it was sent; empty: none
+  ToolChoice tool_choice = ToolChoice::kAuto;
+  std::string only_tool;
+  bool parallel_tool_calls = true;
+
+  bool calls_tools() const { return !tools.empty() && tool_choice != ToolChoice::kNone; }
+  // The prompt's own tokens get logprobs.
+  bool scores() const { return echo && logprobs; }
 };
 
 // `defaults`: values of sampling fields that the request omits. Token ids must be below `vocab`.
 ApiResult<CompletionRequest> ParseCompletion(ApiKind kind, std::string_view body, const SamplingOptions& defaults,
                                              int64_t vocab);
 
-// {"content": "text", "add_special": true, "parse_special": true} and {"tokens": [1, 2]}.
+// {"content": "text", "add_special": true, "parse_special": true}, or with vLLM's names {"prompt": "text",
+// "add_special_tokens": true}; and {"tokens": [1, 2]}.
 struct TokenizeRequest {
   std::string content;
   bool add_special = false;

@@ -4,6 +4,7 @@
 
 #include <new>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "runtime/requests.h"
 
@@ -57,9 +58,11 @@ void AppendTextLogprobs(const AnswerChoice& choice, const Tokenizer* tokenizer, 
   *text += '{';
   list("tokens", [&](const LoggedToken& token) { return Json(spelled(token.values.chosen.token)); });
   *text += ',';
-  list("token_logprobs", [&](const LoggedToken& token) { return Json(token.values.chosen.logprob); });
+  list("token_logprobs",
+       [&](const LoggedToken& token) { return token.known ? Json(token.values.chosen.logprob) : Json(nullptr); });
   *text += ',';
   list("top_logprobs", [&](const LoggedToken& token) {
+    if (!token.known) return Json(nullptr);
     Json top = Json::object();
     for (const TokenLogprob& other : token.values.top) top[spelled(other.token)] = other.logprob;
     return top;
@@ -91,7 +94,39 @@ Json LogprobsJson(const AnswerHead& head, const AnswerChoice& choice, const Toke
 }
 
 Json FinishJson(const AnswerChoice& choice) {
-  return choice.finished ? Json(std::string(Name(*choice.finished))) : Json(nullptr);
+  if (!choice.finished) return nullptr;
+  const bool ended = *choice.finished == FinishReason::kEos || *choice.finished == FinishReason::kStopped;
+  if (ended && choice.calls_before + std::ssize(choice.calls) > 0) return "tool_calls";
+  return std::string(Name(*choice.finished));
+}
+
+// `indexed`: as a stream writes them.
+Json CallsJson(const AnswerChoice& choice, bool indexed) {
+  Json list = Json::array();
+  for (const AnswerCall& each : choice.calls) {
+    Json entry = Json::object();
+    if (indexed) entry["index"] = choice.calls_before + std::ssize(list);
+    entry["id"] = each.id;
+    entry["type"] = "function";
+    entry["function"] = {{"name", each.call.name}, {"arguments", each.call.arguments}};
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+Json MessageJson(const AnswerChoice& choice) {
+  const bool only_calls = choice.text.empty() && !choice.calls.empty();
+  Json message = {
+      {"role", "assistant"}, {"content", only_calls ? Json(nullptr) : Json(choice.text)}, {"refusal", nullptr}};
+  if (!choice.calls.empty()) message["tool_calls"] = CallsJson(choice, /*indexed=*/false);
+  return message;
+}
+
+Json DeltaJson(const AnswerChoice& choice) {
+  Json delta = Json::object();
+  if (!choice.text.empty() || (!choice.finished && choice.calls.empty())) delta["content"] = choice.text;
+  if (!choice.calls.empty()) delta["tool_calls"] = CallsJson(choice, /*indexed=*/true);
+  return delta;
 }
 
 }  // namespace
@@ -162,7 +197,7 @@ std::string AnswerText(const AnswerHead& head, std::span<const AnswerChoice> cho
     if (&choice != choices.data()) text += ',';
     Json entry = {{"index", choice.index}};
     if (head.kind == ApiKind::kChat)
-      entry["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+      entry["message"] = MessageJson(choice);
     else
       entry["text"] = choice.text;
     text += Compact(entry);
@@ -189,10 +224,8 @@ Json ChunkJson(const AnswerHead& head, const AnswerChoice& choice, const Tokeniz
   Json entry = {{"index", choice.index}};
   if (head.kind == ApiKind::kText)
     entry["text"] = choice.text;
-  else if (choice.text.empty() && choice.finished)
-    entry["delta"] = Json::object();
   else
-    entry["delta"] = {{"content", choice.text}};
+    entry["delta"] = DeltaJson(choice);
   const bool log = choice.logprobs && !choice.logged.empty();
   entry["logprobs"] = log ? LogprobsJson(head, choice, tokenizer) : Json(nullptr);
   entry["finish_reason"] = FinishJson(choice);
@@ -205,6 +238,14 @@ Json UsageChunk(const AnswerHead& head, const Usage& usage) {
   json["choices"] = Json::array();
   json["usage"] = UsageJson(usage);
   return json;
+}
+
+std::string RandomHex(int digits) {
+  std::random_device random;
+  std::string text;
+  while (static_cast<int>(text.size()) < digits) text += fmt::format("{:08x}", static_cast<uint32_t>(random()));
+  text.resize(static_cast<size_t>(digits));
+  return text;
 }
 
 std::string TokenBytes(const Tokenizer* tokenizer, int32_t token) {

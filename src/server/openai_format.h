@@ -13,6 +13,7 @@
 #include "runtime/requests.h"
 #include "server/completion_request.h"
 #include "server/http.h"
+#include "server/tool_calls.h"
 
 namespace infinigen {
 
@@ -30,16 +31,26 @@ struct Usage {
   int64_t cached_tokens = 0;
 };
 
-// A generated token with its logprobs, and the offset of its text in the answer.
+// A token of the answer with its logprobs, and the offset of its text there. The first of an echoed prompt has none:
+// `known` is false.
 struct LoggedToken {
   TokenLogprobs values;
   size_t offset_bytes = 0;
   size_t offset_characters = 0;
+  bool known = true;
+};
+
+// A call of a tool in an answer.
+struct AnswerCall {
+  std::string id;
+  ToolCall call;
 };
 
 struct AnswerChoice {
   int64_t index = 0;
   std::string text;
+  std::vector<AnswerCall> calls;  // in a stream, those of this chunk
+  int64_t calls_before = 0;       // in a stream, those of earlier chunks
   std::vector<LoggedToken> logged;
   bool logprobs = false;                 // requested
   std::optional<FinishReason> finished;  // in a stream, set only in the last chunk
@@ -70,6 +81,9 @@ nlohmann::ordered_json UsageChunk(const AnswerHead& head, const Usage& usage);
 // "data: {…}\n\n"
 std::string Event(const nlohmann::ordered_json& json);
 std::string Compact(const nlohmann::ordered_json& json);
+
+// Random digits from the operating system: "5f3c…".
+std::string RandomHex(int digits);
 
 // The bytes that a token stands for inside a text.
 std::string TokenBytes(const Tokenizer* tokenizer, int32_t token);

@@ -18,6 +18,7 @@
 #include "server/admission.h"
 #include "server/api.h"
 #include "server/completion.h"
+#include "server/grammars.h"
 #include "server/kv_watch.h"
 #include "server/watchdog.h"
 #include "server/worker.h"
@@ -40,9 +41,6 @@ inline constexpr size_t kInPlaceBytes = 16 << 10;
 // A model whose chat template once took longer than this for a small body has all chats rendered by the worker, not on
 // the threads that send streams. Published templates take less than a millisecond, a hostile one up to a second or two.
 inline constexpr std::chrono::milliseconds kSlowChat{10};
-
-// Random digits from the operating system: "5f3c…".
-std::string RandomHex(int digits);
 
 struct Api::Call {
   std::shared_ptr<HttpExchange> exchange;
@@ -71,6 +69,7 @@ struct Api::Serving {
   KvWatch watch;
   Clock::time_point last_snapshot{};
   std::atomic<bool> slow_chats{false};
+  Grammars grammars;
   std::vector<std::weak_ptr<Completion>> streams;  // used on the engine's thread only
   // Formats answers that are not streamed, which takes long where they have logprobs. Its tasks are as many as the
   // queue has places.
@@ -78,6 +77,8 @@ struct Api::Serving {
   // Last members: they use the others; the worker and the watchdog use the engine's thread.
   EngineThread thread;
   Worker worker;
+  // Reads requests whose answers have a grammar, because compiling one takes up to a second.
+  Worker grammar_worker;
   std::optional<Watchdog> watchdog;
 
   Serving(ServedModel model_, Metrics& metrics_, double client_share, EngineLoop::OnException on_exception)
@@ -92,7 +93,8 @@ struct Api::Serving {
               /*samples=*/model.executor->options().device == Device::kCuda),
         thread(
             engine, [this] { AfterTurn(); }, std::move(on_exception)),
-        worker(kMostWaitingBodies, BodiesOfClient(client_share)) {}
+        worker(kMostWaitingBodies, BodiesOfClient(client_share)),
+        grammar_worker(kMostWaitingBodies, BodiesOfClient(client_share)) {}
 
   void AfterTurn() {
     watch.Turn();

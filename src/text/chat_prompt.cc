@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/utf8.h"
 #include "jinja/template.h"
@@ -26,21 +27,76 @@ constexpr uint64_t kOutputPerInputByte = 4;
 
 uint64_t InputBytes(const ChatInput& input) {
   uint64_t bytes = 0;
-  for (const ChatMessage& message : input.messages) bytes += message.role.size() + message.content.size();
-  return bytes;
+  for (const ChatMessage& message : input.messages) bytes += message.bytes();
+  return bytes + input.tools.size();
 }
 
 // A value that refers to `text` without a copy; `text` must outlive it.
 Value Borrow(const std::string& text) { return Value(jinja::Text(std::shared_ptr<void>(), &text)); }
 
-Value MessageList(const std::vector<ChatMessage>& messages) {
-  const Value role(std::make_shared<const std::string>("role"));
-  const Value content(std::make_shared<const std::string>("content"));
+// `text` with `mark` inserted before every special token. One pass.
+std::string Marked(std::string_view text, std::string_view mark, const AddedTokenMatcher& special) {
+  std::string result;
+  size_t done = 0;
+  for (std::optional<size_t> start = special.NextStart(text, 0); start; start = special.NextStart(text, *start + 1)) {
+    result += text.substr(done, *start - done);
+    result += mark;
+    done = *start;
+  }
+  return result += text.substr(done);
+}
+
+// JSON as a value; every string is marked as the contents of messages are.
+Value JsonValue(const nlohmann::ordered_json& json, const ChatInput& input) {
+  const auto text = [&](const std::string& plain) {
+    return Value(
+        std::make_shared<const std::string>(input.mark.empty() ? plain : Marked(plain, input.mark, *input.special)));
+  };
+  if (json.is_boolean()) return Value(json.get<bool>());
+  if (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX) return Value(json.get<double>());
+  if (json.is_number_integer()) return Value(json.get<int64_t>());
+  if (json.is_number()) return Value(json.get<double>());
+  if (json.is_string()) return text(json.get_ref<const std::string&>());
+  int depth = 0;
+  const auto deepen = [&](const Value& value) {
+    if (value.sequence() != nullptr) depth = std::max(depth, value.sequence()->depth);
+    if (value.dict() != nullptr) depth = std::max(depth, value.dict()->depth);
+  };
+  if (json.is_array()) {
+    auto list = std::make_shared<jinja::Sequence>();
+    for (const auto& item : json) deepen(list->items.emplace_back(JsonValue(item, input)));
+    list->depth = depth + 1;
+    return Value(jinja::SequencePtr(std::move(list)));
+  }
+  if (!json.is_object()) return jinja::None{};
+  auto dict = std::make_shared<jinja::Dict>();
+  for (const auto& [key, value] : json.items())
+    deepen(dict->items.emplace_back(text(key), JsonValue(value, input)).second);
+  dict->depth = depth + 1;
+  return Value(jinja::DictPtr(std::move(dict)));
+}
+
+// The caller has checked that it is JSON of bounded depth.
+Value JsonTextValue(const std::string& json, const ChatInput& input) {
+  return JsonValue(nlohmann::ordered_json::parse(json, nullptr, /*allow_exceptions=*/false), input);
+}
+
+Value MessageList(const ChatInput& input) {
+  const auto key = [](const char* name) { return Value(std::make_shared<const std::string>(name)); };
+  const Value role = key("role"), content = key("content"), calls = key("tool_calls"), id = key("tool_call_id"),
+              name = key("name");
   auto list = std::make_shared<jinja::Sequence>();
   list->depth = 2;
-  for (const ChatMessage& message : messages) {
+  for (const ChatMessage& message : input.messages) {
     auto dict = std::make_shared<jinja::Dict>();
     dict->items = {{role, Borrow(message.role)}, {content, Borrow(message.content)}};
+    if (!message.tool_calls.empty()) {
+      const Value& made = dict->items.emplace_back(calls, JsonTextValue(message.tool_calls, input)).second;
+      if (made.sequence() != nullptr) dict->depth = made.sequence()->depth + 1;
+    }
+    if (!message.tool_call_id.empty()) dict->items.emplace_back(id, Borrow(message.tool_call_id));
+    if (!message.name.empty()) dict->items.emplace_back(name, Borrow(message.name));
+    list->depth = std::max(list->depth, dict->depth + 1);
     list->items.emplace_back(jinja::DictPtr(std::move(dict)));
   }
   return Value(jinja::SequencePtr(std::move(list)));
@@ -52,11 +108,12 @@ jinja::Variables MakeVariables(const ChatInput& input) {
     const bool* flag = std::get_if<bool>(&value);
     out[name] = flag ? Value(*flag) : Borrow(std::get<std::string>(value));
   }
-  out.emplace("messages", MessageList(input.messages));
+  out.emplace("messages", MessageList(input));
   out.emplace("add_generation_prompt", Value(input.add_generation_prompt));
   out.emplace("bos_token", Borrow(input.bos_token));
   out.emplace("eos_token", Borrow(input.eos_token));
-  out.emplace("tools", Value(jinja::None{}));  // transformers passes tools and documents as None
+  // transformers passes tools and documents as None where there are none.
+  out.emplace("tools", input.tools.empty() ? Value(jinja::None{}) : JsonTextValue(input.tools, input));
   out.emplace("documents", Value(jinja::None{}));
   if (input.date_string) out.emplace("date_string", Borrow(*input.date_string));
   return out;
@@ -72,6 +129,8 @@ std::tm LocalTime() {
 // Copies of a conversation while it is encoded: with marks, as the template's values (two), rendered (a text that grows
 // has up to twice its length), without marks.
 constexpr size_t kCopies = 6;
+// A value of JSON is larger than its text: a string, its key and their place in a container.
+constexpr size_t kJsonCopies = 16;
 
 // First of the three-byte private-use characters, U+E000 to U+F8FF (bytes EE 80 80 to EF A3 BF).
 constexpr uint32_t kFirstPrivate = 0xE000;
@@ -114,6 +173,7 @@ Result<std::string> ChatTemplate::Render(const ChatInput& input) const {
 
 ChatPrompt::ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed)
     : tokenizer_(&tokenizer), template_(std::move(parsed)) {
+  has_tools_ = tokenizer.chat_template().find("tools") != std::string::npos;
   FindPrivate(tokenizer.chat_template(), used_);
   std::vector<AddedTokenMatcher::Entry> special;
   for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -138,18 +198,6 @@ Result<ChatPrompt> ChatPrompt::Make(const Tokenizer& tokenizer) {
   return ChatPrompt(tokenizer, std::move(*parsed));
 }
 
-std::string ChatPrompt::Marked(std::string_view text, std::string_view mark) const {
-  std::string result;
-  size_t done = 0;
-  for (std::optional<size_t> start = special_->NextStart(text, 0); start;
-       start = special_->NextStart(text, *start + 1)) {
-    result += text.substr(done, *start - done);
-    result += mark;
-    done = *start;
-  }
-  return result += text.substr(done);
-}
-
 void ChatPrompt::FindPrivate(std::string_view text, PrivateSet& found) {
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
   for (size_t i = 0; i + 2 < text.size(); ++i) {
@@ -160,30 +208,38 @@ void ChatPrompt::FindPrivate(std::string_view text, PrivateSet& found) {
   }
 }
 
-std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages) const {
+std::string ChatPrompt::UnusedCharacter(std::span<const ChatMessage> messages, std::string_view tools) const {
   PrivateSet used = used_;
-  for (const ChatMessage& message : messages) FindPrivate(message.content, used);
+  FindPrivate(tools, used);
+  for (const ChatMessage& message : messages)
+    for (const std::string* text : {&message.content, &message.tool_calls, &message.tool_call_id, &message.name})
+      FindPrivate(*text, used);
   size_t index = 0;
   while (index < used.size() && used.test(index)) ++index;
   return index < used.size() ? PrivateCharacter(index) : "";
 }
 
-Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages,
-                                                const ReserveMemory* reserve) const {
-  size_t bytes = 0;
-  for (const ChatMessage& message : messages) bytes += message.content.size();
+Result<std::vector<TokenId>> ChatPrompt::Encode(std::span<const ChatMessage> messages, const ReserveMemory* reserve,
+                                                std::string_view tools) const {
+  size_t bytes = tools.size() * kJsonCopies;
+  for (const ChatMessage& message : messages) bytes += message.bytes() + message.tool_calls.size() * kJsonCopies;
   if (reserve != nullptr && !(*reserve)(bytes * kCopies))
     return Exhausted("there is no memory to encode a conversation of {} bytes", bytes);
-  const std::string mark = UnusedCharacter(messages);
+  const std::string mark = UnusedCharacter(messages, tools);
   if (mark.empty())
     return Invalid("the conversation contains every private-use character from U+E000 to U+F8FF; one must be unused");
   const auto text_of = [&](const std::optional<TokenId>& id) {
     return id ? std::string(tokenizer_->TokenText(*id)) : std::string();
   };
   ChatInput input{.messages = {messages.begin(), messages.end()},
+                  .tools = std::string(tools),
+                  .mark = mark,
+                  .special = special_,
                   .bos_token = text_of(tokenizer_->bos()),
                   .eos_token = text_of(tokenizer_->eos())};
-  for (ChatMessage& message : input.messages) message.content = Marked(message.content, mark);
+  for (ChatMessage& message : input.messages)
+    for (std::string* text : {&message.content, &message.tool_call_id, &message.name})
+      *text = Marked(*text, mark, *special_);
   ASSIGN_OR_RETURN(const std::string rendered, template_.Render(input));
   std::vector<size_t> literal;
   const std::string text = Unmarked(rendered, mark, &literal);

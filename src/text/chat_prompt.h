@@ -28,10 +28,18 @@ class AddedTokenMatcher;  // text/added_tokens.h
 struct ChatMessage {
   std::string role;
   std::string content;
+  std::string tool_calls;    // of an assistant: a JSON array; empty: none
+  std::string tool_call_id;  // of a tool's answer; empty: not given, as below
+  std::string name;
+
+  size_t bytes() const { return role.size() + content.size() + tool_calls.size() + tool_call_id.size() + name.size(); }
 };
 
 struct ChatInput {
   std::vector<ChatMessage> messages;
+  std::string tools;  // a JSON array; empty: none
+  std::string mark;   // put before every special token that `special` finds in tools and calls; empty: none
+  std::shared_ptr<const AddedTokenMatcher> special;
   std::string bos_token;
   std::string eos_token;
   bool add_generation_prompt = true;
@@ -73,8 +81,10 @@ class ChatPrompt {
 
   // Encodes the conversation and the start of the assistant's next turn. A BOS token is included only if the template
   // writes one. `reserve` as in EncodeOptions.
-  Result<std::vector<TokenId>> Encode(std::span<const ChatMessage> messages,
-                                      const ReserveMemory* reserve = nullptr) const;
+  Result<std::vector<TokenId>> Encode(std::span<const ChatMessage> messages, const ReserveMemory* reserve = nullptr,
+                                      std::string_view tools = {}) const;
+  // Whether the template mentions tools at all.
+  bool has_tools() const { return has_tools_; }
 
  private:
   ChatPrompt(const Tokenizer& tokenizer, ChatTemplate parsed);
@@ -82,18 +92,17 @@ class ChatPrompt {
   // [i]: the private-use character U+E000 + i.
   using PrivateSet = std::bitset<0xF900 - 0xE000>;
 
-  // `text` with `mark` inserted before every special token. One pass.
-  std::string Marked(std::string_view text, std::string_view mark) const;
-  // A private-use character that occurs neither in the template, nor in a special token, nor in a message; empty when
-  // all of them occur. One pass over the messages.
-  std::string UnusedCharacter(std::span<const ChatMessage> messages) const;
+  // A private-use character that occurs neither in the template, nor in a special token, nor in a message, nor in the
+  // tools; empty when all of them occur. One pass over the messages.
+  std::string UnusedCharacter(std::span<const ChatMessage> messages, std::string_view tools) const;
   // Adds the private-use characters of `text` to `found`.
   static void FindPrivate(std::string_view text, PrivateSet& found);
 
   const Tokenizer* tokenizer_;
   ChatTemplate template_;
   std::shared_ptr<const AddedTokenMatcher> special_;  // all special tokens
-  PrivateSet used_;                                   // private-use characters of the template and special tokens
+  bool has_tools_ = false;
+  PrivateSet used_;  // private-use characters of the template and special tokens
 };
 
 }  // namespace infinigen

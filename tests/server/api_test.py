@@ -293,6 +293,54 @@ class Answers(Case):
         self.assertEqual([text["text"][a:a + len(t)] for a, t in zip(logs["text_offset"], logs["tokens"])], logs["tokens"])
         self.assertIsNone(self.text()["choices"][0]["logprobs"])
 
+    def test_echoed_tokens_have_logprobs(self):
+        ids = SERVER.post("/tokenize", {"content": "The old house stood by the river.", "add_special": True}).json["tokens"]
+        for score in ({}, {"kv": {"score": "prefill"}}, {"kv": {"score": "steps"}}, {"kv": {"score": "steps", "score_from": 3}}):
+            reply = self.text(prompt=[ids, ids[:1], "The old house stood by the river."], echo=True, logprobs=2, max_tokens=1,
+                              **score)
+            whole, single, text = reply["choices"]
+            logs = whole["logprobs"]
+            self.assertEqual(len(logs["tokens"]), len(ids) + 1)
+            self.assertIsNone(logs["token_logprobs"][0])
+            self.assertIsNone(logs["top_logprobs"][0])
+            self.assertTrue(all(value < 0 for value in logs["token_logprobs"][1:]))
+            self.assertTrue(all(max(top.values()) >= value - 1e-6
+                                for top, value in zip(logs["top_logprobs"][1:], logs["token_logprobs"][1:])))
+            for at, token in list(zip(logs["text_offset"], logs["tokens"]))[1:]:
+                self.assertEqual(whole["text"][at:at + len(token)], token)
+            self.assertEqual(text["logprobs"], logs)
+            self.assertTrue(whole["text"].startswith("The old house stood by the river."))
+            self.assertEqual(len(single["logprobs"]["tokens"]), 2)
+            # What follows a text has the same probability whether it is echoed or generated.
+            again = self.text(prompt=ids, logprobs=2, max_tokens=1)["choices"][0]["logprobs"]
+            if not score or score["kv"]["score"] == "prefill":
+                self.assertEqual(logs["token_logprobs"][-1:], again["token_logprobs"])
+            longer = self.text(prompt=whole["text"], echo=True, logprobs=2, max_tokens=0, **score)["choices"][0]["logprobs"]
+            self.assertEqual(longer["token_logprobs"][:len(ids)], logs["token_logprobs"][:-1])
+        self.refused(TEXT, {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, parameter="stream")
+        self.refused(TEXT, {"prompt": "x", "kv": {"score": "steps"}}, parameter="kv.score")
+        self.refused(TEXT, {"prompt": "x", "echo": True, "logprobs": 1, "kv": {"score_from": 2}}, parameter="kv.score_from")
+
+    def test_the_method_is_measured_by_steps(self):
+        body = {"prompt": "The lamp in the hall was lit. " * 300, "echo": True, "logprobs": 0, "max_tokens": 0}
+        asked = [{"preset": "full", "score": "prefill"}, {"preset": "full", "score": "steps"}, {"score": "prefill"},
+                 {"score": "steps", "alpha": 0.1, "cap": 0.05}]
+        answers = [SERVER.post(TEXT, {**body, "kv": kv}).json for kv in asked]
+        scores = [answer["choices"][0]["logprobs"]["token_logprobs"][1:] for answer in answers]
+        # Steps that attend to everything are a prefill, and a prefill is no step.
+        self.assertEqual([scores[0] == other for other in scores], [True, True, True, False])
+        self.assertEqual([answer["kv_stats"]["steps"] > 0 for answer in answers], [False, True, False, True])
+        self.assertLess(answers[3]["kv_stats"]["attended_ratio"], 1)
+
+    def test_a_program_can_let_the_server_tokenize(self):
+        info = SERVER.get("/tokenizer_info").json
+        self.assertLessEqual({"bos_token", "eos_token", "chat_template"}, set(info))
+        ids = SERVER.post("/tokenize", {"prompt": "The old house", "add_special_tokens": False}).json["tokens"]
+        self.assertEqual(ids, SERVER.post("/tokenize", {"content": "The old house"}).json["tokens"])
+        self.assertEqual(SERVER.post("/detokenize", {"tokens": ids}).json["prompt"], "The old house")
+        eos = SERVER.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}).json["tokens"]
+        self.assertEqual(len(eos), 1)
+
     def test_bias_and_penalties(self):
         plain = self.text(logprobs=0)["choices"][0]
         banned = SERVER.post("/tokenize", {"content": plain["logprobs"]["tokens"][0]}).json["tokens"][0]
@@ -361,7 +409,7 @@ class Errors(Case):
                 "presence_penalty": [3, "x"], "frequency_penalty": [-3], "stream": ["true", 1],
                 "stream_options": [{"include_usage": True}], "kv": [[], 5, {"cap": 0}], "model": [5], "tools": [[{}]],
                 "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
-                "response_format": [{"type": "json_object"}, 5], "min_p": [2], "top_k": [-1, "x"]}.items():
+                "response_format": [{"type": "xml"}, {"type": "json_schema"}, 5], "grammar": [5, "root ::= [a]{1,99999}"], "min_p": [2], "top_k": [-1, "x"]}.items():
             for value in values:
                 error = self.refused(CHAT, {"messages": HELLO, "max_tokens": 1, field: value})
                 self.assertTrue(str(error["param"]).startswith(field), (field, value, error))

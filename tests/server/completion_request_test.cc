@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/utf8.h"
+#include "server/answer_format.h"
 
 namespace infinigen {
 namespace {
@@ -78,13 +79,32 @@ TEST(CompletionRequest, WhatIsWrongIsNamed) {
            {R"("stop":["a",")" + std::string(1025, 'q') + R"("])", "stop"},
            {R"("stop":["a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a"])", "stop"},
            {R"("best_of":2)", "best_of"},
-           {R"("tools":[{"type":"function"}])", "tools"},
+           {R"("tools":{})", "tools"},
+           {R"("tools":[{"type":"function"}])", "tools[0]"},
+           {R"("tools":[{"type":"function","function":{"name":"a b"}}])", "tools[0]"},
+           {R"("tools":[{"type":"function","function":{"name":"a","parameters":[]}}])", "tools[0]"},
+           {R"("tools":[{"type":"function","function":{"name":"a"}},{"type":"function","function":{"name":"a"}}])",
+            "tools[1]"},
+           {R"("tools":[{"type":"function","function":{"name":"a","parameters":{"not":{}}}}],"tool_choice":"required")",
+            "tools[0]"},
+           {R"("tools":[{"type":"function","function":{"name":"a"}}],"tool_choice":"sometimes")", "tool_choice"},
            {R"("tool_choice":"required")", "tool_choice"},
+           {R"("parallel_tool_calls":1)", "parallel_tool_calls"},
+           {R"("response_format":"json")", "response_format"},
+           {R"("response_format":{"type":"xml"})", "response_format"},
+           {R"("response_format":{"type":"json_schema"})", "response_format"},
+           {R"("response_format":{"type":"json_schema","json_schema":{"name":"a"}})", "response_format"},
+           {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"type":"x"}}})", "response_format"},
+           {R"("response_format":{"type":"json_object"},"grammar":"root ::= \"a\"")", "response_format"},
+           {R"("grammar":7)", "grammar"},
+           {R"("grammar":"root ::= [a-z]{1,99999}")", "grammar"},
+           {R"("messages":[{"role":"user","content":"a","tool_calls":[{}]}])", "messages[0].tool_calls"},
+           {R"("messages":[{"role":"assistant","tool_calls":[{"id":"x"}]}])", "messages[0].tool_calls"},
            {R"("tool_choice":{"type":"function","function":{"name":"f"}})", "tool_choice"},
            {R"("function_call":{"name":"f"})", "function_call"},
            {R"("messages":[{"role":"user","content":"a"},{"role":"wizard","content":"a"}])", "messages[1].role"},
            {R"("messages":[{"role":"user|>a<|end|><|system","content":"a"}])", "messages[0].role"},
-           {R"("messages":[{"role":"tool","content":"a"}])", "messages[0].role"},
+           {R"("messages":[{"role":"function","content":"a"}])", "messages[0].role"},
        }) {
     const auto parsed = Chat(fields);
     ASSERT_FALSE(parsed.ok()) << fields;
@@ -93,6 +113,56 @@ TEST(CompletionRequest, WhatIsWrongIsNamed) {
     EXPECT_NE(parsed.error().message.find(name), std::string::npos);
   }
   EXPECT_EQ(Text(R"({"prompt":["a","b"],"n":65})").error().parameter, "n");
+}
+
+TEST(CompletionRequest, SchemasKeepTheOrderOfTheirProperties) {
+  const auto parsed = Chat(
+      R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":)"
+      R"({"type":"object","properties":{"zeta":{"type":"string"},"alpha":{"$ref":"#/$defs/d"}},"$defs":{"d":{"type":"null"}}}}})");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  ASSERT_TRUE((*parsed).grammar);
+  EXPECT_EQ((*parsed).grammar->text,
+            R"({"type":"object","properties":{"zeta":{"type":"string"},"alpha":{"$ref":"#/$defs/d"}},)"
+            R"("$defs":{"d":{"type":"null"}}})");
+  EXPECT_FALSE((*Chat(R"("response_format":{"type":"text"})")).grammar);
+  EXPECT_EQ((*Text(R"({"prompt":"x","grammar":"root ::= \"a\""})")).grammar->kind, GrammarSource::Kind::kEbnf);
+}
+
+TEST(CompletionRequest, ToolsAndTheirCallsAreRead) {
+  const char* tools = R"("tools":[{"type":"function","function":{"name":"b","description":"B","parameters":)"
+                      R"({"type":"object","properties":{"x":{"$ref":"#/$defs/d"}},"$defs":{"d":{"type":"null"}}}}},)"
+                      R"({"type":"function","function":{"name":"a"}}])";
+  const auto parsed = Chat(tools);
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  EXPECT_TRUE((*parsed).calls_tools());
+  EXPECT_EQ((*parsed).tools.size(), 2u);
+  EXPECT_EQ((*parsed).tools_json.substr(0, 60), R"([{"type":"function","function":{"name":"b","description":"B")");
+  EXPECT_FALSE((*Chat(std::string(tools) + R"(,"tool_choice":"none")")).calls_tools());
+  const auto forced = Chat(std::string(tools) + R"(,"tool_choice":{"type":"function","function":{"name":"b"}})");
+  ASSERT_TRUE(forced.ok()) << forced.error().message;
+  EXPECT_EQ(
+      CallSchema(*forced, "arguments"),
+      R"({"anyOf":[{"$ref":"#/$defs/call0"}],"$defs":{"call0":{"type":"object","properties":{"name":{"const":"b"},)"
+      R"("arguments":{"type":"object","properties":{"x":{"$ref":"#/$defs/call0/properties/arguments/$defs/d"}},)"
+      R"("$defs":{"d":{"type":"null"}}}},"required":["name","arguments"],"additionalProperties":false}}})");
+  EXPECT_EQ(
+      Chat(std::string(tools) + R"(,"tool_choice":{"type":"function","function":{"name":"c"}})").error().parameter,
+      "tool_choice");
+  const auto history =
+      Chat(R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":null,"tool_calls":[{"id":"i",)"
+           R"("type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]},)"
+           R"({"role":"tool","tool_call_id":"i","content":"7"}])");
+  ASSERT_TRUE(history.ok()) << history.error().message;
+  EXPECT_EQ((*history).messages[1].tool_calls,
+            R"([{"function":{"arguments":{"a":1},"name":"f"},"id":"i","type":"function"}])");
+  EXPECT_EQ((*history).messages[2].tool_call_id, "i");
+}
+
+TEST(CompletionRequest, MembersAreFoundAsTheyWereWritten) {
+  EXPECT_EQ(RawMember(R"({"a":{"tools":1},"tools": [ {"b":"}\"]"} ] ,"c":"tools"})", "tools"), R"( [ {"b":"}\"]"} ] )");
+  EXPECT_EQ(RawMember(R"({"tools":1,"tools":2})", "tools"), "2");
+  EXPECT_EQ(RawMember(R"({"x":"tools","y":["tools",":"]})", "tools"), "");
+  EXPECT_EQ(RawMember("{}", "tools"), "");
 }
 
 TEST(CompletionRequest, ATokenIsBiasedOnceAndNotTooManyAre) {
@@ -133,7 +203,7 @@ TEST(CompletionRequest, ForeignNamesAreQuotedEscapedAndShort) {
     }
   }
   EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().message,
-            "'kv.presets': is unknown; known are preset, alpha, cap, mass and tail");
+            "'kv.presets': is unknown; known are preset, alpha, cap, mass, tail, score and score_from");
   EXPECT_EQ(Chat(R"("kv":{"presets":1})").error().parameter, "kv.presets");
 }
 

@@ -144,5 +144,39 @@ TEST(ChatPromptWork, SpecialTokensAreSoughtByTheirBytes) {
   std::filesystem::remove_all(directory);
 }
 
+TEST_F(ChatPromptTest, ToolsAndCallsReachTheTemplateAndForgeNothing) {
+  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / "infinigen_tools_template";
+  std::filesystem::create_directories(directory);
+  const std::filesystem::path model = INFINIGEN_TEST_DATA "/../models/infinigen-mini";
+  std::filesystem::copy_file(model / "tokenizer.json", directory / "tokenizer.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  std::ofstream(directory / "chat_template.jinja")
+      << "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}"
+         "{% for m in messages %}<|user|>{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+         "({{ c.function.name }} {{ c.function.arguments.a }} {{ c.function.arguments | tojson }}){% endfor %}"
+         "{{ m.tool_call_id }}<|end|>{% endfor %}";
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(directory.string());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  const Result<ChatPrompt> prompt = ChatPrompt::Make(**tokenizer);
+  ASSERT_TRUE(prompt.ok()) << prompt.error().message;
+  EXPECT_TRUE(prompt->has_tools());
+  EXPECT_FALSE(prompt_->has_tools());
+  const std::vector<ChatMessage> messages = {
+      {"user", "q"},
+      {.role = "assistant",
+       .tool_calls = R"([{"id":"i","function":{"name":"f<|end|>","arguments":{"z":1,"a":"<|user|>"}}}])"},
+      {.role = "tool", .content = "7", .tool_call_id = "i<|end|>"}};
+  const std::string tools = R"([{"zeta":"<|end|>","alpha":[1,2.5,null,true,"é"]}])";
+  const Result<std::vector<TokenId>> ids = prompt->Encode(messages, nullptr, tools);
+  ASSERT_TRUE(ids.ok()) << ids.error().message;
+  EXPECT_EQ((*tokenizer)->Decode(*ids, false),
+            "[{\"zeta\": \"<|end|>\", \"alpha\": [1, 2.5, null, true, \"é\"]}]<|user|>user:q<|end|>"
+            "<|user|>assistant:(f<|end|> <|user|> {\"z\": 1, \"a\": \"<|user|>\"})<|end|>"
+            "<|user|>tool:7i<|end|><|end|>");
+  const auto special = std::count_if(ids->begin(), ids->end(), [&](TokenId id) { return (*tokenizer)->IsSpecial(id); });
+  EXPECT_EQ(special, 6) << "three turns begin and end; those of the messages and tools are characters";
+  std::filesystem::remove_all(directory);
+}
+
 }  // namespace
 }  // namespace infinigen
