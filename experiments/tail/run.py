@@ -9,7 +9,7 @@ from common import BOOKS, Experiment
 from plot import bars, figure
 
 WINDOWS = "-c 8192 --from 4096 --windows 5"
-BUDGET = "--kv-cap 5% --kv-window 64 --kv-min 32"  # of the tail's defaults
+BUDGET = "--kv-cap 5% --kv-window 64 --kv-min 32"  # attends to about as many rows as the tail's defaults, whose cap is 7 %
 SETTINGS = {
     "no tail, its own defaults": "--kv-tail off",
     "no tail, the tail's budget": f"--kv-tail off {BUDGET}",
