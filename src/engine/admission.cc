@@ -26,7 +26,7 @@ SelectRule RuleOf(const RequestKv& kv, SelectRule rule, double largest_cap) {
   if (kv.alpha) rule.mass = 0;
   rule.alpha = kv.alpha.value_or(rule.alpha);
   rule.cap = kv.cap.value_or(rule.cap);
-  rule.mass = static_cast<float>(kv.mass.value_or(static_cast<double>(rule.mass)));
+  if (kv.mass) rule.mass = SelectRule::MassOf(*kv.mass);
   rule.tail = kv.tail.value_or(rule.tail);
   return rule;
 }

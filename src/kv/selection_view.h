@@ -37,6 +37,10 @@ struct SelectRule {
   int32_t late = 0;   // rows that a guess missed and that are attended to after all, at most (kv/select.h)
 
   // Late rows need the scores of the tail.
+  // A mass as a rule holds it; 0 stays reserved for none.
+  static constexpr float MassOf(double mass) {
+    return std::max(static_cast<float>(mass), std::numeric_limits<float>::min());
+  }
   constexpr int32_t LateRows() const { return tail ? late : 0; }
 
   // ⌊cap · n⌋ with a margin for rounding: 0.29 · 100 is 29, though the double 0.29 is slightly less.

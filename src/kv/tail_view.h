@@ -1,6 +1,7 @@
 // The tail of a selection as plain structs for both kv and the backends. kv/tail.h defines what the numbers mean.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kv/index_view.h"
@@ -16,7 +17,9 @@ struct MassTotals {
   double sum = 0;
   uint64_t bins[kBins + 1] = {};  // over ⌊share · kBins⌋
 
+  // A share that is no number, of attention that is broken, counts as 0.
   constexpr void Add(double share) {
+    share = share > 0 ? std::min(share, 1.0) : 0.0;
     ++count;
     sum += share;
     ++bins[static_cast<int>(share * kBins)];

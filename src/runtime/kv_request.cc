@@ -150,7 +150,7 @@ SelectRule RuleOf(const KvRequest& request) {
                   .window = request.window.value_or(tail ? kTailWindow : preset.window),
                   .whole_rows = tail && !request.min_rows ? kTailWholeRows : 0,
                   .force_count = request.force_count,
-                  .mass = static_cast<float>(request.mass.value_or(0)),
+                  .mass = request.mass ? SelectRule::MassOf(*request.mass) : 0.0f,
                   .tail = tail,
                   .late = tail ? request.late.value_or(kTailLateRows) : 0};
   if (rule.force_count > 0) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace infinigen {
 namespace {
 
@@ -109,6 +111,19 @@ TEST(KvStats, RunsAddUp) {
   EXPECT_EQ(b.stall_ns, 14u);
   EXPECT_EQ(b.Selecting().totals.chosen, 8u);
   EXPECT_EQ(b.All().totals.retained, 60u);
+}
+
+// Broken attention has shares that are no numbers.
+TEST(MassTotals, SharesThatAreNoneCountAsZeroOrOne) {
+  MassTotals mass;
+  for (const double share : {std::numeric_limits<double>::quiet_NaN(), -0.5, -std::numeric_limits<double>::infinity()})
+    mass.Add(share);
+  mass.Add(1.5);
+  mass.Add(std::numeric_limits<double>::infinity());
+  EXPECT_EQ(mass.count, 5u);
+  EXPECT_EQ(mass.bins[0], 3u);
+  EXPECT_EQ(mass.bins[MassTotals::kBins], 2u);
+  EXPECT_EQ(mass.sum, 2.0);
 }
 
 TEST(MassTotals, MeanAndPercentiles) {

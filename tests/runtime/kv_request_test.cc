@@ -263,6 +263,7 @@ TEST(KvRequest, Tails) {
   EXPECT_TRUE(std::isinf(mass.rule.alpha));
   EXPECT_EQ(mass.rule.cap, kMassCap);
   EXPECT_EQ(Method({"--kv-mass", "95%", "--kv-cap", "10%"}).rule.cap, 0.1);
+  EXPECT_GT(Method({"--kv-mass", "1e-50"}).rule.mass, 0.0f) << "0 is no mass at all";
   EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv-alpha", "4"}), HasSubstr("--kv-alpha"));
   EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv-counts", "mean"}), HasSubstr("--kv-counts"));
   EXPECT_THAT(Refusal({"--kv-mass", "0.9", "--kv", "quest"}), HasSubstr("no sketches"));

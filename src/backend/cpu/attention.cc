@@ -149,7 +149,7 @@ void CpuBackend::AttendInChunks(const AttentionPlan& plan, int64_t tokens, int64
   });
   for (int64_t i = 0; i < tokens * query_heads && tail; ++i) {
     const float* sums = tail.Sums(i / query_heads, i % query_heads);
-    if (sums[1] >= 0) tail.mass->Add(static_cast<double>(std::clamp(sums[0], 0.0f, 1.0f)));
+    if (sums[1] >= 0) tail.mass->Add(static_cast<double>(sums[0]));
   }
 }
 

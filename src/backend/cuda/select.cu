@@ -21,7 +21,8 @@ namespace {
 
 static_assert(kScoreThreads * kRowsPerThread == kScoreChunk && kScoreThreads / 32 * kWarpRows == kScoreChunk);
 constexpr int kScoreWarps = kScoreThreads / 32;
-constexpr unsigned kListParts = 4;  // blocks that share a list
+constexpr size_t kStaticBytes = sizeof(float[kScoreWarps][kMaxGroup]);  // shared memory beside the dynamic
+constexpr unsigned kListParts = 4;                                      // blocks that share a list
 
 struct ScoreCall {
   const float* queries = nullptr;  // [tokens][query heads · dims]
@@ -170,9 +171,8 @@ __global__ __launch_bounds__(kScoreThreads) void LeaveOutListedKernel(TokenBatch
 }
 
 template <class F>
-void DispatchScore(const SketchLayout& layout, int64_t group, F&& f) {
-  if (TensorCoresScore(layout, group))
-    return f(ScoreInt4Kernel, TensorSharedBytes(layout, (group + kTensorHeads - 1) / kTensorHeads * kTensorHeads));
+void DispatchScore(const SketchLayout& layout, int64_t group, bool on_tensor_cores, F&& f) {
+  if (on_tensor_cores) return f(ScoreInt4Kernel, TensorSharedBytes(layout, group));
   const auto with_type = [&](auto tag) {
     if (group == 1)
       f(ScoreSketchesKernel<decltype(tag)::value, 1>, QueryBytes(layout, 1));
@@ -218,9 +218,11 @@ class SketchScorer {
     const ScoreCall call{queries_.as<float>(first), queries_.stride, part, CallFrom(call_, first), sketches_};
     dim3 grid = ScoreGrid(part, shape_);
     // As many blocks as the device holds at a time.
-    if (TensorCoresScore(sketches_.layout, shape_.group))
+    const size_t most_bytes = static_cast<size_t>(context_.max_shared_bytes()) - kStaticBytes;
+    const bool on_tensor_cores = TensorCoresScore(sketches_.layout, shape_.group, most_bytes);
+    if (on_tensor_cores)
       grid.y = std::min(grid.y, std::max(1u, static_cast<unsigned>(kTensorBlocks * context_.sms()) / grid.x));
-    DispatchScore(sketches_.layout, shape_.group, [&](auto kernel, size_t bytes) {
+    DispatchScore(sketches_.layout, shape_.group, on_tensor_cores, [&](auto kernel, size_t bytes) {
       AllowShared(context_, kernel, bytes);
       kernel<<<grid, kScoreThreads, bytes, stream_>>>(call, table);
       CUDA_CHECK_LAUNCH();

@@ -36,11 +36,6 @@ __host__ __device__ inline int TensorSteps(int64_t dims) {
   return static_cast<int>((dims + kStepDims - 1) / kStepDims);
 }
 
-inline bool TensorCoresScore(const SketchLayout& layout, int64_t group) {
-  return layout.type == SketchType::kInt4 && group > 1 &&
-         (layout.groups() == 1 || layout.group_dims() % kStepDims == 0);
-}
-
 // Dynamic shared memory of a block that scores: the sketches of keys of its warps, a barrier for each sketch block, the
 // registers of B, the quantised queries.
 struct TensorMemory {
@@ -51,8 +46,15 @@ struct TensorMemory {
         queries(words + static_cast<int>(heads) / kTensorHeads * TensorSteps(layout.dims) * 32 * 4) {}
   int block_bytes, barriers, words, queries;
 };
-inline size_t TensorSharedBytes(const SketchLayout& layout, int64_t heads) {
+inline size_t TensorSharedBytes(const SketchLayout& layout, int64_t group) {
+  const int64_t heads = (group + kTensorHeads - 1) / kTensorHeads * kTensorHeads;
   return static_cast<size_t>(TensorMemory(layout, heads).queries) + QueryBytes(layout, heads);
+}
+// most_bytes: dynamic shared memory that a block can have. Wide keys need more than many devices have.
+inline bool TensorCoresScore(const SketchLayout& layout, int64_t group, size_t most_bytes) {
+  return layout.type == SketchType::kInt4 && group > 1 &&
+         (layout.groups() == 1 || layout.group_dims() % kStepDims == 0) &&
+         TensorSharedBytes(layout, group) <= most_bytes;
 }
 
 // c += a · b
